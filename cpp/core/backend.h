@@ -1,0 +1,80 @@
+// Backend: the operations of a transformer, and memory. The contract of the project: the model is
+// written once against it, and a back end knows nothing of the model.
+//
+// Matrices are row-major. `n` is the number of rows of the batch; activations are f32 [n, cols];
+// weights are [out, in] in their stored type, biases and norms f32. An empty bias adds nothing.
+// Results do not depend on the number of threads, nor a row's on the other rows of the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/batch.h"
+#include "core/buffer.h"
+#include "core/tensor.h"
+
+namespace h2o {
+
+struct KvView;
+
+// One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
+struct Attention {
+  Tensor out, q, k, v;
+  float scale;  // of the logits, usually 1 / sqrt(head_dim)
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // e.g. "cpu (x86_64_v4, 2 threads)"
+
+  // Zeroed memory. Throws OutOfMemory.
+  virtual Buffer allocate(size_t bytes) = 0;
+
+  // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
+  // copy that lives in `owner`.
+  virtual Tensor upload(const Tensor& host, std::vector<Buffer>& owner) = 0;
+
+  // Copies between this back end's memory and the host's.
+  virtual void read(void* host, const void* device, size_t bytes) = 0;
+  virtual void write(void* device, const void* host, size_t bytes) = 0;
+
+  // Runs `pass`, the operations of one forward pass. A back end may record it once per number of
+  // rows and replay it, so `pass` must depend on nothing but the batch's content.
+  virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
+
+  // x[i] = table[batch.tokens[i]]
+  virtual void embed(Tensor x, const Tensor& table, const Batch& batch) = 0;
+
+  // x[i] += table[batch.positions[i]]: learned positions.
+  virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
+
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row.
+  virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
+
+  // y = x w.weight^T + w.bias
+  virtual void matmul(Tensor y, const Tensor& x, const Affine& w) = 0;
+
+  // y += x w.weight^T + w.bias: a residual
+  virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;
+
+  // x = max(x, 0)
+  virtual void relu(Tensor x) = 0;
+
+  // y[i] = x[batch.logits_rows[i]]
+  virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
+
+  // Bytes of workspace that attend() needs for caches of this shape (pointers not yet set).
+  virtual size_t attend_workspace(const KvView& shape) const = 0;
+
+  // Store, attend, score, choose: for every segment and kv_head, the new rows join the cache,
+  // every row attends to the kept tokens and to the rows of its segment up to itself, the
+  // attention each token received is added to its score, and what no longer fits is evicted.
+  virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
+};
+
+}  // namespace h2o

@@ -1,0 +1,47 @@
+// Batch: the rows of one forward pass, and which sequence each belongs to.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace h2o {
+
+// Consecutive rows of one sequence: its next tokens, in order.
+struct Segment {
+  int32_t sequence;  // which sequence of the cache
+  int32_t position;  // of its first row = tokens this sequence has seen before
+  int32_t row;       // its first row in the batch
+  int32_t n_rows;    // 1 when decoding, more when prefilling
+};
+
+// Rows of any number of sequences, each at most once; some prefilling, some decoding.
+struct Batch {
+  std::vector<int32_t> tokens;       // [n_rows]
+  std::vector<int32_t> positions;    // [n_rows]
+  std::vector<int32_t> logits_rows;  // the rows whose logits are wanted
+  std::vector<Segment> segments;
+
+  int32_t n_rows() const { return static_cast<int32_t>(tokens.size()); }
+
+  void clear() {
+    tokens.clear();
+    positions.clear();
+    logits_rows.clear();
+    segments.clear();
+  }
+
+  // Appends the next tokens of a sequence that has seen `position` tokens so far.
+  void add(int32_t sequence, int32_t position, std::span<const int32_t> next) {
+    segments.push_back({sequence, position, n_rows(), static_cast<int32_t>(next.size())});
+    for (int32_t token : next) {
+      tokens.push_back(token);
+      positions.push_back(position++);
+    }
+  }
+
+  // Wants the logits of the newest row.
+  void want_last() { logits_rows.push_back(n_rows() - 1); }
+};
+
+}  // namespace h2o

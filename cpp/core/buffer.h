@@ -1,0 +1,47 @@
+// Buffer: owns bytes on one back end.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace h2o {
+
+// Move-only. The bytes are zero when it is made and freed by the function of the back end that
+// made it.
+class Buffer {
+ public:
+  using Free = void (*)(void* data) noexcept;
+
+  Buffer() = default;
+  Buffer(void* data, size_t size, Free free)
+      : data_(static_cast<std::byte*>(data)), size_(size), free_(free) {}
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr) free_(data_);
+  }
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }  // bytes
+
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(free_, other.free_);
+  }
+
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  Free free_ = nullptr;
+};
+
+}  // namespace h2o

@@ -1,0 +1,35 @@
+// Element types. Their numbers are GGUF's, so the type in a file is the type in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace h2o {
+
+enum class DType : uint32_t { f32 = 0, f16 = 1, q8_0 = 8, bf16 = 30 };
+
+// What any GGUF tensor type looks like in memory: `block_size` elements in `block_bytes` bytes.
+struct DTypeInfo {
+  std::string_view name;  // as in GGUF: "F32", "Q8_0"
+  int64_t block_size = 0;
+  int64_t block_bytes = 0;
+};
+
+// The layout of GGUF type `id`, or nullptr where this id is not known.
+// Types that h2o cannot compute on are listed too, so that a file holding them can be described.
+const DTypeInfo* find_dtype(uint32_t id);
+
+// The layout of a type that h2o computes on.
+const DTypeInfo& info(DType dtype);
+
+// Can the kernels compute on GGUF type `id`?
+bool is_computable(uint32_t id);
+
+// Bytes of `n` consecutive elements; n must be a multiple of the block size.
+inline int64_t byte_size(DType dtype, int64_t n) {
+  const DTypeInfo& layout = info(dtype);
+  return n / layout.block_size * layout.block_bytes;
+}
+
+}  // namespace h2o

@@ -1,0 +1,62 @@
+// The exceptions of the library. Messages read "[operation] what was got, what was expected".
+#pragma once
+
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace h2o {
+
+// A caller's mistake: an option, a shape, a token. Python: ValueError.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// A file whose content is not what it should be. Python: ValueError.
+class FormatError : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
+// The operating system refused a file. Python: OSError (FileNotFoundError, PermissionError, ...).
+class FileError : public std::runtime_error {
+ public:
+  FileError(int error_number, std::string path)
+      : std::runtime_error("cannot open " + path),
+        error_number_(error_number),
+        path_(std::move(path)) {}
+  int error_number() const { return error_number_; }  // errno
+  const std::string& path() const { return path_; }
+
+ private:
+  int error_number_;
+  std::string path_;
+};
+
+// Memory that could not be had, with the amount asked for. Python: MemoryError.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+// Joins its arguments into one message: text("[attend] ", n, " rows, at most ", limit).
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// Throws InvalidArgument unless `condition` holds.
+template <class... Parts>
+void require(bool condition, const Parts&... message) {
+  if (!condition) throw InvalidArgument(text(message...));
+}
+
+}  // namespace h2o

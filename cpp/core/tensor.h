@@ -1,0 +1,35 @@
+// Tensor: a view of a row-major matrix. It never owns, and never knows its device's API.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace h2o {
+
+// shape [rows, cols], the last dimension contiguous (GGUF's ne[0] = cols). A vector has one row.
+// A default-constructed Tensor is empty: "this model has no such tensor".
+struct Tensor {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+  int64_t row_bytes() const { return byte_size(dtype, cols); }
+  int64_t bytes() const { return rows * row_bytes(); }
+  std::byte* row(int64_t i) const { return data + i * row_bytes(); }
+  float* floats() const { return reinterpret_cast<float*>(data); }  // dtype must be f32
+
+  // The first n rows, as a view.
+  Tensor first(int64_t n) const { return {data, dtype, n, cols}; }
+};
+
+// A linear map (weight [out, in], bias [out]) or the scale and shift of a norm ([n] each).
+struct Affine {
+  Tensor weight;
+  Tensor bias;  // may be empty
+};
+
+}  // namespace h2o

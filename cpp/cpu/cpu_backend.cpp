@@ -1,0 +1,158 @@
+#include "cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "core/error.h"
+#include "cpu/attention.h"
+#include "cpu/isa/detect.h"
+#include "cpu/thread_pool.h"
+
+namespace h2o {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+
+// Multiply-adds below which handing work to other threads costs more than it saves.
+constexpr int64_t kParallelWork = 100'000;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(int n_threads, const CpuKernels& kernels) : kernels_(kernels), pool_(n_threads) {}
+
+  std::string name() const override {
+    return text("cpu (", kernels_.isa, ", ", pool_.size(),
+                pool_.size() == 1 ? " thread" : " threads", ")");
+  }
+
+  Buffer allocate(size_t bytes) override {
+    if (bytes == 0) return {};
+    const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    void* data = std::aligned_alloc(kCacheLine, rounded);
+    if (data == nullptr) throw OutOfMemory(text("[cpu] cannot allocate ", bytes, " bytes"));
+    std::memset(data, 0, rounded);
+    return {data, bytes, [](void* p) noexcept { std::free(p); }};
+  }
+
+  Tensor upload(const Tensor& host, std::vector<Buffer>&) override { return host; }
+
+  void read(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
+  void write(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
+
+  void run(const Batch&, const std::function<void()>& pass) override { pass(); }
+
+  void embed(Tensor x, const Tensor& table, const Batch& batch) override {
+    const TypeKernels& type = kernels_.of(table.dtype);
+    for (int64_t i = 0; i < x.rows; ++i) {
+      type.decode(row(x, i), table.row(batch.tokens[i]), x.cols);
+    }
+  }
+
+  void add_positions(Tensor x, const Tensor& table, const Batch& batch) override {
+    for (int64_t i = 0; i < x.rows; ++i) {
+      kernels_.add(row(x, i), row(table, batch.positions[i]), x.cols);
+    }
+  }
+
+  void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
+    const float* weight = norm.weight.floats();
+    const float* bias = norm.bias.floats();
+    for_rows(x, [&](int64_t i) {
+      kernels_.layer_norm(row(y, i), row(x, i), weight, bias, x.cols, eps);
+    });
+  }
+
+  void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, false); }
+
+  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, true); }
+
+  void relu(Tensor x) override {
+    for_rows(x, [&](int64_t i) { kernels_.relu(row(x, i), x.cols); });
+  }
+
+  void gather(Tensor y, const Tensor& x, const Batch& batch) override {
+    for (int64_t i = 0; i < y.rows; ++i) {
+      std::memcpy(row(y, i), row(x, batch.logits_rows[i]), x.row_bytes());
+    }
+  }
+
+  size_t attend_workspace(const KvView& shape) const override {
+    return pool_.size() * head_workspace(shape);
+  }
+
+  void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
+    int64_t work = 0;
+    for (const Segment& s : batch.segments) {
+      const int64_t keys = std::min(s.position, cache.slots) + int64_t{s.n_rows};
+      work += 2 * s.n_rows * keys * cache.n_heads * cache.head_dim;
+    }
+    const int64_t tasks = static_cast<int64_t>(batch.segments.size()) * cache.n_kv_heads;
+    const size_t workspace = head_workspace(cache);
+    parallel(tasks, work, [&](int thread, int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        attend_head(kernels_, attention, cache, batch.segments[task / cache.n_kv_heads],
+                    static_cast<int32_t>(task % cache.n_kv_heads),
+                    cache.workspace + thread * workspace);
+      }
+    });
+  }
+
+ private:
+  static void copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
+  static float* row(const Tensor& x, int64_t i) { return x.floats() + i * x.cols; }
+
+  // Of one thread; whole cache lines, so that threads do not share one.
+  static size_t head_workspace(const KvView& shape) {
+    return (attend_head_workspace(shape) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  }
+
+  template <class Body>
+  void parallel(int64_t n, int64_t work, const Body& body) {
+    if (work < kParallelWork) {
+      body(0, int64_t{0}, n);
+    } else {
+      pool_.parallel_for(n, body);
+    }
+  }
+
+  template <class Body>
+  void for_rows(const Tensor& x, const Body& body) {
+    parallel(x.rows, x.rows * x.cols, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i);
+    });
+  }
+
+  void multiply(const Tensor& y, const Tensor& x, const Affine& w, bool add) {
+    const Matmul m{.y = y.floats(),
+                   .x = x.floats(),
+                   .w = w.weight.data,
+                   .bias = w.bias ? w.bias.floats() : nullptr,
+                   .n_rows = x.rows,
+                   .n_in = x.cols,
+                   .w_row_bytes = w.weight.row_bytes(),
+                   .y_stride = y.cols,
+                   .add = add};
+    const auto kernel = kernels_.of(w.weight.dtype).matmul;
+    parallel(w.weight.rows, x.rows * x.cols * w.weight.rows,
+             [&](int, int64_t begin, int64_t end) { kernel(m, begin, end); });
+  }
+
+  const CpuKernels& kernels_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa) {
+  require(n_threads >= 0 && n_threads <= 1024, "[cpu] threads is ", n_threads,
+          ", it must be 0 (all) to 1024");
+  if (n_threads == 0) n_threads = std::max(1U, std::thread::hardware_concurrency());
+  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa));
+}
+
+}  // namespace h2o

@@ -1,0 +1,15 @@
+// The CPU back end: Backend over one table of CpuKernels and a pool of threads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/backend.h"
+
+namespace h2o {
+
+// n_threads = 0: one for each processor. isa empty: the fastest this CPU runs.
+// Throws InvalidArgument for an instruction set this CPU does not run.
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa);
+
+}  // namespace h2o

@@ -1,0 +1,85 @@
+#include "cpu/isa/detect.h"
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/error.h"
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+namespace h2o {
+
+extern const CpuKernels kernels_scalar;
+#ifdef __x86_64__
+extern const CpuKernels kernels_x86_64_v3;
+extern const CpuKernels kernels_x86_64_v4;
+
+namespace {
+
+struct CpuidRegisters {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+CpuidRegisters cpuid(uint32_t leaf) {
+  CpuidRegisters r;
+  __get_cpuid_count(leaf, 0, &r.eax, &r.ebx, &r.ecx, &r.edx);  // leaves zeros if there is no leaf
+  return r;
+}
+
+// The register state that the operating system saves (XCR0).
+uint64_t saved_state() {
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t{high} << 32 | low;
+}
+
+bool has(uint32_t bits, std::initializer_list<int> wanted) {
+  for (int bit : wanted) {
+    if ((bits >> bit & 1) == 0) return false;
+  }
+  return true;
+}
+
+// x86-64-v3: SSE3, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, OSXSAVE, AVX, F16C; BMI1,
+// AVX2, BMI2; LZCNT. The operating system saves XMM and YMM.
+bool has_x86_64_v3() {
+  const CpuidRegisters leaf1 = cpuid(1);
+  return has(leaf1.ecx, {0, 9, 12, 13, 19, 20, 22, 23, 27, 28, 29}) &&
+         has(cpuid(7).ebx, {3, 5, 8}) && has(cpuid(0x80000001).ecx, {5}) &&
+         (saved_state() & 0x6) == 0x6;
+}
+
+// x86-64-v4: AVX-512 F, DQ, CD, BW, VL. The operating system saves masks and ZMM too.
+bool has_x86_64_v4() {
+  return has_x86_64_v3() && has(cpuid(7).ebx, {16, 17, 28, 30, 31}) &&
+         (saved_state() & 0xe6) == 0xe6;
+}
+
+}  // namespace
+#endif
+
+std::vector<const CpuKernels*> supported_kernels() {
+  std::vector<const CpuKernels*> tables;
+#ifdef __x86_64__
+  if (has_x86_64_v4()) tables.push_back(&kernels_x86_64_v4);
+  if (has_x86_64_v3()) tables.push_back(&kernels_x86_64_v3);
+#endif
+  tables.push_back(&kernels_scalar);
+  return tables;
+}
+
+const CpuKernels& choose_kernels(const std::string& isa) {
+  const std::vector<const CpuKernels*> tables = supported_kernels();
+  if (isa.empty()) return *tables.front();
+  std::string names;
+  for (const CpuKernels* table : tables) {
+    if (isa == table->isa) return *table;
+    names += text(names.empty() ? "" : ", ", table->isa);
+  }
+  throw InvalidArgument(
+      text("[cpu] instruction set '", isa, "' is not one this CPU runs: ", names));
+}
+
+}  // namespace h2o

@@ -1,0 +1,293 @@
+// The bodies of CpuKernels, written once against the vector type of cpu/vec_*.h and compiled once
+// per instruction set. Everything is in an anonymous namespace and nothing of the standard library
+// is called: a shared inline function compiled here could end up in code for an older CPU.
+//
+// Needs from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store, store_f16,
+// fma(a, b, c) = a * b + c, add, sub, mul, max, sum, maximum, round, times_power_of_two.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace h2o {
+namespace {
+
+template <class T>
+Vec load_first(const T* p, int64_t n) {  // n < kWidth elements, then zeros
+  T padded[kWidth] = {};
+  for (int64_t i = 0; i < n; ++i) padded[i] = p[i];
+  return load(padded);
+}
+
+void store_first(float* p, Vec v, int64_t n) {
+  float all[kWidth];
+  store(all, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = all[i];
+}
+
+// ---- Element types: a row is a run of blocks, each read kWidth elements at a time. ----
+
+template <class T>
+struct Plain {
+  static constexpr int64_t kBlock = kWidth;
+  const T* p;
+
+  static Plain block(const std::byte* row, int64_t i) {
+    return {reinterpret_cast<const T*>(row) + i};
+  }
+  Vec at(int64_t) const { return load(p); }
+  static Vec tail(const std::byte* row, int64_t i, int64_t n) {
+    return load_first(reinterpret_cast<const T*>(row) + i, n);
+  }
+};
+
+struct Q8_0 {
+  static constexpr int64_t kBlock = 32;
+  const int8_t* qs;
+  Vec d;
+
+  static Q8_0 block(const std::byte* row, int64_t i) {
+    const BlockQ8_0* b = reinterpret_cast<const BlockQ8_0*>(row) + i / kBlock;
+    return {b->qs, broadcast(to_float(b->d))};
+  }
+  Vec at(int64_t j) const { return mul(load(qs + j), d); }
+  static Vec tail(const std::byte*, int64_t, int64_t) { return zero(); }  // rows are whole blocks
+};
+
+// ---- Matmul ----
+
+// Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
+// its value does not depend on R and O.
+template <class Type, int R, int O>
+void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
+  const float* x[R];
+  const std::byte* w[O];
+  Vec sums[R][O];
+  for (int i = 0; i < R; ++i) x[i] = m.x + (r + i) * m.n_in;
+  for (int j = 0; j < O; ++j) w[j] = m.w + (o + j) * m.w_row_bytes;
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < O; ++j) sums[i][j] = zero();
+  }
+
+  int64_t k = 0;
+  for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
+    for (int j = 0; j < O; ++j) {
+      const Type block = Type::block(w[j], k);
+      for (int64_t l = 0; l < Type::kBlock; l += kWidth) {
+        const Vec wv = block.at(l);
+        for (int i = 0; i < R; ++i) sums[i][j] = fma(load(x[i] + k + l), wv, sums[i][j]);
+      }
+    }
+  }
+  if (k < m.n_in) {
+    for (int j = 0; j < O; ++j) {
+      const Vec wv = Type::tail(w[j], k, m.n_in - k);
+      for (int i = 0; i < R; ++i) {
+        sums[i][j] = fma(load_first(x[i] + k, m.n_in - k), wv, sums[i][j]);
+      }
+    }
+  }
+
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < O; ++j) {
+      float value = sum(sums[i][j]);
+      if (m.bias != nullptr) value += m.bias[o + j];
+      float* y = m.y + (r + i) * m.y_stride + o + j;
+      *y = m.add ? *y + value : value;
+    }
+  }
+}
+
+// Few rows: many columns at once hide the latency of fma. Many rows: each weight read is shared.
+template <class Type>
+void matmul(const Matmul& m, int64_t begin, int64_t end) {
+  int64_t o = begin;
+  for (; o + 8 <= end; o += 8) {
+    int64_t r = 0;
+    for (; r + 4 <= m.n_rows; r += 4) {
+      for (int j = 0; j < 8; j += 2) matmul_tile<Type, 4, 2>(m, r, o + j);
+    }
+    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 8>(m, r, o);
+  }
+  for (; o < end; ++o) {
+    int64_t r = 0;
+    for (; r + 4 <= m.n_rows; r += 4) matmul_tile<Type, 4, 1>(m, r, o);
+    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 1>(m, r, o);
+  }
+}
+
+// ---- Rows ----
+
+template <class Type>
+void decode(float* y, const std::byte* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + Type::kBlock <= n; i += Type::kBlock) {
+    const Type block = Type::block(x, i);
+    for (int64_t l = 0; l < Type::kBlock; l += kWidth) store(y + i + l, block.at(l));
+  }
+  if (i < n) store_first(y + i, Type::tail(x, i, n - i), n - i);
+}
+
+void encode_f32(std::byte* y, const float* x, int64_t n) {
+  float* out = reinterpret_cast<float*>(y);
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i];
+}
+
+void encode_f16(std::byte* y, const float* x, int64_t n) {
+  F16* out = reinterpret_cast<F16*>(y);
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store_f16(out + i, load(x + i));
+  if (i < n) {
+    F16 all[kWidth];
+    store_f16(all, load_first(x + i, n - i));
+    for (int64_t j = 0; i < n; ++i, ++j) out[i] = all[j];
+  }
+}
+
+// Round to nearest even; a NaN keeps its sign and becomes quiet.
+void encode_bf16(std::byte* y, const float* x, int64_t n) {
+  BF16* out = reinterpret_cast<BF16*>(y);
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, x + i, sizeof(bits));
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    const uint32_t rounded = nan ? bits | 0x00400000 : bits + 0x7fff + ((bits >> 16) & 1);
+    out[i].bits = static_cast<uint16_t>(rounded >> 16);
+  }
+}
+
+// Columns [c, c + C * kWidth) stay in registers while the rows go by.
+template <class Type, int C>
+void add_rows_columns(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t c,
+                      int64_t row_bytes) {
+  static_assert(Type::kBlock == kWidth);
+  Vec sums[C];
+  for (int j = 0; j < C; ++j) sums[j] = load(y + c + j * kWidth);
+  for (int64_t i = 0; i < n_rows; ++i) {
+    const Vec weight = broadcast(p[i]);
+    const std::byte* row = rows + i * row_bytes;
+    for (int j = 0; j < C; ++j) {
+      sums[j] = fma(weight, Type::block(row, c + j * kWidth).at(0), sums[j]);
+    }
+  }
+  for (int j = 0; j < C; ++j) store(y + c + j * kWidth, sums[j]);
+}
+
+template <class Type>
+void add_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
+              int64_t row_bytes) {
+  int64_t c = 0;
+  for (; c + 4 * kWidth <= n; c += 4 * kWidth) {
+    add_rows_columns<Type, 4>(y, p, rows, n_rows, c, row_bytes);
+  }
+  for (; c + kWidth <= n; c += kWidth) {
+    add_rows_columns<Type, 1>(y, p, rows, n_rows, c, row_bytes);
+  }
+  if (c < n) {
+    Vec total = load_first(y + c, n - c);
+    for (int64_t i = 0; i < n_rows; ++i) {
+      total = fma(broadcast(p[i]), Type::tail(rows + i * row_bytes, c, n - c), total);
+    }
+    store_first(y + c, total, n - c);
+  }
+}
+
+// ---- Vectors ----
+
+void add_to(float* y, const float* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, add(load(y + i), load(x + i)));
+  for (; i < n; ++i) y[i] += x[i];
+}
+
+void relu(float* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, max(load(x + i), zero()));
+  for (; i < n; ++i) x[i] = x[i] > 0 ? x[i] : 0;
+}
+
+// e^x for x <= 0, to about one unit in the last place: x = n ln 2 + r, e^r by a polynomial on
+// |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-80 it stays at e^-80, so that no
+// probability is denormal.
+Vec exp_negative(Vec x) {
+  x = max(x, broadcast(-80.0f));
+  const Vec n = round(mul(x, broadcast(1.44269504f)));
+  Vec r = fma(n, broadcast(-0.693359375f), x);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Vec p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(mul(p, r), r, add(r, broadcast(1.0f)));
+  return times_power_of_two(p, n);
+}
+
+void softmax(float* x, int64_t n, float scale) {
+  float largest = x[0];
+  int64_t i = 0;
+  if (n >= kWidth) {
+    Vec m = load(x);
+    for (i = kWidth; i + kWidth <= n; i += kWidth) m = max(m, load(x + i));
+    largest = maximum(m);
+  }
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+
+  const Vec shift = broadcast(-largest);
+  const Vec factor = broadcast(scale);
+  Vec sums = zero();
+  for (i = 0; i + kWidth <= n; i += kWidth) {
+    const Vec e = exp_negative(mul(add(load(x + i), shift), factor));
+    store(x + i, e);
+    sums = add(sums, e);
+  }
+  float total = sum(sums);
+  if (i < n) {
+    store_first(x + i, exp_negative(mul(add(load_first(x + i, n - i), shift), factor)), n - i);
+    for (int64_t j = i; j < n; ++j) total += x[j];
+  }
+
+  const float inverse = 1.0f / total;
+  for (i = 0; i + kWidth <= n; i += kWidth) store(x + i, mul(load(x + i), broadcast(inverse)));
+  for (; i < n; ++i) x[i] *= inverse;
+}
+
+void layer_norm(float* y, const float* x, const float* weight, const float* bias, int64_t n,
+                float eps) {
+  const int64_t whole = n - n % kWidth;
+  Vec sums = zero();
+  for (int64_t i = 0; i < whole; i += kWidth) sums = add(sums, load(x + i));
+  float total = sum(sums);
+  for (int64_t i = whole; i < n; ++i) total += x[i];
+  const float mean = total / static_cast<float>(n);
+
+  sums = zero();
+  for (int64_t i = 0; i < whole; i += kWidth) {
+    const Vec centred = sub(load(x + i), broadcast(mean));
+    sums = fma(centred, centred, sums);
+  }
+  float squares = sum(sums);
+  for (int64_t i = whole; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
+
+  for (int64_t i = 0; i < whole; i += kWidth) {
+    const Vec normal = mul(sub(load(x + i), broadcast(mean)), broadcast(scale));
+    store(y + i, fma(normal, load(weight + i), load(bias + i)));
+  }
+  for (int64_t i = whole; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
+constexpr CpuKernels kernels_for(const char* isa) {
+  return {isa,
+          {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
+          {matmul<Plain<F16>>, decode<Plain<F16>>, encode_f16, add_rows<Plain<F16>>},
+          {matmul<Plain<BF16>>, decode<Plain<BF16>>, encode_bf16, add_rows<Plain<BF16>>},
+          {matmul<Q8_0>, decode<Q8_0>, nullptr, nullptr},
+          add_to,
+          relu,
+          softmax,
+          layer_norm};
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,66 @@
+// CpuKernels: the inner loops of the CPU back end as a table of function pointers, one constant
+// instance per instruction set. Included by units compiled for different instruction sets, so
+// nothing here may have a body: the linker would keep only one of its copies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace h2o {
+
+struct F16 {
+  uint16_t bits;
+};
+
+struct BF16 {
+  uint16_t bits;
+};
+
+// GGUF Q8_0: 32 elements, value = d * qs[i].
+struct BlockQ8_0 {
+  F16 d;
+  int8_t qs[32];
+};
+
+// y[r, o] = sum_i x[r, i] * w[o, i] + bias[o], or y += it.
+struct Matmul {
+  float* y;            // [n_rows, y_stride]
+  const float* x;      // [n_rows, n_in]
+  const std::byte* w;  // [n_out, n_in], rows of w_row_bytes
+  const float* bias;   // [n_out] or nullptr
+  int64_t n_rows;
+  int64_t n_in;
+  int64_t w_row_bytes;
+  int64_t y_stride;
+  bool add;
+};
+
+// The kernels that read or write one element type.
+struct TypeKernels {
+  // Output columns [begin, end). The sum of an output runs in the same order whatever the ranges
+  // and the number of rows.
+  void (*matmul)(const Matmul& m, int64_t begin, int64_t end);
+  // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
+  void (*decode)(float* y, const std::byte* x, int64_t n);
+  void (*encode)(std::byte* y, const float* x, int64_t n);
+  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order.
+  void (*add_rows)(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
+                   int64_t row_bytes);
+};
+
+struct CpuKernels {
+  const char* isa;
+  TypeKernels f32, f16, bf16, q8_0;
+
+  void (*add)(float* y, const float* x, int64_t n);   // y += x
+  void (*relu)(float* x, int64_t n);                  // x = max(x, 0)
+  void (*softmax)(float* x, int64_t n, float scale);  // x = softmax(scale * x), scale > 0
+  void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
+                     float eps);  // weight, bias [n]
+
+  const TypeKernels& of(DType dtype) const;
+};
+
+}  // namespace h2o

@@ -1,0 +1,54 @@
+// ThreadPool: splits a range over a fixed set of threads. No OpenMP, so that nothing collides with
+// another library's runtime in the same process.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace h2o {
+
+class ThreadPool {
+ public:
+  // n_threads >= 1, counting the caller's.
+  explicit ThreadPool(int n_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(thread, begin, end) on consecutive parts of [0, n), one for each thread, and waits
+  // for all. body must not throw. One caller at a time.
+  template <class Body>
+  void parallel_for(int64_t n, const Body& body) {
+    if (workers_.empty() || n <= 1) {
+      body(0, int64_t{0}, n);
+      return;
+    }
+    run({[](const void* context, int thread, int64_t begin, int64_t end) {
+           (*static_cast<const Body*>(context))(thread, begin, end);
+         },
+         &body, n});
+  }
+
+ private:
+  struct Job {
+    void (*call)(const void* context, int thread, int64_t begin, int64_t end) = nullptr;
+    const void* context = nullptr;
+    int64_t n = 0;
+  };
+
+  void run(const Job& job);
+  void run_part(int thread) const;
+  void work(int thread);
+
+  Job job_;                              // written before generation_ is raised, read after
+  std::atomic<uint32_t> generation_{0};  // of the current job
+  std::atomic<int> running_{0};          // workers still on it
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace h2o

@@ -1,0 +1,64 @@
+// Vec for x86-64-v3: AVX2, FMA, F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kWidth = 8;
+
+struct Vec {
+  __m256 v;
+};
+
+float to_float(F16 h) { return _cvtsh_ss(h.bits); }
+
+Vec zero() { return {_mm256_setzero_ps()}; }
+Vec broadcast(float x) { return {_mm256_set1_ps(x)}; }
+Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+Vec load(const F16* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+Vec load(const BF16* p) {
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))};
+}
+Vec load(const int8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+}
+void store(float* p, Vec a) { _mm256_storeu_ps(p, a.v); }
+void store_f16(F16* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+
+// x * 2^n for a whole n in [-126, 127].
+Vec times_power_of_two(Vec x, Vec n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  return {_mm256_mul_ps(x.v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
+}
+
+float sum(Vec a) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+float maximum(Vec a) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+}  // namespace
+}  // namespace h2o

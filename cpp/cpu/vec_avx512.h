@@ -1,0 +1,54 @@
+// Vec for x86-64-v4: AVX-512 F, BW, CD, DQ, VL.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kWidth = 16;
+
+struct Vec {
+  __m512 v;
+};
+
+float to_float(F16 h) { return _cvtsh_ss(h.bits); }
+
+Vec zero() { return {_mm512_setzero_ps()}; }
+Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
+Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+Vec load(const F16* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+Vec load(const BF16* p) {
+  const __m512i bits =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+}
+Vec load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+void store_f16(F16* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+Vec round(Vec a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+Vec times_power_of_two(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+
+float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
+float maximum(Vec a) { return _mm512_reduce_max_ps(a.v); }
+
+}  // namespace
+}  // namespace h2o

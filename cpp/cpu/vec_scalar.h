@@ -1,0 +1,77 @@
+// Vec on any CPU: one float. The oracle that the other instruction sets are tested against.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kWidth = 1;
+
+struct Vec {
+  float v;
+};
+
+template <class To, class From>
+To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+float to_float(F16 h) {
+  const uint32_t sign = uint32_t{h.bits & 0x8000u} << 16;
+  const uint32_t magnitude = h.bits & 0x7fffu;
+  if (magnitude < 0x0400) {  // zero or subnormal: a multiple of 2^-24
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
+  }
+  const uint32_t rebias = magnitude < 0x7c00 ? 0x38000000u : 0x70000000u;  // infinity stays it
+  return bit_cast<float>(((magnitude << 13) + rebias) | sign);
+}
+
+F16 to_f16(float x) {  // round to nearest even
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00 | (magnitude >> 13 & 0x03ff);  // NaN, made quiet
+  } else if (magnitude >= 0x477ff000) {
+    half = 0x7c00;  // rounds above the largest f16
+  } else if (magnitude < 0x38800000) {
+    // Subnormal: adding 0.5 leaves the value, in units of 2^-24, in the low bits, rounded.
+    half = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
+  } else {
+    half = (magnitude - 0x38000000 + 0x0fff + (magnitude >> 13 & 1)) >> 13;
+  }
+  return {static_cast<uint16_t>(sign | half)};
+}
+
+Vec zero() { return {0.0f}; }
+Vec broadcast(float x) { return {x}; }
+Vec load(const float* p) { return {*p}; }
+Vec load(const F16* p) { return {to_float(*p)}; }
+Vec load(const BF16* p) { return {bit_cast<float>(uint32_t{p->bits} << 16)}; }
+Vec load(const int8_t* p) { return {static_cast<float>(*p)}; }
+void store(float* p, Vec a) { *p = a.v; }
+void store_f16(F16* p, Vec a) { *p = to_f16(a.v); }
+
+Vec add(Vec a, Vec b) { return {a.v + b.v}; }
+Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
+Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
+Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+Vec round(Vec a) { return {__builtin_rintf(a.v)}; }
+
+// x * 2^n for a whole n in [-126, 127].
+Vec times_power_of_two(Vec x, Vec n) {
+  return {x.v * bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v) + 127) << 23)};
+}
+
+float sum(Vec a) { return a.v; }
+float maximum(Vec a) { return a.v; }
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,398 @@
+// The GGUF parser. A file is read front to back by one Reader, which checks every count and length
+// against the bytes that are left before using it, so no lie in a file costs memory or time.
+#include "io/gguf.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "GGUF numbers are read as they are");
+
+constexpr uint64_t kMaxKeyBytes = 65535;
+constexpr uint64_t kMaxTensorNameBytes = 64;
+constexpr int kMaxArrayDepth = 4;
+constexpr uint64_t kDefaultAlignment = 32;
+constexpr uint64_t kMinAlignment = 8;  // no tensor type needs more
+constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+
+// The smallest key and tensor there can be: they bound the counts in the header.
+constexpr uint64_t kMinKeyEntry = 8 + 1 + 4 + 1;             // name, value type, value
+constexpr uint64_t kMinTensorEntry = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, dim, type, offset
+
+// Element i of an array that need not be aligned.
+template <class Number>
+Number load(const std::byte* from, uint64_t i = 0) {
+  Number number;
+  std::memcpy(&number, from + i * sizeof(number), sizeof(number));
+  return number;
+}
+
+// The same as an int64_t, or nullopt where that cannot hold it.
+template <class Integer>
+std::optional<int64_t> load_integer(const std::byte* from, uint64_t i) {
+  const auto integer = load<Integer>(from, i);
+  if (!std::in_range<int64_t>(integer)) return std::nullopt;
+  return static_cast<int64_t>(integer);
+}
+
+template <class Number>
+double load_number(const std::byte* from, uint64_t i) {
+  return static_cast<double>(load<Number>(from, i));
+}
+
+std::string_view load_string(const std::byte* from) {
+  return {reinterpret_cast<const char*>(from) + sizeof(uint64_t), load<uint64_t>(from)};
+}
+
+struct TypeInfo {
+  std::string_view name;
+  uint64_t min_bytes;  // of a number or bool: all; of a string or array: those of an empty one
+  std::optional<int64_t> (*load_integer)(const std::byte*, uint64_t i) = nullptr;  // integers only
+  double (*load_number)(const std::byte*, uint64_t i) = nullptr;  // integers and floats only
+};
+
+template <class Integer>
+constexpr TypeInfo integer_type(std::string_view name) {
+  return {name, sizeof(Integer), load_integer<Integer>, load_number<Integer>};
+}
+
+// Indexed by GgufType.
+constexpr std::array kTypes = {
+    integer_type<uint8_t>("u8"),
+    integer_type<int8_t>("i8"),
+    integer_type<uint16_t>("u16"),
+    integer_type<int16_t>("i16"),
+    integer_type<uint32_t>("u32"),
+    integer_type<int32_t>("i32"),
+    TypeInfo{"f32", 4, nullptr, load_number<float>},
+    TypeInfo{"bool", 1},
+    TypeInfo{"string", 8},
+    TypeInfo{"array", 12},
+    integer_type<uint64_t>("u64"),
+    integer_type<int64_t>("i64"),
+    TypeInfo{"f64", 8, nullptr, load_number<double>},
+};
+
+const TypeInfo& info(GgufType type) { return kTypes[static_cast<size_t>(type)]; }
+
+bool is_array(const GgufValue& v) { return v.type == GgufType::array; }
+bool is_u32(const GgufValue& v) { return v.type == GgufType::u32; }
+bool is_bool(const GgufValue& v) { return v.type == GgufType::boolean; }
+bool is_string(const GgufValue& v) { return v.type == GgufType::string; }
+bool is_integer(const GgufValue& v) { return info(v.type).load_integer; }
+bool is_number(const GgufValue& v) { return info(v.type).load_number; }
+bool is_strings(const GgufValue& v) { return is_array(v) && v.element_type == GgufType::string; }
+bool is_integers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_integer; }
+bool is_numbers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_number; }
+
+// A name from the file, short and safe to print whatever its bytes are.
+std::string quoted(std::string_view name) {
+  std::string out(name.substr(0, 80));
+  std::ranges::replace_if(out, [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
+  return "'" + out + (out.size() < name.size() ? "...'" : "'");
+}
+
+template <class... Parts>
+[[noreturn]] void fail(const std::string& path, const Parts&... message) {
+  throw FormatError(text("[gguf] ", path, ": ", message...));
+}
+
+// The value of a key that must be there, and be what is expected.
+const GgufValue& get(const GgufFile& file, std::string_view key, std::string_view expected,
+                     bool (*accepts)(const GgufValue&)) {
+  const GgufValue* value = file.find(key);
+  if (value == nullptr || !accepts(*value)) {
+    fail(file.path(), "key ", quoted(key), ": ", value ? type_name(*value) : "missing",
+         ", expected ", expected);
+  }
+  return *value;
+}
+
+// Element i of a value that consists of integers.
+int64_t integer_at(const GgufFile& file, std::string_view key, const GgufValue& value, uint64_t i) {
+  const auto integer = info(value.element_type).load_integer(value.bytes.data(), i);
+  if (!integer) fail(file.path(), "key ", quoted(key), ": too large, expected at most ", kMaxInt64);
+  return *integer;
+}
+
+}  // namespace
+
+std::string type_name(const GgufValue& value) {
+  return text(is_array(value) ? "array of " : "", info(value.element_type).name);
+}
+
+// Walks the file front to back, and reads no byte that it has not.
+class GgufFile::Reader {
+ public:
+  // Where a tensor is in the data section, whose own place is known only after the last tensor.
+  struct Extent {
+    uint64_t offset;
+    uint64_t bytes;
+  };
+
+  explicit Reader(const MappedFile& file) : path_(file.path()), bytes_(file.bytes()) {}
+
+  uint64_t position() const { return position_; }
+
+  // From here on, errors are in `section`.
+  void enter(std::string section) { section_ = std::move(section); }
+
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... message) const {
+    h2o::fail(path_, section_, ": ", message...);
+  }
+
+  uint32_t read_version() {
+    if (bytes_.empty()) fail("the file is empty");
+    const std::string_view magic = take_text(4);
+    if (magic != "GGUF") fail("the file starts with ", quoted(magic), ", expected 'GGUF'");
+    const auto version = read<uint32_t>();
+    if (version == 2 || version == 3) return version;
+    if (version != 0 && (version & 0xffff) == 0) fail("byte-swapped files are not supported");
+    fail("version ", version, ", expected 2 or 3");
+  }
+
+  // A count of things that take at least `min_bytes` each.
+  uint64_t read_count(std::string_view name, uint64_t min_bytes) {
+    const auto count = read<uint64_t>();
+    if (count > left() / min_bytes) {
+      fail("the file is truncated, ", name, " is ", count, " and ", left(), " bytes are left");
+    }
+    return count;
+  }
+
+  std::string_view read_name(uint64_t max_bytes) {
+    const std::string_view name = read_string();
+    if (name.empty() || name.size() > max_bytes) {
+      fail("a name of ", name.size(), " bytes, expected 1 to ", max_bytes);
+    }
+    return name;
+  }
+
+  GgufType read_type() {
+    const auto id = read<uint32_t>();
+    if (id >= kTypes.size()) fail("value type ", id, ", expected 0 to ", kTypes.size() - 1);
+    return static_cast<GgufType>(id);
+  }
+
+  // A value that lies inside `depth` arrays.
+  GgufValue read_value(GgufType type, int depth = 0) {
+    GgufValue value = {.type = type, .element_type = type};
+    if (type == GgufType::array) {
+      if (depth == kMaxArrayDepth) fail("arrays nested deeper than ", kMaxArrayDepth);
+      value.element_type = read_type();
+      value.count = read_count("array length", info(value.element_type).min_bytes);
+    }
+    const uint64_t start = position_;
+    switch (value.element_type) {
+      case GgufType::boolean:
+        for (const std::byte flag : take(value.count)) {
+          if (flag > std::byte{1}) fail("bool ", static_cast<int>(flag), ", expected 0 or 1");
+        }
+        break;
+      case GgufType::string:
+        for (uint64_t i = 0; i < value.count; ++i) read_string();
+        break;
+      case GgufType::array:
+        for (uint64_t i = 0; i < value.count; ++i) read_value(GgufType::array, depth + 1);
+        break;
+      default:
+        take(value.count * info(value.element_type).min_bytes);
+    }
+    value.bytes = bytes_.subspan(start, position_ - start);
+    return value;
+  }
+
+  // What follows a tensor's name. Fills in all but the data.
+  Extent read_layout(GgufTensor& tensor) {
+    const auto n_dims = read<uint32_t>();
+    if (n_dims < 1 || n_dims > 4) fail(n_dims, " dimensions, expected 1 to 4");
+    tensor.n_dims = static_cast<int>(n_dims);
+    uint64_t n_elements = 1;
+    for (uint32_t i = 0; i < n_dims; ++i) {
+      const auto dim = read<uint64_t>();
+      if (dim == 0) fail("dimension ", i, " is 0, expected 1 or more");
+      if (dim > kMaxInt64 / n_elements) fail("dimension ", i, " is ", dim, ", too many elements");
+      n_elements *= dim;
+      tensor.dims[i] = static_cast<int64_t>(dim);
+    }
+
+    tensor.type = read<uint32_t>();
+    const DTypeInfo* layout = find_dtype(tensor.type);
+    if (layout == nullptr) fail("tensor type ", tensor.type, " is not known");
+    if (tensor.dims[0] % layout->block_size != 0) {
+      fail("dimension 0 is ", tensor.dims[0], ", expected a multiple of ", layout->block_size,
+           " for ", layout->name);
+    }
+    const uint64_t n_blocks = n_elements / layout->block_size;
+    const uint64_t max_blocks = bytes_.size() / layout->block_bytes;
+    if (n_blocks > max_blocks) fail("the file is truncated, ", n_elements, " elements needed");
+    return {.offset = read<uint64_t>(), .bytes = n_blocks * layout->block_bytes};
+  }
+
+ private:
+  uint64_t left() const { return bytes_.size() - position_; }
+
+  std::span<const std::byte> take(uint64_t n) {
+    if (n > left()) fail("the file is truncated, ", n, " bytes needed and ", left(), " left");
+    position_ += n;
+    return bytes_.subspan(position_ - n, n);
+  }
+
+  std::string_view take_text(uint64_t n) {
+    return {reinterpret_cast<const char*>(take(n).data()), n};
+  }
+
+  template <class Number>
+  Number read() {
+    return load<Number>(take(sizeof(Number)).data());
+  }
+
+  std::string_view read_string() { return take_text(read<uint64_t>()); }
+
+  const std::string& path_;
+  std::span<const std::byte> bytes_;
+  uint64_t position_ = 0;
+  std::string section_ = "header";
+};
+
+GgufFile::GgufFile(const std::filesystem::path& path) : file_(path) {
+  Reader reader(file_);
+  version_ = reader.read_version();
+  const uint64_t n_tensors = reader.read_count("tensor_count", kMinTensorEntry);
+  const uint64_t n_keys = reader.read_count("kv_count", kMinKeyEntry);
+  read_metadata(reader, n_keys);
+  read_tensors(reader, n_tensors);
+}
+
+void GgufFile::read_metadata(Reader& reader, uint64_t n_keys) {
+  for (uint64_t i = 0; i < n_keys; ++i) {
+    reader.enter(text("key ", i + 1, " of ", n_keys));
+    const std::string_view key = reader.read_name(kMaxKeyBytes);
+    reader.enter(text("key ", quoted(key)));
+    if (!metadata_index_.emplace(key, i).second) reader.fail("it appears twice");
+    metadata_.emplace_back(key, reader.read_value(reader.read_type()));
+  }
+}
+
+void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
+  std::vector<Reader::Extent> extents;
+  for (uint64_t i = 0; i < n_tensors; ++i) {
+    reader.enter(text("tensor ", i + 1, " of ", n_tensors));
+    GgufTensor tensor;
+    tensor.name = reader.read_name(kMaxTensorNameBytes);
+    reader.enter(text("tensor ", quoted(tensor.name)));
+    if (!tensor_index_.emplace(tensor.name, i).second) reader.fail("it appears twice");
+    extents.push_back(reader.read_layout(tensor));
+    tensors_.push_back(tensor);
+  }
+
+  // The data start at the first multiple of the alignment.
+  const uint64_t step = alignment();
+  const uint64_t start = (reader.position() + step - 1) / step * step;
+  const auto data = file_.bytes().subspan(std::min<uint64_t>(start, file_.bytes().size()));
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto [offset, bytes] = extents[i];
+    reader.enter(text("tensor ", quoted(tensors_[i].name)));
+    if (offset % step != 0) reader.fail("offset ", offset, ", expected a multiple of ", step);
+    if (offset > data.size() || bytes > data.size() - offset) {
+      reader.fail("the file is truncated, ", bytes, " bytes needed at offset ", offset, " of ",
+                  data.size(), " bytes of tensor data");
+    }
+    tensors_[i].data = data.subspan(offset, bytes);
+  }
+
+  // In the order of their data, no tensor may start before the previous one ends.
+  std::vector<GgufTensor> sorted = tensors_;
+  std::ranges::sort(sorted, {}, [](const GgufTensor& tensor) { return tensor.data.data(); });
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    const GgufTensor& before = sorted[i - 1];
+    if (sorted[i].data.data() < before.data.data() + before.data.size()) {
+      reader.enter(text("tensor ", quoted(sorted[i].name)));
+      reader.fail("its data overlap the data of tensor ", quoted(before.name));
+    }
+  }
+}
+
+uint64_t GgufFile::alignment() const {
+  constexpr std::string_view kKey = "general.alignment";
+  if (!find(kKey)) return kDefaultAlignment;
+  const auto alignment = load<uint32_t>(get(*this, kKey, "u32", is_u32).bytes.data());
+  if (alignment < kMinAlignment || !std::has_single_bit(alignment)) {
+    fail(path(), "key '", kKey, "': ", alignment, ", expected a power of two >= ", kMinAlignment);
+  }
+  return alignment;
+}
+
+const GgufValue* GgufFile::find(std::string_view key) const {
+  const auto found = metadata_index_.find(key);
+  return found == metadata_index_.end() ? nullptr : &metadata_[found->second].second;
+}
+
+const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
+  const auto found = tensor_index_.find(name);
+  return found == tensor_index_.end() ? nullptr : &tensors_[found->second];
+}
+
+int64_t GgufFile::integer(std::string_view key) const {
+  return integer_at(*this, key, get(*this, key, "an integer", is_integer), 0);
+}
+
+double GgufFile::number(std::string_view key) const {
+  const GgufValue& value = get(*this, key, "a number", is_number);
+  return info(value.type).load_number(value.bytes.data(), 0);
+}
+
+bool GgufFile::boolean(std::string_view key) const {
+  return get(*this, key, "a bool", is_bool).bytes.front() != std::byte{0};
+}
+
+std::string_view GgufFile::string(std::string_view key) const {
+  return load_string(get(*this, key, "a string", is_string).bytes.data());
+}
+
+std::vector<int64_t> GgufFile::integers(std::string_view key) const {
+  const GgufValue& value = get(*this, key, "an array of integers", is_integers);
+  std::vector<int64_t> out(value.count);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = integer_at(*this, key, value, i);
+  return out;
+}
+
+std::vector<double> GgufFile::numbers(std::string_view key) const {
+  const GgufValue& value = get(*this, key, "an array of numbers", is_numbers);
+  std::vector<double> out(value.count);
+  const auto load_number = info(value.element_type).load_number;
+  for (size_t i = 0; i < out.size(); ++i) out[i] = load_number(value.bytes.data(), i);
+  return out;
+}
+
+std::vector<std::string_view> GgufFile::strings(std::string_view key) const {
+  const GgufValue& value = get(*this, key, "an array of strings", is_strings);
+  std::vector<std::string_view> out(value.count);
+  const std::byte* from = value.bytes.data();
+  for (std::string_view& element : out) {
+    element = load_string(from);
+    from += sizeof(uint64_t) + element.size();
+  }
+  return out;
+}
+
+Tensor GgufFile::view(const GgufTensor& tensor) const {
+  const std::string label = text("tensor ", quoted(tensor.name), ": ");
+  if (!is_computable(tensor.type)) {
+    fail(path(), label, find_dtype(tensor.type)->name, ", expected F32, F16, BF16 or Q8_0");
+  }
+  if (tensor.n_dims > 2) fail(path(), label, tensor.n_dims, " dimensions, expected 1 or 2");
+  std::byte* data = const_cast<std::byte*>(tensor.data.data());
+  return {data, static_cast<DType>(tensor.type), tensor.dims[1], tensor.dims[0]};
+}
+
+}  // namespace h2o

@@ -1,0 +1,123 @@
+// One mapping, two operating systems: map() and unmap() are all that differs.
+#include "io/mapped_file.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "core/error.h"
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#include <windows.h>
+#else
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
+namespace h2o {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+std::string utf8(const std::filesystem::path& path) {
+  const std::u8string name = path.u8string();
+  return {name.begin(), name.end()};
+}
+
+#ifdef _WIN32
+
+struct Handle {
+  HANDLE value;
+  ~Handle() {
+    if (value != nullptr && value != INVALID_HANDLE_VALUE) CloseHandle(value);
+  }
+};
+
+[[noreturn]] void fail(const std::filesystem::path& path) {
+  switch (GetLastError()) {
+    case ERROR_FILE_NOT_FOUND:
+    case ERROR_PATH_NOT_FOUND:
+      throw FileError(ENOENT, utf8(path));
+    case ERROR_ACCESS_DENIED:
+    case ERROR_SHARING_VIOLATION:
+      throw FileError(EACCES, utf8(path));
+    default:
+      throw FileError(EIO, utf8(path));
+  }
+}
+
+Bytes map(const std::filesystem::path& path) {
+  // Windows calls a directory "access denied".
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) throw FileError(EISDIR, utf8(path));
+
+  const Handle file{CreateFileW(path.c_str(), GENERIC_READ, FILE_SHARE_READ, nullptr, OPEN_EXISTING,
+                                FILE_ATTRIBUTE_NORMAL, nullptr)};
+  if (file.value == INVALID_HANDLE_VALUE) fail(path);
+  LARGE_INTEGER size;
+  if (!GetFileSizeEx(file.value, &size)) fail(path);
+  if (size.QuadPart == 0) return {};
+
+  // The view keeps the file open; neither handle is needed after it.
+  const Handle mapping{CreateFileMappingW(file.value, nullptr, PAGE_READONLY, 0, 0, nullptr)};
+  if (mapping.value == nullptr) fail(path);
+  const void* data = MapViewOfFile(mapping.value, FILE_MAP_READ, 0, 0, 0);
+  if (data == nullptr) fail(path);
+  return {static_cast<const std::byte*>(data), static_cast<size_t>(size.QuadPart)};
+}
+
+void unmap(Bytes bytes) {
+  if (!bytes.empty()) UnmapViewOfFile(bytes.data());
+}
+
+#else
+
+struct Descriptor {
+  int value;
+  ~Descriptor() {
+    if (value >= 0) close(value);
+  }
+};
+
+Bytes map(const std::filesystem::path& path) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing to a file.
+  const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (file.value < 0) throw FileError(errno, utf8(path));
+  struct stat status;
+  if (fstat(file.value, &status) != 0) throw FileError(errno, utf8(path));
+  if (S_ISDIR(status.st_mode)) throw FileError(EISDIR, utf8(path));
+  if (!S_ISREG(status.st_mode)) throw FileError(EINVAL, utf8(path));
+  const auto size = static_cast<size_t>(status.st_size);
+  if (size == 0) return {};
+
+  // The mapping keeps the file open; the descriptor is not needed after it.
+  const void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.value, 0);
+  if (data == MAP_FAILED) throw FileError(errno, utf8(path));
+  return {static_cast<const std::byte*>(data), size};
+}
+
+void unmap(Bytes bytes) {
+  if (!bytes.empty()) munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
+}
+
+#endif
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(utf8(path)), bytes_(map(path)) {}
+
+MappedFile::~MappedFile() { unmap(bytes_); }
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace h2o

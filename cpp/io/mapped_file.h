@@ -1,0 +1,28 @@
+// A whole file in memory, read-only: mapped, not read, so it costs no more RAM than is touched.
+// The file must not shrink while it is mapped.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace h2o {
+
+class MappedFile {
+ public:
+  // Throws FileError where the operating system refuses the file, or where it is no regular file.
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }  // UTF-8 on Windows
+
+ private:
+  std::string path_;
+  std::span<const std::byte> bytes_;  // empty for an empty file, which cannot be mapped
+};
+
+}  // namespace h2o

@@ -1,0 +1,32 @@
+// Activations: the buffers of one forward pass, by name, allocated once.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "model/config.h"
+
+namespace h2o {
+
+// All f32.
+struct Activations {
+  Tensor x;     // [n_rows, n_embd]  the residual stream
+  Tensor h;     // [n_rows, n_embd]  normalised input of a block, and its attention output's input
+  Tensor q;     // [n_rows, n_heads * head_dim]
+  Tensor k;     // [n_rows, n_kv_heads * head_dim]
+  Tensor v;     // [n_rows, n_kv_heads * head_dim]
+  Tensor attn;  // [n_rows, n_heads * head_dim]
+  Tensor up;    // [n_rows, n_ff]
+
+  Tensor last;    // [n_logits, n_embd]  rows whose logits are wanted
+  Tensor logits;  // [n_logits, n_vocab]
+};
+
+// Views into `storage`, which it allocates, for up to `n_rows` rows and logits of `n_logits`.
+Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
+                                 int32_t n_logits, Buffer& storage);
+
+// The same buffers, seen as those of a smaller batch.
+Activations first(const Activations& a, int64_t n_rows, int64_t n_logits);
+
+}  // namespace h2o

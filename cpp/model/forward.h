@@ -1,0 +1,21 @@
+// One forward pass of a decoder-only transformer.
+#pragma once
+
+#include "core/backend.h"
+#include "kv/cache.h"
+#include "model/activations.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace h2o {
+
+// Runs every row of the batch through every layer; leaves the residual stream in buffers.x and
+// the rows' keys and values in the cache.
+void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+             const KvCache& cache, const Activations& buffers);
+
+// buffers.logits[i] = logits of row batch.logits_rows[i], after forward() of that batch.
+void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+             const Activations& buffers);
+
+}  // namespace h2o

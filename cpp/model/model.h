@@ -1,0 +1,30 @@
+// Model: a GGUF file made ready on a back end. Sessions share it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+
+#include "core/backend.h"
+#include "io/gguf.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace h2o {
+
+struct Model {
+  // Throws FileError, FormatError, OutOfMemory.
+  Model(const std::filesystem::path& path, std::unique_ptr<Backend> on)
+      : file(path),
+        config(read_config(file)),
+        backend(std::move(on)),
+        weights(load_weights(file, config, *backend)) {}
+
+  GgufFile file;
+  Config config;
+  std::unique_ptr<Backend> backend;
+  Weights weights;
+  std::mutex mutex;  // a back end runs one forward pass at a time
+};
+
+}  // namespace h2o

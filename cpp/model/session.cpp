@@ -1,0 +1,132 @@
+#include "model/session.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/forward.h"
+
+namespace h2o {
+namespace {
+
+constexpr int32_t kLogitsRows = 32;  // computed at a time when every row's are wanted
+
+SessionOptions resolve(const Config& config, SessionOptions options) {
+  if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
+  require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
+          options.n_ctx, ", the model has learned positions 1 to ", config.n_ctx_train);
+  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
+          ", it must be 1 to 65536");
+  require(options.n_sequences > 0 && options.n_sequences <= 65536, "[session] n_sequences is ",
+          options.n_sequences, ", it must be 1 to 65536");
+  // No batch can hold more rows than all sequences together.
+  options.n_batch = static_cast<int32_t>(
+      std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.n_sequences));
+  return options;
+}
+
+KvShape shape_of(const Config& config, const SessionOptions& options) {
+  return {
+      .n_layers = config.n_layers,
+      .n_sequences = options.n_sequences,
+      .n_heads = config.n_heads,
+      .n_kv_heads = config.n_kv_heads,
+      .head_dim = config.head_dim,
+      .max_tokens = options.n_ctx,
+      .max_rows = options.n_batch,
+      .dtype = options.kv_dtype,
+  };
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
+    : model_(std::move(model)),
+      options_(resolve(model_->config, options)),
+      cache_(*model_->backend, options_.policy, shape_of(model_->config, options_)) {
+  const int32_t n_logits = std::max(options_.n_sequences, std::min(kLogitsRows, options_.n_batch));
+  activations_ =
+      allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
+  logits_.resize(size_t{1} * n_logits * model_->config.n_vocab);
+  batch_.tokens.reserve(options_.n_batch);
+  batch_.positions.reserve(options_.n_batch);
+  batch_.logits_rows.reserve(n_logits);
+  batch_.segments.reserve(options_.n_sequences);
+}
+
+std::span<const float> Session::step(std::span<const Input> inputs) {
+  const std::lock_guard lock(model_->mutex);
+  check(inputs);
+  Backend& b = *model_->backend;
+  fill_batch(inputs);
+  b.run(batch_, [&] {
+    forward(b, model_->config, model_->weights, batch_, cache_, activations_);
+    unembed(b, model_->config, model_->weights, batch_, activations_);
+  });
+  cache_.advance(batch_);
+  const size_t n = inputs.size() * model_->config.n_vocab;
+  b.read(logits_.data(), activations_.logits.data, n * sizeof(float));
+  return {logits_.data(), n};
+}
+
+void Session::score(const Input& input,
+                    const std::function<void(int32_t, std::span<const float>)>& sink) {
+  const std::lock_guard lock(model_->mutex);
+  check({&input, 1});
+  Backend& b = *model_->backend;
+  fill_batch({&input, 1});
+  b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
+  cache_.advance(batch_);
+
+  const size_t n_vocab = model_->config.n_vocab;
+  for (int32_t begin = 0; begin < batch_.n_rows(); begin += kLogitsRows) {
+    const int32_t end = std::min(begin + kLogitsRows, batch_.n_rows());
+    batch_.logits_rows.clear();
+    for (int32_t row = begin; row < end; ++row) batch_.logits_rows.push_back(row);
+    unembed(b, model_->config, model_->weights, batch_, activations_);
+    b.read(logits_.data(), activations_.logits.data, (end - begin) * n_vocab * sizeof(float));
+    for (int32_t row = begin; row < end; ++row) {
+      sink(row, {logits_.data() + (row - begin) * n_vocab, n_vocab});
+    }
+  }
+}
+
+void Session::reset(int32_t sequence) {
+  const std::lock_guard lock(model_->mutex);
+  cache_.reset(sequence);
+}
+
+int32_t Session::room(int32_t sequence) const {
+  return std::min(cache_.room(sequence), options_.n_ctx - cache_.length(sequence));
+}
+
+void Session::check(std::span<const Input> inputs) const {
+  require(!inputs.empty(), "[session] no tokens to process");
+  size_t n_rows = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto& [sequence, tokens] = inputs[i];
+    require(!tokens.empty(), "[session] no tokens for sequence ", sequence);
+    const int64_t left = room(sequence);
+    require(std::ssize(tokens) <= left, "[session] ", tokens.size(), " more tokens for sequence ",
+            sequence, ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
+    for (size_t j = 0; j < i; ++j) {
+      require(inputs[j].sequence != sequence, "[session] sequence ", sequence, " is named twice");
+    }
+    for (int32_t token : tokens) {
+      require(token >= 0 && token < model_->config.n_vocab, "[session] token ", token,
+              " is not in the vocabulary of ", model_->config.n_vocab);
+    }
+    n_rows += tokens.size();
+  }
+  require(n_rows <= static_cast<size_t>(options_.n_batch), "[session] ", n_rows,
+          " tokens in one step, at most n_batch = ", options_.n_batch);
+}
+
+void Session::fill_batch(std::span<const Input> inputs) {
+  batch_.clear();
+  for (const Input& input : inputs) {
+    batch_.add(input.sequence, cache_.length(input.sequence), input.tokens);
+    batch_.want_last();
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,68 @@
+// Session: sequences of one model with their bounded cache. The stateful thing a user holds.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kv/cache.h"
+#include "model/activations.h"
+#include "model/model.h"
+
+namespace h2o {
+
+struct SessionOptions {
+  KvPolicy policy;        // default: full cache
+  int32_t n_ctx = 0;      // the most tokens a sequence can have; 0 = as trained
+  int32_t n_batch = 512;  // the most rows of one forward pass
+  int32_t n_sequences = 1;
+  DType kv_dtype = DType::f16;
+};
+
+// The next tokens of one sequence.
+struct Input {
+  int32_t sequence;
+  std::span<const int32_t> tokens;
+};
+
+class Session {
+ public:
+  // Allocates cache and activations. Throws InvalidArgument, OutOfMemory.
+  Session(std::shared_ptr<Model> model, const SessionOptions& options);
+
+  // One forward pass: appends the tokens to their sequences, each named at most once, at most
+  // n_batch tokens together. Every token attends to what was kept before and to those before it;
+  // eviction comes after. Returns the logits [n_inputs, n_vocab] that follow each input's last
+  // token, valid until the next call. On InvalidArgument nothing has changed.
+  std::span<const float> step(std::span<const Input> inputs);
+
+  // step() of a single sequence, giving the logits after every token: sink(i, logits of token i).
+  void score(const Input& input,
+             const std::function<void(int32_t i, std::span<const float> logits)>& sink);
+
+  // Forgets a sequence's tokens.
+  void reset(int32_t sequence);
+
+  // How many more tokens a sequence can take.
+  int32_t room(int32_t sequence) const;
+
+  const Model& model() const { return *model_; }
+  const KvCache& cache() const { return cache_; }
+  const SessionOptions& options() const { return options_; }
+
+ private:
+  void check(std::span<const Input> inputs) const;
+  void fill_batch(std::span<const Input> inputs);
+
+  std::shared_ptr<Model> model_;
+  SessionOptions options_;
+  KvCache cache_;
+  Buffer storage_;
+  Activations activations_;
+  Batch batch_;
+  std::vector<float> logits_;  // [n_logits, n_vocab] on the host
+};
+
+}  // namespace h2o

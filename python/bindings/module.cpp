@@ -1,0 +1,53 @@
+// The extension module: exceptions, and a table of its parts.
+#include "core/error.h"
+#include "cpu/isa/detect.h"
+#include "cuda/cuda_backend.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+
+DType kv_dtype(const std::string& name) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    std::string lower(info(dtype).name);
+    for (char& c : lower) c = static_cast<char>(std::tolower(c));
+    if (name == lower) return dtype;
+  }
+  throw InvalidArgument(text("[kv cache] kv_dtype is '", name, "', expected f32, f16 or bf16"));
+}
+
+KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent) {
+  return {.sinks = sinks, .heavy = heavy, .recent = recent.value_or(KvPolicy::kUnbounded)};
+}
+
+}  // namespace h2o::python
+
+PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+  m.doc() = "The C++ core of h2o_cpp.";
+  m.attr("__version__") = H2O_VERSION;
+
+  // std::invalid_argument is ValueError and std::bad_alloc MemoryError by pybind11's own rules.
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const h2o::FileError& e) {
+      errno = e.error_number();
+      PyErr_SetFromErrnoWithFilename(PyExc_OSError, e.path().c_str());
+    }
+  });
+
+  m.def(
+      "isas",
+      [] {
+        py::list names;
+        for (const h2o::CpuKernels* kernels : h2o::supported_kernels()) names.append(kernels->isa);
+        return names;
+      },
+      "Instruction sets this CPU can run, fastest first.");
+  m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
+
+  h2o::python::register_gguf(m);
+  h2o::python::register_kv_cache(m);
+  h2o::python::register_session(m);
+}

@@ -1,0 +1,25 @@
+// The parts of the extension module, one function each.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/dtype.h"
+#include "kv/policy.h"
+
+namespace h2o::python {
+
+void register_gguf(pybind11::module_& m);
+void register_kv_cache(pybind11::module_& m);
+void register_session(pybind11::module_& m);
+
+// "f32", "f16" or "bf16". Throws InvalidArgument.
+DType kv_dtype(const std::string& name);
+
+// recent = None: unbounded, the full cache.
+KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent);
+
+}  // namespace h2o::python

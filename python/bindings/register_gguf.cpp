@@ -1,0 +1,120 @@
+// GgufFile for Python: metadata as a dict, tensors as a list.
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <cstring>
+
+#include "io/gguf.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+namespace {
+
+// Reads scalars and strings one after another from the bytes of a value.
+class Decoder {
+ public:
+  explicit Decoder(std::span<const std::byte> bytes) : next_(bytes.data()) {}
+
+  py::object read(GgufType type) {
+    switch (type) {
+      case GgufType::u8:
+        return number<py::int_, uint8_t>();
+      case GgufType::i8:
+        return number<py::int_, int8_t>();
+      case GgufType::u16:
+        return number<py::int_, uint16_t>();
+      case GgufType::i16:
+        return number<py::int_, int16_t>();
+      case GgufType::u32:
+        return number<py::int_, uint32_t>();
+      case GgufType::i32:
+        return number<py::int_, int32_t>();
+      case GgufType::f32:
+        return number<py::float_, float>();
+      case GgufType::boolean:
+        return py::bool_(take<uint8_t>() != 0);
+      case GgufType::u64:
+        return number<py::int_, uint64_t>();
+      case GgufType::i64:
+        return number<py::int_, int64_t>();
+      case GgufType::f64:
+        return number<py::float_, double>();
+      case GgufType::string:
+        return string();
+      case GgufType::array: {
+        const auto element = static_cast<GgufType>(take<uint32_t>());
+        return array(element, take<uint64_t>());
+      }
+    }
+    return py::none();
+  }
+
+  py::list array(GgufType element, uint64_t count) {
+    py::list list(count);
+    for (uint64_t i = 0; i < count; ++i) list[i] = read(element);
+    return list;
+  }
+
+ private:
+  template <class T>
+  T take() {
+    T value;
+    std::memcpy(&value, next_, sizeof(T));
+    next_ += sizeof(T);
+    return value;
+  }
+
+  template <class Python, class T>
+  py::object number() {
+    return Python(take<T>());
+  }
+
+  // Text that is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
+  py::object string() {
+    const auto size = static_cast<Py_ssize_t>(take<uint64_t>());
+    const char* data = reinterpret_cast<const char*>(next_);
+    next_ += size;
+    return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(data, size, "surrogateescape"));
+  }
+
+  const std::byte* next_;
+};
+
+py::dict metadata(const GgufFile& file) {
+  py::dict dict;
+  for (const auto& [key, value] : file.metadata()) {
+    Decoder decoder(value.bytes);
+    const py::str name = py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(key.data(), static_cast<Py_ssize_t>(key.size()), "surrogateescape"));
+    dict[name] = value.type == GgufType::array ? decoder.array(value.element_type, value.count)
+                                               : decoder.read(value.type);
+  }
+  return dict;
+}
+
+// (name, type, shape with the slowest dimension first as in numpy, bytes)
+py::list tensors(const GgufFile& file) {
+  py::list list;
+  for (const GgufTensor& t : file.tensors()) {
+    py::list shape;
+    for (int i = t.n_dims - 1; i >= 0; --i) shape.append(t.dims[i]);
+    list.append(py::make_tuple(
+        py::bytes(t.name.data(), t.name.size()).attr("decode")("utf-8", "surrogateescape"),
+        find_dtype(t.type)->name, py::tuple(shape), t.data.size()));
+  }
+  return list;
+}
+
+}  // namespace
+
+void register_gguf(py::module_& m) {
+  py::class_<GgufFile>(m, "GgufFile", "A validated GGUF file.")
+      .def(py::init<const std::filesystem::path&>(), py::arg("path"))
+      .def_property_readonly("version", &GgufFile::version)
+      .def("metadata", &metadata)
+      .def("tensors", &tensors);
+}
+
+}  // namespace h2o::python

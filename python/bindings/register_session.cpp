@@ -1,0 +1,146 @@
+// Model, Session and Sampler for Python.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backends/make_backend.h"
+#include "model/sampler.h"
+#include "model/session.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+namespace {
+
+using Tokens = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+std::span<const int32_t> span_of(const Tokens& tokens) {
+  return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
+                                  int n_threads) {
+  const py::gil_scoped_release release;
+  return std::make_shared<Model>(path, make_backend(device, n_threads));
+}
+
+std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, int32_t sinks, int32_t heavy,
+                                      std::optional<int32_t> recent, int32_t n_ctx, int32_t n_batch,
+                                      int32_t n_sequences, const std::string& dtype) {
+  const SessionOptions options{.policy = kv_policy(sinks, heavy, recent),
+                               .n_ctx = n_ctx,
+                               .n_batch = n_batch,
+                               .n_sequences = n_sequences,
+                               .kv_dtype = kv_dtype(dtype)};
+  const py::gil_scoped_release release;
+  return std::make_unique<Session>(std::move(model), options);
+}
+
+Floats step(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inputs) {
+  std::vector<Input> spans;
+  for (const auto& [sequence, tokens] : inputs) spans.push_back({sequence, span_of(tokens)});
+  std::span<const float> logits;
+  {
+    const py::gil_scoped_release release;
+    logits = session.step(spans);
+  }
+  return Floats({std::ssize(inputs), py::ssize_t{session.model().config.n_vocab}}, logits.data());
+}
+
+Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
+  Floats out({tokens.size(), py::ssize_t{session.model().config.n_vocab}});
+  float* rows = out.mutable_data();
+  const Input input{sequence, span_of(tokens)};
+  const py::gil_scoped_release release;
+  session.score(input, [&](int32_t i, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), rows + i * logits.size());
+  });
+  return out;
+}
+
+// Kept positions and their scores, in position order.
+py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t sequence) {
+  const std::vector<KvEntry> entries = session.cache().entries(layer, sequence, kv_head);
+  const auto n = std::ssize(entries);
+  py::array_t<int32_t> positions(n);
+  py::array_t<float> scores(n);
+  for (py::ssize_t i = 0; i < n; ++i) {
+    positions.mutable_at(i) = entries[i].position;
+    scores.mutable_at(i) = entries[i].score;
+  }
+  return py::make_tuple(positions, scores);
+}
+
+int32_t sample(Sampler& sampler, const Floats& logits) {
+  const std::span<const float> values{logits.data(), static_cast<size_t>(logits.size())};
+  const py::gil_scoped_release release;
+  return sampler.sample(values);
+}
+
+}  // namespace
+
+void register_session(py::module_& m) {
+  py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
+      .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
+           py::arg("threads"))
+      .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
+      .def_property_readonly(
+          "file", [](const Model& model) { return &model.file; },
+          py::return_value_policy::reference_internal)
+      .def_property_readonly("architecture", [](const Model& m) { return m.config.architecture; })
+      .def_property_readonly("n_ctx_train", [](const Model& m) { return m.config.n_ctx_train; })
+      .def_property_readonly("n_layers", [](const Model& m) { return m.config.n_layers; })
+      .def_property_readonly("n_heads", [](const Model& m) { return m.config.n_heads; })
+      .def_property_readonly("n_kv_heads", [](const Model& m) { return m.config.n_kv_heads; })
+      .def_property_readonly("head_dim", [](const Model& m) { return m.config.head_dim; })
+      .def_property_readonly("n_vocab", [](const Model& m) { return m.config.n_vocab; });
+
+  py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
+      .def(py::init(&open_session), py::arg("model"), py::kw_only(), py::arg("sinks"),
+           py::arg("heavy"), py::arg("recent"), py::arg("n_ctx"), py::arg("n_batch"),
+           py::arg("n_sequences"), py::arg("kv_dtype"))
+      .def("step", &step, py::arg("inputs"))
+      .def("score", &score, py::arg("sequence"), py::arg("tokens"))
+      .def("reset", &Session::reset, py::arg("sequence"))
+      .def("room", &Session::room, py::arg("sequence"))
+      .def("kept", &kept, py::arg("layer"), py::arg("kv_head"), py::arg("sequence"))
+      .def(
+          "tokens_seen", [](const Session& s, int32_t i) { return s.cache().length(i); },
+          py::arg("sequence"))
+      .def(
+          "tokens_kept", [](const Session& s, int32_t i) { return s.cache().kept(i); },
+          py::arg("sequence"))
+      .def_property_readonly("n_ctx", [](const Session& s) { return s.options().n_ctx; })
+      .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
+      .def_property_readonly("cache_bytes", [](const Session& s) { return s.cache().bytes(); })
+      .def_property_readonly("full_cache_bytes", [](const Session& s) {
+        return KvCache::bytes(KvPolicy{}, s.cache().shape());
+      });
+
+  py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
+      .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,
+                       float repeat_penalty, int32_t repeat_last_n, uint64_t seed) {
+             return std::make_unique<Sampler>(SamplerOptions{.temperature = temperature,
+                                                             .top_k = top_k,
+                                                             .top_p = top_p,
+                                                             .min_p = min_p,
+                                                             .repeat_penalty = repeat_penalty,
+                                                             .repeat_last_n = repeat_last_n,
+                                                             .seed = seed},
+                                              n_vocab);
+           }),
+           py::arg("n_vocab"), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
+           py::arg("top_p"), py::arg("min_p"), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
+           py::arg("seed"))
+      .def("accept", &Sampler::accept, py::arg("token"))
+      .def("sample", &sample, py::arg("logits"));
+}
+
+}  // namespace h2o::python

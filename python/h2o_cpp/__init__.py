@@ -1,0 +1,14 @@
+"""LLM inference with a bounded KV cache: the Heavy-Hitter Oracle (H2O, arXiv 2306.14048).
+
+    from h2o_cpp import Generator
+    for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
+        print(piece, end="", flush=True)
+"""
+
+from h2o_cpp._core import __version__
+from h2o_cpp.cache import KVCache
+from h2o_cpp.generator import Generator, Stats
+from h2o_cpp.policy import Policy
+from h2o_cpp.stream import Generation, Stream
+
+__all__ = ["Generation", "Generator", "KVCache", "Policy", "Stats", "Stream", "__version__"]

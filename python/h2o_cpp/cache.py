@@ -1,0 +1,87 @@
+"""The cache alone, for research: attention over a bounded KV cache on numpy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.policy import Policy
+
+
+class KVCache:
+    """One layer's cache for one sequence, running the attention code of the engine.
+
+    Raises ValueError for shapes and policies that make no sense, MemoryError when it does not fit.
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        policy: Policy,
+        *,
+        max_tokens: int | None = None,
+        kv_dtype: str = "f16",
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        """Allocate the slots.
+
+        n_heads / n_kv_heads query heads share a KV head. max_tokens bounds the sequence: required
+        with Policy.full(); otherwise only needed where it is smaller than the policy's budget.
+        kv_dtype is "f16", "f32" or "bf16".
+        """
+        if max_tokens is None:
+            if policy.budget is None:
+                raise ValueError("KVCache: Policy.full() needs max_tokens")
+            max_tokens = policy.budget + 1
+        self.policy = policy
+        self._cache = _core.KvCache(
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            sinks=policy.n_sinks,
+            heavy=policy.n_heavy,
+            recent=policy.n_recent,
+            max_tokens=max_tokens,
+            kv_dtype=kv_dtype,
+            device=device,
+            threads=threads or 0,
+        )
+
+    def attend(self, q: ArrayLike, k: ArrayLike, v: ArrayLike) -> NDArray[np.float32]:
+        """Feed the next n >= 1 tokens; return their attention output, then evict.
+
+        q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i sees
+        what was kept before and the tokens of this call up to itself. Logits are scaled by
+        1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32.
+        """
+        return self._cache.attend(
+            np.asarray(q, np.float32), np.asarray(k, np.float32), np.asarray(v, np.float32)
+        )
+
+    def positions(self, kv_head: int = 0) -> NDArray[np.int32]:
+        """Kept positions, ascending."""
+        return self._cache.positions(kv_head)
+
+    def scores(self, kv_head: int = 0) -> NDArray[np.float32]:
+        """Attention each kept position has received, summed over the query heads of the group.
+
+        In the order of positions(); zeros under a policy without heavy hitters.
+        """
+        return self._cache.scores(kv_head)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._cache.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for slots: K, V, positions and scores."""
+        return self._cache.nbytes
+
+    def __len__(self) -> int:
+        """Tokens seen so far, kept or not."""
+        return self._cache.length

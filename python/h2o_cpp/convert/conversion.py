@@ -1,0 +1,132 @@
+"""Converts a Hugging Face checkpoint to one GGUF file."""
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp.convert.checkpoint import Config, open_tensors, read_json
+from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.opt import OPT
+from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
+from h2o_cpp.convert.vocabulary import read_vocabulary
+
+# config.json's architectures[0] -> family; a new family is a file beside opt.py and a row here.
+FAMILIES = {"OPTForCausalLM": OPT}
+
+# outtype -> type of the weight matrices, general.file_type
+OUTTYPES = {
+    "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
+    "f16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
+    "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
+    "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+}
+
+
+def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: bool = True) -> None:
+    """Converts the checkpoint in a directory to the GGUF file `output`.
+
+    `outtype` (f32, f16, bf16, q8_0) is the type of the weight matrices; norms, biases and learned
+    positions stay f32. Tensors are converted one at a time, so memory holds no more than the
+    largest. `output` appears when it is complete: if anything fails or is interrupted before, a
+    file that was there is untouched. `progress` shows a bar when stderr is a terminal.
+
+    Raises FileNotFoundError when the checkpoint, one of its files or the directory of `output`
+    does not exist, ValueError for an unknown `outtype` and for a checkpoint that is damaged or
+    that GGUF cannot represent.
+    """
+    if outtype not in OUTTYPES:
+        raise ValueError(f"unknown outtype {outtype!r}; choose from {', '.join(OUTTYPES)}")
+    weight_type, file_type = OUTTYPES[outtype]
+    if not checkpoint.is_dir():
+        raise FileNotFoundError(f"{checkpoint}: no such directory")
+    config = read_json(checkpoint / "config.json")
+    family = _family(config)
+    metadata = family.metadata(config)
+    tensors = plan_tensors(family, config, open_tensors(checkpoint), weight_type)
+    vocabulary = read_vocabulary(
+        checkpoint,
+        config,
+        size=int(metadata["vocab_size"]),
+        add_bos=family.add_bos,
+        control_tokens=family.control_tokens,
+    )
+
+    with _atomic(output) as path, closing(GGUFWriter(path, family.architecture)) as writer:
+        writer.add_type("model")
+        writer.add_name(_name(checkpoint, config))
+        writer.add_file_type(file_type)
+        if weight_type is GGMLQuantizationType.Q8_0:
+            writer.add_quantization_version(GGML_QUANT_VERSION)
+        for key, value in metadata.items():
+            if isinstance(value, float):
+                writer.add_float32(f"{family.architecture}.{key}", value)
+            else:
+                writer.add_uint32(f"{family.architecture}.{key}", value)
+        vocabulary.write(writer)
+        _write_tensors(writer, tensors, progress)
+
+
+def _family(config: Config) -> Family:
+    match config.get("architectures"):
+        case [str(name), *_] if name in FAMILIES:
+            return FAMILIES[name]
+        case found:
+            raise ValueError(
+                f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
+            )
+
+
+def _name(checkpoint: Path, config: Config) -> str:
+    """general.name: the last part of the Hugging Face id, or the name of the directory."""
+    origin = config.get("_name_or_path")
+    return (Path(origin).name if isinstance(origin, str) else "") or checkpoint.resolve().name
+
+
+def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progress: bool) -> None:
+    """Writes the header, then the tensors one by one: their sizes are known before their values."""
+    for tensor in tensors:
+        writer.add_tensor_info(
+            tensor.spec.gguf,
+            tensor.shape,
+            np.dtype(np.float32),  # not uint8, which would make `shape` count bytes
+            tensor.nbytes,
+            raw_dtype=tensor.type,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    with tqdm(
+        total=sum(tensor.nbytes for tensor in tensors),
+        desc="converting",
+        unit="B",
+        unit_scale=True,
+        disable=None if progress else True,  # None: unless stderr is a terminal
+    ) as bar:
+        for tensor in tensors:
+            writer.write_tensor_data(tensor.encode())
+            bar.update(tensor.nbytes)
+
+
+@contextmanager
+def _atomic(output: Path) -> Iterator[Path]:
+    """A temporary file that becomes `output` if the block succeeds, and is removed if it does not.
+
+    It is in the same directory, where a rename is atomic.
+    """
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output.parent}: no such directory")
+    if output.exists() and not output.is_file():
+        raise ValueError(f"{output}: not a regular file, so it cannot be replaced")
+    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        os.replace(temporary, output)
+    except BaseException:  # KeyboardInterrupt too
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,87 @@
+"""Which tensors a GGUF file gets from a checkpoint, in which types."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import quantize
+
+from h2o_cpp.convert.checkpoint import Config, SourceTensor
+from h2o_cpp.convert.family import Family, TensorSpec
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the file, before its values are read; its names and shape are in `spec`."""
+
+    spec: TensorSpec
+    source: SourceTensor
+    type: GGMLQuantizationType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape to write, in PyTorch order."""
+        rows, *columns = self.spec.shape
+        return (rows - self.spec.skip_rows, *columns)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensor in the file, without padding."""
+        block_size, type_size = GGML_QUANT_SIZES[self.type]
+        return prod(self.shape) // block_size * type_size
+
+    def encode(self) -> npt.NDArray[Any]:
+        """Reads the values and returns the `nbytes` to write; ValueError if f16 overflows."""
+        values = self.source.read()[self.spec.skip_rows :]
+        if self.type is not GGMLQuantizationType.F16:
+            return quantize(values, self.type)
+        try:
+            with np.errstate(over="raise"):
+                return quantize(values, self.type)
+        except FloatingPointError:
+            raise ValueError(
+                f"tensor {self.spec.hf} has values beyond the range of f16; use bf16 or f32"
+            ) from None
+
+
+def plan_tensors(
+    family: Family,
+    config: Config,
+    tensors: Mapping[str, SourceTensor],
+    weight_type: GGMLQuantizationType,
+) -> list[PlannedTensor]:
+    """Finds the tensors to write, in file order.
+
+    Raises ValueError when one is missing or has another shape than config.json says, and when the
+    checkpoint has one that the family does not know.
+    """
+    names = {name.removeprefix(family.base_prefix): name for name in tensors}
+    plan = []
+    for spec in family.tensors(config):
+        name = names.pop(spec.hf, None)
+        if name is None:
+            raise ValueError(f"tensor {spec.hf} is missing from the checkpoint")
+        if tensors[name].shape != spec.shape:
+            raise ValueError(
+                f"tensor {name} has shape {list(tensors[name].shape)},"
+                f" but config.json asks for {list(spec.shape)}"
+            )
+        plan.append(PlannedTensor(spec, tensors[name], _type(spec, weight_type)))
+    if unexpected := names.keys() - family.ignored:
+        raise ValueError(
+            f"tensor {names[min(unexpected)]} has no place in an `{family.architecture}` file"
+        )
+    return plan
+
+
+def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
+    """As llama.cpp's converter: F32 for all but matrices, F16 for rows that are no whole blocks."""
+    is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
+    if not is_matrix or spec.gguf == "position_embd.weight":
+        return GGMLQuantizationType.F32
+    block_size, _ = GGML_QUANT_SIZES[weight_type]
+    return GGMLQuantizationType.F16 if spec.shape[-1] % block_size else weight_type

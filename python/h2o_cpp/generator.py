@@ -1,0 +1,250 @@
+"""Generator: a model with its bounded cache, and text from it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.policy import Policy, h2o_budget
+from h2o_cpp.stream import Generation, Request, Stream, StreamOptions
+from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.turn import Turn
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the cache holds now. Tokens are counted per layer and KV head, which all keep as many."""
+
+    tokens_seen: int
+    tokens_kept: int
+    evictions: int  # tokens_seen - tokens_kept
+    cache_bytes: int  # allocated for K, V, positions and scores, all layers
+    full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
+    n_ctx: int
+    n_layers: int
+    n_kv_heads: int
+    backend: str
+
+
+class _Engine(NamedTuple):
+    model: _core.Model
+    session: _core.Session
+    tokenizer: TextTokenizer
+
+
+class Generator:
+    """Streams text from a GGUF model within a fixed memory budget.
+
+    Safe to share between threads: they take turns, one stream at a time. A stream that is dropped,
+    closed or interrupted leaves it usable. Every method raises RuntimeError after close().
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        hh: float | None = None,
+        recent: float | None = None,
+        policy: Policy | None = None,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        kv_dtype: str = "f16",
+        device: str = "auto",
+        threads: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Load a model.
+
+        hh: what the cache keeps, a fraction of n_ctx or a number of tokens; half heavy hitters and
+            half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full cache.
+        recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
+        policy: any other Policy, instead of hh.
+        n_ctx: the most tokens of a text, prompt included; default and limit: as trained.
+        n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
+            evicted after; a longer one is read in chunks with eviction after each.
+        kv_dtype: type of the cached keys and values: "f16", "bf16" or "f32".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        threads: of the CPU; default: one for each processor.
+        seed: makes the whole series of generations repeatable; default: different each time.
+
+        Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
+        MemoryError.
+        """
+        if policy is not None and (hh is not None or recent is not None):
+            raise ValueError("give either policy or hh, not both")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads={threads!r}, expected at least 1")
+        model = _core.Model(os.fspath(path), device=device, threads=threads or 0)
+        n_ctx = model.n_ctx_train if n_ctx is None else n_ctx
+        if n_ctx < 1:
+            raise ValueError(f"n_ctx={n_ctx!r}, expected at least 1")
+        self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
+        try:
+            tokenizer = TextTokenizer(model.file.metadata(), model.n_vocab)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
+        session = _core.Session(
+            model,
+            sinks=self.policy.n_sinks,
+            heavy=self.policy.n_heavy,
+            recent=self.policy.n_recent,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_sequences=1,
+            kv_dtype=kv_dtype,
+        )
+        self._open: _Engine | None = _Engine(model, session, tokenizer)
+        self._turn = Turn()
+        self._seeds = random.Random(seed)
+
+    @property
+    def _engine(self) -> _Engine:
+        if self._open is None:
+            raise RuntimeError("this Generator is closed")
+        return self._open
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Stream:
+        """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
+
+        max_tokens: at most this many; default: until the end of text or of the context.
+        temperature: 0 is greedy. top_k, top_p, min_p: 0, 1 and 0 switch them off.
+        repeat_penalty: for the last repeat_last_n tokens (-1: all); 1 is none.
+        seed: the same seed, prompt and options give the same text.
+        stop: strings that end the text; they are not part of it.
+        ignore_eos: go on after the end-of-text token.
+
+        Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range.
+        """
+        model, session, tokenizer = self._engine
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        if len(prompt) == 0:
+            raise ValueError("the prompt is empty")
+        if len(tokens) > session.n_ctx:
+            raise ValueError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
+        if bad := [t for t in tokens if not 0 <= t < model.n_vocab]:
+            raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens!r}, expected at least 1")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(stops):
+            raise ValueError("stop has an empty string, which would end every text at once")
+        seed = self._seeds.getrandbits(64) if seed is None else seed
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed={seed!r}, expected 0 to 2**64 - 1")
+        sampler = _core.Sampler(
+            model.n_vocab,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            seed=seed,
+        )
+        request = Request(tokens, sampler, max_tokens, stops, ignore_eos)
+        return Stream(session, tokenizer, self._turn, request)
+
+    def generate(
+        self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
+    ) -> Generation:
+        """Continue `prompt` and return the whole text; options as for stream()."""
+        stream = self.stream(prompt, **options)
+        text = "".join(stream)
+        return Generation(
+            text=text,
+            finish_reason=stream.finish_reason or "cancelled",
+            prompt_tokens=stream.prompt_tokens,
+            completion_tokens=len(stream.tokens),
+            prompt_seconds=stream.prompt_seconds,
+            decode_seconds=stream.decode_seconds,
+        )
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Tokens of a text, with the beginning-of-text token in front if the model wants one."""
+        return self._engine.tokenizer.encode(text, add_special=add_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
+        n_vocab = self._engine.model.n_vocab
+        if bad := [t for t in tokens if not 0 <= t < n_vocab]:
+            raise ValueError(f"token {bad[0]} is not in the vocabulary of {n_vocab}")
+        return self._engine.tokenizer.decode(tokens)
+
+    def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
+        """Logits after each token of a text, float32 [n, n_vocab].
+
+        The text is read as a prompt is: in chunks of n_batch, with eviction after each.
+        """
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError("tokens must be a non-empty sequence of token ids")
+        session = self._engine.session
+        if ids.size > session.n_ctx:
+            raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")
+        with self._turn:
+            session.reset(0)
+            chunks = range(0, ids.size, session.n_batch)
+            return np.concatenate(
+                [session.score(0, ids[i : i + session.n_batch].astype(np.int32)) for i in chunks]
+            )
+
+    def stats(self) -> Stats:
+        """What the cache holds now, measured."""
+        model, session, _ = self._engine
+        seen, kept = session.tokens_seen(0), session.tokens_kept(0)
+        return Stats(
+            tokens_seen=seen,
+            tokens_kept=kept,
+            evictions=seen - kept,
+            cache_bytes=session.cache_bytes,
+            full_cache_bytes=session.full_cache_bytes,
+            n_ctx=session.n_ctx,
+            n_layers=model.n_layers,
+            n_kv_heads=model.n_kv_heads,
+            backend=model.backend,
+        )
+
+    def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Kept positions of a layer and KV head, ascending, and their scores."""
+        return self._engine.session.kept(layer, kv_head, 0)
+
+    def close(self) -> None:
+        """Free model and cache; waits for another thread's stream, ends one of this thread."""
+        with self._turn:
+            self._open = None
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,85 @@
+"""Which tokens the cache keeps: policies, and the budgets that choose them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What survives a step: the first `n_sinks`, the newest `n_recent` and `n_heavy` heavy hitters.
+
+    Counts are of tokens, per layer and KV head, and do not include the token being decoded.
+    Use one of the constructors: `full`, `window`, `sinks`, `h2o`.
+    """
+
+    n_sinks: int = 0
+    n_heavy: int = 0
+    n_recent: int | None = None  # None: unbounded
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and (not isinstance(value, Integral) or value < 0):
+                raise ValueError(f"policy: {name} is {value!r}, expected a count of 0 or more")
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens are kept; None when all are."""
+        return None if self.n_recent is None else self.n_sinks + self.n_heavy + self.n_recent
+
+    @staticmethod
+    def full() -> Policy:
+        """Keep everything."""
+        return Policy()
+
+    @staticmethod
+    def window(n: int) -> Policy:
+        """Keep the newest n >= 1 tokens."""
+        return _non_empty(Policy(n_recent=n), "window: n")
+
+    @staticmethod
+    def sinks(n_sinks: int, n: int) -> Policy:
+        """Keep the first n_sinks and the newest n tokens (StreamingLLM, arXiv 2309.17453)."""
+        return _non_empty(Policy(n_sinks=n_sinks, n_recent=n), "sinks: n_sinks + n")
+
+    @staticmethod
+    def h2o(heavy: int, recent: int, sinks: int = 0) -> Policy:
+        """Keep the newest tokens and, of the others, those with the most accumulated attention."""
+        _non_empty(Policy(n_heavy=heavy, n_recent=recent), "h2o: heavy + recent")
+        return Policy(n_sinks=sinks, n_heavy=heavy, n_recent=recent)
+
+
+def _non_empty(policy: Policy, what: str) -> Policy:
+    if policy.budget == 0:
+        raise ValueError(f"{what} is 0, expected at least 1")
+    return policy
+
+
+def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
+    """The policy that `hh` and `recent` ask for, each a fraction of n_ctx or a number of tokens.
+
+    hh is all that is kept, as in the paper's "H2O (20 %)": half heavy hitters, half recent tokens
+    unless `recent` says otherwise. Fractions are cut to whole tokens, as the authors do.
+    """
+    if hh is None:
+        if recent is not None:
+            raise ValueError("recent is part of hh, which is not given; see Policy.window")
+        return Policy.full()
+    total = _tokens("hh", hh, n_ctx)
+    if total < 1:
+        raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
+    n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
+    if n_recent > total:
+        raise ValueError(f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}")
+    return Policy.h2o(heavy=total - n_recent, recent=n_recent)
+
+
+def _tokens(name: str, value: float, n_ctx: int) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"{name}={value!r} tokens, expected 0 or more")
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
+        return int(float(value) * n_ctx)
+    raise ValueError(f"{name}={value!r}, expected a fraction from 0 to 1 or a whole number of tokens")

@@ -1,0 +1,204 @@
+"""One generation: the stream of text pieces, and what it amounted to."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.text_pieces import TextPieces
+from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.turn import Turn
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keyword arguments of Generator.stream, which explains them."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate from, and when to end."""
+
+    prompt: Sequence[int]
+    sampler: _core.Sampler
+    max_tokens: int | None
+    stop: Sequence[str]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation.
+
+    finish_reason is "stop" (end of text, or a stop string), "length" (max_tokens, or the end of
+    the context) or "cancelled".
+    """
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_seconds: float
+    decode_seconds: float
+
+
+class Stream(Iterator[str]):
+    """Pieces of text as they are generated, each valid Unicode.
+
+    Nothing is computed before the first piece is asked for. Ending, closing or dropping the stream
+    frees the Generator for the next one.
+
+    Attributes: `tokens`, the ids generated so far; `finish_reason`, None while it runs, then as in
+    Generation; `prompt_tokens`; `prompt_seconds` and `decode_seconds` spent computing.
+    """
+
+    def __init__(
+        self, session: _core.Session, tokenizer: TextTokenizer, turn: Turn, request: Request
+    ) -> None:
+        self.tokens: array[int] = array("i")
+        self.finish_reason: str | None = None
+        self.prompt_tokens = len(request.prompt)
+        self.prompt_seconds = 0.0
+        self.decode_seconds = 0.0
+
+        self._session = session
+        self._tokenizer = tokenizer
+        self._request = request
+        self._text = TextPieces(request.stop)
+        self._logits: NDArray[np.float32] | None = None  # [n_vocab], after the newest token
+        self._turn = turn
+        self._ticket = object()  # holds the turn in this stream's name without keeping it alive
+        self._running = threading.Lock()
+        self._cancelled = False
+        self._superseded = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        with self._running:
+            try:
+                while self.finish_reason is None:
+                    if piece := self._next_piece():
+                        return piece
+            except BaseException:  # KeyboardInterrupt too: the next stream must find its turn
+                self._end("cancelled")
+                raise
+        if self._superseded:
+            raise RuntimeError("this stream was ended: its thread began another one")
+        raise StopIteration
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Prompt tokens read per second."""
+        return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens decoded per second; the first comes with the prompt and does not count."""
+        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    def close(self) -> None:
+        """End the stream: now, or after the token that another thread is computing."""
+        self._cancelled = True
+        if self._running.acquire(blocking=False):
+            try:
+                self._end("cancelled")
+            finally:
+                self._running.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ticket"):  # __init__ got that far
+            self._turn.give_back(self._ticket)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_piece(self) -> str:
+        """One step: the text it completes, often empty."""
+        if self._cancelled:
+            return self._end("cancelled")
+        if self._logits is None:
+            self._logits = self._read_prompt()
+        else:
+            self._logits = self._decode()
+        if self._cancelled:
+            return self._end("cancelled")
+
+        request = self._request
+        token = request.sampler.sample(self._logits)
+        if token in self._tokenizer.end_tokens and not request.ignore_eos:
+            return self._end("stop")
+        request.sampler.accept(token)
+        self.tokens.append(token)
+        piece = self._text.push(self._tokenizer.token_bytes(token))
+        if self._text.stopped:
+            return piece + self._end("stop")
+        if len(self.tokens) == request.max_tokens or self._session.room(0) == 0:
+            return piece + self._end("length")
+        return piece
+
+    def _read_prompt(self) -> NDArray[np.float32]:
+        stream = weakref.ref(self)
+        self._turn.take(self._ticket, lambda: _supersede(stream))
+        self._session.reset(0)
+        prompt = np.asarray(self._request.prompt, np.int32)
+        for token in self._request.prompt:
+            self._request.sampler.accept(token)
+        started = perf_counter()
+        for begin in range(0, len(prompt), self._session.n_batch):
+            chunk = prompt[begin : begin + self._session.n_batch]
+            logits = self._session.step([(0, chunk)])
+            self.prompt_seconds = perf_counter() - started
+            if self._cancelled:
+                break
+        return logits[0]
+
+    def _decode(self) -> NDArray[np.float32]:
+        started = perf_counter()
+        logits = self._session.step([(0, np.asarray(self.tokens[-1:], np.int32))])
+        self.decode_seconds += perf_counter() - started
+        return logits[0]
+
+    def _end(self, reason: str) -> str:
+        """Give the turn back; returns the text that was held back for a stop string."""
+        if self.finish_reason is not None:
+            return ""
+        self.finish_reason = reason
+        self._turn.give_back(self._ticket)
+        return self._text.finish()
+
+
+def _supersede(stream: weakref.ref[Stream]) -> None:
+    alive = stream()
+    if alive is not None:
+        alive._superseded = True
+        alive.close()

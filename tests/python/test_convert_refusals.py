@@ -1,0 +1,225 @@
+"""What the converter refuses, each with an error that names the cause, and nothing written."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from h2o_cpp.convert import convert
+from h2o_cpp.convert.checkpoint import open_tensors
+from opt_checkpoint import (
+    CONFIG,
+    MERGES,
+    TOKENS,
+    make_checkpoint,
+    random_weights,
+    write_json,
+    write_safetensors,
+    write_shards,
+    write_tokenizer_json,
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def assert_refused(
+    checkpoint: Path, message: str, error: type[Exception] = ValueError, outtype: str = "f16"
+) -> None:
+    """Converting raises an error that contains the message, and no file appears."""
+    output = checkpoint / "out"
+    output.mkdir(exist_ok=True)
+    with pytest.raises(error, match=re.escape(message)):
+        convert(checkpoint, output / "out.gguf", outtype)
+    assert not list(output.iterdir())
+
+
+class Exploit:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_pytorch_files_of_something_else(checkpoint: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="reads pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    weights = checkpoint / "pytorch_model.bin"
+    exploit = Exploit(tmp_path / "exploited")
+    for state in ({"a": exploit}, [1, 2], {"a": "text"}, {"a": torch.tensor([1])}):
+        torch.save(state, weights)
+        assert_refused(checkpoint, "pytorch_model.bin: ")
+    assert not exploit.path.exists()
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert_refused(checkpoint, "pytorch_model.bin: not a readable PyTorch weights file")
+
+
+def test_pytorch_files_without_pytorch(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    assert_refused(checkpoint, "pip install torch")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("do_layer_norm_before", False),  # opt-350m
+        ("_remove_final_layer_norm", True),
+        ("activation_function", "gelu"),  # Galactica
+        ("enable_bias", False),
+        ("layer_norm_elementwise_affine", False),
+        ("word_embed_proj_dim", 32),
+        ("num_attention_heads", 7),
+        ("hidden_size", None),
+        ("ffn_dim", -1),
+        ("num_hidden_layers", "2"),
+        ("vocab_size", True),
+        ("bos_token_id", 12),
+        ("architectures", ["LlamaForCausalLM"]),
+        ("architectures", None),
+    ],
+)
+def test_what_config_json_cannot_say(
+    checkpoint: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    (checkpoint / "special_tokens_map.json").unlink()  # so that bos_token_id counts
+    write_json(checkpoint / "config.json", CONFIG | {key: value})
+    assert_refused(checkpoint, f"config.json: {key} ")
+    assert_refused(checkpoint, repr(value))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff", "[" * 100_000])
+def test_a_damaged_config_json(checkpoint: Path, tmp_path: Path, text: str) -> None:
+    (checkpoint / "config.json").write_bytes(text.encode("latin-1"))
+    assert_refused(checkpoint, "config.json")
+
+
+def test_wrong_tensors(checkpoint: Path, tmp_path: Path) -> None:
+    for name, values, message in (
+        ("decoder.layers.1.fc1.bias", None, "decoder.layers.1.fc1.bias is missing"),
+        (
+            "decoder.layers.1.fc1.bias",
+            np.zeros((96, 1)),
+            "has shape [96, 1], but config.json asks for [96]",
+        ),
+        ("decoder.project_in.weight", np.zeros((64, 32)), "project_in.weight has no place"),
+        ("decoder.embed_tokens.weight", np.full((12, 64), 1e6), "range of f16"),
+    ):
+        weights = random_weights(CONFIG)
+        weights.pop(f"model.{name}", None)
+        if values is not None:
+            weights[f"model.{name}"] = values
+        write_safetensors(checkpoint / "model.safetensors", weights)
+        assert_refused(checkpoint, message)
+
+
+def test_wrong_shards(checkpoint: Path, tmp_path: Path) -> None:
+    weight_map = write_shards(checkpoint, ["a.safetensors", "b.safetensors"])
+    index = checkpoint / "model.safetensors.index.json"
+    write_json(index, {"weight_map": weight_map | {"more": "a.safetensors"}})
+    assert_refused(checkpoint, "tensor more is not in shard a.safetensors")
+    write_json(index, {"weight_map": {"x": "../tiny/a.safetensors"}})
+    assert_refused(checkpoint, "weight_map")
+    write_json(index, {"weight_map": weight_map})
+    (checkpoint / "b.safetensors").unlink()
+    assert_refused(checkpoint, "shard b.safetensors is missing")
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "message"),
+    [
+        ("config.json", FileNotFoundError, "config.json: no such file"),
+        ("model.safetensors", FileNotFoundError, "no weights"),
+        ("merges.txt", FileNotFoundError, "no tokenizer"),
+    ],
+)
+def test_missing_files(checkpoint: Path, file: str, error: type[Exception], message: str) -> None:
+    (checkpoint / file).unlink()
+    assert_refused(checkpoint, message, error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("normalizer", {"type": "NFC"}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": []}),
+        ("pre_tokenizer.use_regex", False),
+        ("pre_tokenizer.add_prefix_space", True),
+        ("model.type", "Unigram"),
+        ("model.byte_fallback", True),
+        ("model.ignore_merges", True),
+        ("model.dropout", 0.1),
+        ("model.end_of_word_suffix", "</w>"),
+        ("model.vocab", ["a"]),
+        ("model.merges", []),
+        ("model.merges", ["a b c"]),
+        ("model.merges", ["a ab"]),  # aab is no token
+        ("added_tokens", [{"id": 4, "content": "</s>"}]),
+        ("added_tokens", [{"id": 4, "content": "<new>"}]),
+        ("added_tokens", [{"id": 12, "content": "<new>"}]),  # beyond vocab_size
+        ("added_tokens", ["<new>"]),
+    ],
+)
+def test_tokenizers_of_another_kind(checkpoint: Path, key: str, value: object) -> None:
+    write_tokenizer_json(checkpoint, {key: value})
+    assert_refused(checkpoint, str(checkpoint))
+
+
+def test_the_reason_names_the_tokenizer_setting(checkpoint: Path) -> None:
+    write_tokenizer_json(checkpoint, {"pre_tokenizer": {"type": "Sequence"}})
+    assert_refused(checkpoint, "tokenizer.json: pre_tokenizer.type is 'Sequence'; only byte-level")
+    write_json(checkpoint / "tokenizer_config.json", {"add_prefix_space": True})
+    assert_refused(checkpoint, "tokenizer_config.json: add_prefix_space is true")
+    write_json(checkpoint / "tokenizer_config.json", {"bos_token": "<begin>"})
+    write_tokenizer_json(checkpoint)
+    assert_refused(checkpoint, "bos_token '<begin>' is not in the vocabulary")
+
+
+def test_more_tokens_than_vocab_size(checkpoint: Path) -> None:
+    write_json(checkpoint / "vocab.json", {token: i for i, token in enumerate(TOKENS)} | {"c": 12})
+    assert_refused(checkpoint, "token ids 0 to 12, but config.json has vocab_size 12")
+
+
+def test_damaged_merges(checkpoint: Path) -> None:
+    (checkpoint / "merges.txt").write_bytes(b"\xff")
+    assert_refused(checkpoint, "merges.txt: not UTF-8")
+    (checkpoint / "merges.txt").write_text(f"{MERGES[0]}\nnonsense\n", encoding="utf-8")
+    assert_refused(checkpoint, "merges.txt: malformed merge 'nonsense'")
+
+
+def test_outputs_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
+        convert(checkpoint, tmp_path / "nowhere" / "out.gguf")
+    with pytest.raises(ValueError, match="not a regular file"):
+        convert(checkpoint, tmp_path)
+    assert_refused(checkpoint, "unknown outtype 'q4_k'", outtype="q4_k")
+
+
+def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+    """Every truncation is noticed; a changed byte of the header is noticed or harmless."""
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"a": np.ones((2, 3)), "b": np.ones(4)})
+    good = path.read_bytes()
+    for size in range(len(good)):
+        path.write_bytes(good[:size])
+        with pytest.raises(ValueError, match=r"model\.safetensors: not a readable"):
+            open_tensors(tmp_path)
+    for i in range(len(good) - 40):
+        for byte in b'\x00\xff"9.-[{':
+            path.write_bytes(good[:i] + bytes([byte]) + good[i + 1 :])
+            try:
+                tensors = open_tensors(tmp_path)
+            except ValueError:
+                continue
+            for tensor in tensors.values():
+                assert tensor.read().shape == tensor.shape
