@@ -1,0 +1,36 @@
+"""Writes tests/data/golden: small random OPT models and their logits by Hugging Face transformers.
+
+    python tests/python/make_golden.py
+
+Needs the extra `reference`. The files are committed, so that the tests need neither.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from h2o_cpp.convert import convert
+from random_opt import SHAPES, make_model, random_tokens, reference_logits, save_checkpoint
+
+
+def main() -> int:
+    """Write every shape's model and logits."""
+    golden = Path(__file__).resolve().parents[1] / "data" / "golden"
+    golden.mkdir(exist_ok=True)
+    for seed, (name, shape) in enumerate(SHAPES.items()):
+        model = make_model(shape, seed)
+        with tempfile.TemporaryDirectory() as checkpoint:
+            save_checkpoint(model, Path(checkpoint))
+            convert(Path(checkpoint), golden / f"{name}.gguf", "f32")
+        tokens = random_tokens(shape, seed)
+        np.savez_compressed(
+            golden / f"{name}.npz", tokens=tokens, logits=reference_logits(model, tokens)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""KVCache against h2o_rules on random shapes, budgets and chunkings, and its own invariants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from h2o_cpp import KVCache, Policy
+from h2o_rules import ReferenceCache
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+POLICIES = st.one_of(
+    st.just(Policy.full()),
+    st.builds(Policy.window, st.integers(1, 8)),
+    st.builds(Policy.sinks, st.integers(0, 3), st.integers(1, 8)),
+    st.builds(Policy.h2o, st.integers(1, 6), st.integers(0, 6), st.integers(0, 2)),
+    st.builds(Policy.h2o, st.just(0), st.integers(1, 6)),
+)
+
+
+@dataclass
+class Text:
+    """Random queries, keys and values, and how they are cut into chunks."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    chunks: list[int]
+    seed: int
+
+    @property
+    def n(self) -> int:
+        return sum(self.chunks)
+
+    def arrays(self) -> list[NDArray[np.float32]]:
+        random = np.random.default_rng(self.seed)
+        shapes = [(self.n, heads, self.head_dim) for heads in (self.n_heads, *[self.n_kv_heads] * 2)]
+        q, k, v = (random.normal(size=shape).astype(np.float32) for shape in shapes)
+        return [q * 2, k, v]
+
+    def cache(self, policy: Policy, kv_dtype: str = "f32", **options: int) -> KVCache:
+        return KVCache(
+            self.n_heads,
+            self.n_kv_heads,
+            self.head_dim,
+            policy,
+            max_tokens=self.n,
+            kv_dtype=kv_dtype,
+            **options,
+        )
+
+    def run(self, cache: KVCache) -> NDArray[np.float32]:
+        """Outputs of all tokens."""
+        parts = np.split(np.arange(self.n), np.cumsum(self.chunks)[:-1])
+        q, k, v = self.arrays()
+        return np.concatenate([cache.attend(q[i], k[i], v[i]) for i in parts])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> Text:
+    n_kv_heads = draw(st.integers(1, 3))
+    return Text(
+        n_heads=n_kv_heads * draw(st.integers(1, 3)),
+        n_kv_heads=n_kv_heads,
+        head_dim=draw(st.integers(1, 40)),
+        chunks=draw(st.lists(st.integers(1, 12), min_size=1, max_size=8)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
+    for g in range(n_kv_heads):
+        np.testing.assert_array_equal(a.positions(g), b.positions(g))
+        np.testing.assert_array_equal(a.scores(g), b.scores(g))
+
+
+@given(texts(), POLICIES)
+def test_equals_the_rules(text: Text, policy: Policy) -> None:
+    cache = text.cache(policy)
+    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy)
+    q, k, v = text.arrays()
+    done = 0
+    for n in text.chunks:
+        rows = slice(done, done + n)
+        expected = reference.attend(*(x[rows].astype(np.float64) for x in (q, k, v)))
+        # A choice between scores closer than float32 can tell apart may honestly differ.
+        assume(reference.margin > 1e-4)
+        out = cache.attend(q[rows], k[rows], v[rows])
+        done += n
+        # Logits are below 2 * 40 * 4 in size and carry 40 roundings of 2^-24: e^logit is right to
+        # about 1e-4 at worst, 1e-5 in fact, and probabilities are at most 1.
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
+        for g, kept in enumerate(reference.heads):
+            assert cache.positions(g).tolist() == [e.position for e in kept]
+            if policy.n_heavy > 0:
+                np.testing.assert_allclose(
+                    cache.scores(g), [e.score for e in kept], rtol=0, atol=1e-4
+                )
+
+
+@given(texts(), POLICIES)
+def test_what_is_kept(text: Text, policy: Policy) -> None:
+    cache = text.cache(policy)
+    q, k, v = text.arrays()
+    before: list[set[int]] = [set()] * text.n_kv_heads
+    nbytes = cache.nbytes
+    done = 0
+    for n in text.chunks:
+        cache.attend(q[done : done + n], k[done : done + n], v[done : done + n])
+        done += n
+        for g in range(text.n_kv_heads):
+            kept = cache.positions(g).tolist()
+            assert kept == sorted(set(kept))
+            assert len(kept) == (done if policy.budget is None else min(done, policy.budget))
+            assert set(kept) <= before[g] | set(range(done - n, done))  # nothing comes back
+            assert set(range(min(policy.n_sinks, done))) <= set(kept)
+            recent = done if policy.n_recent is None else min(done, policy.n_recent)
+            assert set(range(done - recent, done)) <= set(kept)
+            before[g] = set(kept)
+        assert cache.nbytes == nbytes
+        assert len(cache) == done
+
+
+@given(texts(), st.integers(0, 6), st.sampled_from(["f32", "f16", "bf16"]))
+def test_budget_never_reached_is_the_full_cache_bit_for_bit(
+    text: Text, heavy: int, kv_dtype: str
+) -> None:
+    policy = Policy.h2o(heavy, max(text.n - heavy, 1))
+    bounded, full = text.cache(policy, kv_dtype), text.cache(Policy.full(), kv_dtype)
+    np.testing.assert_array_equal(text.run(bounded), text.run(full))
+
+
+@given(texts(), POLICIES, st.sampled_from(["f32", "f16", "bf16"]))
+def test_threads_do_not_change_a_bit(text: Text, policy: Policy, kv_dtype: str) -> None:
+    caches = [text.cache(policy, kv_dtype, threads=n) for n in (1, 2)]
+    np.testing.assert_array_equal(*[text.run(cache) for cache in caches])
+    same_state(*caches, text.n_kv_heads)
+
+
+@given(texts(), POLICIES)
+def test_reset_is_a_fresh_cache(text: Text, policy: Policy) -> None:
+    used, fresh = text.cache(policy), text.cache(policy)
+    text.run(used)
+    used.reset()
+    assert len(used) == 0
+    assert used.positions().size == 0
+    np.testing.assert_array_equal(text.run(used), text.run(fresh))
+    same_state(used, fresh, text.n_kv_heads)
+
+
+@given(texts(), st.integers(1, 8))
+def test_no_heavy_hitters_is_a_window(text: Text, n: int) -> None:
+    window, h2o = text.cache(Policy.window(n)), text.cache(Policy.h2o(0, n))
+    np.testing.assert_array_equal(text.run(window), text.run(h2o))
+    same_state(window, h2o, text.n_kv_heads)
+
+
+@given(texts())
+def test_every_query_adds_one_to_the_scores(text: Text) -> None:
+    cache = text.cache(Policy.h2o(1, text.n))  # scores are kept, nothing is evicted
+    text.run(cache)
+    for g in range(text.n_kv_heads):
+        queries = text.n * text.n_heads / text.n_kv_heads
+        # Each of the n scores is a sum of at most n * group probabilities.
+        assert cache.scores(g).sum() == pytest.approx(queries, rel=text.n * 2**-20)
+
+
+@given(texts(), st.sampled_from([("f16", 2.0**-11), ("bf16", 2.0**-8)]))
+def test_rounded_caches_hold_rounded_keys_and_values(text: Text, kind: tuple[str, float]) -> None:
+    """Equal to an f32 cache that is fed the rounded numbers, bit for bit."""
+    kv_dtype, unit = kind
+    q, k, v = text.arrays()
+
+    def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if kv_dtype == "f16":
+            return x.astype(np.float16).astype(np.float32)
+        bits = x.view(np.uint32)
+        bits = bits + 0x7FFF + ((bits >> 16) & 1) & 0xFFFF0000
+        return bits.astype(np.uint32).view(np.float32)
+
+    assert np.all(np.abs(rounded(k) - k) <= unit * np.abs(k) + 2.0**-24)
+    small, large = text.cache(Policy.full(), kv_dtype), text.cache(Policy.full(), "f32")
+    np.testing.assert_array_equal(small.attend(q, k, v), large.attend(q, rounded(k), rounded(v)))
+
+
+def test_nbytes_is_what_the_formula_says() -> None:
+    n_kv_heads, head_dim, policy = 4, 64, Policy.h2o(32, 31)
+    slots = 64  # the budget and the token being decoded
+    for kv_dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+        cache = KVCache(8, n_kv_heads, head_dim, policy, kv_dtype=kv_dtype)
+        kv = 2 * n_kv_heads * slots * head_dim * size
+        position_and_score = n_kv_heads * slots * 8
+        next_slots = 64  # four int32, in a cache line
+        assert cache.nbytes == kv + position_and_score + next_slots
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(2, 3, 4), (2, 2, 4), (2, 2, 4)], "q has shape"),
+        ([(2, 4, 4), (1, 2, 4), (2, 2, 4)], "k has shape"),
+        ([(2, 4, 4), (2, 2, 4), (2, 2, 5)], "v has shape"),
+        ([(0, 4, 4), (0, 2, 4), (0, 2, 4)], "no rows"),
+        ([(4, 4), (2, 4), (2, 4)], "q has shape"),
+        ([(9, 4, 4), (9, 2, 4), (9, 2, 4)], "room for 8"),
+    ],
+)
+def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
+    cache = KVCache(4, 2, 4, Policy.full(), max_tokens=8)
+    with pytest.raises(ValueError, match=message):
+        cache.attend(*[np.zeros(shape, np.float32) for shape in shapes])
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0, 1, 4), {}, "must be positive"),
+        ((4, 3, 4), {}, "evenly"),
+        ((4, 2, 0), {}, "must be positive"),
+        ((4, 2, 4), {"max_tokens": 0}, "max_tokens"),
+        ((4, 2, 4), {"kv_dtype": "f64"}, "kv_dtype"),
+        ((4, 2, 4), {"kv_dtype": "q8_0"}, "kv_dtype"),
+        ((4, 2, 4), {"device": "tpu"}, "tpu"),
+        ((4, 2, 4), {"device": "cuda:x"}, "cuda:x"),
+        ((4, 2, 4), {"threads": -1}, "threads"),
+    ],
+)
+def test_bad_options(
+    arguments: tuple[int, int, int], options: dict[str, int | str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVCache(*arguments, Policy.window(4), **options)  # type: ignore[arg-type]
+
+
+def test_full_policy_needs_a_limit() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        KVCache(1, 1, 4, Policy.full())
+
+
+def test_too_large_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="bytes|memory"):
+        KVCache(1024, 1024, 1024, Policy.full(), max_tokens=2**30)

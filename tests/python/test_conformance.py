@@ -1,0 +1,143 @@
+"""The cases of h2o_cases.json (an executable oracle, written independently) through KVCache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from h2o_cpp import KVCache, Policy
+from numpy.typing import NDArray
+
+DOCUMENT: dict[str, Any] = json.loads(
+    (Path(__file__).resolve().parents[1] / "data" / "h2o_cases.json").read_text()
+)
+
+# Eviction only every third step needs slots to spare, which a fixed pool does not have.
+CASES: dict[str, Any] = {c["id"]: c for c in DOCUMENT["cases"] if c["id"] != "lazy_every_3"}
+
+
+def policy_of(case: dict[str, Any]) -> Policy:
+    match case["policy"]:
+        case "full":
+            return Policy.full()
+        case "window":
+            return Policy.window(case["recent"])
+        case "sink":
+            return Policy.sinks(case["sink"], case["recent"])
+        case "h2o":
+            return Policy.h2o(case["heavy"], case["recent"])
+    raise AssertionError(case["policy"])
+
+
+class Driver:
+    """Feeds a case: key j is the unit vector e_j and query i is log(weights of i), so that the
+    logits are the case's; values are unit vectors too, so that the output is the attention row."""
+
+    def __init__(self, case: dict[str, Any], kv_dtype: str) -> None:
+        self.pad: int = case["left_pad"]
+        weights = [[row[self.pad :] for row in head[self.pad :]] for head in case["weights"]]
+        self.n = len(weights[0])
+        self.n_heads, self.n_kv_heads = case["n_q_heads"], case["n_kv_heads"]
+        self.q = np.zeros((self.n, self.n_heads, self.n), np.float32)
+        for h, head in enumerate(weights):
+            for i, row in enumerate(head):
+                self.q[i, h, : i + 1] = np.log(row) * np.sqrt(self.n)
+        self.unit = np.repeat(np.eye(self.n, dtype=np.float32)[:, None], self.n_kv_heads, axis=1)
+        self.cache = KVCache(
+            self.n_heads,
+            self.n_kv_heads,
+            self.n,
+            policy_of(case),
+            max_tokens=self.n,
+            kv_dtype=kv_dtype,
+        )
+
+    def feed(self, begin: int, end: int) -> NDArray[np.float32]:
+        kv = self.unit[begin:end]
+        return self.cache.attend(self.q[begin:end], kv, kv)
+
+    def kept(self, g: int) -> list[int]:
+        return [int(p) + self.pad for p in self.cache.positions(g)]
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])  # unit vectors are exact in both
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, kv_dtype: str) -> None:
+    case = CASES[name]
+    driver = Driver(case, kv_dtype)
+    done = 0
+    for i, (step, expected) in enumerate(zip(case["schedule"], case["expected"], strict=True)):
+        n = step["tokens"] - (driver.pad if i == 0 else 0)
+        out = driver.feed(done, done + n)
+        done += n
+        for g in range(driver.n_kv_heads):
+            assert driver.kept(g) == expected["kept"][g]
+            if case["policy"] == "h2o" and case["heavy"] > 0:
+                np.testing.assert_allclose(
+                    driver.cache.scores(g), expected["scores"][g], rtol=0, atol=1e-5
+                )
+        for h in range(driver.n_heads):
+            attended = expected["attended"][h // (driver.n_heads // driver.n_kv_heads)]
+            row = np.zeros(driver.n)
+            row[np.array(attended) - driver.pad] = expected["last_row"][h]
+            np.testing.assert_allclose(out[-1, h], row, rtol=0, atol=1e-5)
+
+
+def test_all_cases_but_one_are_run() -> None:
+    assert len(CASES) == len(DOCUMENT["cases"]) - 1 == 29
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("gqa_sum", "wrong_if_first_query_head_only"),
+        ("batch_item_a", "wrong_if_summed_over_batch"),
+        ("batch_item_b", "wrong_if_summed_over_batch"),
+        ("chunked_prefill_eager", "one_shot_kept"),
+    ],
+)
+def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str) -> None:
+    case = CASES[name]
+    answer = case[wrong] if isinstance(case[wrong][0], list) else [case[wrong]]
+    driver = Driver(case, "f32")
+    done = 0
+    for step in case["schedule"]:
+        driver.feed(done, done + step["tokens"])
+        done += step["tokens"]
+        assert [driver.kept(g) for g in range(driver.n_kv_heads)] != answer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(name: str) -> None:
+    """While the budget is not reached, chunks of a prompt are one prompt."""
+    case = CASES[name]
+    n_prompt = case["schedule"][0]["tokens"] - case["left_pad"]
+    budget = policy_of(case).budget
+    whole, parts = Driver(case, "f32"), Driver(case, "f32")
+    n_free = n_prompt if budget is None else min(n_prompt, budget)  # tokens before any eviction
+    whole.feed(0, n_prompt)
+    for i in range(n_free - 1):
+        parts.feed(i, i + 1)
+    parts.feed(n_free - 1, n_prompt)
+    for g in range(whole.n_kv_heads):
+        assert whole.kept(g) == parts.kept(g)
+        np.testing.assert_array_equal(whole.cache.scores(g), parts.cache.scores(g))
+
+
+def test_scores_accumulate_in_full_precision() -> None:
+    """A column that receives 0.25 in each of 4096 steps stops at 512 in f16 and at 64 in bf16."""
+    precision = DOCUMENT["precision"]
+    cache = KVCache(1, 1, 4, Policy.h2o(heavy=1, recent=2), kv_dtype="f32")
+    same = np.zeros((1, 1, 4), np.float32)  # equal logits: each of the 4 visible keys gets 0.25
+    for _ in range(3):
+        cache.attend(same, same, same)
+    before = cache.scores()[0]
+    for _ in range(4096):
+        cache.attend(same, same, same)
+    assert cache.positions()[0] == 0
+    # `before` is no multiple of a power of two: it is rounded once at each doubling of the sum, in
+    # all by less than the spacing of floats at the end.
+    assert cache.scores()[0] - before == pytest.approx(precision["exact"], abs=float(np.spacing(np.float32(1024))))
