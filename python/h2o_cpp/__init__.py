@@ -1,8 +1,8 @@
 """LLM inference with a bounded KV cache: the Heavy-Hitter Oracle (H2O, arXiv 2306.14048).
 
-    from h2o_cpp import Generator
-    for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
-        print(piece, end="", flush=True)
+from h2o_cpp import Generator
+for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
+    print(piece, end="", flush=True)
 """
 
 from h2o_cpp._core import __version__

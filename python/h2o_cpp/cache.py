@@ -54,8 +54,8 @@ class KVCache:
     def attend(self, q: ArrayLike, k: ArrayLike, v: ArrayLike) -> NDArray[np.float32]:
         """Feed the next n >= 1 tokens; return their attention output, then evict.
 
-        q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i sees
-        what was kept before and the tokens of this call up to itself. Logits are scaled by
+        q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i
+        sees what was kept before and the tokens of this call up to itself. Logits are scaled by
         1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32.
         """
         return self._cache.attend(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the cache holds now. Tokens are counted per layer and KV head, which all keep as many."""
+    """What the cache holds now. Every layer and KV head keeps the same number of tokens."""
 
     tokens_seen: int
     tokens_kept: int
@@ -169,9 +169,7 @@ class Generator:
         request = Request(tokens, sampler, max_tokens, stops, ignore_eos)
         return Stream(session, tokenizer, self._turn, request)
 
-    def generate(
-        self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
         """Continue `prompt` and return the whole text; options as for stream()."""
         stream = self.stream(prompt, **options)
         text = "".join(stream)

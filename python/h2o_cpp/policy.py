@@ -71,7 +71,9 @@ def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
         raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
     n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
     if n_recent > total:
-        raise ValueError(f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}")
+        raise ValueError(
+            f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}"
+        )
     return Policy.h2o(heavy=total - n_recent, recent=n_recent)
 
 
@@ -82,4 +84,6 @@ def _tokens(name: str, value: float, n_ctx: int) -> int:
         return int(value)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return int(float(value) * n_ctx)
-    raise ValueError(f"{name}={value!r}, expected a fraction from 0 to 1 or a whole number of tokens")
+    raise ValueError(
+        f"{name}={value!r}, expected a fraction from 0 to 1 or a whole number of tokens"
+    )

@@ -85,7 +85,7 @@ class Stream(Iterator[str]):
         self._tokenizer = tokenizer
         self._request = request
         self._text = TextPieces(request.stop)
-        self._logits: NDArray[np.float32] | None = None  # [n_vocab], after the newest token
+        self._logits: NDArray[np.float32] | None = None  # [1, n_vocab], after the newest token
         self._turn = turn
         self._ticket = object()  # holds the turn in this stream's name without keeping it alive
         self._running = threading.Lock()
@@ -180,13 +180,13 @@ class Stream(Iterator[str]):
             self.prompt_seconds = perf_counter() - started
             if self._cancelled:
                 break
-        return logits[0]
+        return logits
 
     def _decode(self) -> NDArray[np.float32]:
         started = perf_counter()
         logits = self._session.step([(0, np.asarray(self.tokens[-1:], np.int32))])
         self.decode_seconds += perf_counter() - started
-        return logits[0]
+        return logits
 
     def _end(self, reason: str) -> str:
         """Give the turn back; returns the text that was held back for a stop string."""

@@ -45,9 +45,7 @@ class TextTokenizer:
                 f"tokenizer.ggml.tokens has {len(tokens)} entries and token_type {len(types)}, "
                 f"the model has {n_vocab}"
             )
-        merges = [
-            _split_merge(merge) for merge in _get(metadata, "tokenizer.ggml.merges", list)
-        ]
+        merges = [_split_merge(merge) for merge in _get(metadata, "tokenizer.ggml.merges", list)]
 
         self.bos: int | None = _token_id(metadata, "bos", n_vocab)
         self.eos: int | None = _token_id(metadata, "eos", n_vocab)
@@ -65,7 +63,9 @@ class TextTokenizer:
         self._bpe.pre_tokenizer = _PRE_TOKENIZERS[pre]()
         self._bpe.decoder = decoders.ByteLevel()
         special = [t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-        self._bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+        self._bpe.add_special_tokens(
+            [AddedToken(t, special=True, normalized=False) for t in special]
+        )
 
         silent = (_UNKNOWN, _CONTROL, _UNUSED)
         byte_of = _byte_of_character()
@@ -75,7 +75,7 @@ class TextTokenizer:
         ]
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Tokens of `text`; add_special puts the beginning-of-text token in front if the model wants it."""
+        """Tokens of `text`; add_special: with the beginning-of-text token if the model has one."""
         try:
             ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
         except UnicodeEncodeError as error:

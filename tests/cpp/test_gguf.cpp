@@ -356,9 +356,9 @@ TEST_CASE("bad tensors are refused") {
 
 TEST_CASE("a file cut anywhere is refused") {
   const std::string content = good().file();
-  for (size_t length = 0; length < content.size(); ++length) {
+  for (size_t length = 1; length < content.size(); ++length) {
     CAPTURE(length);
-    CHECK(error_of(content.substr(0, length)) != "");
+    CHECK(error_of(content.substr(0, length)).find("the file is truncated") != std::string::npos);
   }
   CHECK(error_of(content) == "");
   CHECK(error_of(content + std::string(14, '\0')) == "");  // padding after the last tensor

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from h2o_cpp import Policy
 from numpy.typing import NDArray
+
+from h2o_cpp import Policy
 
 Array = NDArray[np.float64]
 

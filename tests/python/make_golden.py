@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
 from h2o_cpp.convert import convert
 from random_opt import SHAPES, make_model, random_tokens, reference_logits, save_checkpoint
 

@@ -1,4 +1,4 @@
-"""Random OPT models made with Hugging Face transformers, and what their float32 logits may be off."""
+"""Random OPT models made with Hugging Face transformers, and how exact float32 logits are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from opt_checkpoint import MERGES, TOKENS, write_json
 
 
@@ -51,7 +52,8 @@ def make_model(shape: Shape, seed: int) -> Any:
         eos_token_id=2,
         pad_token_id=1,
     )
-    model = OPTForCausalLM(config).eval()
+    model: Any = OPTForCausalLM(config)
+    model.eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -80,7 +82,9 @@ def reference_logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float6
     import torch
 
     with torch.no_grad():
-        logits: NDArray[np.float64] = model.double()(torch.as_tensor(tokens)[None]).logits[0].numpy()
+        logits: NDArray[np.float64] = (
+            model.double()(torch.as_tensor(tokens)[None]).logits[0].numpy()
+        )
     return logits
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from h2o_cpp import KVCache, Policy
-from h2o_rules import ReferenceCache
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from h2o_cpp import KVCache, Policy
+from h2o_rules import ReferenceCache
 
 POLICIES = st.one_of(
     st.just(Policy.full()),
@@ -37,11 +38,13 @@ class Text:
 
     def arrays(self) -> list[NDArray[np.float32]]:
         random = np.random.default_rng(self.seed)
-        shapes = [(self.n, heads, self.head_dim) for heads in (self.n_heads, *[self.n_kv_heads] * 2)]
+        shapes = [
+            (self.n, heads, self.head_dim) for heads in (self.n_heads, *[self.n_kv_heads] * 2)
+        ]
         q, k, v = (random.normal(size=shape).astype(np.float32) for shape in shapes)
         return [q * 2, k, v]
 
-    def cache(self, policy: Policy, kv_dtype: str = "f32", **options: int) -> KVCache:
+    def cache(self, policy: Policy, kv_dtype: str = "f32", threads: int = 1) -> KVCache:
         return KVCache(
             self.n_heads,
             self.n_kv_heads,
@@ -49,7 +52,7 @@ class Text:
             policy,
             max_tokens=self.n,
             kv_dtype=kv_dtype,
-            **options,
+            threads=threads,
         )
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:
@@ -135,9 +138,9 @@ def test_budget_never_reached_is_the_full_cache_bit_for_bit(
 
 @given(texts(), POLICIES, st.sampled_from(["f32", "f16", "bf16"]))
 def test_threads_do_not_change_a_bit(text: Text, policy: Policy, kv_dtype: str) -> None:
-    caches = [text.cache(policy, kv_dtype, threads=n) for n in (1, 2)]
-    np.testing.assert_array_equal(*[text.run(cache) for cache in caches])
-    same_state(*caches, text.n_kv_heads)
+    one, two = (text.cache(policy, kv_dtype, threads=n) for n in (1, 2))
+    np.testing.assert_array_equal(text.run(one), text.run(two))
+    same_state(one, two, text.n_kv_heads)
 
 
 @given(texts(), POLICIES)
@@ -178,8 +181,9 @@ def test_rounded_caches_hold_rounded_keys_and_values(text: Text, kind: tuple[str
         if kv_dtype == "f16":
             return x.astype(np.float16).astype(np.float32)
         bits = x.view(np.uint32)
-        bits = bits + 0x7FFF + ((bits >> 16) & 1) & 0xFFFF0000
-        return bits.astype(np.uint32).view(np.float32)
+        to_even = bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))
+        result: NDArray[np.float32] = (to_even & np.uint32(0xFFFF0000)).view(np.float32)
+        return result
 
     assert np.all(np.abs(rounded(k) - k) <= unit * np.abs(k) + 2.0**-24)
     small, large = text.cache(Policy.full(), kv_dtype), text.cache(Policy.full(), "f32")
@@ -242,5 +246,5 @@ def test_full_policy_needs_a_limit() -> None:
 
 
 def test_too_large_is_a_memory_error() -> None:
-    with pytest.raises(MemoryError, match="bytes|memory"):
+    with pytest.raises(MemoryError, match=r"bytes|memory"):
         KVCache(1024, 1024, 1024, Policy.full(), max_tokens=2**30)

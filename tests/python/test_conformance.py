@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from h2o_cpp import KVCache, Policy
 from numpy.typing import NDArray
+
+from h2o_cpp import KVCache, Policy
 
 DOCUMENT: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "h2o_cases.json").read_text()
@@ -140,4 +141,6 @@ def test_scores_accumulate_in_full_precision() -> None:
     assert cache.positions()[0] == 0
     # `before` is no multiple of a power of two: it is rounded once at each doubling of the sum, in
     # all by less than the spacing of floats at the end.
-    assert cache.scores()[0] - before == pytest.approx(precision["exact"], abs=float(np.spacing(np.float32(1024))))
+    assert cache.scores()[0] - before == pytest.approx(
+        precision["exact"], abs=float(np.spacing(np.float32(1024)))
+    )

@@ -10,7 +10,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 
-from h2o_cpp.convert import convert, main
+from h2o_cpp.cli import main
+from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
 from opt_checkpoint import (
     CONFIG,
@@ -246,22 +247,22 @@ def test_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([str(checkpoint), "--outtype", "q8_0"]) == 0
+    assert main(["convert", str(checkpoint), "--outtype", "q8_0"]) == 0
     assert read_metadata(tmp_path / "tiny-Q8_0.gguf")["general.file_type"] == 7
-    assert main([str(checkpoint), "-o", "named.gguf"]) == 0
+    assert main(["convert", str(checkpoint), "-o", "named.gguf"]) == 0
     assert read_metadata(tmp_path / "named.gguf")["general.file_type"] == 1
     assert capsys.readouterr().err == ""  # no progress bar, since this is no terminal
 
-    assert main(["nowhere"]) == 1
+    assert main(["convert", "nowhere"]) == 1
     assert capsys.readouterr().err == "error: nowhere: no such directory\n"
     with pytest.raises(SystemExit, match="2"):
-        main([str(checkpoint), "--outtype", "q4_k"])
+        main(["convert", str(checkpoint), "--outtype", "q4_k"])
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GGUFWriter, "write_tensor_data", interrupt)
-    assert main([str(checkpoint), "-o", "never.gguf"]) == 130
+    assert main(["convert", str(checkpoint), "-o", "never.gguf"]) == 130
     assert not (tmp_path / "never.gguf").exists()
 
 

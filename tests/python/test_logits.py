@@ -1,4 +1,4 @@
-"""Logits against Hugging Face transformers: committed ones always, fresh ones where it is installed."""
+"""Logits against Hugging Face transformers: committed ones, and fresh ones where it is there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from random_opt import (

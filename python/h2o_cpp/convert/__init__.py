@@ -1,11 +1,9 @@
 """Hugging Face checkpoints to GGUF.
 
 `conversion` drives: it reads a checkpoint (`checkpoint`, `vocabulary`, `bpe`), maps its tensors
-by the table of its family (`family`, `opt`) and writes them (`tensors`). `command` is the command
-line.
+by the table of its family (`family`, `opt`) and writes them (`tensors`).
 """
 
-from h2o_cpp.convert.command import add_arguments, main, run
-from h2o_cpp.convert.conversion import convert
+from h2o_cpp.convert.conversion import OUTTYPES, convert
 
-__all__ = ["add_arguments", "convert", "main", "run"]
+__all__ = ["OUTTYPES", "convert"]

@@ -1,0 +1,48 @@
+"""The command line: `h2o-cpp run`, `info`, `convert`. One module for each command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from h2o_cpp import __version__
+from h2o_cpp.cli import convert, info, run
+
+
+class _Command(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+_COMMANDS: dict[str, tuple[_Command, str]] = {
+    "run": (run, "continue a text"),
+    "info": (info, "describe a GGUF file"),
+    "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, 1 after an error, 130 after Ctrl-C. Usage errors exit 2."""
+    parser = argparse.ArgumentParser(
+        prog="h2o-cpp",
+        description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in _COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=summary, description=module.__doc__))
+    args = parser.parse_args(argv)
+    module, _ = _COMMANDS[args.command]
+    try:
+        return module.run(args)
+    except BrokenPipeError:  # the reader of our output has left
+        sys.stderr.close()
+        return 1
+    except (OSError, ValueError, MemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

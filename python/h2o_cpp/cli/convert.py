@@ -1,0 +1,40 @@
+"""Convert a Hugging Face checkpoint (config.json, weights, tokenizer) to one GGUF file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from h2o_cpp.convert import OUTTYPES, convert
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT_DIR",
+        help="directory of a Hugging Face checkpoint",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the GGUF file to write (default: CHECKPOINT_DIR's name and the type, here)",
+    )
+    parser.add_argument(
+        "--outtype",
+        choices=list(OUTTYPES),
+        default="f16",
+        help="type of the weight matrices (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert as the arguments say."""
+    checkpoint: Path = args.checkpoint
+    outtype: str = args.outtype
+    output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")
+    convert(checkpoint, output, outtype)
+    return 0
