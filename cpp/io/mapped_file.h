@@ -20,6 +20,9 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }  // UTF-8 on Windows
 
+  // Reads all of it into memory now, where the system can, rather than page by page when touched.
+  void populate() const;
+
  private:
   std::string path_;
   std::span<const std::byte> bytes_;  // empty for an empty file, which cannot be mapped

@@ -18,7 +18,10 @@ struct Model {
       : file(path),
         config(read_config(file)),
         backend(std::move(on)),
-        weights(load_weights(file, config, *backend)) {}
+        weights(load_weights(file, config, *backend)) {
+    // The first tokens need every weight; and memory then stands still while text is generated.
+    file.populate();
+  }
 
   GgufFile file;
   Config config;

@@ -1,0 +1,19 @@
+// Runs the tests. With H2O_ISA naming an instruction set that this CPU lacks, it exits with the
+// status that CTest reports as skipped.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "testing.h"
+
+int main(int argc, char** argv) {
+  const char* isa = std::getenv("H2O_ISA");
+  if (isa != nullptr && !h2o::cpu_has(isa)) {
+    std::printf("skipped: this CPU does not run %s\n", isa);
+    return H2O_TEST_SKIPPED;
+  }
+  return doctest::Context(argc, argv).run();
+}

@@ -1,0 +1,201 @@
+// The vector kernels of every instruction set: softmax, layer_norm, relu, add; and which tables
+// there are.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "cpu/isa/detect.h"
+#include "testing.h"
+
+namespace h2o {
+namespace {
+
+constexpr double kSmallest = 1.8048513878454153e-35;  // e^-80, below which softmax does not go
+
+TEST_CASE("the tables are those that this CPU runs") {
+  const std::vector<const CpuKernels*> tables = supported_kernels();
+  std::vector<std::string> names;
+  for (const CpuKernels* table : tables) names.push_back(table->isa);
+  std::vector<std::string> expected;
+#ifdef __x86_64__
+  for (const char* isa : {"x86_64_v4", "x86_64_v3"}) {
+    if (cpu_has(isa)) expected.push_back(isa);
+  }
+#endif
+  expected.push_back("scalar");
+  CHECK(names == expected);
+  CHECK(&choose_kernels("") == tables.front());
+  for (const CpuKernels* table : tables) CHECK(&choose_kernels(table->isa) == table);
+  CHECK_THROWS_AS(choose_kernels("x86_64_v5"), InvalidArgument);
+}
+
+// Softmax in double, and how far from it f32 may be.
+struct Softmax {
+  std::vector<double> p;
+  std::vector<double> bound;
+};
+
+Softmax softmax_reference(const std::vector<float>& x, float scale) {
+  const double largest = *std::max_element(x.begin(), x.end());
+  // The exponent takes two roundings, so e^a is off by 2 u |a|; the polynomial adds less than 4 u
+  // (Cephes: 1.7e-7). The sum's error is the mean of its terms' and n roundings more; the inverse
+  // and the product are two.
+  std::vector<double> relative;
+  double total = 0;
+  double total_error = 0;
+  Softmax s;
+  for (const float value : x) {
+    const double a = std::max((value - largest) * scale, -80.0);
+    relative.push_back((2 * std::abs(a) + 4) * kUnit);
+    s.p.push_back(std::exp((value - largest) * scale));
+    total += s.p.back();
+    total_error += s.p.back() * relative.back();
+  }
+  const double common = total_error / total + gamma(std::ssize(x) + 2);
+  for (size_t i = 0; i < x.size(); ++i) {
+    s.p[i] /= total;
+    s.bound.push_back(1.01 * (s.p[i] * (relative[i] + common) + kSmallest));  // 1.01: second order
+  }
+  return s;
+}
+
+void check_softmax(const CpuKernels& table, const std::vector<float>& x, float scale) {
+  CAPTURE(table.isa);
+  CAPTURE(x.size());
+  CAPTURE(scale);
+  const int64_t n = std::ssize(x);
+  std::vector<float> y(n + 2, 7.0f);
+  std::copy(x.begin(), x.end(), y.begin() + 1);
+  table.softmax(y.data() + 1, n, scale);
+  CHECK(y.front() == 7.0f);
+  CHECK(y.back() == 7.0f);
+
+  const Softmax expected = softmax_reference(x, scale);
+  int n_wrong = 0;
+  int n_not_normal = 0;
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float p = y[i + 1];
+    sum += p;
+    n_not_normal += std::fpclassify(p) != FP_NORMAL;
+    n_wrong += !(std::abs(p - expected.p[i]) <= expected.bound[i]);
+  }
+  CHECK(n_wrong == 0);
+  CHECK(n_not_normal == 0);  // neither NaN nor denormal
+  // The terms sum to total (1 + gamma_n), inverted and multiplied.
+  CHECK(std::abs(sum - 1) <= 1.01 * gamma(n + 2));
+}
+
+TEST_CASE("softmax") {
+  for (const CpuKernels* table : supported_kernels()) {
+    Random random(1);
+    for (int64_t n = 1; n <= 70; ++n) {
+      for (const float spread : {0.1f, 3.0f, 50.0f, 1000.0f}) {
+        check_softmax(*table, random.reals(n, -spread, spread), random.real(0.01f, 2.0f));
+      }
+    }
+    check_softmax(*table, random.reals(3001, -5, 5), 1.0f);
+  }
+}
+
+TEST_CASE("softmax of extremes") {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (const CpuKernels* table : supported_kernels()) {
+    for (const int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 67, 4099}) {
+      for (const float value : {0.0f, -0.0f, 1e30f, -1e30f, kMost, -kMost}) {
+        check_softmax(*table, std::vector<float>(n, value), 0.125f);  // all equal
+      }
+      for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
+        std::vector<float> x(n, 1.0f);
+        for (const float one : {1e30f, kMost, 100.0f, -100.0f, -1e30f, -kMost}) {
+          x[at] = one;
+          check_softmax(*table, x, 1.0f);
+        }
+      }
+      std::vector<float> steps(n);  // differences of 1e30
+      for (int64_t i = 0; i < n; ++i) steps[i] = static_cast<float>(-1e30 * (i % 5));
+      check_softmax(*table, steps, 0.5f);
+      std::vector<float> opposite(n);  // differences that are not finite
+      for (int64_t i = 0; i < n; ++i) opposite[i] = i % 2 == 0 ? -kMost : kMost;
+      check_softmax(*table, opposite, 0.5f);
+    }
+  }
+}
+
+TEST_CASE("layer_norm") {
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(table->isa);
+    Random random(2);
+    for (int64_t n = 1; n <= 70; ++n) {
+      for (const float offset : {0.0f, 1.0f, 100.0f}) {
+        const float spread = n % 10 == 0 ? 0.0f : 1.0f;  // 0: all equal
+        const std::vector<float> x = random.reals(n, offset - spread, offset + spread);
+        const std::vector<float> weight = random.reals(n);
+        const std::vector<float> bias = random.reals(n);
+        const float eps = 1e-5f;
+        std::vector<float> y(n + 2, 7.0f);
+        table->layer_norm(y.data() + 1, x.data(), weight.data(), bias.data(), n, eps);
+        CHECK(y.front() == 7.0f);
+        CHECK(y.back() == 7.0f);
+        std::vector<float> in_place = x;
+        table->layer_norm(in_place.data(), in_place.data(), weight.data(), bias.data(), n, eps);
+        CHECK(same_bits(in_place, {y.data() + 1, static_cast<size_t>(n)}));
+
+        double mean = 0;
+        double magnitude = 0;
+        for (const float value : x) {
+          mean += value / static_cast<double>(n);
+          magnitude += std::abs(value) / static_cast<double>(n);
+        }
+        double variance = 0;
+        for (const float value : x) variance += (value - mean) * (value - mean) / static_cast<double>(n);
+        // The computed mean is off by `shift`: n sums, one division. It shifts every x - mean and
+        // adds shift^2 to the variance. A square carries the roundings of x - mean twice and its
+        // own; then n sums, a division and + eps. The root halves the error; it, the inverse and
+        // the three operations of the output round once more each.
+        const double shift = gamma(n + 1) * magnitude;
+        const double denominator = variance + double{eps};
+        const double scale = 1 / std::sqrt(denominator);
+        const double relative =
+            (gamma(n + 5) * (variance + shift * shift) + shift * shift) / denominator / 2 + gamma(6);
+        int n_wrong = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const double normal = (x[i] - mean) * scale * weight[i];
+          const double bound = (std::abs(normal) + shift * scale * std::abs(weight[i])) * relative +
+                               shift * scale * std::abs(weight[i]) + kUnit * std::abs(bias[i]);
+          n_wrong += !(std::abs(y[i + 1] - (normal + bias[i])) <= 1.01 * bound);  // second order
+        }
+        CAPTURE(n);
+        CAPTURE(offset);
+        CHECK(n_wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("relu and add") {
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(table->isa);
+    Random random(3);
+    for (int64_t n = 1; n <= 70; ++n) {
+      std::vector<float> x = random.reals(n + 2);
+      x[1] = n % 3 == 0 ? -0.0f : n % 3 == 1 ? INFINITY : -INFINITY;
+      std::vector<float> y = x;
+      table->relu(y.data() + 1, n);
+      std::vector<float> expected = x;
+      for (int64_t i = 1; i <= n; ++i) expected[i] = x[i] > 0 ? x[i] : 0.0f;
+      CHECK(same_bits(y, expected));
+
+      y = random.reals(n + 2);
+      expected = y;
+      for (int64_t i = 1; i <= n; ++i) expected[i] += x[i];  // rounded once: no choice
+      table->add(y.data() + 1, x.data() + 1, n);
+      CHECK(same_bits(y, expected));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace h2o

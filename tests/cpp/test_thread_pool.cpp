@@ -1,0 +1,127 @@
+// ThreadPool: every index exactly once, however often, however fast, after any rest. Results are
+// plain variables, so that ThreadSanitizer sees a missing happens-before.
+#include "cpu/thread_pool.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+namespace h2o {
+namespace {
+
+struct Part {
+  int n_calls = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+TEST_CASE("the parts are consecutive and cover the range once") {
+  for (int n_threads = 1; n_threads <= 4; ++n_threads) {
+    ThreadPool pool(n_threads);
+    CHECK(pool.size() == n_threads);
+    for (const int64_t n : {0, 1, 2, 3, 4, 5, 7, 16, 1000, 1003}) {
+      CAPTURE(n_threads);
+      CAPTURE(n);
+      std::vector<Part> parts(n_threads);
+      std::vector<int> visits(n);
+      pool.parallel_for(n, [&](int thread, int64_t begin, int64_t end) {
+        Part& part = parts.at(thread);
+        ++part.n_calls;
+        part.begin = begin;
+        part.end = end;
+        for (int64_t i = begin; i < end; ++i) ++visits.at(i);
+      });
+      CHECK(std::count(visits.begin(), visits.end(), 1) == n);
+      int64_t next = 0;
+      for (const Part& part : parts) {
+        CHECK(part.n_calls <= 1);
+        if (part.n_calls == 0) continue;
+        CHECK(part.begin == next);
+        next = part.end;
+      }
+      CHECK(next == n);
+      // Nobody gets much more than the others.
+      if (n > 1) {
+        for (const Part& part : parts) CHECK(part.end - part.begin <= n / n_threads + 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("a range of large numbers") {
+  ThreadPool pool(3);
+  constexpr int64_t kMost = int64_t{1} << 40;
+  std::vector<int64_t> lengths(3);
+  pool.parallel_for(kMost, [&](int thread, int64_t begin, int64_t end) {
+    lengths.at(thread) = end - begin;
+  });
+  CHECK(lengths[0] + lengths[1] + lengths[2] == kMost);
+}
+
+TEST_CASE("each of many jobs sees what those before it wrote") {
+  for (int n_threads = 1; n_threads <= 4; ++n_threads) {
+    CAPTURE(n_threads);
+    ThreadPool pool(n_threads);
+    constexpr int kJobs = 10'000;
+    constexpr int64_t kN = 12;
+    // Every job reads what other threads wrote in the job before.
+    std::vector<int64_t> from(kN);
+    std::vector<int64_t> to(kN);
+    for (int job = 0; job < kJobs; ++job) {
+      pool.parallel_for(kN, [&](int, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) to[i] = from[(i + 5) % kN] + 1;
+      });
+      std::swap(from, to);
+    }
+    CHECK(std::count(from.begin(), from.end(), kJobs) == kN);
+  }
+}
+
+TEST_CASE("fewer indices than threads, many times") {
+  ThreadPool pool(4);
+  int64_t counts[3] = {};
+  for (int job = 0; job < 3000; ++job) {
+    pool.parallel_for(1 + job % 3, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++counts[i];
+    });
+  }
+  CHECK(counts[0] == 3000);
+  CHECK(counts[1] == 2000);
+  CHECK(counts[2] == 1000);
+}
+
+TEST_CASE("a pool that fell asleep wakes up, and waits for a slow part") {
+  for (int n_threads = 2; n_threads <= 4; ++n_threads) {
+    ThreadPool pool(n_threads);
+    for (int round = 0; round < 10; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::vector<int> visits(n_threads);
+      pool.parallel_for(n_threads, [&](int thread, int64_t begin, int64_t) {
+        if (thread == round % n_threads) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+        ++visits.at(begin);
+      });
+      CHECK(std::count(visits.begin(), visits.end(), 1) == n_threads);
+    }
+  }
+}
+
+TEST_CASE("pools come and go, used or not, awake or asleep") {
+  for (int round = 0; round < 300; ++round) {
+    const int n_threads = 1 + round % 4;
+    const auto pool = std::make_unique<ThreadPool>(n_threads);
+    if (round % 50 == 49) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (round % 3 == 0) continue;
+    std::vector<int> visits(9);
+    pool->parallel_for(9, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++visits[i];
+    });
+    CHECK(std::count(visits.begin(), visits.end(), 1) == 9);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

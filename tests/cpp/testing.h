@@ -1,0 +1,88 @@
+// What the tests share: random numbers, bits, and the bounds of rounding.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace h2o {
+
+// Each rounding to f32 is off by at most this, relatively.
+constexpr double kUnit = 0x1p-24;
+
+// What n roundings can amount to (Higham, Accuracy and Stability, lemma 3.1).
+inline double gamma(int64_t n) {
+  const double nu = static_cast<double>(n) * kUnit;
+  return nu / (1 - nu);
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  uint32_t bits() { return static_cast<uint32_t>(engine_()); }
+
+  // In [least, most].
+  int32_t integer(int32_t least, int32_t most) {
+    return std::uniform_int_distribution<int32_t>(least, most)(engine_);
+  }
+  float real(float least, float most) {
+    return std::uniform_real_distribution<float>(least, most)(engine_);
+  }
+  std::vector<float> reals(int64_t n, float least = -2, float most = 2) {
+    std::vector<float> values(n);
+    for (float& value : values) value = real(least, most);
+    return values;
+  }
+
+  bool flip() { return integer(0, 1) == 1; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline bool same_bits(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!same_bits(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+// The value of an f16 and a bf16, as IEEE 754 has it: sign, exponent, fraction.
+inline double f16_value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int fraction = bits & 1023;
+  const double magnitude = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                           : exponent == 0 ? std::ldexp(fraction, -24)
+                                           : std::ldexp(1024 + fraction, exponent - 25);
+  return bits >> 15 != 0 ? -magnitude : magnitude;
+}
+inline double bf16_value(uint16_t bits) {
+  const int exponent = bits >> 7 & 255;
+  const int fraction = bits & 127;
+  const double magnitude = exponent == 255 ? (fraction == 0 ? INFINITY : NAN)
+                           : exponent == 0 ? std::ldexp(fraction, -133)
+                                           : std::ldexp(128 + fraction, exponent - 134);
+  return bits >> 15 != 0 ? -magnitude : magnitude;
+}
+
+// Does this CPU run what the kernels of that name are compiled for? Says the compiler's run-time
+// library, not h2o. Names that are none are left to h2o to refuse.
+inline bool cpu_has(std::string_view isa) {
+#ifdef __x86_64__
+  if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
+  if (isa == "x86_64_v4") return __builtin_cpu_supports("x86-64-v4") != 0;
+#endif
+  return isa != "x86_64_v3" && isa != "x86_64_v4";
+}
+
+}  // namespace h2o
