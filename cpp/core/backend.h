@@ -26,6 +26,16 @@ struct Attention {
   float scale;  // of the logits, usually 1 / sqrt(head_dim)
 };
 
+// How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or
+// (i, i + n_rot / 2). The other dimensions pass through.
+enum class RopeLayout { none, pairs, halves };
+
+struct Rope {
+  RopeLayout layout = RopeLayout::none;
+  Tensor frequencies;   // [1, n_rot / 2] f32: radians per position
+  float magnitude = 1;  // scales cosine and sine (YaRN's attention factor)
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -53,8 +63,11 @@ class Backend {
   // x[i] += table[batch.positions[i]]: learned positions.
   virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
 
-  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row.
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may be x.
   virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
+
+  // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.
+  virtual void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) = 0;
 
   // y = x w.weight^T + w.bias
   virtual void matmul(Tensor y, const Tensor& x, const Affine& w) = 0;
@@ -62,8 +75,20 @@ class Backend {
   // y += x w.weight^T + w.bias: a residual
   virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;
 
+  // Rotates the heads of x [n, n_heads * head_dim] by the positions of the batch.
+  virtual void rope(Tensor x, int32_t head_dim, const Rope& rope, const Batch& batch) = 0;
+
   // x = max(x, 0)
   virtual void relu(Tensor x) = 0;
+
+  // x = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+  virtual void gelu_tanh(Tensor x) = 0;
+
+  // x = x / 2 * (1 + erf(x / sqrt(2)))
+  virtual void gelu_erf(Tensor x) = 0;
+
+  // up = gate / (1 + e^-gate) * up
+  virtual void swiglu(Tensor up, const Tensor& gate) = 0;
 
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;

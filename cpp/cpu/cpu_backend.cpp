@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "cpu/attention.h"
 #include "cpu/isa/detect.h"
+#include "cpu/rotate.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -29,11 +30,18 @@ class CpuBackend final : public Backend {
 
   Buffer allocate(size_t bytes) override {
     if (bytes == 0) return {};
-    const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-    void* data = std::aligned_alloc(kCacheLine, rounded);
-    if (data == nullptr) throw OutOfMemory(text("[cpu] cannot allocate ", bytes, " bytes"));
-    std::memset(data, 0, rounded);
-    return {data, bytes, [](void* p) noexcept { std::free(p); }};
+    // calloc, because the system gives zeroed pages only when they are touched. The block it
+    // returned is remembered in the cache line before the data.
+    char* block = static_cast<char*>(std::calloc(1, bytes + 2 * kCacheLine));
+    if (block == nullptr) throw OutOfMemory(text("[cpu] cannot allocate ", bytes, " bytes"));
+    const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;
+    char* data = block + 2 * kCacheLine - past;
+    std::memcpy(data - sizeof(block), &block, sizeof(block));
+    return {data, bytes, [](void* p) noexcept {
+              char* start;
+              std::memcpy(&start, static_cast<char*>(p) - sizeof(start), sizeof(start));
+              std::free(start);
+            }};
   }
 
   Tensor upload(const Tensor& host, std::vector<Buffer>&) override { return host; }
@@ -64,12 +72,36 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) override {
+    for_rows(x, [&](int64_t i) {
+      kernels_.rms_norm(row(y, i), row(x, i), weight.floats(), x.cols, eps);
+    });
+  }
+
+  void rope(Tensor x, int32_t head_dim, const Rope& rope, const Batch& batch) override {
+    for_rows(x, [&](int64_t i) {
+      rotate_heads(row(x, i), x.cols / head_dim, head_dim, rope, batch.positions[i]);
+    });
+  }
+
   void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, false); }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, true); }
 
   void relu(Tensor x) override {
     for_rows(x, [&](int64_t i) { kernels_.relu(row(x, i), x.cols); });
+  }
+
+  void gelu_tanh(Tensor x) override {
+    for_rows(x, [&](int64_t i) { kernels_.gelu_tanh(row(x, i), x.cols); });
+  }
+
+  void gelu_erf(Tensor x) override {
+    for_rows(x, [&](int64_t i) { kernels_.gelu_erf(row(x, i), x.cols); });
+  }
+
+  void swiglu(Tensor up, const Tensor& gate) override {
+    for_rows(up, [&](int64_t i) { kernels_.swiglu(row(up, i), row(gate, i), up.cols); });
   }
 
   void gather(Tensor y, const Tensor& x, const Batch& batch) override {

@@ -3,26 +3,14 @@
 // is called: a shared inline function compiled here could end up in code for an older CPU.
 //
 // Needs from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store, store_f16,
-// fma(a, b, c) = a * b + c, add, sub, mul, max, sum, maximum, round, times_power_of_two.
+// fma(a, b, c) = a * b + c, add, sub, mul, div, max, sum, maximum, round, times_power_of_two.
 #pragma once
 
+#include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 
 namespace h2o {
 namespace {
-
-template <class T>
-Vec load_first(const T* p, int64_t n) {  // n < kWidth elements, then zeros
-  T padded[kWidth] = {};
-  for (int64_t i = 0; i < n; ++i) padded[i] = p[i];
-  return load(padded);
-}
-
-void store_first(float* p, Vec v, int64_t n) {
-  float all[kWidth];
-  store(all, v);
-  for (int64_t i = 0; i < n; ++i) p[i] = all[i];
-}
 
 // ---- Element types: a row is a run of blocks, each read kWidth elements at a time. ----
 
@@ -191,92 +179,6 @@ void add_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, i
   }
 }
 
-// ---- Vectors ----
-
-void add_to(float* y, const float* x, int64_t n) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, add(load(y + i), load(x + i)));
-  for (; i < n; ++i) y[i] += x[i];
-}
-
-void relu(float* x, int64_t n) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(x + i, max(load(x + i), zero()));
-  for (; i < n; ++i) x[i] = x[i] > 0 ? x[i] : 0;
-}
-
-// e^x for x <= 0, to about one unit in the last place: x = n ln 2 + r, e^r by a polynomial on
-// |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-80 it stays at e^-80, so that no
-// probability is denormal.
-Vec exp_negative(Vec x) {
-  x = max(x, broadcast(-80.0f));
-  const Vec n = round(mul(x, broadcast(1.44269504f)));
-  Vec r = fma(n, broadcast(-0.693359375f), x);
-  r = fma(n, broadcast(2.12194440e-4f), r);
-  Vec p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
-  p = fma(mul(p, r), r, add(r, broadcast(1.0f)));
-  return times_power_of_two(p, n);
-}
-
-void softmax(float* x, int64_t n, float scale) {
-  float largest = x[0];
-  int64_t i = 0;
-  if (n >= kWidth) {
-    Vec m = load(x);
-    for (i = kWidth; i + kWidth <= n; i += kWidth) m = max(m, load(x + i));
-    largest = maximum(m);
-  }
-  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-
-  const Vec shift = broadcast(-largest);
-  const Vec factor = broadcast(scale);
-  Vec sums = zero();
-  for (i = 0; i + kWidth <= n; i += kWidth) {
-    const Vec e = exp_negative(mul(add(load(x + i), shift), factor));
-    store(x + i, e);
-    sums = add(sums, e);
-  }
-  float total = sum(sums);
-  if (i < n) {
-    store_first(x + i, exp_negative(mul(add(load_first(x + i, n - i), shift), factor)), n - i);
-    for (int64_t j = i; j < n; ++j) total += x[j];
-  }
-
-  const float inverse = 1.0f / total;
-  for (i = 0; i + kWidth <= n; i += kWidth) store(x + i, mul(load(x + i), broadcast(inverse)));
-  for (; i < n; ++i) x[i] *= inverse;
-}
-
-void layer_norm(float* y, const float* x, const float* weight, const float* bias, int64_t n,
-                float eps) {
-  const int64_t whole = n - n % kWidth;
-  Vec sums = zero();
-  for (int64_t i = 0; i < whole; i += kWidth) sums = add(sums, load(x + i));
-  float total = sum(sums);
-  for (int64_t i = whole; i < n; ++i) total += x[i];
-  const float mean = total / static_cast<float>(n);
-
-  sums = zero();
-  for (int64_t i = 0; i < whole; i += kWidth) {
-    const Vec centred = sub(load(x + i), broadcast(mean));
-    sums = fma(centred, centred, sums);
-  }
-  float squares = sum(sums);
-  for (int64_t i = whole; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
-  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
-
-  for (int64_t i = 0; i < whole; i += kWidth) {
-    const Vec normal = mul(sub(load(x + i), broadcast(mean)), broadcast(scale));
-    store(y + i, fma(normal, load(weight + i), load(bias + i)));
-  }
-  for (int64_t i = whole; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
-}
-
 constexpr CpuKernels kernels_for(const char* isa) {
   return {isa,
           {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
@@ -285,8 +187,12 @@ constexpr CpuKernels kernels_for(const char* isa) {
           {matmul<Q8_0>, decode<Q8_0>, nullptr, nullptr},
           add_to,
           relu,
+          gelu_tanh,
+          gelu_erf,
+          swiglu,
           softmax,
-          layer_norm};
+          layer_norm,
+          rms_norm};
 }
 
 }  // namespace

@@ -54,11 +54,15 @@ struct CpuKernels {
   const char* isa;
   TypeKernels f32, f16, bf16, q8_0;
 
-  void (*add)(float* y, const float* x, int64_t n);   // y += x
-  void (*relu)(float* x, int64_t n);                  // x = max(x, 0)
-  void (*softmax)(float* x, int64_t n, float scale);  // x = softmax(scale * x), scale > 0
+  void (*add)(float* y, const float* x, int64_t n);         // y += x
+  void (*relu)(float* x, int64_t n);                        // x = max(x, 0)
+  void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
+  void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
+  void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
+  void (*softmax)(float* x, int64_t n, float scale);        // x = softmax(scale * x), scale > 0
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
+  void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
 
   const TypeKernels& of(DType dtype) const;
 };

@@ -39,6 +39,7 @@ void store_f16(F16* p, Vec a) {
 Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }

@@ -40,6 +40,7 @@ void store_f16(F16* p, Vec a) {
 Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 Vec round(Vec a) {

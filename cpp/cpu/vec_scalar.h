@@ -61,6 +61,7 @@ void store_f16(F16* p, Vec a) { *p = to_f16(a.v); }
 Vec add(Vec a, Vec b) { return {a.v + b.v}; }
 Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
 Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
+Vec div(Vec a, Vec b) { return {a.v / b.v}; }
 Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 Vec round(Vec a) { return {__builtin_rintf(a.v)}; }

@@ -17,11 +17,12 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .v = matrix(n_rows, kv_width),
       .attn = matrix(n_rows, q_width),
       .up = matrix(n_rows, c.n_ff),
+      .gate = matrix(c.family->activation == Activation::swiglu ? n_rows : 0, c.n_ff),
       .last = matrix(n_logits, c.n_embd),
       .logits = matrix(n_logits, c.n_vocab),
   };
 
-  Tensor* const all[] = {&a.x, &a.h, &a.q, &a.k, &a.v, &a.attn, &a.up, &a.last, &a.logits};
+  Tensor* const all[] = {&a.x, &a.h, &a.q, &a.k, &a.v, &a.attn, &a.up, &a.gate, &a.last, &a.logits};
   int64_t bytes = 0;
   for (const Tensor* t : all) bytes += t->bytes();
   storage = backend.allocate(static_cast<size_t>(bytes));
@@ -42,6 +43,7 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .v = a.v.first(n_rows),
       .attn = a.attn.first(n_rows),
       .up = a.up.first(n_rows),
+      .gate = a.gate.first(n_rows),
       .last = a.last.first(n_logits),
       .logits = a.logits.first(n_logits),
   };

@@ -17,6 +17,7 @@ struct Activations {
   Tensor v;     // [n_rows, n_kv_heads * head_dim]
   Tensor attn;  // [n_rows, n_heads * head_dim]
   Tensor up;    // [n_rows, n_ff]
+  Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
 
   Tensor last;    // [n_logits, n_embd]  rows whose logits are wanted
   Tensor logits;  // [n_logits, n_vocab]

@@ -1,71 +1,153 @@
 #include "model/config.h"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
+#include <cmath>
 
 #include "core/error.h"
 
 namespace h2o {
 namespace {
 
-constexpr std::array<std::string_view, 1> kArchitectures = {"opt"};
+// The metadata of one architecture, by key without its prefix.
+class Keys {
+ public:
+  explicit Keys(const GgufFile& file)
+      : file_(file), architecture_(file.string("general.architecture")) {}
 
-std::string architecture(const GgufFile& file) {
-  const std::string_view name = file.string("general.architecture");
-  if (std::find(kArchitectures.begin(), kArchitectures.end(), name) != kArchitectures.end()) {
-    return std::string(name);
+  const Family& family() const {
+    try {
+      return find_family(architecture_);
+    } catch (const FormatError& error) {
+      fail(error.what());
+    }
   }
-  std::string known;
-  for (std::string_view a : kArchitectures) known += text(known.empty() ? "" : ", ", a);
-  throw FormatError(text("[model] ", file.path(), ": architecture '", name,
-                         "' is not supported; supported: ", known));
+
+  // A count from 1 to 2^24: more than any model has, and small enough that products of two fit.
+  int32_t count(const char* key) const { return in_range(key, file_.integer(full(key))); }
+  int32_t count_or(const char* key, int32_t fallback) const {
+    return in_range(key, file_.integer_or(full(key), fallback));
+  }
+
+  float positive(const char* key) const { return checked(key, file_.number(full(key))); }
+  float positive_or(const char* key, double fallback) const {
+    return checked(key, file_.number_or(full(key), fallback));
+  }
+
+  // Zero or more.
+  float share_or(const char* key, double fallback) const {
+    const double value = file_.number_or(full(key), fallback);
+    return value == 0 ? 0.0f : checked(key, value);
+  }
+
+  bool flag_or(const char* key, bool fallback) const {
+    return file_.boolean_or(full(key), fallback);
+  }
+  std::string_view string_or(const char* key, std::string_view fallback) const {
+    return file_.string_or(full(key), fallback);
+  }
+  bool has(const char* key) const { return file_.find(full(key)) != nullptr; }
+
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... what) const {
+    throw FormatError(text("[model] ", file_.path(), ": ", what...));
+  }
+
+  std::string full(const char* key) const { return text(architecture_, ".", key); }
+
+ private:
+  int32_t in_range(const char* key, int64_t value) const {
+    constexpr int64_t kMost = int64_t{1} << 24;
+    if (value < 1 || value > kMost) {
+      fail(full(key), " is ", value, ", expected 1 to ", kMost);
+    }
+    return static_cast<int32_t>(value);
+  }
+
+  float checked(const char* key, double value) const {
+    if (!(value > 0 && value < 1e30)) fail(full(key), " is ", value, ", expected above 0");
+    return static_cast<float>(value);
+  }
+
+  const GgufFile& file_;
+  std::string architecture_;
+};
+
+RopeConfig read_rope(const Keys& keys, const Config& c) {
+  RopeConfig rope;
+  rope.n_rot = keys.count_or("rope.dimension_count", c.head_dim);
+  if (rope.n_rot > c.head_dim || rope.n_rot % 2 != 0) {
+    keys.fail(keys.full("rope.dimension_count"), " is ", rope.n_rot, ", expected even, at most ",
+              c.head_dim);
+  }
+  rope.freq_base = keys.positive_or("rope.freq_base", 10000);
+  rope.magnitude = keys.positive_or("rope.scaling.attn_factor", 1);
+
+  const std::string_view type = keys.string_or("rope.scaling.type", "linear");
+  if (type == "none") return rope;
+  if (type != "linear" && type != "yarn") {
+    keys.fail(keys.full("rope.scaling.type"), " is '", type, "', supported: none, linear, yarn");
+  }
+  // Files have written 0 for "no scaling".
+  const char* key = keys.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+  const float factor = keys.share_or(key, 1);
+  rope.freq_scale = factor == 0 ? 1 : 1 / factor;
+  if (type == "yarn") {
+    rope.yarn = true;
+    rope.n_ctx_orig = keys.count_or("rope.scaling.original_context_length", c.n_ctx_train);
+    rope.yarn_ext_factor = keys.share_or("rope.scaling.yarn_ext_factor", 1);
+    rope.yarn_beta_fast = keys.positive_or("rope.scaling.yarn_beta_fast", 32);
+    rope.yarn_beta_slow = keys.positive_or("rope.scaling.yarn_beta_slow", 1);
+    rope.magnitude *= keys.positive_or("rope.scaling.yarn_attn_factor", 1);
+    if (rope.yarn_ext_factor != 0) rope.magnitude *= 1 - 0.1f * std::log(rope.freq_scale);
+  }
+  return rope;
 }
 
-// A count between 1 and 2^24: more than any model has, and small enough that products of two fit.
-int32_t positive(const GgufFile& file, const std::string& key, int64_t value) {
-  constexpr int64_t kMost = int64_t{1} << 24;
-  if (value < 1 || value > kMost) {
-    throw FormatError(
-        text("[model] ", file.path(), ": ", key, " is ", value, ", expected 1 to ", kMost));
+bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
+  const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
+  if (name != "gelu_erf" && name != "gelu_tanh") {
+    keys.fail("h2o.activation is '", name, "', supported: gelu_erf, gelu_tanh");
   }
-  return static_cast<int32_t>(value);
+  return name == "gelu_erf";
 }
 
 }  // namespace
 
-Config read_config(const GgufFile& file) {
+Config read_config(const GgufModel& model) {
+  const Keys keys(model.head());
   Config c;
-  c.architecture = architecture(file);
-  const auto key = [&](const char* suffix) { return text(c.architecture, ".", suffix); };
-  const auto count = [&](const char* suffix) {
-    return positive(file, key(suffix), file.integer(key(suffix)));
-  };
-  c.n_ctx_train = count("context_length");
-  c.n_embd = count("embedding_length");
-  c.n_layers = count("block_count");
-  c.n_ff = count("feed_forward_length");
-  c.n_heads = count("attention.head_count");
-  const std::string kv_key = key("attention.head_count_kv");
-  c.n_kv_heads = positive(file, kv_key, file.integer_or(kv_key, c.n_heads));
-  c.norm_eps = static_cast<float>(file.number(key("attention.layer_norm_epsilon")));
+  c.family = &keys.family();
+  c.n_ctx_train = keys.count("context_length");
+  c.n_embd = keys.count("embedding_length");
+  c.n_layers = keys.count("block_count");
+  c.n_ff = keys.count("feed_forward_length");
+  c.n_heads = keys.count("attention.head_count");
+  c.n_kv_heads = keys.count_or("attention.head_count_kv", c.n_heads);
+  if (c.n_heads % c.n_kv_heads != 0) {
+    keys.fail("attention.head_count ", c.n_heads, " is not a multiple of head_count_kv ",
+              c.n_kv_heads);
+  }
 
-  if (c.n_embd % c.n_heads != 0 || c.n_heads % c.n_kv_heads != 0) {
-    throw FormatError(text("[model] ", file.path(), ": embedding length ", c.n_embd,
-                           " over head_count ", c.n_heads, " over head_count_kv ", c.n_kv_heads,
-                           " does not divide evenly"));
+  if (!keys.has("attention.key_length") && c.n_embd % c.n_heads != 0) {
+    keys.fail("embedding_length ", c.n_embd, " is not a multiple of attention.head_count ",
+              c.n_heads);
   }
-  if (!(c.norm_eps > 0 && c.norm_eps < 1)) {
-    throw FormatError(text("[model] ", file.path(), ": ", key("attention.layer_norm_epsilon"),
-                           " is ", c.norm_eps, ", expected between 0 and 1"));
+  c.head_dim = keys.count_or("attention.key_length", c.n_embd / c.n_heads);
+  if (keys.count_or("attention.value_length", c.head_dim) != c.head_dim) {
+    keys.fail(keys.full("attention.value_length"), " differs from key_length ", c.head_dim,
+              ", which is not supported");
   }
-  c.head_dim = c.n_embd / c.n_heads;
+  c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(double{1} * c.head_dim));
+  c.norm_eps =
+      keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
+                                                      : "attention.layer_norm_rms_epsilon");
+  if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  // GPT-NeoX computes both branches from the same input, unless the file says otherwise.
+  c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->architecture == "gptneox");
+  if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 
-  const GgufTensor* table = file.find_tensor("token_embd.weight");
-  if (table == nullptr) {
-    throw FormatError(text("[model] ", file.path(), ": tensor token_embd.weight is missing"));
-  }
-  c.n_vocab = positive(file, "rows of token_embd.weight", table->dims[1]);
+  const Tensor table = model.tensor("token_embd.weight");
+  if (!table) keys.fail("tensor token_embd.weight is missing");
+  c.n_vocab = static_cast<int32_t>(std::min<int64_t>(table.rows, INT32_MAX));
   return c;
 }
 

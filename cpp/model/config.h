@@ -4,24 +4,42 @@
 #include <cstdint>
 #include <string>
 
-#include "io/gguf.h"
+#include "io/gguf_model.h"
+#include "model/family.h"
 
 namespace h2o {
 
+// How the angles of rotary position embedding follow from the position. {a}.rope.*
+struct RopeConfig {
+  int32_t n_rot = 0;        // dimension_count: rotated dimensions of a head, default head_dim
+  float freq_base = 10000;  // freq_base
+  float freq_scale = 1;     // 1 / scaling.factor
+  float magnitude = 1;      // scales cosine and sine: attn_factor, and YaRN's own factor
+  bool yarn = false;        // scaling.type is yarn (arXiv 2309.00071), otherwise linear or none
+  int32_t n_ctx_orig = 0;   // scaling.original_context_length
+  float yarn_ext_factor = 1;
+  float yarn_beta_fast = 32;
+  float yarn_beta_slow = 1;
+};
+
 struct Config {
-  std::string architecture;  // general.architecture, the prefix "{a}" of the keys below
-  int32_t n_ctx_train = 0;   // {a}.context_length: the longest text it was trained on
-  int32_t n_embd = 0;        // {a}.embedding_length
-  int32_t n_layers = 0;      // {a}.block_count
-  int32_t n_ff = 0;          // {a}.feed_forward_length
-  int32_t n_heads = 0;       // {a}.attention.head_count
-  int32_t n_kv_heads = 0;    // {a}.attention.head_count_kv, default n_heads
-  int32_t head_dim = 0;      // n_embd / n_heads
-  int32_t n_vocab = 0;       // rows of token_embd.weight
-  float norm_eps = 0;        // {a}.attention.layer_norm_epsilon
+  const Family* family = nullptr;  // by general.architecture, the "{a}" of the keys below
+  int32_t n_ctx_train = 0;         // {a}.context_length: the longest text it was trained on
+  int32_t n_embd = 0;              // {a}.embedding_length
+  int32_t n_layers = 0;            // {a}.block_count
+  int32_t n_ff = 0;                // {a}.feed_forward_length
+  int32_t n_heads = 0;             // {a}.attention.head_count
+  int32_t n_kv_heads = 0;          // {a}.attention.head_count_kv, default n_heads
+  int32_t head_dim = 0;            // {a}.attention.key_length, default n_embd / n_heads
+  int32_t n_vocab = 0;             // rows of token_embd.weight
+  float norm_eps = 0;              // {a}.attention.layer_norm_epsilon or layer_norm_rms_epsilon
+  float attn_scale = 0;            // {a}.attention.scale, default 1 / sqrt(head_dim)
+  bool parallel_residual = false;  // {a}.use_parallel_residual
+  bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
+  RopeConfig rope;
 };
 
 // Throws FormatError naming the file and the key; for an unknown architecture it lists the known.
-Config read_config(const GgufFile& file);
+Config read_config(const GgufModel& model);
 
 }  // namespace h2o

@@ -1,30 +1,69 @@
-// The model. Start reading here.
+// The model, every family of it. Start reading here.
 #include "model/forward.h"
 
-#include <cmath>
-
 namespace h2o {
+namespace {
+
+void norm(Backend& b, const Config& c, const Tensor& y, const Tensor& x, const Affine& w) {
+  if (c.family->norm == NormKind::layer) {
+    b.layer_norm(y, x, w, c.norm_eps);
+  } else {
+    b.rms_norm(y, x, w.weight, c.norm_eps);
+  }
+}
+
+// x [n, n_heads * head_dim] seen as one row per head.
+Tensor heads(const Tensor& x, int64_t head_dim) {
+  return {x.data, x.dtype, x.rows * x.cols / head_dim, head_dim};
+}
+
+void activate(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
+  switch (c.family->activation) {
+    case Activation::relu:
+      b.relu(a.up);
+      break;
+    case Activation::gelu:
+      c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
+      break;
+    case Activation::swiglu:
+      b.matmul(a.gate, a.h, layer.ffn_gate);
+      b.swiglu(a.up, a.gate);
+      break;
+  }
+}
+
+}  // namespace
 
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers) {
   const Activations a = first(buffers, batch.n_rows(), 0);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
 
   b.embed(a.x, w.token_embd, batch);
-  b.add_positions(a.x, w.position_embd, batch);
+  if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
 
-    b.layer_norm(a.h, a.x, layer.attn_norm, c.norm_eps);
+    norm(b, c, a.h, a.x, layer.attn_norm);
     b.matmul(a.q, a.h, layer.attn_q);
     b.matmul(a.k, a.h, layer.attn_k);
     b.matmul(a.v, a.h, layer.attn_v);
-    b.attend({a.attn, a.q, a.k, a.v, scale}, cache.layer(l), batch);
-    b.matmul_add(a.x, a.attn, layer.attn_output);
+    if (layer.attn_q_norm) {
+      b.rms_norm(heads(a.q, c.head_dim), heads(a.q, c.head_dim), layer.attn_q_norm, c.norm_eps);
+      b.rms_norm(heads(a.k, c.head_dim), heads(a.k, c.head_dim), layer.attn_k_norm, c.norm_eps);
+    }
+    if (w.rope.layout != RopeLayout::none) {
+      b.rope(a.q, c.head_dim, w.rope, batch);
+      b.rope(a.k, c.head_dim, w.rope, batch);
+    }
+    b.attend({a.attn, a.q, a.k, a.v, c.attn_scale}, cache.layer(l), batch);
 
-    b.layer_norm(a.h, a.x, layer.ffn_norm, c.norm_eps);
+    // In parallel both branches read the same x; otherwise the second reads the first's sum.
+    if (!c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
+    norm(b, c, a.h, a.x, layer.ffn_norm);
+    if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
+
     b.matmul(a.up, a.h, layer.ffn_up);
-    b.relu(a.up);
+    activate(b, c, layer, a);
     b.matmul_add(a.x, a.up, layer.ffn_down);
   }
 }
@@ -34,7 +73,7 @@ void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   const Activations a =
       first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
   b.gather(a.last, a.x, batch);
-  b.layer_norm(a.last, a.last, w.output_norm, c.norm_eps);
+  norm(b, c, a.last, a.last, w.output_norm);
   b.matmul(a.logits, a.last, w.output);
 }
 

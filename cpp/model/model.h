@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "core/backend.h"
-#include "io/gguf.h"
+#include "io/gguf_model.h"
 #include "model/config.h"
 #include "model/weights.h"
 
@@ -23,7 +23,7 @@ struct Model {
     file.populate();
   }
 
-  GgufFile file;
+  GgufModel file;
   Config config;
   std::unique_ptr<Backend> backend;
   Weights weights;

@@ -4,35 +4,40 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "io/gguf.h"
+#include "io/gguf_model.h"
 #include "model/config.h"
 
 namespace h2o {
 
-// Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the comment.
+// Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. What a family
+// does not have is empty.
 struct Layer {
-  Affine attn_norm;    // attn_norm    [n_embd]
-  Affine attn_q;       // attn_q       [n_heads * head_dim, n_embd]
-  Affine attn_k;       // attn_k       [n_kv_heads * head_dim, n_embd]
-  Affine attn_v;       // attn_v       [n_kv_heads * head_dim, n_embd]
-  Affine attn_output;  // attn_output  [n_embd, n_heads * head_dim]
-  Affine ffn_norm;     // ffn_norm     [n_embd]
-  Affine ffn_up;       // ffn_up       [n_ff, n_embd]
-  Affine ffn_down;     // ffn_down     [n_embd, n_ff]
+  Affine attn_norm;    // [n_embd]
+  Affine attn_q;       // [n_heads * head_dim, n_embd]; these three may be one tensor, attn_qkv
+  Affine attn_k;       // [n_kv_heads * head_dim, n_embd]
+  Affine attn_v;       // [n_kv_heads * head_dim, n_embd]
+  Tensor attn_q_norm;  // [head_dim]
+  Tensor attn_k_norm;  // [head_dim]
+  Affine attn_output;  // [n_embd, n_heads * head_dim]
+  Affine ffn_norm;     // [n_embd]
+  Affine ffn_gate;     // [n_ff, n_embd]
+  Affine ffn_up;       // [n_ff, n_embd]
+  Affine ffn_down;     // [n_embd, n_ff]
 };
 
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
-  Tensor position_embd;  // [n_ctx_train, n_embd] f32
+  Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
+  Rope rope;             // its frequencies; no layout with learned positions
   std::vector<Layer> layers;
   Affine output_norm;  // [n_embd]
   Affine output;       // [n_vocab, n_embd]; token_embd where the file has none (tied)
 
-  std::vector<Buffer> owned;  // what the back end could not read from the mapped file
+  std::vector<Buffer> owned;  // what is not read from the mapped file
 };
 
-// The tensors stay valid as long as `file` and `backend`. Throws FormatError naming the tensor,
-// its shape or type and the expected one.
-Weights load_weights(const GgufFile& file, const Config& config, Backend& backend);
+// The tensors stay valid as long as `model` and `backend`. Throws FormatError naming the tensor,
+// its shape or type and the expected one; also for a tensor that the family has no use for.
+Weights load_weights(const GgufModel& model, const Config& config, Backend& backend);
 
 }  // namespace h2o

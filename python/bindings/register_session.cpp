@@ -92,9 +92,10 @@ void register_session(py::module_& m) {
            py::arg("threads"))
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
       .def_property_readonly(
-          "file", [](const Model& model) { return &model.file; },
+          "file", [](const Model& model) { return &model.file.head(); },
           py::return_value_policy::reference_internal)
-      .def_property_readonly("architecture", [](const Model& m) { return m.config.architecture; })
+      .def_property_readonly("architecture",
+                             [](const Model& m) { return m.config.family->architecture; })
       .def_property_readonly("n_ctx_train", [](const Model& m) { return m.config.n_ctx_train; })
       .def_property_readonly("n_layers", [](const Model& m) { return m.config.n_layers; })
       .def_property_readonly("n_heads", [](const Model& m) { return m.config.n_heads; })

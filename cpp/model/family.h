@@ -1,0 +1,27 @@
+// What differs between model families: one table row for each.
+#pragma once
+
+#include <string_view>
+
+#include "core/backend.h"
+
+namespace h2o {
+
+enum class NormKind { layer, rms };
+enum class Activation { relu, gelu, swiglu };
+
+// Which projections must have a bias. Others may: a bias in the file is used.
+enum class Biases { optional, qkv, all };
+
+struct Family {
+  std::string_view architecture;  // general.architecture, and the prefix of the metadata keys
+  NormKind norm;
+  RopeLayout rope;  // none: learned positions
+  Activation activation;
+  Biases biases;
+};
+
+// Throws FormatError, listing the families there are, for another architecture.
+const Family& find_family(std::string_view architecture);
+
+}  // namespace h2o

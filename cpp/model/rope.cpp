@@ -1,0 +1,41 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace h2o {
+namespace {
+
+// The dimension that turns `turns` times over the original context (YaRN, arXiv 2309.00071,
+// section 3.2).
+double dimension_of(const RopeConfig& rope, double turns) {
+  return rope.n_rot * std::log(rope.n_ctx_orig / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(double{rope.freq_base}));
+}
+
+}  // namespace
+
+std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& divisors) {
+  double low = 0;
+  double high = 0;
+  if (rope.yarn) {
+    low = std::max(0.0, std::floor(dimension_of(rope, rope.yarn_beta_fast)));
+    high = std::min(rope.n_rot - 1.0, std::ceil(dimension_of(rope, rope.yarn_beta_slow)));
+  }
+  std::vector<float> frequencies(rope.n_rot / 2);
+  for (int32_t i = 0; i < rope.n_rot / 2; ++i) {
+    double plain = std::pow(double{rope.freq_base}, -2.0 * i / rope.n_rot);
+    if (divisors) plain /= divisors.floats()[i];
+    // Fast dimensions keep their frequency, slow ones are stretched, a ramp lies between.
+    double keep = 0;
+    if (rope.yarn) {
+      const double ramp = (i - low) / std::max(0.001, high - low);
+      keep = (1 - std::clamp(ramp, 0.0, 1.0)) * rope.yarn_ext_factor;
+    }
+    frequencies[i] = static_cast<float>(plain * (rope.freq_scale * (1 - keep) + keep));
+  }
+  return frequencies;
+}
+
+}  // namespace h2o
