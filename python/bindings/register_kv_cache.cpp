@@ -116,6 +116,28 @@ class AttentionCache {
   std::mutex mutex_;
 };
 
+// x [n, n_heads, head_dim] turned by positions [n] with the back end's own rotary embedding.
+Floats rope(const Floats& x, const py::array_t<int32_t, py::array::c_style>& positions,
+            const Floats& frequencies, bool pairs) {
+  require(x.ndim() == 3 && positions.ndim() == 1 && positions.shape(0) == x.shape(0),
+          "[rope] x must be [n, n_heads, head_dim] and positions [n]");
+  require(frequencies.ndim() == 1 && 2 * frequencies.shape(0) <= x.shape(2),
+          "[rope] more frequencies than half of head_dim");
+  Floats out({x.shape(0), x.shape(1), x.shape(2)});
+  std::copy_n(x.data(), x.size(), out.mutable_data());
+  Batch batch;
+  batch.positions.assign(positions.data(), positions.data() + positions.size());
+  const auto tensor = [](const float* data, int64_t rows, int64_t cols) {
+    return Tensor{reinterpret_cast<std::byte*>(const_cast<float*>(data)), DType::f32, rows, cols};
+  };
+  make_backend("cpu", 1)->rope(tensor(out.data(), x.shape(0), x.shape(1) * x.shape(2)),
+                               static_cast<int32_t>(x.shape(2)),
+                               {.layout = pairs ? RopeLayout::pairs : RopeLayout::halves,
+                                .frequencies = tensor(frequencies.data(), 1, frequencies.shape(0))},
+                               batch);
+  return out;
+}
+
 }  // namespace
 
 void register_kv_cache(py::module_& m) {
@@ -140,6 +162,9 @@ void register_kv_cache(py::module_& m) {
       .def("reset", &AttentionCache::reset)
       .def_property_readonly("nbytes", &AttentionCache::nbytes)
       .def_property_readonly("length", &AttentionCache::length);
+
+  m.def("rope", &rope, py::arg("x"), py::arg("positions"), py::arg("frequencies"), py::kw_only(),
+        py::arg("pairs"), "Rotary position embedding, as the CPU back end computes it.");
 }
 
 }  // namespace h2o::python

@@ -45,6 +45,14 @@ class KvCache:
     @property
     def length(self) -> int: ...
 
+def rope(
+    x: NDArray[np.float32],
+    positions: NDArray[np.int32],
+    frequencies: NDArray[np.float32],
+    *,
+    pairs: bool,
+) -> NDArray[np.float32]: ...
+
 class Model:
     def __init__(self, path: str | os.PathLike[str], *, device: str, threads: int) -> None: ...
     @property
