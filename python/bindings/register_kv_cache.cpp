@@ -163,6 +163,21 @@ void register_kv_cache(py::module_& m) {
       .def_property_readonly("nbytes", &AttentionCache::nbytes)
       .def_property_readonly("length", &AttentionCache::length);
 
+  m.def(
+      "cache_bytes",
+      [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t sinks, int32_t heavy,
+         std::optional<int32_t> recent, int32_t max_tokens, const std::string& dtype) {
+        const KvShape shape{.n_layers = n_layers,
+                            .n_heads = n_kv_heads,
+                            .n_kv_heads = n_kv_heads,
+                            .head_dim = head_dim,
+                            .max_tokens = max_tokens,
+                            .dtype = kv_dtype(dtype)};
+        return KvCache::bytes(kv_policy(sinks, heavy, recent), shape);
+      },
+      py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
+      py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
+      py::arg("kv_dtype"), "Bytes that a cache would allocate for one sequence.");
   m.def("rope", &rope, py::arg("x"), py::arg("positions"), py::arg("frequencies"), py::kw_only(),
         py::arg("pairs"), "Rotary position embedding, as the CPU back end computes it.");
 }

@@ -45,6 +45,17 @@ class KvCache:
     @property
     def length(self) -> int: ...
 
+def cache_bytes(
+    *,
+    n_layers: int,
+    n_kv_heads: int,
+    head_dim: int,
+    sinks: int,
+    heavy: int,
+    recent: int | None,
+    max_tokens: int,
+    kv_dtype: str,
+) -> int: ...
 def rope(
     x: NDArray[np.float32],
     positions: NDArray[np.int32],

@@ -1,66 +1,49 @@
-"""Describe a GGUF file: what model it holds, its types, and what its cache would take."""
+"""Describe a GGUF file: the model, its types and tokenizer, and what its cache would take."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from h2o_cpp import _core
+from h2o_cpp.policy import h2o_budget
 
 _LONG = 8  # arrays longer than this are counted, not shown
+_CACHE_TOKENS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a GGUF file")
+    parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the description."""
     file = _core.GgufFile(args.file)
-    metadata = {key: _short(value) for key, value in file.metadata().items()}
-    tensors = file.tensors()
-    by_type: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for _, dtype, shape, nbytes in tensors:
-        row = by_type[dtype]
-        row[0] += 1
-        row[1] += prod(shape)
-        row[2] += nbytes
-    parameters = sum(n for _, n, _ in by_type.values())
-
+    metadata, tensors = file.metadata(), file.tensors()
+    summary = dict(summarise(metadata, tensors))
+    short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
-        types = {
-            dtype: {"tensors": n, "parameters": p, "bytes": b}
-            for dtype, (n, p, b) in by_type.items()
-        }
-        document: dict[str, Any] = {
-            "file": str(args.file),
-            "gguf_version": file.version,
-            "parameters": parameters,
-            "types": types,
-            "metadata": metadata,
-        }
-        if args.tensors:
-            document["tensors"] = [
-                {"name": name, "type": dtype, "shape": shape, "bytes": nbytes}
-                for name, dtype, shape, nbytes in tensors
-            ]
+        names = ("name", "type", "shape", "bytes")
+        document = {"file": str(args.file), "gguf_version": file.version, **summary}
+        document["metadata"] = short
+        document["tensors"] = [dict(zip(names, tensor, strict=True)) for tensor in tensors]
         print(json.dumps(document, indent=2))
         return 0
 
-    print(f"{args.file}: GGUF v{file.version}, {parameters:,} parameters, {len(tensors)} tensors")
-    print("\ntypes")
-    for dtype, (n, p, b) in sorted(by_type.items()):
-        print(f"  {dtype:8} {n:5} tensors {p:15,} parameters {mebibytes(b):>12}")
-    print("\nmetadata")
-    for key, value in metadata.items():
-        print(f"  {key} = {value if isinstance(value, str) else json.dumps(value)}")
+    print(f"{args.file}: GGUF v{file.version}, {len(tensors)} tensors")
+    _print_table({key: _text(key, value) for key, value in summary.items()})
+    if args.metadata:
+        print("\nmetadata")
+        _print_table({key: json.dumps(value) for key, value in short.items()})
     if args.tensors:
         print("\ntensors")
         for name, dtype, shape, nbytes in tensors:
@@ -68,9 +51,74 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def summarise(
+    metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
+) -> Iterator[tuple[str, Any]]:
+    """What there is to say, by name; keys that the file lacks are left out."""
+    architecture = metadata.get("general.architecture", "")
+
+    def of_model(key: str) -> Any:
+        return metadata.get(f"{architecture}.{key}")
+
+    found = {
+        "name": metadata.get("general.name"),
+        "architecture": architecture,
+        "context length": of_model("context_length"),
+        "layers": of_model("block_count"),
+        "width": of_model("embedding_length"),
+        "feed-forward width": of_model("feed_forward_length"),
+        "heads": of_model("attention.head_count"),
+        "kv_heads": of_model("attention.head_count_kv") or of_model("attention.head_count"),
+        "tokenizer": metadata.get("tokenizer.ggml.model"),
+        "pre-tokenizer": metadata.get("tokenizer.ggml.pre"),
+        "tokens": len(metadata.get("tokenizer.ggml.tokens", ())) or None,
+        "chat template": "tokenizer.chat_template" in metadata,
+    }
+    yield from ((key, value) for key, value in found.items() if value not in (None, ""))
+    yield "parameters", sum(prod(shape) for _, _, shape, _ in tensors)
+    yield "bytes", sum(nbytes for *_, nbytes in tensors)
+    yield "types", dict(Counter(dtype for _, dtype, _, _ in tensors))
+    width, heads = found["width"], found["heads"]
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        head_dim = of_model("attention.key_length") or width // heads
+        for name, hh in (("full", None), ("hh=0.2", 0.2)):
+            policy = h2o_budget(hh, None, _CACHE_TOKENS)
+            yield (
+                f"cache of {_CACHE_TOKENS} tokens, {name}",
+                _core.cache_bytes(
+                    n_layers=found["layers"],
+                    n_kv_heads=found["kv_heads"],
+                    head_dim=head_dim,
+                    sinks=policy.n_sinks,
+                    heavy=policy.n_heavy,
+                    recent=policy.n_recent,
+                    max_tokens=_CACHE_TOKENS,
+                    kv_dtype="f16",
+                ),
+            )
+
+
 def mebibytes(n: int) -> str:
     """`n` bytes for people."""
     return f"{n / 2**20:.2f} MiB"
+
+
+def _text(key: str, value: Any) -> str:
+    if key == "bytes" or key.startswith("cache"):
+        return mebibytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{n} {dtype}" for dtype, n in value.items())
+    return str(value)
+
+
+def _print_table(rows: Mapping[str, str]) -> None:
+    width = max(map(len, rows), default=0)
+    for key, value in rows.items():
+        print(f"  {key:{width}}  {value}")
 
 
 def _short(value: Any) -> Any:
