@@ -182,6 +182,8 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
 }
 
 size_t KvCache::bytes(const KvPolicy& policy, const KvShape& shape) {
+  h2o::validate(policy);
+  validate(shape);
   return Storage(policy, shape).size;
 }
 

@@ -61,7 +61,7 @@ class KvCache {
   // what was allocated.
   size_t bytes() const { return storage_.size(); }
 
-  // What bytes() would be for another policy.
+  // What bytes() would be for another policy. Throws as the constructor does.
   static size_t bytes(const KvPolicy& policy, const KvShape& shape);
 
  private:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return 0
 
-    print(f"{args.file}: GGUF v{file.version}, {len(tensors)} tensors")
+    count = metadata.get("split.count", 1)
+    part = f", file {metadata.get('split.no', 0) + 1} of {count}" if count != 1 else ""
+    print(f"{args.file}: GGUF v{file.version}, {len(tensors)} tensors{part}")
     _print_table({key: _text(key, value) for key, value in summary.items()})
     if args.metadata:
         print("\nmetadata")
@@ -78,24 +80,34 @@ def summarise(
     yield "parameters", sum(prod(shape) for _, _, shape, _ in tensors)
     yield "bytes", sum(nbytes for *_, nbytes in tensors)
     yield "types", dict(Counter(dtype for _, dtype, _, _ in tensors))
+    yield from _cache_bytes(found["layers"], found["kv_heads"], _head_dim(found, of_model))
+
+
+def _head_dim(found: Mapping[str, Any], of_model: Callable[[str], Any]) -> Any:
+    if key_length := of_model("attention.key_length"):
+        return key_length
     width, heads = found["width"], found["heads"]
-    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
-        head_dim = of_model("attention.key_length") or width // heads
-        for name, hh in (("full", None), ("hh=0.2", 0.2)):
-            policy = h2o_budget(hh, None, _CACHE_TOKENS)
-            yield (
-                f"cache of {_CACHE_TOKENS} tokens, {name}",
-                _core.cache_bytes(
-                    n_layers=found["layers"],
-                    n_kv_heads=found["kv_heads"],
-                    head_dim=head_dim,
-                    sinks=policy.n_sinks,
-                    heavy=policy.n_heavy,
-                    recent=policy.n_recent,
-                    max_tokens=_CACHE_TOKENS,
-                    kv_dtype="f16",
-                ),
-            )
+    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+
+
+def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tuple[str, int]]:
+    if not all(isinstance(n, int) and 0 < n < 2**24 for n in (n_layers, n_kv_heads, head_dim)):
+        return  # a file without a model, or one whose layers differ
+    for name, hh in (("full", None), ("hh=0.2", 0.2)):
+        policy = h2o_budget(hh, None, _CACHE_TOKENS)
+        yield (
+            f"cache of {_CACHE_TOKENS} tokens, {name}",
+            _core.cache_bytes(
+                n_layers=n_layers,
+                n_kv_heads=n_kv_heads,
+                head_dim=head_dim,
+                sinks=policy.n_sinks,
+                heavy=policy.n_heavy,
+                recent=policy.n_recent,
+                max_tokens=_CACHE_TOKENS,
+                kv_dtype="f16",
+            ),
+        )
 
 
 def mebibytes(n: int) -> str:
