@@ -1,5 +1,6 @@
 #include "core/dtype.h"
 
+#include <algorithm>
 #include <array>
 
 namespace h2o {
@@ -11,7 +12,7 @@ struct Row {
 };
 
 // GGUF tensor types: id, name, elements and bytes of a block.
-constexpr std::array kTypes = {
+constexpr std::array kRows = {
     Row{0, {"F32", 1, 4}},         Row{1, {"F16", 1, 2}},         Row{2, {"Q4_0", 32, 18}},
     Row{3, {"Q4_1", 32, 20}},      Row{6, {"Q5_0", 32, 22}},      Row{7, {"Q5_1", 32, 24}},
     Row{8, {"Q8_0", 32, 34}},      Row{9, {"Q8_1", 32, 36}},      Row{10, {"Q2_K", 256, 84}},
@@ -26,26 +27,40 @@ constexpr std::array kTypes = {
     Row{41, {"Q1_0", 128, 18}},
 };
 
+// The same by id; ids that are no type have no name.
+constexpr auto kTypes = [] {
+  std::array<DTypeInfo, kRows.back().id + 1> types;
+  for (const Row& row : kRows) types[row.id] = row.info;
+  return types;
+}();
+
+constexpr std::array kComputable = {
+    DType::f32,  DType::f16,  DType::bf16, DType::q4_0,   DType::q4_1,
+    DType::q5_0, DType::q5_1, DType::q8_0, DType::q2_k,   DType::q3_k,
+    DType::q4_k, DType::q5_k, DType::q6_k, DType::iq4_nl, DType::iq4_xs,
+};
+
 }  // namespace
 
 const DTypeInfo* find_dtype(uint32_t id) {
-  for (const Row& row : kTypes) {
-    if (row.id == id) return &row.info;
-  }
-  return nullptr;
+  return id < kTypes.size() && !kTypes[id].name.empty() ? &kTypes[id] : nullptr;
 }
 
-const DTypeInfo& info(DType dtype) { return *find_dtype(static_cast<uint32_t>(dtype)); }
+const DTypeInfo& info(DType dtype) { return kTypes[static_cast<uint32_t>(dtype)]; }
+
+std::span<const DType> computable_dtypes() { return kComputable; }
 
 bool is_computable(uint32_t id) {
-  switch (static_cast<DType>(id)) {
-    case DType::f32:
-    case DType::f16:
-    case DType::bf16:
-    case DType::q8_0:
-      return true;
+  return std::ranges::find(kComputable, static_cast<DType>(id)) != kComputable.end();
+}
+
+std::string computable_names() {
+  std::string names;
+  for (DType dtype : computable_dtypes()) {
+    if (!names.empty()) names += ", ";
+    names += info(dtype).name;
   }
-  return false;
+  return names;
 }
 
 }  // namespace h2o

@@ -3,11 +3,29 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace h2o {
 
-enum class DType : uint32_t { f32 = 0, f16 = 1, q8_0 = 8, bf16 = 30 };
+enum class DType : uint32_t {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  iq4_nl = 20,
+  iq4_xs = 23,
+  bf16 = 30,
+};
 
 // What any GGUF tensor type looks like in memory: `block_size` elements in `block_bytes` bytes.
 struct DTypeInfo {
@@ -23,8 +41,10 @@ const DTypeInfo* find_dtype(uint32_t id);
 // The layout of a type that h2o computes on.
 const DTypeInfo& info(DType dtype);
 
-// Can the kernels compute on GGUF type `id`?
+// The types that the kernels compute on, and whether GGUF type `id` is one of them.
+std::span<const DType> computable_dtypes();
 bool is_computable(uint32_t id);
+std::string computable_names();  // "F32, F16, ..."
 
 // Bytes of `n` consecutive elements; n must be a multiple of the block size.
 inline int64_t byte_size(DType dtype, int64_t n) {

@@ -33,10 +33,10 @@ void relu(float* x, int64_t n) {
 }
 
 // e^x for x <= 0, to about one unit in the last place: x = n ln 2 + r, e^r by a polynomial on
-// |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-80 it stays at e^-80, so that no
-// probability is denormal.
+// |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-70 it stays at e^-70, so that no
+// probability is denormal, however many there are.
 Vec exp_negative(Vec x) {
-  x = max(x, broadcast(-80.0f));
+  x = max(x, broadcast(-70.0f));
   const Vec n = round(mul(x, broadcast(1.44269504f)));
   Vec r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);

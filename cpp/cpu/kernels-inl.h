@@ -3,43 +3,19 @@
 // is called: a shared inline function compiled here could end up in code for an older CPU.
 //
 // Needs from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store, store_f16,
-// fma(a, b, c) = a * b + c, add, sub, mul, div, max, sum, maximum, round, times_power_of_two.
+// fma(a, b, c) = a * b + c, add, sub, mul, div, max, sum, maximum, round, times_power_of_two; and
+// of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...), load_bytes (of uint8_t), sub,
+// bit_and, bit_or, shift_left and shift_right by another Ints, to_float, lookup(table of 16,
+// indices).
 #pragma once
 
+#include "cpu/blocks-inl.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
+#include "cpu/superblocks-inl.h"
 
 namespace h2o {
 namespace {
-
-// ---- Element types: a row is a run of blocks, each read kWidth elements at a time. ----
-
-template <class T>
-struct Plain {
-  static constexpr int64_t kBlock = kWidth;
-  const T* p;
-
-  static Plain block(const std::byte* row, int64_t i) {
-    return {reinterpret_cast<const T*>(row) + i};
-  }
-  Vec at(int64_t) const { return load(p); }
-  static Vec tail(const std::byte* row, int64_t i, int64_t n) {
-    return load_first(reinterpret_cast<const T*>(row) + i, n);
-  }
-};
-
-struct Q8_0 {
-  static constexpr int64_t kBlock = 32;
-  const int8_t* qs;
-  Vec d;
-
-  static Q8_0 block(const std::byte* row, int64_t i) {
-    const BlockQ8_0* b = reinterpret_cast<const BlockQ8_0*>(row) + i / kBlock;
-    return {b->qs, broadcast(to_float(b->d))};
-  }
-  Vec at(int64_t j) const { return mul(load(qs + j), d); }
-  static Vec tail(const std::byte*, int64_t, int64_t) { return zero(); }  // rows are whole blocks
-};
 
 // ---- Matmul ----
 
@@ -60,14 +36,17 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
-      for (int64_t l = 0; l < Type::kBlock; l += kWidth) {
-        const Vec wv = block.at(l);
-        for (int i = 0; i < R; ++i) sums[i][j] = fma(load(x[i] + k + l), wv, sums[i][j]);
+      for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
+        const auto group = block.group(g);
+        for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
+          const Vec wv = group.at(l);
+          for (int i = 0; i < R; ++i) sums[i][j] = fma(load(x[i] + k + g + l), wv, sums[i][j]);
+        }
       }
     }
   }
-  if (k < m.n_in) {
-    for (int j = 0; j < O; ++j) {
+  if constexpr (Type::kBlock == kWidth) {
+    for (int j = 0; j < O && k < m.n_in; ++j) {
       const Vec wv = Type::tail(w[j], k, m.n_in - k);
       for (int i = 0; i < R; ++i) {
         sums[i][j] = fma(load_first(x[i] + k, m.n_in - k), wv, sums[i][j]);
@@ -110,9 +89,14 @@ void decode(float* y, const std::byte* x, int64_t n) {
   int64_t i = 0;
   for (; i + Type::kBlock <= n; i += Type::kBlock) {
     const Type block = Type::block(x, i);
-    for (int64_t l = 0; l < Type::kBlock; l += kWidth) store(y + i + l, block.at(l));
+    for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
+      const auto group = block.group(g);
+      for (int64_t l = 0; l < Type::kGroup; l += kWidth) store(y + i + g + l, group.at(l));
+    }
   }
-  if (i < n) store_first(y + i, Type::tail(x, i, n - i), n - i);
+  if constexpr (Type::kBlock == kWidth) {
+    if (i < n) store_first(y + i, Type::tail(x, i, n - i), n - i);
+  }
 }
 
 void encode_f32(std::byte* y, const float* x, int64_t n) {
@@ -179,20 +163,39 @@ void add_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, i
   }
 }
 
+// Of a type that is never written.
+template <class Type>
+constexpr TypeKernels read_only() {
+  return {matmul<Type>, decode<Type>, nullptr, nullptr};
+}
+
 constexpr CpuKernels kernels_for(const char* isa) {
-  return {isa,
-          {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
-          {matmul<Plain<F16>>, decode<Plain<F16>>, encode_f16, add_rows<Plain<F16>>},
-          {matmul<Plain<BF16>>, decode<Plain<BF16>>, encode_bf16, add_rows<Plain<BF16>>},
-          {matmul<Q8_0>, decode<Q8_0>, nullptr, nullptr},
-          add_to,
-          relu,
-          gelu_tanh,
-          gelu_erf,
-          swiglu,
-          softmax,
-          layer_norm,
-          rms_norm};
+  return {
+      .isa = isa,
+      .f32 = {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
+      .f16 = {matmul<Plain<F16>>, decode<Plain<F16>>, encode_f16, add_rows<Plain<F16>>},
+      .bf16 = {matmul<Plain<BF16>>, decode<Plain<BF16>>, encode_bf16, add_rows<Plain<BF16>>},
+      .q4_0 = read_only<Q4_0>(),
+      .q4_1 = read_only<Q4_1>(),
+      .q5_0 = read_only<Q5_0>(),
+      .q5_1 = read_only<Q5_1>(),
+      .q8_0 = read_only<Q8_0>(),
+      .q2_k = read_only<Q2_K>(),
+      .q3_k = read_only<Q3_K>(),
+      .q4_k = read_only<Q4_K>(),
+      .q5_k = read_only<Q5_K>(),
+      .q6_k = read_only<Q6_K>(),
+      .iq4_nl = read_only<IQ4_NL>(),
+      .iq4_xs = read_only<IQ4_XS>(),
+      .add = add_to,
+      .relu = relu,
+      .gelu_tanh = gelu_tanh,
+      .gelu_erf = gelu_erf,
+      .swiglu = swiglu,
+      .softmax = softmax,
+      .layer_norm = layer_norm,
+      .rms_norm = rms_norm,
+  };
 }
 
 }  // namespace

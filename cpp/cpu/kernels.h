@@ -7,22 +7,9 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "cpu/blocks.h"
 
 namespace h2o {
-
-struct F16 {
-  uint16_t bits;
-};
-
-struct BF16 {
-  uint16_t bits;
-};
-
-// GGUF Q8_0: 32 elements, value = d * qs[i].
-struct BlockQ8_0 {
-  F16 d;
-  int8_t qs[32];
-};
 
 // y[r, o] = sum_i x[r, i] * w[o, i] + bias[o], or y += it.
 struct Matmul {
@@ -52,7 +39,10 @@ struct TypeKernels {
 
 struct CpuKernels {
   const char* isa;
-  TypeKernels f32, f16, bf16, q8_0;
+  TypeKernels f32, f16, bf16;
+  TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
+  TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
+  TypeKernels iq4_nl, iq4_xs;
 
   void (*add)(float* y, const float* x, int64_t n);         // y += x
   void (*relu)(float* x, int64_t n);                        // x = max(x, 0)

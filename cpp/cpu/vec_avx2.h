@@ -3,7 +3,9 @@
 
 #include <immintrin.h>
 
-#include "cpu/kernels.h"
+#include <cstdint>
+
+#include "cpu/blocks.h"
 
 namespace h2o {
 namespace {
@@ -59,6 +61,29 @@ float maximum(Vec a) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+struct Ints {
+  __m256i v;
+};
+
+Ints ints(int32_t x) { return {_mm256_set1_epi32(x)}; }
+Ints lanes() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }
+Ints load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+Ints sub(Ints a, Ints b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+Ints bit_and(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
+Ints bit_or(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+Ints shift_left(Ints a, Ints n) { return {_mm256_sllv_epi32(a.v, n.v)}; }
+Ints shift_right(Ints a, Ints n) { return {_mm256_srlv_epi32(a.v, n.v)}; }
+Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
+
+// The low byte of each lane selects a byte of the table, which then fills the lane with its sign.
+Vec lookup(const int8_t* table, Ints i) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), i.v);
+  return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(values, 24), 24))};
 }
 
 }  // namespace

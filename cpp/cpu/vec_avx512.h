@@ -3,7 +3,9 @@
 
 #include <immintrin.h>
 
-#include "cpu/kernels.h"
+#include <cstdint>
+
+#include "cpu/blocks.h"
 
 namespace h2o {
 namespace {
@@ -50,6 +52,23 @@ Vec times_power_of_two(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 
 float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 float maximum(Vec a) { return _mm512_reduce_max_ps(a.v); }
+
+struct Ints {
+  __m512i v;
+};
+
+Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+Ints lanes() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+Ints load_bytes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+Ints sub(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+Ints bit_and(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
+Ints bit_or(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+Ints shift_left(Ints a, Ints n) { return {_mm512_sllv_epi32(a.v, n.v)}; }
+Ints shift_right(Ints a, Ints n) { return {_mm512_srlv_epi32(a.v, n.v)}; }
+Vec to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+Vec lookup(const int8_t* table, Ints i) { return {_mm512_permutexvar_ps(i.v, load(table).v)}; }
 
 }  // namespace
 }  // namespace h2o

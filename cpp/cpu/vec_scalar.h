@@ -1,7 +1,9 @@
 // Vec on any CPU: one float. The oracle that the other instruction sets are tested against.
 #pragma once
 
-#include "cpu/kernels.h"
+#include <cstdint>
+
+#include "cpu/blocks.h"
 
 namespace h2o {
 namespace {
@@ -73,6 +75,23 @@ Vec times_power_of_two(Vec x, Vec n) {
 
 float sum(Vec a) { return a.v; }
 float maximum(Vec a) { return a.v; }
+
+struct Ints {
+  int32_t v;
+};
+
+Ints ints(int32_t x) { return {x}; }
+Ints lanes() { return {0}; }
+Ints load_bytes(const uint8_t* p) { return {*p}; }
+Ints sub(Ints a, Ints b) { return {a.v - b.v}; }
+Ints bit_and(Ints a, Ints b) { return {a.v & b.v}; }
+Ints bit_or(Ints a, Ints b) { return {a.v | b.v}; }
+Ints shift_left(Ints a, Ints n) { return {a.v << n.v}; }
+Ints shift_right(Ints a, Ints n) {
+  return {static_cast<int32_t>(static_cast<uint32_t>(a.v) >> n.v)};
+}
+Vec to_float(Ints a) { return {static_cast<float>(a.v)}; }
+Vec lookup(const int8_t* table, Ints i) { return {static_cast<float>(table[i.v])}; }
 
 }  // namespace
 }  // namespace h2o

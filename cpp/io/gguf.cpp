@@ -388,7 +388,8 @@ std::vector<std::string_view> GgufFile::strings(std::string_view key) const {
 Tensor GgufFile::view(const GgufTensor& tensor) const {
   const std::string label = text("tensor ", quoted(tensor.name), ": ");
   if (!is_computable(tensor.type)) {
-    fail(path(), label, find_dtype(tensor.type)->name, ", expected F32, F16, BF16 or Q8_0");
+    fail(path(), label, "type ", find_dtype(tensor.type)->name,
+         " is not supported; supported: ", computable_names());
   }
   if (tensor.n_dims > 2) fail(path(), label, tensor.n_dims, " dimensions, expected 1 or 2");
   std::byte* data = const_cast<std::byte*>(tensor.data.data());

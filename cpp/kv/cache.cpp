@@ -128,6 +128,11 @@ KvView KvCache::layer(int32_t layer) const {
   return view;
 }
 
+int32_t KvCache::length(int32_t sequence) const {
+  check_sequence(sequence);
+  return lengths_[sequence];
+}
+
 int32_t KvCache::kept(int32_t sequence) const {
   check_sequence(sequence);
   return static_cast<int32_t>(std::min<int64_t>(lengths_[sequence], policy().budget()));

@@ -39,7 +39,7 @@ class KvCache {
   int32_t slots() const { return view_.slots; }
 
   // Tokens a sequence has seen, and how many of them it keeps (per layer and kv_head).
-  int32_t length(int32_t sequence) const { return lengths_[sequence]; }
+  int32_t length(int32_t sequence) const;
   int32_t kept(int32_t sequence) const;
 
   // How many more tokens a sequence can take; unbounded (INT32_MAX) once the policy evicts.

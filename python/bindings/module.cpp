@@ -27,10 +27,17 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.doc() = "The C++ core of h2o_cpp.";
   m.attr("__version__") = H2O_VERSION;
 
-  // std::invalid_argument is ValueError and std::bad_alloc MemoryError by pybind11's own rules.
+  // std::bad_alloc is MemoryError by pybind11's own rules.
   py::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
+    } catch (const h2o::InvalidArgument& e) {
+      // A message may quote a name from a hostile file or file system, which need not be UTF-8.
+      const std::string_view what = e.what();
+      const auto size = static_cast<py::ssize_t>(what.size());
+      const auto message = py::reinterpret_steal<py::object>(
+          PyUnicode_DecodeUTF8(what.data(), size, "backslashreplace"));
+      PyErr_SetObject(PyExc_ValueError, message.ptr());
     } catch (const h2o::FileError& e) {
       errno = e.error_number();
       PyErr_SetFromErrnoWithFilename(PyExc_OSError, e.path().c_str());
@@ -47,7 +54,9 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
       "Instruction sets this CPU can run, fastest first.");
   m.def("cuda_device_count", &h2o::cuda_device_count, "CUDA devices this build can use here.");
 
+  h2o::python::register_dtype(m);
   h2o::python::register_gguf(m);
   h2o::python::register_kv_cache(m);
+  h2o::python::register_quantize(m);
   h2o::python::register_session(m);
 }

@@ -12,8 +12,10 @@
 
 namespace h2o::python {
 
+void register_dtype(pybind11::module_& m);
 void register_gguf(pybind11::module_& m);
 void register_kv_cache(pybind11::module_& m);
+void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 
 // "f32", "f16" or "bf16". Throws InvalidArgument.

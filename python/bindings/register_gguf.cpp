@@ -1,16 +1,23 @@
-// GgufFile for Python: metadata as a dict, tensors as a list.
+// GGUF files for Python: metadata as a dict, tensors as a list, and both as they are in the file.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
 #include <cstring>
 
-#include "io/gguf.h"
+#include "io/gguf_model.h"
 #include "register.h"
 
 namespace py = pybind11;
 
 namespace h2o::python {
 namespace {
+
+// Text that is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
+py::str decoded(std::string_view text) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
+}
 
 // Reads scalars and strings one after another from the bytes of a value.
 class Decoder {
@@ -71,12 +78,11 @@ class Decoder {
     return Python(take<T>());
   }
 
-  // Text that is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
   py::object string() {
-    const auto size = static_cast<Py_ssize_t>(take<uint64_t>());
+    const auto size = take<uint64_t>();
     const char* data = reinterpret_cast<const char*>(next_);
     next_ += size;
-    return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(data, size, "surrogateescape"));
+    return decoded({data, size});
   }
 
   const std::byte* next_;
@@ -86,10 +92,9 @@ py::dict metadata(const GgufFile& file) {
   py::dict dict;
   for (const auto& [key, value] : file.metadata()) {
     Decoder decoder(value.bytes);
-    const py::str name = py::reinterpret_steal<py::str>(
-        PyUnicode_DecodeUTF8(key.data(), static_cast<Py_ssize_t>(key.size()), "surrogateescape"));
-    dict[name] = value.type == GgufType::array ? decoder.array(value.element_type, value.count)
-                                               : decoder.read(value.type);
+    dict[decoded(key)] = value.type == GgufType::array
+                             ? decoder.array(value.element_type, value.count)
+                             : decoder.read(value.type);
   }
   return dict;
 }
@@ -100,11 +105,40 @@ py::list tensors(const GgufFile& file) {
   for (const GgufTensor& t : file.tensors()) {
     py::list shape;
     for (int i = t.n_dims - 1; i >= 0; --i) shape.append(t.dims[i]);
-    list.append(py::make_tuple(
-        py::bytes(t.name.data(), t.name.size()).attr("decode")("utf-8", "surrogateescape"),
-        find_dtype(t.type)->name, py::tuple(shape), t.data.size()));
+    list.append(
+        py::make_tuple(decoded(t.name), find_dtype(t.type)->name, py::tuple(shape), t.data.size()));
   }
   return list;
+}
+
+// (key, all of the entry as a file has it: key, type and value)
+py::list metadata_entries(const GgufFile& file) {
+  py::list list;
+  for (const auto& [key, value] : file.metadata()) {
+    std::string entry;
+    const auto append = [&entry](const auto number) {
+      entry.append(reinterpret_cast<const char*>(&number), sizeof number);
+    };
+    append(uint64_t{key.size()});
+    entry += key;
+    append(value.type);
+    if (value.type == GgufType::array) {
+      append(value.element_type);
+      append(value.count);
+    }
+    entry.append(reinterpret_cast<const char*>(value.bytes.data()), value.bytes.size());
+    list.append(py::make_tuple(decoded(key), py::bytes(entry)));
+  }
+  return list;
+}
+
+// A view of the mapping, which it keeps open.
+py::array_t<uint8_t> tensor_data(const py::object& self, size_t index) {
+  const auto data = self.cast<const GgufFile&>().tensors().at(index).data;
+  py::array_t<uint8_t> view(static_cast<py::ssize_t>(data.size()),
+                            reinterpret_cast<const uint8_t*>(data.data()), self);
+  view.attr("setflags")(py::arg("write") = false);
+  return view;
 }
 
 }  // namespace
@@ -112,9 +146,22 @@ py::list tensors(const GgufFile& file) {
 void register_gguf(py::module_& m) {
   py::class_<GgufFile>(m, "GgufFile", "A validated GGUF file.")
       .def(py::init<const std::filesystem::path&>(), py::arg("path"))
+      .def_property_readonly("path", &GgufFile::path)
       .def_property_readonly("version", &GgufFile::version)
       .def("metadata", &metadata)
-      .def("tensors", &tensors);
+      .def("metadata_entries", &metadata_entries)
+      .def("tensors", &tensors)
+      .def("tensor_data", &tensor_data, py::arg("index"));
+
+  py::class_<GgufModel>(m, "GgufModel", "A model in one GGUF file or in several that were split.")
+      .def(py::init<const std::filesystem::path&>(), py::arg("path"))
+      .def_property_readonly("files", [](py::object self) {
+        py::list files;
+        for (const GgufFile& file : self.cast<const GgufModel&>().files()) {
+          files.append(py::cast(file, py::return_value_policy::reference_internal, self));
+        }
+        return files;
+      });
 }
 
 }  // namespace h2o::python

@@ -7,8 +7,18 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 
 from h2o_cpp._core import __version__
 from h2o_cpp.cache import KVCache
+from h2o_cpp.chat import Chat
 from h2o_cpp.generator import Generator, Stats
 from h2o_cpp.policy import Policy
 from h2o_cpp.stream import Generation, Stream
 
-__all__ = ["Generation", "Generator", "KVCache", "Policy", "Stats", "Stream", "__version__"]
+__all__ = [
+    "Chat",
+    "Generation",
+    "Generator",
+    "KVCache",
+    "Policy",
+    "Stats",
+    "Stream",
+    "__version__",
+]

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import INT32_MAX, whole
 from h2o_cpp.policy import Policy
 
 
@@ -36,19 +37,17 @@ class KVCache:
         if max_tokens is None:
             if policy.budget is None:
                 raise ValueError("KVCache: Policy.full() needs max_tokens")
-            max_tokens = policy.budget + 1
+            max_tokens = min(policy.budget + 1, INT32_MAX)
         self.policy = policy
         self._cache = _core.KvCache(
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            sinks=policy.n_sinks,
-            heavy=policy.n_heavy,
-            recent=policy.n_recent,
-            max_tokens=max_tokens,
+            whole("n_heads", n_heads, 1),
+            whole("n_kv_heads", n_kv_heads, 1),
+            whole("head_dim", head_dim, 1),
+            **policy.limits(),
+            max_tokens=whole("max_tokens", max_tokens, 1),
             kv_dtype=kv_dtype,
             device=device,
-            threads=threads or 0,
+            threads=0 if threads is None else whole("threads", threads, 1),
         )
 
     def attend(self, q: ArrayLike, k: ArrayLike, v: ArrayLike) -> NDArray[np.float32]:

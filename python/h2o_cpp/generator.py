@@ -6,15 +6,18 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import whole
+from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
-from h2o_cpp.stream import Generation, Request, Stream, StreamOptions
+from h2o_cpp.stream import Engine, Generation, Request, Stream, StreamOptions
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
 
@@ -35,12 +38,6 @@ class Stats:
     n_layers: int
     n_kv_heads: int
     backend: str
-
-
-class _Engine(NamedTuple):
-    model: _core.Model
-    session: _core.Session
-    tokenizer: TextTokenizer
 
 
 class Generator:
@@ -83,12 +80,10 @@ class Generator:
         """
         if policy is not None and (hh is not None or recent is not None):
             raise ValueError("give either policy or hh, not both")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads={threads!r}, expected at least 1")
-        model = _core.Model(os.fspath(path), device=device, threads=threads or 0)
-        n_ctx = model.n_ctx_train if n_ctx is None else n_ctx
-        if n_ctx < 1:
-            raise ValueError(f"n_ctx={n_ctx!r}, expected at least 1")
+        n_threads = 0 if threads is None else whole("threads", threads, 1)
+        n_batch = whole("n_batch", n_batch, 1)
+        model = _core.Model(os.fspath(path), device=device, threads=n_threads)
+        n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
         self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
         try:
             tokenizer = TextTokenizer(model.file.metadata(), model.n_vocab)
@@ -96,20 +91,17 @@ class Generator:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
         session = _core.Session(
             model,
-            sinks=self.policy.n_sinks,
-            heavy=self.policy.n_heavy,
-            recent=self.policy.n_recent,
+            **self.policy.limits(),
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_sequences=1,
             kv_dtype=kv_dtype,
         )
-        self._open: _Engine | None = _Engine(model, session, tokenizer)
+        self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()
         self._seeds = random.Random(seed)
 
-    @property
-    def _engine(self) -> _Engine:
+    def _engine(self) -> Engine:
         if self._open is None:
             raise RuntimeError("this Generator is closed")
         return self._open
@@ -128,6 +120,7 @@ class Generator:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        parse_special: bool = False,
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
@@ -137,42 +130,45 @@ class Generator:
         seed: the same seed, prompt and options give the same text.
         stop: strings that end the text; they are not part of it.
         ignore_eos: go on after the end-of-text token.
+        parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
 
         Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range.
         """
-        model, session, tokenizer = self._engine
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
-        if len(prompt) == 0:
+        model, session, _ = self._engine()
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, parse_special=parse_special)
+        else:
+            tokens = [index(t) for t in prompt]
+        if len(prompt) == 0 or not tokens:
             raise ValueError("the prompt is empty")
         if len(tokens) > session.n_ctx:
             raise ValueError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
         if bad := [t for t in tokens if not 0 <= t < model.n_vocab]:
             raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens!r}, expected at least 1")
+        if max_tokens is not None:
+            max_tokens = whole("max_tokens", max_tokens, 1, None)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(stops):
             raise ValueError("stop has an empty string, which would end every text at once")
-        seed = self._seeds.getrandbits(64) if seed is None else seed
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed={seed!r}, expected 0 to 2**64 - 1")
+        if seed is None:
+            seed = self._seeds.getrandbits(64)
         sampler = _core.Sampler(
             model.n_vocab,
             temperature=temperature,
-            top_k=top_k,
+            top_k=whole("top_k", top_k, 0),
             top_p=top_p,
             min_p=min_p,
             repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
-            seed=seed,
+            repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
+            seed=whole("seed", seed, 0, 2**64 - 1),
         )
         request = Request(tokens, sampler, max_tokens, stops, ignore_eos)
-        return Stream(session, tokenizer, self._turn, request)
+        return Stream(self._engine, self._turn, request)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
         """Continue `prompt` and return the whole text; options as for stream()."""
-        stream = self.stream(prompt, **options)
-        text = "".join(stream)
+        with self.stream(prompt, **options) as stream:
+            text = "".join(stream)
         return Generation(
             text=text,
             finish_reason=stream.finish_reason or "cancelled",
@@ -182,16 +178,46 @@ class Generator:
             decode_seconds=stream.decode_seconds,
         )
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Tokens of a text, with the beginning-of-text token in front if the model wants one."""
-        return self._engine.tokenizer.encode(text, add_special=add_special)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Stream:
+        """Stream the assistant's reply to `messages`; options as for stream().
+
+        messages: the conversation, each a mapping with "role" and "content".
+        template: a Jinja2 chat template; default: the file's own.
+
+        For a conversation of several turns, Chat keeps the cache from one to the next.
+
+        Raises ValueError if there is no template or it refuses the messages, and as stream() does.
+        """
+        return self.stream(self.chat_template(template).tokens(messages), **options)
+
+    def chat_template(self, template: str | None = None) -> ChatTemplate:
+        """The file's chat template, or another one for the same vocabulary."""
+        return ChatTemplate(template, self._engine().tokenizer)
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Tokens of a text.
+
+        add_special: with the tokens that the model wants around a text, as beginning-of-text.
+        parse_special: special tokens that the text spells, as "</s>", are those tokens.
+        """
+        return self._engine().tokenizer.encode(
+            text, add_special=add_special, parse_special=parse_special
+        )
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        n_vocab = self._engine.model.n_vocab
+        n_vocab = self._engine().model.n_vocab
         if bad := [t for t in tokens if not 0 <= t < n_vocab]:
             raise ValueError(f"token {bad[0]} is not in the vocabulary of {n_vocab}")
-        return self._engine.tokenizer.decode(tokens)
+        return self._engine().tokenizer.decode(tokens)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
@@ -201,10 +227,12 @@ class Generator:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError("tokens must be a non-empty sequence of token ids")
-        session = self._engine.session
+        model, session, _ = self._engine()
         if ids.size > session.n_ctx:
             raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")
-        with self._turn:
+        if bad := ids[(ids < 0) | (ids >= model.n_vocab)].tolist():
+            raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
+        with self._turn.hold():
             session.reset(0)
             chunks = range(0, ids.size, session.n_batch)
             return np.concatenate(
@@ -213,7 +241,7 @@ class Generator:
 
     def stats(self) -> Stats:
         """What the cache holds now, measured."""
-        model, session, _ = self._engine
+        model, session, _ = self._engine()
         seen, kept = session.tokens_seen(0), session.tokens_kept(0)
         return Stats(
             tokens_seen=seen,
@@ -229,11 +257,14 @@ class Generator:
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of a layer and KV head, ascending, and their scores."""
-        return self._engine.session.kept(layer, kv_head, 0)
+        model, session, _ = self._engine()
+        layer = whole("layer", layer, 0, model.n_layers - 1)
+        kv_head = whole("kv_head", kv_head, 0, model.n_kv_heads - 1)
+        return session.kept(layer, kv_head, 0)
 
     def close(self) -> None:
         """Free model and cache; waits for another thread's stream, ends one of this thread."""
-        with self._turn:
+        with self._turn.hold():
             self._open = None
 
     def __enter__(self) -> Generator:

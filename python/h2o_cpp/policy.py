@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TypedDict
+
+from h2o_cpp.arguments import INT32_MAX, whole
+
+
+class Limits(TypedDict):
+    """A policy as the core takes it."""
+
+    sinks: int
+    heavy: int
+    recent: int | None
 
 
 @dataclass(frozen=True)
@@ -19,14 +30,23 @@ class Policy:
     n_recent: int | None = None  # None: unbounded
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and (not isinstance(value, Integral) or value < 0):
-                raise ValueError(f"policy: {name} is {value!r}, expected a count of 0 or more")
+        whole("n_sinks", self.n_sinks, 0, None)
+        whole("n_heavy", self.n_heavy, 0, None)
+        if self.n_recent is not None:
+            whole("n_recent", self.n_recent, 0, None)
 
     @property
     def budget(self) -> int | None:
         """How many tokens are kept; None when all are."""
         return None if self.n_recent is None else self.n_sinks + self.n_heavy + self.n_recent
+
+    def limits(self) -> Limits:
+        """The counts for the core, which has 32 bits for them: more than any text has tokens."""
+        return {
+            "sinks": min(self.n_sinks, INT32_MAX),
+            "heavy": min(self.n_heavy, INT32_MAX),
+            "recent": None if self.n_recent is None else min(self.n_recent, INT32_MAX),
+        }
 
     @staticmethod
     def full() -> Policy:
@@ -79,9 +99,7 @@ def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
 
 def _tokens(name: str, value: float, n_ctx: int) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError(f"{name}={value!r} tokens, expected 0 or more")
-        return int(value)
+        return whole(name, value, 0, None)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return int(float(value) * n_ctx)
     raise ValueError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ class StreamOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     ignore_eos: bool
+    parse_special: bool
+
+
+class Engine(NamedTuple):
+    """What a Generator runs on."""
+
+    model: _core.Model
+    session: _core.Session
+    tokenizer: TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -69,24 +78,26 @@ class Stream(Iterator[str]):
     frees the Generator for the next one.
 
     Attributes: `tokens`, the ids generated so far; `finish_reason`, None while it runs, then as in
-    Generation; `prompt_tokens`; `prompt_seconds` and `decode_seconds` spent computing.
+    Generation; `prompt_tokens` read; `prompt_seconds` and `decode_seconds` spent computing.
     """
 
-    def __init__(
-        self, session: _core.Session, tokenizer: TextTokenizer, turn: Turn, request: Request
-    ) -> None:
+    def __init__(self, engine: Callable[[], Engine], turn: Turn, request: Request) -> None:
+        """`engine` gives the model, or raises RuntimeError when it has been closed."""
         self.tokens: array[int] = array("i")
         self.finish_reason: str | None = None
         self.prompt_tokens = len(request.prompt)
         self.prompt_seconds = 0.0
         self.decode_seconds = 0.0
 
-        self._session = session
-        self._tokenizer = tokenizer
+        self._engine = engine
         self._request = request
-        self._text = TextPieces(request.stop)
+        self._said: list[str] = []
+        self._begins = not engine().tokenizer.has_text(request.prompt)  # no text yet
+        self._pieces = TextPieces(request.stop)
         self._logits: NDArray[np.float32] | None = None  # [1, n_vocab], after the newest token
         self._turn = turn
+        self._resumed: object = None  # the ticket of the stream whose cache is kept
+        self._in_cache = False  # whether the cache holds nothing but this stream's text
         self._ticket = object()  # holds the turn in this stream's name without keeping it alive
         self._running = threading.Lock()
         self._cancelled = False
@@ -100,6 +111,7 @@ class Stream(Iterator[str]):
             try:
                 while self.finish_reason is None:
                     if piece := self._next_piece():
+                        self._said.append(piece)
                         return piece
             except BaseException:  # KeyboardInterrupt too: the next stream must find its turn
                 self._end("cancelled")
@@ -107,6 +119,23 @@ class Stream(Iterator[str]):
         if self._superseded:
             raise RuntimeError("this stream was ended: its thread began another one")
         raise StopIteration
+
+    @property
+    def text(self) -> str:
+        """The pieces so far."""
+        return "".join(self._said)
+
+    @property
+    def history(self) -> list[int]:
+        """The prompt's tokens and those generated so far."""
+        return [*self._request.prompt, *self.tokens]
+
+    def resume(self, previous: Stream) -> None:
+        """Keep the cache as `previous` has left it, unless another stream comes in between.
+
+        `previous` must have ended, and the prompt must begin with its history and go on after it.
+        """
+        self._resumed = previous._ticket if previous._in_cache else previous._resumed
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -118,14 +147,16 @@ class Stream(Iterator[str]):
         """Tokens decoded per second; the first comes with the prompt and does not count."""
         return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
-    def close(self) -> None:
-        """End the stream: now, or after the token that another thread is computing."""
+    def close(self) -> bool:
+        """End the stream: now, or after the token that another thread is computing (False)."""
         self._cancelled = True
-        if self._running.acquire(blocking=False):
-            try:
-                self._end("cancelled")
-            finally:
-                self._running.release()
+        if not self._running.acquire(blocking=False):
+            return False
+        try:
+            self._end("cancelled")
+        finally:
+            self._running.release()
+        return True
 
     def __del__(self) -> None:
         if hasattr(self, "_ticket"):  # __init__ got that far
@@ -150,33 +181,39 @@ class Stream(Iterator[str]):
             self._logits = self._read_prompt()
         else:
             self._logits = self._decode()
+        session, tokenizer = self._engine().session, self._engine().tokenizer
         if self._cancelled:
             return self._end("cancelled")
 
         request = self._request
         token = request.sampler.sample(self._logits)
-        if token in self._tokenizer.end_tokens and not request.ignore_eos:
+        if token in tokenizer.end_tokens and not request.ignore_eos:
             return self._end("stop")
         request.sampler.accept(token)
         self.tokens.append(token)
-        piece = self._text.push(self._tokenizer.token_bytes(token))
-        if self._text.stopped:
+        data = tokenizer.token_bytes(token, begins=self._begins)
+        self._begins = self._begins and not tokenizer.has_text([token])
+        piece = self._pieces.push(data)
+        if self._pieces.stopped:
             return piece + self._end("stop")
-        if len(self.tokens) == request.max_tokens or self._session.room(0) == 0:
+        if len(self.tokens) == request.max_tokens or session.room(0) == 0:
             return piece + self._end("length")
         return piece
 
     def _read_prompt(self) -> NDArray[np.float32]:
         stream = weakref.ref(self)
-        self._turn.take(self._ticket, lambda: _supersede(stream))
-        self._session.reset(0)
-        prompt = np.asarray(self._request.prompt, np.int32)
+        last = self._turn.take(self._ticket, lambda: _supersede(stream))
+        session = self._engine().session
+        if self._resumed is None or last is not self._resumed:
+            session.reset(0)
+        self._in_cache = True
+        prompt = np.asarray(self._request.prompt, np.int32)[session.tokens_seen(0) :]
+        self.prompt_tokens = len(prompt)
         for token in self._request.prompt:
             self._request.sampler.accept(token)
         started = perf_counter()
-        for begin in range(0, len(prompt), self._session.n_batch):
-            chunk = prompt[begin : begin + self._session.n_batch]
-            logits = self._session.step([(0, chunk)])
+        for begin in range(0, len(prompt), session.n_batch):
+            logits = session.step([(0, prompt[begin : begin + session.n_batch])])
             self.prompt_seconds = perf_counter() - started
             if self._cancelled:
                 break
@@ -184,21 +221,22 @@ class Stream(Iterator[str]):
 
     def _decode(self) -> NDArray[np.float32]:
         started = perf_counter()
-        logits = self._session.step([(0, np.asarray(self.tokens[-1:], np.int32))])
+        newest = np.asarray(self.tokens[-1:], np.int32)
+        logits = self._engine().session.step([(0, newest)])
         self.decode_seconds += perf_counter() - started
         return logits
 
     def _end(self, reason: str) -> str:
         """Give the turn back; returns the text that was held back for a stop string."""
-        if self.finish_reason is not None:
-            return ""
-        self.finish_reason = reason
+        if self.finish_reason is None:
+            self.finish_reason = reason
         self._turn.give_back(self._ticket)
-        return self._text.finish()
+        return self._pieces.finish()
 
 
-def _supersede(stream: weakref.ref[Stream]) -> None:
+def _supersede(stream: weakref.ref[Stream]) -> bool:
     alive = stream()
-    if alive is not None:
-        alive._superseded = True
-        alive.close()
+    if alive is None:
+        return True
+    alive._superseded = True
+    return alive.close()

@@ -67,7 +67,9 @@ std::vector<float> interesting(const Half& half) {
   Random random(1);
   for (int i = 0; i < 100'000; ++i) all.push_back(std::bit_cast<float>(random.bits()));
   // The exponents where rounding is not trivial.
-  for (int i = 0; i < 100'000; ++i) all.push_back(std::ldexp(random.real(-1, 1), random.integer(-26, 17)));
+  for (int i = 0; i < 100'000; ++i) {
+    all.push_back(std::ldexp(random.real(-1, 1), random.integer(-26, 17)));
+  }
   return all;
 }
 
@@ -77,7 +79,7 @@ TEST_CASE("every f16 and bf16 decodes to its value") {
   const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
   for (const CpuKernels* table : supported_kernels()) {
     for (const Half& half : {kF16, kBF16}) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(half.dtype).name);
       std::vector<float> values(all.size());
       const auto check = [&] {
@@ -109,7 +111,7 @@ TEST_CASE("every f16 and bf16 decodes to its value") {
 TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
   Random random(2);
   for (const CpuKernels* table : supported_kernels()) {
-    CAPTURE(table->isa);
+    CAPTURE(std::string_view(table->isa));
     for (int64_t n = 1; n <= 70; ++n) {
       std::vector<float> x(n);
       for (float& value : x) value = std::bit_cast<float>(random.bits() & 0xbfffffff);  // no NaN
@@ -137,8 +139,8 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
       }
     }
     CHECK(n_wrong == 0);
-    CHECK(table->q8_0.encode == nullptr);
-    CHECK(table->q8_0.add_rows == nullptr);
+    CHECK((table->q8_0.encode == nullptr));  // nothing is stored in it
+    CHECK((table->q8_0.add_rows == nullptr));
   }
 }
 
@@ -150,7 +152,7 @@ TEST_CASE("encode rounds to the nearest, ties to even; a NaN stays one") {
       if (!std::isnan(x[i])) expected[i] = nearest(half, x[i]);
     }
     for (const CpuKernels* table : supported_kernels()) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(half.dtype).name);
       std::vector<uint16_t> y(x.size());
       const auto check = [&] {
@@ -182,7 +184,7 @@ TEST_CASE("decode and encode write n elements and no more") {
   Random random(3);
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       for (int64_t n = 1; n <= 70; ++n) {
         const std::vector<float> x = random.reals(n);

@@ -14,7 +14,7 @@ namespace {
 
 using enum GgufType;
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8;  // tensor types
+constexpr uint32_t kF32 = 0, kF16 = 1, kMxfp4 = 39, kQ8_0 = 8;  // tensor types
 
 constexpr uint64_t operator""_u64(unsigned long long number) { return number; }
 constexpr uint64_t kHuge = 1_u64 << 60;
@@ -124,12 +124,12 @@ Writer good() {
   out.key("nested", array, array, 2_u64, u16, 1_u64, uint16_t{5}, string, 1_u64, "x");
   out.key("depth 4", array, array, 1_u64, array, 1_u64, array, 1_u64, i8, 1_u64, int8_t{5});
 
-  // 96 bytes; 68 and 28 of padding; 48 and 16 of padding; 18.
+  // 96 bytes; 68 and 28 of padding; 48 and 16 of padding; 17.
   out.tensor("matrix", {8, 3}, kF32, 0);
   out.tensor("vector", {64}, kQ8_0, 96);
   out.tensor("cube", {2, 3, 4}, kF16, 192);
-  out.tensor("old", {32, 1}, kQ4_0, 256);
-  for (int i = 0; i < 274; ++i) out.data += static_cast<char>(i);
+  out.tensor("new", {32, 1}, kMxfp4, 256);
+  for (int i = 0; i < 273; ++i) out.data += static_cast<char>(i);
   return out;
 }
 
@@ -224,8 +224,8 @@ TEST_CASE("tensors read back as written, in both versions") {
     CHECK(cube.dims == std::array<int64_t, 4>{2, 3, 4, 1});
     CHECK(error_in(temp.path, [&] { file.view(cube); }) ==
           "tensor 'cube': 3 dimensions, expected 1 or 2");
-    CHECK(error_in(temp.path, [&] { file.view(*file.find_tensor("old")); }) ==
-          "tensor 'old': Q4_0, expected F32, F16, BF16 or Q8_0");
+    CHECK(error_in(temp.path, [&] { file.view(*file.find_tensor("new")); }) ==
+          "tensor 'new': type MXFP4 is not supported; supported: " + computable_names());
   }
 }
 

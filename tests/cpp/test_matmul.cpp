@@ -86,7 +86,7 @@ int32_t random_width(Random& random, DType dtype) {
 TEST_CASE("matmul is the sum of products, and writes its columns only") {
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : kAllTypes) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(1);
       for (int trial = 0; trial < 200; ++trial) {
@@ -94,7 +94,8 @@ TEST_CASE("matmul is the sum of products, and writes its columns only") {
         const int64_t n_out = random.integer(1, 21);
         const int64_t n_rows = random.integer(1, 9);
         const int64_t begin = random.integer(0, static_cast<int32_t>(n_out));
-        const int64_t end = random.integer(static_cast<int32_t>(begin), static_cast<int32_t>(n_out));
+        const int64_t end =
+            random.integer(static_cast<int32_t>(begin), static_cast<int32_t>(n_out));
         const int64_t stride = n_out + random.integer(0, 3);
         const bool add = random.flip();
         CAPTURE(n_in);
@@ -155,7 +156,7 @@ TEST_CASE("matmul is the sum of products, and writes its columns only") {
 TEST_CASE("an output of matmul has the same bits in every batch and range of columns") {
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : kAllTypes) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(2);
       for (int trial = 0; trial < 20; ++trial) {
@@ -206,7 +207,7 @@ TEST_CASE("an output of matmul has the same bits in every batch and range of col
 TEST_CASE("add_rows is the weighted sum of rows, in order") {
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : kPlainTypes) {
-      CAPTURE(table->isa);
+      CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(3);
       for (int trial = 0; trial < 200; ++trial) {

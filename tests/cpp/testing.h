@@ -61,7 +61,7 @@ inline bool same_bits(std::span<const float> a, std::span<const float> b) {
 inline double f16_value(uint16_t bits) {
   const int exponent = bits >> 10 & 31;
   const int fraction = bits & 1023;
-  const double magnitude = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+  const double magnitude = exponent == 31  ? (fraction == 0 ? INFINITY : NAN)
                            : exponent == 0 ? std::ldexp(fraction, -24)
                                            : std::ldexp(1024 + fraction, exponent - 25);
   return bits >> 15 != 0 ? -magnitude : magnitude;

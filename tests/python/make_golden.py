@@ -1,4 +1,4 @@
-"""Writes tests/data/golden: small random OPT models and their logits by Hugging Face transformers.
+"""Writes tests/data/golden: small random models and their logits by Hugging Face transformers.
 
     python tests/python/make_golden.py
 
@@ -14,19 +14,20 @@ from pathlib import Path
 import numpy as np
 
 from h2o_cpp.convert import convert
-from random_opt import SHAPES, make_model, random_tokens, reference_logits, save_checkpoint
+from random_models import RECIPES, make_model, random_tokens, reference_logits, save_checkpoint
+from test_logits import GOLDEN
 
 
 def main() -> int:
-    """Write every shape's model and logits."""
+    """Write models and logits."""
     golden = Path(__file__).resolve().parents[1] / "data" / "golden"
     golden.mkdir(exist_ok=True)
-    for seed, (name, shape) in enumerate(SHAPES.items()):
-        model = make_model(shape, seed)
+    for seed, name in enumerate(GOLDEN):
+        model = make_model(RECIPES[name], seed)
         with tempfile.TemporaryDirectory() as checkpoint:
             save_checkpoint(model, Path(checkpoint))
             convert(Path(checkpoint), golden / f"{name}.gguf", "f32")
-        tokens = random_tokens(shape, seed)
+        tokens = random_tokens(seed)
         np.savez_compressed(
             golden / f"{name}.npz", tokens=tokens, logits=reference_logits(model, tokens)
         )

@@ -37,7 +37,7 @@ LAYER = {  # the names of gguf.md, section 4, written out again
     "ffn_up": "fc1",
     "ffn_down": "fc2",
 }
-NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "i1", "BOOL": "?"}
 
 
 def random_weights(config: dict[str, Any]) -> Arrays:
@@ -62,16 +62,20 @@ def random_weights(config: dict[str, Any]) -> Arrays:
     }
 
 
-def write_safetensors(path: Path, weights: Arrays, dtype: str = "F32") -> None:
+def write_safetensors(
+    path: Path, weights: Arrays, dtype: str = "F32", dtypes: dict[str, str] | None = None
+) -> None:
+    """Writes weights as `dtype`, but those in `dtypes` as it says."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, values in weights.items():
-        if dtype == "BF16":
+        kind = (dtypes or {}).get(name, dtype)
+        if kind == "BF16":
             encoded = quantize(values, GGMLQuantizationType.BF16).tobytes()
         else:
-            encoded = values.astype(NUMPY_DTYPES[dtype]).tobytes()
+            encoded = values.astype(NUMPY_DTYPES[kind]).tobytes()
         offsets = [len(data), len(data) + len(encoded)]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": offsets}
         data += encoded
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -222,9 +222,10 @@ def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((0, 1, 4), {}, "must be positive"),
+        ((0, 1, 4), {}, "n_heads=0"),
         ((4, 3, 4), {}, "evenly"),
-        ((4, 2, 0), {}, "must be positive"),
+        ((4, 2, 0), {}, "head_dim=0"),
+        ((4, 2, 2**40), {}, "head_dim="),
         ((4, 2, 4), {"max_tokens": 0}, "max_tokens"),
         ((4, 2, 4), {"kv_dtype": "f64"}, "kv_dtype"),
         ((4, 2, 4), {"kv_dtype": "q8_0"}, "kv_dtype"),

@@ -165,16 +165,11 @@ def test_rope_case(name: str, pairs: bool) -> None:
     for step, expected in zip(case["schedule"], case["expected"], strict=True):
         rows = slice(done, done + step["tokens"])
         positions = np.arange(rows.start, rows.stop, dtype=np.int32)
-        turned = [
-            _core.rope(
-                np.ascontiguousarray(x[rows]),
-                positions,
-                frequencies.astype(np.float32),
-                pairs=pairs,
-            )
+        turned_q, turned_k = (
+            _core.rope(x[rows], positions, frequencies.astype(np.float32), pairs=pairs)
             for x in (q, k)
-        ]
-        out = cache.attend(*turned, v[rows])
+        )
+        out = cache.attend(turned_q, turned_k, v[rows])
         done = rows.stop
         for g in range(n_kv_heads):
             assert cache.positions(g).tolist() == expected["kept"][g]

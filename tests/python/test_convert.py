@@ -278,7 +278,7 @@ def test_the_tool(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
     source = shared / "models" / "tiny-opt-hf"
     convert(source, tmp_path / "out.gguf")
-    weights = {name: tensor.read() for name, tensor in open_tensors(source).items()}
+    weights = {name: tensor.read() for name, tensor in open_tensors(source).items() if tensor.read}
     tensors = read_tensors(tmp_path / "out.gguf")
     assert len(tensors) == len(weights) == 100
     for name, values in expected_tensors(weights, layers=6).items():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
-from random_opt import (
-    SHAPES,
+from random_models import (
+    RECIPES,
     float32_tolerance,
     make_model,
     random_tokens,
@@ -18,56 +20,67 @@ from random_opt import (
     save_checkpoint,
 )
 
+# One of each family, and the odd shapes; committed, so that no other package is needed.
+GOLDEN = ["opt_odd_heads", "opt_untied", "opt_head_dim_one", "llama_gqa2_tied", "gptneox", "qwen3"]
 
-@pytest.mark.parametrize("name", SHAPES)
+
+@pytest.mark.parametrize("name", GOLDEN)
 def test_golden_logits(data: Path, name: str) -> None:
     golden = np.load(data / "golden" / f"{name}.npz")
     with Generator(data / "golden" / f"{name}.gguf", kv_dtype="f32") as generator:
         logits = generator.logits(golden["tokens"])
-    tolerance = float32_tolerance(SHAPES[name], golden["logits"])
+    tolerance = float32_tolerance(RECIPES[name], golden["logits"])
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SHAPES)
-def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
+@pytest.fixture
+def transformers() -> ModuleType:
     pytest.importorskip("torch", reason="torch is not installed")
-    shape = SHAPES[name]
-    model = make_model(shape, 100 + seed)
+    return cast("ModuleType", pytest.importorskip("transformers", reason="it is not installed"))
+
+
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", RECIPES)
+def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
+    recipe = RECIPES[name]
+    model = make_model(recipe, 100 + seed)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
-    tokens = random_tokens(shape, seed)
+    tokens = random_tokens(seed)
     expected = reference_logits(model, tokens)
     with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
         logits = generator.logits(tokens)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=float32_tolerance(shape, expected))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=float32_tolerance(recipe, expected))
 
 
+@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize(("outtype", "bits"), [("f16", 11), ("bf16", 8), ("q8_0", 7)])
+@pytest.mark.parametrize("name", ["opt", "llama", "gptneox", "qwen2", "qwen3"])
 def test_rounded_weights_give_rounded_logits(
-    data: Path, tmp_path: Path, outtype: str, bits: int
+    tmp_path: Path, name: str, outtype: str, bits: int
 ) -> None:
     """A type that is read wrongly gives logits that have nothing to do with the exact ones."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("torch", reason="torch is not installed")
-    shape = SHAPES["plain"]
-    model = make_model(shape, 7)
+    recipe = RECIPES[name]
+    model = make_model(recipe, 7)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", outtype)
-    tokens = random_tokens(shape, 7)
+    tokens = random_tokens(7)
     expected = reference_logits(model, tokens)
     with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
         error = np.abs(generator.logits(tokens) - expected).max()
-    # Each of the 6 matrices of a layer and the 2 outside adds a relative error of about 2^-bits.
-    n_matrices = 6 * shape.n_layers + 2
+    # Each of the at most 7 matrices of a layer and the 2 outside adds a relative error of about
+    # 2^-bits, of random sign.
+    n_matrices = 7 * recipe.n_layers + 2
     assert 0 < error < 6 * 2.0**-bits * np.sqrt(n_matrices) * np.abs(expected).max()
 
 
-def test_trained_model_on_a_held_out_page(shared: Path, tmp_path: Path) -> None:
+def test_trained_model_on_a_held_out_page(
+    shared: Path, tmp_path: Path, transformers: ModuleType
+) -> None:
     """Logits within 1e-3 and the same greedy continuation for 200 tokens."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     checkpoint = shared / "models" / "tiny-opt-hf"
     book = shared / "text" / "robert-louis-stevenson_treasure-island.txt"
     convert(checkpoint, tmp_path / "model.gguf", "f32")

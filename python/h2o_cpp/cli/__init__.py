@@ -1,14 +1,15 @@
-"""The command line: `h2o-cpp run`, `info`, `convert`. One module for each command."""
+"""The command line: `h2o-cpp run`, `chat`, `info`, `convert`, `quantize`; one module for each."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import convert, info, run
+from h2o_cpp.cli import chat, convert, info, quantize, run
 
 
 class _Command(Protocol):
@@ -18,8 +19,10 @@ class _Command(Protocol):
 
 _COMMANDS: dict[str, tuple[_Command, str]] = {
     "run": (run, "continue a text"),
+    "chat": (chat, "converse with a model"),
     "info": (info, "describe a GGUF file"),
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
+    "quantize": (quantize, "make a GGUF file smaller"),
 }
 
 
@@ -37,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _ = _COMMANDS[args.command]
     try:
         return module.run(args)
-    except BrokenPipeError:  # the reader of our output has left
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader of our output has left; nobody is to hear of the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, ValueError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)

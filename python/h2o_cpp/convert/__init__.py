@@ -1,7 +1,9 @@
 """Hugging Face checkpoints to GGUF.
 
-`conversion` drives: it reads a checkpoint (`checkpoint`, `vocabulary`, `bpe`), maps its tensors
-by the table of its family (`family`, `opt`) and writes them (`tensors`).
+`conversion` drives: it reads a checkpoint (`checkpoint`, `config`), maps its tensors by the table
+of its family (`family`; `opt`, `llama` and `gptneox`, the latter two with `rope`), reads its
+tokenizer (`vocabulary`, from `tokens` that `bpe` or `sentencepiece` found and what
+`tokenizer_settings` add; `pipelines` knows how text is cut) and writes it all (`tensors`).
 """
 
 from h2o_cpp.convert.conversion import OUTTYPES, convert

@@ -1,131 +1,90 @@
-"""Reads GPT-2's kind of byte-level BPE from tokenizer.json, or from vocab.json and merges.txt."""
+"""Reads BPE tokenizers from tokenizer.json, or GPT-2's kind from vocab.json and merges.txt."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from h2o_cpp.convert.checkpoint import read_json
+from h2o_cpp.convert.pipelines import byte_level_pre, is_byte_fallback, sentencepiece_prefix
+from h2o_cpp.convert.sentencepiece import scores_from_merges
+from h2o_cpp.convert.tokens import AddedToken, Tokens, added_token
 
 
-@dataclass(frozen=True)
-class AddedToken:
-    """A token that is matched as a whole, before BPE; a special one is never produced by text."""
+def read_tokenizer_json(path: Path) -> Tokens:
+    """Reads tokenizer.json: byte-level BPE, or SentencePiece's BPE in the form that HF gives it.
 
-    text: str
-    id: int
-    special: bool
-
-
-@dataclass(frozen=True)
-class Bpe:
-    """Ids by token text, merges as "left right" in order of rank, and the added tokens.
-
-    Texts are in GPT-2's visible form of bytes (Ġ for a space). Added tokens need not be in `ids`.
+    Raises ValueError when it is damaged or of a kind that llama.cpp has no name for.
     """
-
-    ids: dict[str, int]
-    merges: list[str]
-    added: list[AddedToken]
-
-
-def read_bpe(directory: Path) -> Bpe:
-    """Reads the tokenizer of a checkpoint; tokenizer.json is preferred.
-
-    Raises FileNotFoundError when there is none, ValueError when it is damaged or of another kind.
-    """
-    tokenizer = directory / "tokenizer.json"
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    if tokenizer.is_file():
-        bpe = _read_tokenizer_json(tokenizer)
-    elif vocab.is_file() and merges.is_file():
-        bpe = _read_vocab_and_merges(vocab, merges)
-    else:
-        raise FileNotFoundError(
-            f"{directory}: no tokenizer (tokenizer.json, or vocab.json and merges.txt)"
-        )
-    for merge in bpe.merges:
-        for text in (*merge.split(" "), merge.replace(" ", "")):
-            if text not in bpe.ids:
-                raise ValueError(f"{directory}: merge {merge!r} needs {text!r}, which has no id")
-    return bpe
+    tokenizer = read_json(path)
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise ValueError(f"{path}: no model")
+    _check_model(path, model)
+    ids = check_ids(path, model.get("vocab"))
+    merges = check_merges(path, model.get("merges"), ids)
+    added = added_tokens(path, tokenizer)
+    template = _template(path, tokenizer.get("post_processor"))
+    if not is_byte_fallback(tokenizer):
+        pre = byte_level_pre(path, tokenizer)
+        return Tokens("gpt2", pre, ids, added, merges=merges, template=template)
+    flags = {"add_space_prefix": sentencepiece_prefix(path, tokenizer)}
+    names = {token.text for token in added}
+    scores, types = scores_from_merges(path, {text for text in ids if text not in names}, merges)
+    return Tokens(
+        "llama", "default", ids, added, scores=scores, types=types, flags=flags, template=template
+    )
 
 
-def added_token(path: Path, text: object, id: object, special: object) -> AddedToken:
-    """An added token from the JSON file `path`; raises ValueError unless it is well formed."""
-    if isinstance(text, str) and isinstance(id, int) and isinstance(special, bool):
-        return AddedToken(text, id, special)
-    raise ValueError(f"{path}: malformed added token {text!r} with id {id!r}")
-
-
-def _read_vocab_and_merges(vocab: Path, merges: Path) -> Bpe:
+def read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
+    """Reads GPT-2's byte-level BPE; added_tokens.json beside the files is optional."""
     try:
         lines = merges.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{merges}: not UTF-8 text ({error})") from error
     if lines[0].startswith("#version"):
         del lines[0]
-    added = vocab.with_name("added_tokens.json")
-    return Bpe(
-        _check_ids(vocab, read_json(vocab)),
-        _check_merges(merges, [line for line in lines if line]),
-        [
-            added_token(added, text, id, False)
-            for text, id in (read_json(added) if added.is_file() else {}).items()
-        ],
+    ids = check_ids(vocab, read_json(vocab))
+    return Tokens(
+        "gpt2",
+        "gpt-2",
+        ids,
+        read_added_tokens(vocab.with_name("added_tokens.json")),
+        merges=check_merges(merges, [line for line in lines if line], ids),
     )
 
 
-def _read_tokenizer_json(path: Path) -> Bpe:
-    tokenizer = read_json(path)
-    model = _object(tokenizer, "model")
-    _check_kind(path, tokenizer, model, _object(tokenizer, "pre_tokenizer"))
+def read_added_tokens(path: Path) -> list[AddedToken]:
+    """Reads added_tokens.json, {text: id}; none if there is no such file."""
+    entries = read_json(path) if path.is_file() else {}
+    return [added_token(path, text, id, False) for text, id in entries.items()]
+
+
+def added_tokens(path: Path, tokenizer: Mapping[str, Any]) -> list[AddedToken]:
+    """The added_tokens of tokenizer.json."""
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
         raise ValueError(f"{path}: added_tokens must be a list of objects")
-    return Bpe(
-        _check_ids(path, model.get("vocab")),
-        _check_merges(path, model.get("merges")),
-        [
-            added_token(path, entry.get("content"), entry.get("id"), entry.get("special", False))
-            for entry in added
-        ],
-    )
+    return [
+        added_token(path, entry.get("content"), entry.get("id"), entry.get("special", False))
+        for entry in added
+    ]
 
 
-def _object(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = parent.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _check_kind(
-    path: Path,
-    tokenizer: Mapping[str, Any],
-    model: Mapping[str, Any],
-    pre_tokenizer: Mapping[str, Any],
-) -> None:
-    """Refuses whatever `tokenizer.ggml.pre = "gpt-2"` does not mean."""
-    for key, value, allowed in (
-        ("normalizer", tokenizer.get("normalizer"), (None,)),
-        ("pre_tokenizer.type", pre_tokenizer.get("type"), ("ByteLevel",)),
-        ("pre_tokenizer.use_regex", pre_tokenizer.get("use_regex", True), (True,)),
-        ("pre_tokenizer.add_prefix_space", pre_tokenizer.get("add_prefix_space"), (None, False)),
-        ("model.type", model.get("type"), ("BPE",)),
-        ("model.byte_fallback", model.get("byte_fallback"), (None, False)),
-        ("model.ignore_merges", model.get("ignore_merges"), (None, False)),
-        ("model.dropout", model.get("dropout"), (None, 0)),
-        ("model.continuing_subword_prefix", model.get("continuing_subword_prefix"), (None, "")),
-        ("model.end_of_word_suffix", model.get("end_of_word_suffix"), (None, "")),
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    for key, allowed in (
+        ("type", ("BPE",)),
+        ("dropout", (None, 0)),
+        ("continuing_subword_prefix", (None, "")),
+        ("end_of_word_suffix", (None, "")),
     ):
-        if value not in allowed:
-            found = value.get("type", "an object") if isinstance(value, dict) else value
+        if model.get(key) not in allowed:
             raise ValueError(
-                f"{path}: {key} is {found!r};"
-                " only byte-level BPE with the pattern of GPT-2 can be converted"
+                f"{path}: model.{key} is {model.get(key)!r}; only plain BPE can be converted"
             )
 
 
-def _check_ids(path: Path, vocab: object) -> dict[str, int]:
+def check_ids(path: Path, vocab: object) -> dict[str, int]:
+    """A vocabulary {text: id}; raises ValueError unless it is one."""
     if not isinstance(vocab, dict) or not all(
         isinstance(id, int) and not isinstance(id, bool) for id in vocab.values()
     ):
@@ -133,8 +92,11 @@ def _check_ids(path: Path, vocab: object) -> dict[str, int]:
     return dict(vocab)
 
 
-def _check_merges(path: Path, merges: object) -> list[str]:
-    """Merges are "left right" or, since tokenizers 0.20, ["left", "right"]."""
+def check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str]:
+    """Merges as "left right", which JSON has as such or, since tokenizers 0.20, as a list.
+
+    Raises ValueError when one is malformed or needs a text that has no id.
+    """
     if not isinstance(merges, list) or not merges:
         raise ValueError(f"{path}: no merges")
     joined = []
@@ -146,5 +108,32 @@ def _check_merges(path: Path, merges: object) -> list[str]:
             or not all(isinstance(part, str) and part and " " not in part for part in pair)
         ):
             raise ValueError(f"{path}: malformed merge {merge!r}")
+        for text in (*pair, "".join(pair)):
+            if text not in ids:
+                raise ValueError(
+                    f"{path}: merge {' '.join(pair)!r} needs {text!r}, which has no id"
+                )
         joined.append(" ".join(pair))
     return joined
+
+
+def _template(path: Path, post_processor: object) -> tuple[list[str], list[str]] | None:
+    """What a TemplateProcessing, alone or in a Sequence, puts before and after a single text."""
+    match post_processor:
+        case {"type": "Sequence", "processors": list(processors)}:
+            templates = [_template(path, processor) for processor in processors]
+            return next((template for template in templates if template is not None), None)
+        case {"type": "TemplateProcessing", "single": list(parts)}:
+            before: list[str] = []
+            after: list[str] = []
+            place = before
+            for part in parts:
+                match part:
+                    case {"Sequence": _}:
+                        place = after
+                    case {"SpecialToken": {"id": str(text)}}:
+                        place.append(text)
+                    case _:
+                        raise ValueError(f"{path}: malformed post_processor")
+            return before, after
+    return None

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Config = Mapping[str, Any]
 Values = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of a checkpoint: its shape is known at once, its values are read when asked for."""
+    """A tensor of a checkpoint: its shape is known at once, its values are read when asked for.
+
+    `read` is None for what is no f64, f32, f16 or bf16: masks, indices, quantised weights.
+    """
 
     shape: tuple[int, ...]
-    read: Callable[[], Values]
+    read: Callable[[], Values] | None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,14 +41,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise ValueError(f"{path}: expected a JSON object, found a {type(value).__name__}")
-
-
-def dimension(config: Config, key: str) -> int:
-    """A size from config.json, such as hidden_size; raises ValueError unless a positive integer."""
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {key} must be a positive integer, found {value!r}")
-    return value
 
 
 def open_tensors(directory: Path) -> dict[str, SourceTensor]:
@@ -126,13 +120,15 @@ def _open_safetensors(path: Path) -> dict[str, SourceTensor]:
 
 def _safetensor(name: str, entry: Mapping[str, Any], data: Bytes) -> SourceTensor:
     dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if dtype not in _DECODERS:
-        raise ValueError(f"tensor {name} is {dtype}, not one of {', '.join(_DECODERS)}")
-    element_size, decode = _DECODERS[dtype]
     if not all(isinstance(extent, int) and extent >= 0 for extent in (*shape, begin, end)):
         raise ValueError(f"tensor {name} has a malformed shape or offset")
-    if end > data.size or end - begin != prod(shape) * element_size:
-        raise ValueError(f"tensor {name} is not where its shape and data_offsets say")
+    if end > data.size:
+        raise ValueError(f"tensor {name} ends beyond the file")
+    if dtype not in _DECODERS:
+        return SourceTensor(shape, None)
+    element_size, decode = _DECODERS[dtype]
+    if end - begin != prod(shape) * element_size:
+        raise ValueError(f"tensor {name} is not as large as its shape and dtype say")
     return SourceTensor(shape, lambda: decode(data[begin:end]).reshape(shape))
 
 
@@ -155,8 +151,10 @@ def _open_torch(path: Path) -> dict[str, SourceTensor]:
         raise ValueError(f"{path}: not a readable PyTorch weights file ({reason})") from error
 
     def source(name: str, tensor: Any) -> SourceTensor:
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise ValueError(f"{path}: {name} is not a floating-point tensor")
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{path}: {name} is not a tensor")
+        if not tensor.is_floating_point():
+            return SourceTensor(tuple(tensor.shape), None)
         return SourceTensor(tuple(tensor.shape), lambda: tensor.detach().float().numpy())
 
     if isinstance(state, Mapping):

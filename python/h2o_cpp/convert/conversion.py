@@ -1,23 +1,33 @@
 """Converts a Hugging Face checkpoint to one GGUF file."""
 
-import os
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.convert.checkpoint import Config, open_tensors, read_json
+from h2o_cpp.atomic import atomic_output
+from h2o_cpp.convert.checkpoint import open_tensors, read_json
+from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.gptneox import GPTNEOX
+from h2o_cpp.convert.llama import LLAMA, QWEN2, QWEN3
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
 
 # config.json's architectures[0] -> family; a new family is a file beside opt.py and a row here.
-FAMILIES = {"OPTForCausalLM": OPT}
+FAMILIES = {
+    "OPTForCausalLM": OPT,
+    "LlamaForCausalLM": LLAMA,
+    "LLaMAForCausalLM": LLAMA,  # the first checkpoints of Llama 1
+    "MistralForCausalLM": LLAMA,
+    "GPTNeoXForCausalLM": GPTNEOX,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+}
 
 # outtype -> type of the weight matrices, general.file_type
 OUTTYPES = {
@@ -52,22 +62,19 @@ def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: b
     vocabulary = read_vocabulary(
         checkpoint,
         config,
-        size=int(metadata["vocab_size"]),
+        size=dimension(config, "vocab_size"),
         add_bos=family.add_bos,
         control_tokens=family.control_tokens,
     )
 
-    with _atomic(output) as path, closing(GGUFWriter(path, family.architecture)) as writer:
+    with atomic_output(output) as path, closing(GGUFWriter(path, family.architecture)) as writer:
         writer.add_type("model")
         writer.add_name(_name(checkpoint, config))
         writer.add_file_type(file_type)
         if weight_type is GGMLQuantizationType.Q8_0:
             writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
-            if isinstance(value, float):
-                writer.add_float32(f"{family.architecture}.{key}", value)
-            else:
-                writer.add_uint32(f"{family.architecture}.{key}", value)
+            _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
 
@@ -75,11 +82,25 @@ def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: b
 def _family(config: Config) -> Family:
     match config.get("architectures"):
         case [str(name), *_] if name in FAMILIES:
+            if config.get("quantization_config") is not None:
+                raise ValueError("config.json: quantization_config: the weights are quantised")
             return FAMILIES[name]
         case found:
             raise ValueError(
                 f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
             )
+
+
+def _add(writer: GGUFWriter, key: str, value: bool | int | float | str) -> None:
+    match value:
+        case bool():  # before int, which it is too
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
 
 
 def _name(checkpoint: Path, config: Config) -> str:
@@ -111,22 +132,3 @@ def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progres
         for tensor in tensors:
             writer.write_tensor_data(tensor.encode())
             bar.update(tensor.nbytes)
-
-
-@contextmanager
-def _atomic(output: Path) -> Iterator[Path]:
-    """A temporary file that becomes `output` if the block succeeds, and is removed if it does not.
-
-    It is in the same directory, where a rename is atomic.
-    """
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such directory")
-    if output.exists() and not output.is_file():
-        raise ValueError(f"{output}: not a regular file, so it cannot be replaced")
-    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
-    try:
-        yield temporary
-        os.replace(temporary, output)
-    except BaseException:  # KeyboardInterrupt too
-        temporary.unlink(missing_ok=True)
-        raise

@@ -1,9 +1,15 @@
-"""What the converter must know of a model family; one file beside this one describes each."""
+"""What the converter must know of a model family; the files beside this one describe them."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from h2o_cpp.convert.checkpoint import Config
+from h2o_cpp.convert.checkpoint import Values
+from h2o_cpp.convert.config import Config
+
+Sizes = Mapping[str, int]
+"""The sizes of a model by the names that its modules use, such as embd and ff."""
 
 
 @dataclass(frozen=True)
@@ -11,13 +17,47 @@ class TensorSpec:
     """A tensor to write: `gguf` is its name in the file, `hf` its name in the checkpoint.
 
     `shape` is the shape in the checkpoint, in PyTorch order (rows, columns); the first
-    `skip_rows` rows are not written.
+    `skip_rows` rows are not written. `transform` re-orders the values without changing the shape.
     """
 
     gguf: str
     hf: str
     shape: tuple[int, ...]
     skip_rows: int = 0
+    transform: Callable[[Values], Values] | None = None
+
+
+class Module(NamedTuple):
+    """A module with a weight and perhaps a bias; `shape` names the sizes of the weight.
+
+    `reorder` re-orders the rows of both, given the size of a head.
+    """
+
+    gguf: str
+    hf: str
+    shape: tuple[str, ...]
+    bias: bool = False
+    reorder: Callable[[Values, int], Values] | None = None
+
+    def in_layer(self, index: int, layers: str) -> "Module":
+        """This module in a transformer layer; `layers` is the HF name of the list of layers."""
+        return self._replace(gguf=f"blk.{index}.{self.gguf}", hf=f"{layers}.{index}.{self.hf}")
+
+    def tensors(self, sizes: Sizes) -> Iterator[TensorSpec]:
+        """The weight, then the bias."""
+        shape = tuple(sizes[name] for name in self.shape)
+        for part, part_shape in (("weight", shape), ("bias", shape[:1])):
+            if part == "weight" or self.bias:
+                yield TensorSpec(
+                    f"{self.gguf}.{part}",
+                    f"{self.hf}.{part}",
+                    part_shape,
+                    transform=self._transform(sizes),
+                )
+
+    def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:
+        reorder = self.reorder
+        return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 
 @dataclass(frozen=True)
@@ -31,18 +71,22 @@ class Family:
     """Starts the HF names of all tensors but the head, or is absent when only the base was saved;
     the names in `tensors` and `ignored` are without it."""
 
-    metadata: Callable[[Config], Mapping[str, int | float]]
-    """config.json -> values by key without the architecture; int is written as u32, float as f32.
-    Raises ValueError for a model that the architecture cannot represent."""
+    metadata: Callable[[Config], Mapping[str, bool | int | float | str]]
+    """config.json -> values by key without the architecture, or with `h2o.` for keys of our own;
+    int is written as u32, float as f32. Raises ValueError for a model that the architecture
+    cannot represent."""
 
     tensors: Callable[[Config], Iterator[TensorSpec]]
     """config.json -> the tensors to write, in file order."""
 
-    ignored: frozenset[str]
-    """Tensors that a checkpoint may have and that need not be written."""
+    ignored: re.Pattern[str]
+    """Matches the names of tensors that a checkpoint may have and that need not be written."""
 
-    add_bos: bool
-    """tokenizer.ggml.add_bos_token, unless the tokenizer's configuration says otherwise."""
+    computed: Callable[[Config], Mapping[str, Values]] = lambda config: {}
+    """config.json -> tensors to write that no checkpoint has, by GGUF name."""
 
-    control_tokens: frozenset[str]
+    add_bos: bool = False
+    """tokenizer.ggml.add_bos_token, unless the tokenizer says otherwise."""
+
+    control_tokens: frozenset[str] = frozenset()
     """Tokens that are control tokens even if the checkpoint does not list them as special."""

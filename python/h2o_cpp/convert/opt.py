@@ -3,36 +3,27 @@
 ggml has no official `opt`; the names are those of its forks (SparkInfer, llama.cpp PR 13799).
 """
 
+import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from h2o_cpp.convert.checkpoint import Config, dimension
-from h2o_cpp.convert.family import Family, TensorSpec
+from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, refuse
+from h2o_cpp.convert.family import Family, Module, TensorSpec
 
 _LAYER_NORM_EPSILON = 1e-5  # PyTorch's default; OPT's config.json has no key for it
 _POSITION_OFFSET = 2  # HF looks position p up in row p + 2; rows 0 and 1 are never used
 
-
-class _Module(NamedTuple):
-    """A module with a weight; `shape` names the config.json keys of the weight's dimensions."""
-
-    gguf: str
-    hf: str
-    shape: tuple[str, ...]
-
-
-_EMBEDDING = _Module("token_embd", "decoder.embed_tokens", ("vocab_size", "hidden_size"))
-_HEAD = _Module("output", "lm_head", ("vocab_size", "hidden_size"))
-_OUTPUT_NORM = _Module("output_norm", "decoder.final_layer_norm", ("hidden_size",))
+_EMBEDDING = Module("token_embd", "decoder.embed_tokens", ("vocab", "embd"))
+_HEAD = Module("output", "lm_head", ("vocab", "embd"))
+_OUTPUT_NORM = Module("output_norm", "decoder.final_layer_norm", ("embd",), bias=True)
 _LAYER = (
-    _Module("attn_norm", "self_attn_layer_norm", ("hidden_size",)),
-    _Module("attn_q", "self_attn.q_proj", ("hidden_size", "hidden_size")),
-    _Module("attn_k", "self_attn.k_proj", ("hidden_size", "hidden_size")),
-    _Module("attn_v", "self_attn.v_proj", ("hidden_size", "hidden_size")),
-    _Module("attn_output", "self_attn.out_proj", ("hidden_size", "hidden_size")),
-    _Module("ffn_norm", "final_layer_norm", ("hidden_size",)),
-    _Module("ffn_up", "fc1", ("ffn_dim", "hidden_size")),
-    _Module("ffn_down", "fc2", ("hidden_size", "ffn_dim")),
+    Module("attn_norm", "self_attn_layer_norm", ("embd",), bias=True),
+    Module("attn_q", "self_attn.q_proj", ("embd", "embd"), bias=True),
+    Module("attn_k", "self_attn.k_proj", ("embd", "embd"), bias=True),
+    Module("attn_v", "self_attn.v_proj", ("embd", "embd"), bias=True),
+    Module("attn_output", "self_attn.out_proj", ("embd", "embd"), bias=True),
+    Module("ffn_norm", "final_layer_norm", ("embd",), bias=True),
+    Module("ffn_up", "fc1", ("ff", "embd"), bias=True),
+    Module("ffn_down", "fc2", ("embd", "ff"), bias=True),
 )
 
 # config.json key, the one value (also HF's default) that `opt` files can express, what else means
@@ -45,25 +36,24 @@ _FIXED = (
 )
 
 
-def _refuse(key: str, value: object, why: str) -> ValueError:
-    return ValueError(f"config.json: {key} is {value!r}: {why}; an `opt` file cannot express this")
-
-
 def _metadata(config: Config) -> dict[str, int | float]:
-    for key, expected, why in _FIXED:
-        value = config.get(key, expected)
-        if value != expected:
-            raise _refuse(key, value, why)
+    check_fixed("opt", config, _FIXED)
     width = dimension(config, "hidden_size")
     heads = dimension(config, "num_attention_heads")
     projected = config.get("word_embed_proj_dim", width)
     if projected != width:
-        raise _refuse(
-            "word_embed_proj_dim", projected, f"embeddings are projected to hidden_size {width}"
+        raise refuse(
+            "opt",
+            "word_embed_proj_dim",
+            projected,
+            f"embeddings are projected to hidden_size {width}",
         )
     if width % heads:
-        raise _refuse(
-            "num_attention_heads", heads, f"the heads do not divide hidden_size {width} evenly"
+        raise refuse(
+            "opt",
+            "num_attention_heads",
+            heads,
+            f"the heads do not divide hidden_size {width} evenly",
         )
     return {
         "context_length": dimension(config, "max_position_embeddings"),
@@ -78,33 +68,24 @@ def _metadata(config: Config) -> dict[str, int | float]:
 
 
 def _tensors(config: Config) -> Iterator[TensorSpec]:
-    def weight(module: _Module) -> TensorSpec:
-        shape = tuple(dimension(config, key) for key in module.shape)
-        return TensorSpec(f"{module.gguf}.weight", f"{module.hf}.weight", shape)
-
-    def weight_and_bias(module: _Module) -> Iterator[TensorSpec]:
-        yield weight(module)
-        rows = dimension(config, module.shape[0])
-        yield TensorSpec(f"{module.gguf}.bias", f"{module.hf}.bias", (rows,))
-
-    yield weight(_EMBEDDING)
+    sizes = {
+        "vocab": dimension(config, "vocab_size"),
+        "embd": dimension(config, "hidden_size"),
+        "ff": dimension(config, "ffn_dim"),
+    }
+    yield from _EMBEDDING.tensors(sizes)
     yield TensorSpec(
         "position_embd.weight",
         "decoder.embed_positions.weight",
-        (
-            _POSITION_OFFSET + dimension(config, "max_position_embeddings"),
-            dimension(config, "hidden_size"),
-        ),
+        (_POSITION_OFFSET + dimension(config, "max_position_embeddings"), sizes["embd"]),
         skip_rows=_POSITION_OFFSET,
     )
     for i in range(dimension(config, "num_hidden_layers")):
-        for gguf, hf, shape in _LAYER:
-            yield from weight_and_bias(
-                _Module(f"blk.{i}.{gguf}", f"decoder.layers.{i}.{hf}", shape)
-            )
-    yield from weight_and_bias(_OUTPUT_NORM)
-    if not config.get("tie_word_embeddings", True):
-        yield weight(_HEAD)
+        for module in _LAYER:
+            yield from module.in_layer(i, "decoder.layers").tensors(sizes)
+    yield from _OUTPUT_NORM.tensors(sizes)
+    if not flag(config, "tie_word_embeddings", True):
+        yield from _HEAD.tensors(sizes)
 
 
 OPT = Family(
@@ -113,7 +94,7 @@ OPT = Family(
     metadata=_metadata,
     tensors=_tensors,
     # The head of a tied checkpoint repeats the embedding; fairseq left a version number behind.
-    ignored=frozenset({"lm_head.weight", "decoder.version"}),
+    ignored=re.compile(r"lm_head\.weight|decoder\.version"),
     add_bos=True,
     control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),
 )

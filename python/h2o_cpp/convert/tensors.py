@@ -1,6 +1,6 @@
 """Which tensors a GGUF file gets from a checkpoint, in which types."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,8 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
-from h2o_cpp.convert.checkpoint import Config, SourceTensor
+from h2o_cpp.convert.checkpoint import SourceTensor, Values
+from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family, TensorSpec
 
 
@@ -19,7 +20,7 @@ class PlannedTensor:
     """A tensor of the file, before its values are read; its names and shape are in `spec`."""
 
     spec: TensorSpec
-    source: SourceTensor
+    read: Callable[[], Values]
     type: GGMLQuantizationType
 
     @property
@@ -36,7 +37,9 @@ class PlannedTensor:
 
     def encode(self) -> npt.NDArray[Any]:
         """Reads the values and returns the `nbytes` to write; ValueError if f16 overflows."""
-        values = self.source.read()[self.spec.skip_rows :]
+        values = self.read()[self.spec.skip_rows :]
+        if self.spec.transform is not None:
+            values = self.spec.transform(values)
         if self.type is not GGMLQuantizationType.F16:
             return quantize(values, self.type)
         try:
@@ -65,17 +68,28 @@ def plan_tensors(
         name = names.pop(spec.hf, None)
         if name is None:
             raise ValueError(f"tensor {spec.hf} is missing from the checkpoint")
-        if tensors[name].shape != spec.shape:
+        source = tensors[name]
+        if source.read is None:
+            raise ValueError(f"tensor {name} has a type other than f64, f32, f16 and bf16")
+        if source.shape != spec.shape:
             raise ValueError(
-                f"tensor {name} has shape {list(tensors[name].shape)},"
+                f"tensor {name} has shape {list(source.shape)},"
                 f" but config.json asks for {list(spec.shape)}"
             )
-        plan.append(PlannedTensor(spec, tensors[name], _type(spec, weight_type)))
-    if unexpected := names.keys() - family.ignored:
-        raise ValueError(
-            f"tensor {names[min(unexpected)]} has no place in an `{family.architecture}` file"
-        )
+        plan.append(PlannedTensor(spec, source.read, _type(spec, weight_type)))
+    for hf, name in names.items():
+        if not family.ignored.fullmatch(hf):
+            raise ValueError(
+                f"tensor {name} has no place in a file of architecture `{family.architecture}`"
+            )
+    for gguf, values in family.computed(config).items():
+        plan.append(_computed(gguf, values))
     return plan
+
+
+def _computed(gguf: str, values: Values) -> PlannedTensor:
+    spec = TensorSpec(gguf, hf="", shape=values.shape)
+    return PlannedTensor(spec, lambda: values, GGMLQuantizationType.F32)
 
 
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:

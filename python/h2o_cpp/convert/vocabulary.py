@@ -1,46 +1,61 @@
-"""The vocabulary of a Hugging Face checkpoint as GGUF stores it: BPE, special tokens, padding."""
+"""The vocabulary of a Hugging Face checkpoint as GGUF stores it: types, special tokens, padding."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
-from h2o_cpp.convert.bpe import AddedToken, added_token, read_bpe
-from h2o_cpp.convert.checkpoint import Config, read_json
+from h2o_cpp.convert.bpe import (
+    added_tokens,
+    read_added_tokens,
+    read_tokenizer_json,
+    read_vocab_and_merges,
+)
+from h2o_cpp.convert.checkpoint import read_json
+from h2o_cpp.convert.config import Config
+from h2o_cpp.convert.sentencepiece import read_sentencepiece
+from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings
+from h2o_cpp.convert.tokens import AddedToken, Tokens
 
-# key of a special token in HF's files -> name in tokenizer.ggml.{name}_token_id
-_SPECIAL_KEYS = {
-    "bos_token": "bos",
-    "eos_token": "eos",
-    "unk_token": "unknown",
-    "pad_token": "padding",
-}
+# Scores that llama.cpp's converter gives to added tokens and to padding
+_ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
+
+# Ends of a turn in a chat, which llama.cpp too finds by their text
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and their types by id, merges by rank, and what to do with special tokens."""
+    """Tokens and their types by id, and all else that tokenizer.* keys say."""
 
+    model: str
+    pre: str
     tokens: list[str]
     types: list[TokenType]
+    scores: list[float]
+    """By id, for model "llama"."""
     merges: list[str]
+    """By rank, for model "gpt2"."""
     special_ids: Mapping[str, int]
-    """Ids by GGUF name (bos, eos, unknown, padding) of those that the tokenizer has."""
-    add_bos: bool
-    chat_template: str | list[dict[str, str]] | None
+    """Ids by GGUF name (bos, eos, eot, unknown, padding) of those that the tokenizer has."""
+    flags: Mapping[str, bool]
+    chat_template: ChatTemplate | None
 
     def write(self, writer: GGUFWriter) -> None:
         """Adds the tokenizer.* keys to a file."""
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
+        if self.model == "llama":
+            writer.add_token_scores(self.scores)
         writer.add_token_types(self.types)
-        writer.add_token_merges(self.merges)
+        if self.model == "gpt2":
+            writer.add_token_merges(self.merges)
         for name, id in self.special_ids.items():
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id)
-        writer.add_add_bos_token(self.add_bos)
+        for name, value in self.flags.items():
+            writer.add_bool(f"tokenizer.ggml.{name}", value)
         if self.chat_template is not None:
             writer.add_chat_template(self.chat_template)
 
@@ -51,18 +66,21 @@ def read_vocabulary(
     """Reads the tokenizer of a checkpoint and pads its tokens to `size` ids.
 
     Special tokens come from tokenizer_config.json, else special_tokens_map.json, else (by id)
-    config.json. `add_bos` is the default of tokenizer_config.json's add_bos_token, and
-    `control_tokens` are control tokens beside those listed as special. Raises FileNotFoundError
-    without a tokenizer, ValueError when it is damaged, too large, or not GPT-2's byte-level BPE.
+    config.json. `add_bos` is whether byte-level BPE puts the beginning-of-text token before a
+    text if no file says, and `control_tokens` are control tokens beside those listed as special.
+    Raises FileNotFoundError without a tokenizer, ValueError when it is damaged, too large, or of
+    an unknown kind.
     """
-    settings = _Settings(directory)
-    bpe = read_bpe(directory)
-    ids = dict(bpe.ids)
-    types = dict.fromkeys(ids, TokenType.NORMAL)
-    for token in (*bpe.added, *settings.added_tokens()):
+    settings = TokenizerSettings(directory)
+    tokens = _read_tokens(directory)
+    ids = dict(tokens.ids)
+    types = dict.fromkeys(ids, TokenType.NORMAL) | dict(tokens.types)
+    scores = dict(tokens.scores)
+    for token in (*tokens.added, *settings.added_tokens()):
         if ids.setdefault(token.text, token.id) != token.id:
             raise ValueError(f"{directory}: the added token {token.text!r} has two ids")
-        types[token.text] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+        types[token.text] = _added_type(token)
+        scores[token.text] = _ADDED_SCORE
     types |= dict.fromkeys(control_tokens | settings.special_texts(), TokenType.CONTROL)
 
     texts = {id: text for text, id in ids.items()}
@@ -73,88 +91,95 @@ def read_vocabulary(
             f"{directory}: the vocabulary has token ids {min(texts)} to {max(texts)},"
             f" but config.json has vocab_size {size}"
         )
+    special_ids = {**tokens.special_ids, **dict(settings.special_ids(config, ids, size))}
+    for text in _END_OF_TURN:
+        if types.get(text) is TokenType.CONTROL and ids.get(text) != special_ids.get("eos"):
+            special_ids.setdefault("eot", ids[text])
     return Vocabulary(
-        tokens=[texts.get(id, f"[PAD{id}]") for id in range(size)],
-        types=[types[texts[id]] if id in texts else TokenType.UNUSED for id in range(size)],
-        merges=bpe.merges,
-        special_ids=dict(settings.special_ids(config, ids, size)),
-        add_bos=settings.flag("add_bos_token", add_bos),
+        model=tokens.model,
+        pre=tokens.pre,
+        tokens=[
+            _stored_text(tokens, types, texts[i]) if i in texts else f"[PAD{i}]"
+            for i in range(size)
+        ],
+        types=[types[texts[i]] if i in texts else TokenType.UNUSED for i in range(size)],
+        scores=[scores.get(texts[i], 0.0) if i in texts else _PADDING_SCORE for i in range(size)],
+        merges=tokens.merges,
+        special_ids=special_ids,
+        flags=_flags(directory, settings, tokens, ids, special_ids, add_bos),
         chat_template=settings.chat_template(),
     )
 
 
-class _Settings:
-    """tokenizer_config.json and special_tokens_map.json, both optional."""
+def _read_tokens(directory: Path) -> Tokens:
+    """Prefers tokenizer.model, which tokenizer.json is made from."""
+    model, tokenizer = directory / "tokenizer.model", directory / "tokenizer.json"
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    if model.is_file():
+        added = read_added_tokens(directory / "added_tokens.json")
+        if tokenizer.is_file():
+            added += added_tokens(tokenizer, read_json(tokenizer))
+        return read_sentencepiece(model, added)
+    if tokenizer.is_file():
+        return read_tokenizer_json(tokenizer)
+    if vocab.is_file() and merges.is_file():
+        return read_vocab_and_merges(vocab, merges)
+    raise FileNotFoundError(
+        f"{directory}: no tokenizer (tokenizer.model, tokenizer.json, or vocab.json and merges.txt)"
+    )
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "tokenizer_config.json"
-        self.config = _read_optional(self.path)
-        special = _read_optional(directory / "special_tokens_map.json")
-        for key in (*_SPECIAL_KEYS, "additional_special_tokens"):
-            if self.config.get(key) is not None:
-                special[key] = self.config[key]
-        self.special = {key: list(_token_texts(value)) for key, value in special.items()}
-        if self.flag("add_prefix_space", False):
+
+def _added_type(token: AddedToken) -> TokenType:
+    """As llama.cpp's converter: some control tokens are not marked as special."""
+    control = token.special or token.text in ("<pad>", "<mask>")
+    for bar in ("|", "\uff5c"):  # the latter is full-width, in DeepSeek's tokens
+        control |= token.text.startswith(f"<{bar}") and token.text.endswith(f"{bar}>")
+    return TokenType.CONTROL if control else TokenType.USER_DEFINED
+
+
+def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
+    """As llama.cpp's converter: what is matched before BPE is written with spaces."""
+    if tokens.model == "llama" and types[text] is TokenType.USER_DEFINED:
+        return text.replace("▁", " ")
+    return text
+
+
+def _flags(
+    directory: Path,
+    settings: TokenizerSettings,
+    tokens: Tokens,
+    ids: Mapping[str, int],
+    special_ids: Mapping[str, int],
+    add_bos: bool,
+) -> dict[str, bool]:
+    """add_bos_token always, add_eos_token if true, and those of the tokenizer itself."""
+    flags = dict(tokens.flags)
+    before, after = tokens.template or (None, None)
+    for name, texts, default in (
+        ("bos", before, add_bos or tokens.model == "llama"),
+        ("eos", after, False),
+    ):
+        if texts and [ids.get(text) for text in texts] != [special_ids.get(name)]:
             raise ValueError(
-                f"{self.path}: add_prefix_space is true;"
-                " a GGUF file cannot express this for byte-level BPE"
+                f"{directory}: the tokenizer adds {' '.join(texts)} to a text,"
+                f" which is not its {name}_token"
             )
+        setting = settings.flag(f"add_{name}_token")
+        if setting and name not in special_ids:
+            raise ValueError(
+                f"{settings.path}: add_{name}_token is true, but there is no {name}_token"
+            )
+        if setting is None:
+            setting = (default if texts is None else bool(texts)) and name in special_ids
+        if setting or name == "bos":
+            flags[f"add_{name}_token"] = setting
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.config.get(key, default)
-        if isinstance(value, bool):
-            return value
-        raise ValueError(f"{self.path}: {key} must be true or false, found {value!r}")
-
-    def added_tokens(self) -> Iterator[AddedToken]:
-        """added_tokens_decoder, {"2": {"content": "</s>", "special": true}}."""
-        decoder = self.config.get("added_tokens_decoder")
-        for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-            fields = entry if isinstance(entry, dict) else {}
-            id = int(key) if key.isdecimal() else key
-            yield added_token(self.path, fields.get("content"), id, fields.get("special", False))
-
-    def special_texts(self) -> frozenset[str]:
-        return frozenset(text for texts in self.special.values() for text in texts)
-
-    def special_ids(
-        self, config: Config, ids: Mapping[str, int], size: int
-    ) -> Iterator[tuple[str, int]]:
-        """Pairs of GGUF name and id; the tokenizer's own choice comes before config.json's."""
-        for key, name in _SPECIAL_KEYS.items():
-            if texts := self.special.get(key):
-                if texts[0] not in ids:
-                    raise ValueError(
-                        f"{self.path.parent}: {key} {texts[0]!r} is not in the vocabulary"
-                    )
-                yield name, ids[texts[0]]
-            elif (id := config.get(f"{key}_id")) is not None:
-                if not isinstance(id, int) or not 0 <= id < size:
-                    raise ValueError(f"config.json: {key}_id {id!r} is not in the vocabulary")
-                yield name, id
-
-    def chat_template(self) -> str | list[dict[str, str]] | None:
-        """One Jinja2 template, or a list of {"name", "template"}."""
-        template = self.config.get("chat_template")
-        if isinstance(template, list) and all(
-            isinstance(choice, dict) and all(isinstance(text, str) for text in choice.values())
-            for choice in template
-        ):
-            return template
-        if template is not None and not isinstance(template, str):
-            raise ValueError(f"{self.path}: chat_template must be a string or a list of templates")
-        return template
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def _token_texts(value: object) -> Iterator[str]:
-    """The text of a special token, written as "</s>", {"content": "</s>"} or a list of these."""
-    match value:
-        case str(text) | {"content": str(text)}:
-            yield text
-        case list(entries):
-            for entry in entries:
-                yield from _token_texts(entry)
+    prefix = settings.flag("add_prefix_space")
+    if tokens.model == "gpt2" and prefix:
+        raise ValueError(
+            f"{settings.path}: add_prefix_space is true;"
+            " a GGUF file cannot express this for byte-level BPE"
+        )
+    if tokens.model == "llama" and prefix is not None:
+        flags["add_space_prefix"] = prefix
+    return flags

@@ -1,0 +1,128 @@
+// Readers of the element types, compiled once per instruction set, under the rules at the top of
+// cpu/kernels-inl.h.
+//
+// A row is a run of blocks of kBlock elements; a block is read in groups of kGroup, a group kWidth
+// elements at a time. Scales are worked out once per block and spread once per group:
+//   Type block = Type::block(row, i);    // the block at element i of the row
+//   auto group = block.group(g);         // its elements [g, g + kGroup)
+//   Vec values = group.at(l);            // elements [l, l + kWidth) of the group
+//
+// A value is rounded once at most: d and dmin have 11 bits, a scale and q 12 together, so that
+// their product fits the 24 bits of a float exactly, and the sum with a min is the same, fused or
+// not.
+#pragma once
+
+#include "cpu/blocks.h"
+#include "cpu/elementwise-inl.h"
+
+namespace h2o {
+namespace {
+
+template <class T>
+struct Plain {
+  static constexpr int64_t kBlock = kWidth;
+  static constexpr int64_t kGroup = kWidth;
+  const T* p;
+
+  static Plain block(const std::byte* row, int64_t i) {
+    return {reinterpret_cast<const T*>(row) + i};
+  }
+  const Plain& group(int64_t) const { return *this; }
+  Vec at(int64_t) const { return load(p); }
+
+  // The n < kWidth elements from i, then zeros. Rows of the other types are whole blocks.
+  static Vec tail(const std::byte* row, int64_t i, int64_t n) {
+    return load_first(reinterpret_cast<const T*>(row) + i, n);
+  }
+};
+
+// What readers share: Reader is made of one Block of kSize elements.
+template <class Reader, class Block, int64_t kSize>
+struct Blocks {
+  static constexpr int64_t kBlock = kSize;
+  static constexpr int64_t kGroup = 32;
+
+  static Reader block(const std::byte* row, int64_t i) {
+    return Reader(reinterpret_cast<const Block*>(row)[i / kSize]);
+  }
+};
+
+uint32_t load_word(const uint8_t* p) {
+  uint32_t word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return word;
+}
+
+// ---- Blocks of 32: a group by themselves. ----
+
+template <class Reader, class Block>
+struct OneGroup : Blocks<Reader, Block, 32> {
+  const Reader& group(int64_t) const { return static_cast<const Reader&>(*this); }
+};
+
+// q of 4 bits.
+Ints nibbles(const uint8_t* qs, int64_t l) {
+  const Ints bytes = load_bytes(qs + l % 16);
+  return bit_and(l < 16 ? bytes : shift_right(bytes, ints(4)), ints(15));
+}
+
+// q of 5 bits, the fifth in qh.
+Ints nibbles(const uint8_t* qs, int64_t l, uint32_t qh) {
+  const Ints fifth = shift_right(ints(static_cast<int32_t>(qh >> l << 4)), lanes());
+  return bit_or(nibbles(qs, l), bit_and(fifth, ints(16)));
+}
+
+struct Q4_0 : OneGroup<Q4_0, BlockQ4_0> {
+  const uint8_t* qs;
+  Vec d;
+
+  explicit Q4_0(const BlockQ4_0& b) : qs(b.qs), d(broadcast(to_float(b.d))) {}
+  Vec at(int64_t l) const { return mul(d, to_float(sub(nibbles(qs, l), ints(8)))); }
+};
+
+struct Q4_1 : OneGroup<Q4_1, BlockQ4_1> {
+  const uint8_t* qs;
+  Vec d, m;
+
+  explicit Q4_1(const BlockQ4_1& b)
+      : qs(b.qs), d(broadcast(to_float(b.d))), m(broadcast(to_float(b.m))) {}
+  Vec at(int64_t l) const { return fma(d, to_float(nibbles(qs, l)), m); }
+};
+
+struct Q5_0 : OneGroup<Q5_0, BlockQ5_0> {
+  const uint8_t* qs;
+  uint32_t qh;
+  Vec d;
+
+  explicit Q5_0(const BlockQ5_0& b) : qs(b.qs), qh(load_word(b.qh)), d(broadcast(to_float(b.d))) {}
+  Vec at(int64_t l) const { return mul(d, to_float(sub(nibbles(qs, l, qh), ints(16)))); }
+};
+
+struct Q5_1 : OneGroup<Q5_1, BlockQ5_1> {
+  const uint8_t* qs;
+  uint32_t qh;
+  Vec d, m;
+
+  explicit Q5_1(const BlockQ5_1& b)
+      : qs(b.qs), qh(load_word(b.qh)), d(broadcast(to_float(b.d))), m(broadcast(to_float(b.m))) {}
+  Vec at(int64_t l) const { return fma(d, to_float(nibbles(qs, l, qh)), m); }
+};
+
+struct Q8_0 : OneGroup<Q8_0, BlockQ8_0> {
+  const int8_t* qs;
+  Vec d;
+
+  explicit Q8_0(const BlockQ8_0& b) : qs(b.qs), d(broadcast(to_float(b.d))) {}
+  Vec at(int64_t l) const { return mul(d, load(qs + l)); }
+};
+
+struct IQ4_NL : OneGroup<IQ4_NL, BlockIQ4_NL> {
+  const uint8_t* qs;
+  Vec d;
+
+  explicit IQ4_NL(const BlockIQ4_NL& b) : qs(b.qs), d(broadcast(to_float(b.d))) {}
+  Vec at(int64_t l) const { return mul(d, lookup(kIq4Values, nibbles(qs, l))); }
+};
+
+}  // namespace
+}  // namespace h2o

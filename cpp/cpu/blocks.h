@@ -1,0 +1,107 @@
+// The element types as they lie in a GGUF file. Blocks are aligned to 2 bytes only. An element's
+// value is written in terms of q, the integer that its bits form.
+#pragma once
+
+#include <cstdint>
+
+namespace h2o {
+
+struct F16 {
+  uint16_t bits;
+};
+
+struct BF16 {
+  uint16_t bits;
+};
+
+// ---- Blocks of 32 elements. The low halves of qs[16] are elements 0 to 15, the high halves 16 to
+// 31. Bit i of qh is the fifth bit of element i. ----
+
+struct BlockQ4_0 {  // d * (q - 8)
+  F16 d;
+  uint8_t qs[16];
+};
+
+struct BlockQ4_1 {  // d * q + m
+  F16 d;
+  F16 m;
+  uint8_t qs[16];
+};
+
+struct BlockQ5_0 {  // d * (q - 16)
+  F16 d;
+  uint8_t qh[4];
+  uint8_t qs[16];
+};
+
+struct BlockQ5_1 {  // d * q + m
+  F16 d;
+  F16 m;
+  uint8_t qh[4];
+  uint8_t qs[16];
+};
+
+struct BlockQ8_0 {  // d * q
+  F16 d;
+  int8_t qs[32];
+};
+
+struct BlockIQ4_NL {  // d * kIq4Values[q]
+  F16 d;
+  uint8_t qs[16];
+};
+
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+
+// ---- Blocks of 256 elements: groups of 16 or 32 with a scale each, scaled by the block's d. ----
+
+struct BlockQ2_K {     // d * scale * q - dmin * min
+  uint8_t scales[16];  // of 16 elements: scale | min << 4
+  uint8_t qs[64];      // element 128 n + 32 k + l: bits 2 k of byte 32 n + l
+  F16 d;
+  F16 dmin;
+};
+
+struct BlockQ3_K {     // d * (scale - 32) * (q - 4)
+  uint8_t hmask[32];   // element 32 g + l: its third bit is bit g of byte l
+  uint8_t qs[64];      // as BlockQ2_K
+  uint8_t scales[12];  // of 16 elements, 6 bits each
+  F16 d;
+};
+
+struct BlockQ4_K {  // d * scale * q - dmin * min
+  F16 d;
+  F16 dmin;
+  uint8_t scales[12];  // of 32 elements: 8 scales and 8 mins of 6 bits
+  uint8_t qs[128];     // element 64 n + l: low half of byte 32 n + l; + 32: the high half
+};
+
+struct BlockQ5_K {  // d * scale * q - dmin * min
+  F16 d;
+  F16 dmin;
+  uint8_t scales[12];  // as BlockQ4_K
+  uint8_t qh[32];      // element 32 g + l: its fifth bit is bit g of byte l
+  uint8_t qs[128];     // as BlockQ4_K
+};
+
+struct BlockQ6_K {    // d * scale * (q - 32)
+  uint8_t ql[128];    // element 128 n + l, l < 64: low half of byte 64 n + l; + 64: the high half
+  uint8_t qh[64];     // element 128 n + 32 k + l: bits 2 k of byte 32 n + l are its high two
+  int8_t scales[16];  // of 16 elements
+  F16 d;
+};
+
+struct BlockIQ4_XS {  // d * (scale - 32) * kIq4Values[q]
+  F16 d;
+  uint16_t scales_h;    // of 32 elements, group g: bits 2 g are the high two
+  uint8_t scales_l[4];  // the low four: half g % 2 of byte g / 2
+  uint8_t qs[128];      // 16 bytes for each 32 elements, as in BlockIQ4_NL
+};
+
+static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
+              sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18);
+static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 &&
+              sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_XS) == 136);
+
+}  // namespace h2o

@@ -1,0 +1,106 @@
+// Which block goes with which type, the checks, and the sharing out of rows.
+#include "quantize/quantize.h"
+
+#include <array>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+#include "quantize/blocks.h"
+
+namespace h2o {
+namespace {
+
+struct Row {
+  DType dtype;
+  QuantizeBlock quantize;
+};
+
+constexpr std::array kTypes = {
+    Row{DType::q4_0, quantize_q4_0}, Row{DType::q4_1, quantize_q4_1},
+    Row{DType::q5_0, quantize_q5_0}, Row{DType::q5_1, quantize_q5_1},
+    Row{DType::q8_0, quantize_q8_0}, Row{DType::q4_k, quantize_q4_k},
+    Row{DType::q5_k, quantize_q5_k}, Row{DType::q6_k, quantize_q6_k},
+};
+
+QuantizeBlock block_quantizer(DType dtype) {
+  for (const Row& row : kTypes) {
+    if (row.dtype == dtype) return row.quantize;
+  }
+  throw InvalidArgument(text("[quantize] cannot write ", info(dtype).name));
+}
+
+// Work is handed out in pieces of about this many weights.
+constexpr int64_t kPiece = 1 << 15;
+
+}  // namespace
+
+std::vector<DType> quantizable_types() {
+  std::vector<DType> types;
+  for (const Row& row : kTypes) types.push_back(row.dtype);
+  return types;
+}
+
+void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, int64_t n_cols,
+                   int n_threads) {
+  const QuantizeBlock quantize = block_quantizer(dtype);
+  const DTypeInfo& layout = info(dtype);
+  require(n_rows >= 0 && n_cols >= 0 && n_cols % layout.block_size == 0, "[quantize] ", n_rows,
+          " rows of ", n_cols, ", expected a multiple of ", layout.block_size, " for ",
+          layout.name);
+  require(n_threads >= 1, "[quantize] ", n_threads, " threads, expected at least one");
+
+  const auto quantize_row = [&](int64_t row) {
+    const float* values = x + row * n_cols;
+    auto* bytes = reinterpret_cast<uint8_t*>(out + row * byte_size(dtype, n_cols));
+    for (int64_t col = 0; col < n_cols; ++col) {
+      require(std::isfinite(values[col]), "[quantize] row ", row, ", column ", col, " is ",
+              values[col]);
+    }
+    for (int64_t col = 0; col < n_cols; col += layout.block_size) {
+      if (!quantize(bytes, values + col)) {
+        const float* largest =
+            std::max_element(values + col, values + col + layout.block_size,
+                             [](float a, float b) { return std::abs(a) < std::abs(b); });
+        throw InvalidArgument(text("[quantize] row ", row, ", column ", largest - values, " is ",
+                                   *largest, ", too large for ", layout.name));
+      }
+      bytes += layout.block_bytes;
+    }
+  };
+
+  const int64_t piece = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, n_cols));
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  int64_t failed_row = n_rows;
+  std::exception_ptr error;
+  const auto work = [&] {
+    for (int64_t begin; (begin = next.fetch_add(piece)) < n_rows;) {
+      for (int64_t row = begin; row < std::min(begin + piece, n_rows); ++row) {
+        try {
+          quantize_row(row);
+        } catch (...) {
+          // The first row's error, whichever thread gets there first.
+          const std::lock_guard lock(mutex);
+          if (row < failed_row) {
+            failed_row = row;
+            error = std::current_exception();
+          }
+          next.store(n_rows);
+          return;
+        }
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    const int64_t n_pieces = (n_rows + piece - 1) / piece;
+    for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_pieces); ++i) threads.emplace_back(work);
+    work();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace h2o

@@ -1,0 +1,38 @@
+"""Quantise a GGUF file: the same model with its matrices in fewer bits."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from h2o_cpp.quantize import MIXES, quantize
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="IN",
+        help="a GGUF file, best of type F32, F16 or BF16; of a split model the first",
+    )
+    parser.add_argument("output", type=Path, metavar="OUT", help="the GGUF file to write")
+    parser.add_argument("type", metavar="TYPE", help=", ".join(MIXES))
+    parser.add_argument("--threads", type=int, metavar="N", help="default: one for each processor")
+    parser.add_argument(
+        "--allow-requantize",
+        action="store_true",
+        help="take tensors that are already quantised to fewer than 8 bits",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantise as the arguments say."""
+    quantize(
+        args.input,
+        args.output,
+        args.type,
+        threads=args.threads,
+        allow_requantize=args.allow_requantize,
+    )
+    return 0

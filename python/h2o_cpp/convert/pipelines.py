@@ -1,0 +1,109 @@
+"""Recognises how a tokenizer.json normalises and cuts text, to give it llama.cpp's name for that.
+
+llama.cpp knows tokenizers by name, not by description. Each name here stands for exactly the
+steps beside it; anything else is refused, since a near miss would encode some text wrongly.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_Step = dict[str, Any]
+
+_NFC: _Step = {"type": "NFC"}
+_BYTE_LEVEL: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+_BYTES: _Step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_DIGITS: _Step = {"type": "Digits", "individual_digits": True}
+
+
+def _split(numbers: str) -> _Step:
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers + r"|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+# normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp leaves out NFC;
+# `olmo` cuts as `gpt-2` does, so with NFC it is the name for GPT-NeoX's.
+_BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
+    ([], [_BYTE_LEVEL], False, "gpt-2"),
+    ([_NFC], [_BYTE_LEVEL], False, "olmo"),  # GPT-NeoX-20B, Pythia
+    ([], [_DIGITS, _BYTE_LEVEL], False, "smollm"),  # SmolLM, SmolLM2
+    ([], [_split(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
+    ([_NFC], [_split(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
+)
+
+
+def _metaspace(scheme: str) -> _Step:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+
+
+_PREPEND: _Step = {"type": "Prepend", "prepend": "▁"}
+_REPLACE: _Step = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+# normalizer, pre_tokenizer of SentencePiece's BPE -> whether a text is given a space in front.
+# Metaspace gives none to a text that begins with one; SentencePiece, whose models it stands for
+# in tokenizer.json, does, and so does a GGUF file.
+_SENTENCEPIECE_PREFIX: tuple[tuple[list[_Step], list[_Step], bool], ...] = (
+    ([_PREPEND, _REPLACE], [], True),
+    ([_REPLACE], [], False),
+    ([], [_metaspace("first")], True),
+    ([], [_metaspace("always")], True),
+    ([], [_metaspace("never")], False),
+)
+
+
+def is_byte_fallback(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether characters without a token become bytes, as in SentencePiece's BPE."""
+    return tokenizer["model"].get("byte_fallback") is True
+
+
+def byte_level_pre(path: Path, tokenizer: Mapping[str, Any]) -> str:
+    """tokenizer.ggml.pre of byte-level BPE; raises ValueError for unknown steps."""
+    found = _steps(tokenizer)
+    ignore_merges = bool(tokenizer["model"].get("ignore_merges"))
+    for normalizer, pre_tokenizer, ignores, name in _BYTE_LEVEL_PRE:
+        if (normalizer, pre_tokenizer, ignores) == (*found, ignore_merges):
+            return name
+    raise _unknown(path, tokenizer, f"with ignore_merges {json.dumps(ignore_merges)}")
+
+
+def sentencepiece_prefix(path: Path, tokenizer: Mapping[str, Any]) -> bool:
+    """Whether SentencePiece's BPE puts a space before a text; ValueError for unknown steps."""
+    found = _steps(tokenizer)
+    ignore_merges = bool(tokenizer["model"].get("ignore_merges"))
+    for normalizer, pre_tokenizer, prefix in _SENTENCEPIECE_PREFIX:
+        if (normalizer, pre_tokenizer) == found and not ignore_merges:
+            return prefix
+    raise _unknown(path, tokenizer, "with byte_fallback true")
+
+
+def _steps(tokenizer: Mapping[str, Any]) -> tuple[list[_Step], list[_Step]]:
+    return _flatten(tokenizer.get("normalizer")), _flatten(tokenizer.get("pre_tokenizer"))
+
+
+def _flatten(value: Any) -> list[_Step]:
+    """The steps of a normalizer or pre_tokenizer, without those keys that change no token."""
+    match value:
+        case None:
+            return []
+        case {"type": "Sequence", "normalizers": list(steps)} | {
+            "type": "Sequence",
+            "pretokenizers": list(steps),
+        }:
+            return [step for part in steps for step in _flatten(part)]
+        case {"type": "ByteLevel"}:
+            return [_BYTE_LEVEL | {key: v for key, v in value.items() if key != "trim_offsets"}]
+        case dict():
+            return [value]
+    return [{"type": repr(value)}]
+
+
+def _unknown(path: Path, tokenizer: Mapping[str, Any], which: str) -> ValueError:
+    parts = [
+        f"{key} {json.dumps(tokenizer.get(key), ensure_ascii=False)}"
+        for key in ("normalizer", "pre_tokenizer")
+    ]
+    return ValueError(f"{path}: llama.cpp has no name for {' and '.join(parts)} {which}")

@@ -1,0 +1,98 @@
+"""Rotary position embedding: what config.json says of it, as GGUF metadata and tensors.
+
+transformers 5 writes one object, rope_parameters; before, rope_theta stood beside rope_scaling.
+"""
+
+from collections.abc import Mapping
+from math import log, pi
+from typing import Any
+
+import numpy as np
+
+from h2o_cpp.convert.checkpoint import Values
+from h2o_cpp.convert.config import Config, dimension, number, refuse
+
+_DEFAULT_BASE = 10000.0
+
+
+def rope_metadata(architecture: str, config: Config) -> dict[str, int | float | str]:
+    """The keys rope.freq_base and rope.scaling.*; raises ValueError for an unknown scaling."""
+    rope = rope_parameters(config)
+    metadata: dict[str, int | float | str] = {
+        "rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)
+    }
+    match rope["rope_type"]:
+        case "default" | "llama3":  # llama3 is the tensor of rope_tensors
+            return metadata
+        case "linear":
+            return metadata | {
+                "rope.scaling.type": "linear",
+                "rope.scaling.factor": number(rope, "factor"),
+            }
+        case "yarn":
+            return metadata | _yarn(architecture, config, rope)
+        case other:
+            raise refuse(
+                architecture, "rope_type", other, "only linear, yarn and llama3 scaling are known"
+            )
+
+
+def rope_tensors(config: Config, head_size: int) -> dict[str, Values]:
+    """Llama 3's scaling: what to divide the frequency of each pair of dimensions by.
+
+    Long waves are stretched by `factor`, short ones are not, and those between are blended.
+    """
+    rope = rope_parameters(config)
+    if rope["rope_type"] != "llama3":
+        return {}
+    base = number(rope, "rope_theta", _DEFAULT_BASE)
+    factor = number(rope, "factor")
+    low, high = number(rope, "low_freq_factor"), number(rope, "high_freq_factor")
+    context = dimension(rope, "original_max_position_embeddings")
+    if low >= high:
+        raise ValueError(f"config.json: high_freq_factor {high} must be above {low}")
+
+    wavelengths = 2 * pi * base ** (np.arange(0, head_size, 2) / head_size)
+    share = np.clip((context / wavelengths - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - share) / factor + share)).astype(np.float32)}
+
+
+def rope_parameters(config: Config) -> Mapping[str, Any]:
+    """The parameters in transformers 5's form: rope_theta, rope_type and those of the type."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = config.get(key)
+        if found is None:
+            continue
+        if not isinstance(found, dict) or any(isinstance(v, dict) for v in found.values()):
+            raise ValueError(f"config.json: {key} is not one set of parameters for all layers")
+        break
+    else:
+        found = {}
+    theta = config.get("rope_theta", config.get("rotary_emb_base"))  # the latter in GPT-NeoX
+    return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
+
+
+def _yarn(
+    architecture: str, config: Config, rope: Mapping[str, Any]
+) -> dict[str, int | float | str]:
+    for key, expected in (("truncate", True), ("mscale", None), ("mscale_all_dim", None)):
+        if rope.get(key, expected) != expected:
+            raise refuse(architecture, key, rope[key], "a variant of yarn")
+    factor = number(rope, "factor")
+    metadata: dict[str, int | float | str] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": dimension(
+            rope,
+            "original_max_position_embeddings",
+            dimension(config, "max_position_embeddings"),
+        ),
+    }
+    if rope.get("attention_factor") is not None:
+        # HF's replaces YaRN's own factor, ggml's multiplies it.
+        own = 1 + 0.1 * log(factor) if factor > 1 else 1.0
+        metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own
+    for key in ("beta_fast", "beta_slow"):  # llama.cpp reads these for a few architectures only
+        if rope.get(key) is not None:
+            metadata[f"rope.scaling.yarn_{key}"] = number(rope, key)
+    return metadata

@@ -1,0 +1,104 @@
+"""What a checkpoint's files say of its tokenizer beside the tokens themselves."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from h2o_cpp.convert.checkpoint import read_json
+from h2o_cpp.convert.config import Config
+from h2o_cpp.convert.tokens import AddedToken, added_token
+
+ChatTemplate = str | list[dict[str, str]]
+
+# key of a special token in HF's files -> name in tokenizer.ggml.{name}_token_id
+_SPECIAL_KEYS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+_OTHER_SPECIAL_KEYS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class TokenizerSettings:
+    """tokenizer_config.json, special_tokens_map.json and chat_template.jinja, all optional."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "tokenizer_config.json"
+        self._config = _read_optional(self.path)
+        special = _read_optional(directory / "special_tokens_map.json")
+        for key in (*_SPECIAL_KEYS, *_OTHER_SPECIAL_KEYS):
+            if self._config.get(key) is not None:
+                special[key] = self._config[key]
+        self._special = {key: list(_token_texts(value)) for key, value in special.items()}
+
+    def flag(self, key: str) -> bool | None:
+        """A setting such as add_bos_token; None if the files do not have it."""
+        value = self._config.get(key)
+        if value is None or isinstance(value, bool):
+            return value
+        raise ValueError(f"{self.path}: {key} must be true or false, found {value!r}")
+
+    def added_tokens(self) -> Iterator[AddedToken]:
+        """added_tokens_decoder, {"2": {"content": "</s>", "special": true}}."""
+        decoder = self._config.get("added_tokens_decoder")
+        for key, entry in decoder.items() if isinstance(decoder, dict) else ():
+            fields = entry if isinstance(entry, dict) else {}
+            id = int(key) if key.isdecimal() else key
+            yield added_token(self.path, fields.get("content"), id, fields.get("special", False))
+
+    def special_texts(self) -> frozenset[str]:
+        """The texts of all special tokens that the files name."""
+        return frozenset(text for texts in self._special.values() for text in texts)
+
+    def special_ids(
+        self, config: Config, ids: Mapping[str, int], size: int
+    ) -> Iterator[tuple[str, int]]:
+        """Pairs of GGUF name and id; the tokenizer's own choice comes before config.json's."""
+        for key, name in _SPECIAL_KEYS.items():
+            if texts := self._special.get(key):
+                if texts[0] not in ids:
+                    raise ValueError(
+                        f"{self.path.parent}: {key} {texts[0]!r} is not in the vocabulary"
+                    )
+                yield name, ids[texts[0]]
+            elif (id := config.get(f"{key}_id")) is not None:
+                first = id[0] if isinstance(id, list) and id else id
+                if not isinstance(first, int) or not 0 <= first < size:
+                    raise ValueError(f"config.json: {key}_id {id!r} is not in the vocabulary")
+                yield name, first
+
+    def chat_template(self) -> ChatTemplate | None:
+        """One Jinja2 template, or a list of {"name", "template"}."""
+        file = self.path.with_name("chat_template.jinja")
+        if file.is_file():
+            try:
+                return file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}: not UTF-8 text ({error})") from error
+        template = self._config.get("chat_template")
+        if isinstance(template, list) and all(
+            isinstance(choice, dict) and all(isinstance(text, str) for text in choice.values())
+            for choice in template
+        ):
+            return template
+        if template is not None and not isinstance(template, str):
+            raise ValueError(f"{self.path}: chat_template must be a string or a list of templates")
+        return template
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _token_texts(value: object) -> Iterator[str]:
+    """The text of a special token, written as "</s>", {"content": "</s>"}, or several of these."""
+    match value:
+        case str(text) | {"content": str(text)}:
+            yield text
+        case list(entries):
+            for entry in entries:
+                yield from _token_texts(entry)
+        case dict(named):
+            for entry in named.values():
+                yield from _token_texts(entry)

@@ -1,0 +1,10 @@
+"""GGUF files to smaller ones.
+
+`quantization` drives: it reads a model (`model_file`), chooses a type for each of its tensors
+(`mix`) and has the core quantise their rows.
+"""
+
+from h2o_cpp.quantize.mix import MIXES
+from h2o_cpp.quantize.quantization import quantize
+
+__all__ = ["MIXES", "quantize"]

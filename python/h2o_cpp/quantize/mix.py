@@ -1,0 +1,164 @@
+"""Which tensor gets which type: as llama.cpp chooses for the file type of the same name.
+
+A file is mostly of one type. The K mixes ("_M", "_S") spend more bits on the tensors and layers
+where errors cost most.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
+Shape = tuple[int, ...]
+
+_Q4_K = GGMLQuantizationType.Q4_K
+_Q5_K = GGMLQuantizationType.Q5_K
+_Q6_K = GGMLQuantizationType.Q6_K
+_Q8_0 = GGMLQuantizationType.Q8_0
+
+
+class Mix(NamedTuple):
+    """The type of most tensors, and general.file_type."""
+
+    type: GGMLQuantizationType
+    file_type: LlamaFileType
+
+
+MIXES = {
+    "Q8_0": Mix(_Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "Q6_K": Mix(_Q6_K, LlamaFileType.MOSTLY_Q6_K),
+    "Q5_K_M": Mix(_Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "Q5_1": Mix(GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1),
+    "Q5_0": Mix(GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0),
+    "Q4_K_M": Mix(_Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "Q4_K_S": Mix(_Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
+    "Q4_1": Mix(GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
+    "Q4_0": Mix(GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+}
+
+# Matrices that stay as they are: small, or looked up rather than multiplied with.
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+
+_VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
+
+# For rows that are not whole blocks.
+_FALLBACKS = {
+    _Q4_K: GGMLQuantizationType.Q5_0,
+    _Q5_K: GGMLQuantizationType.Q5_1,
+    _Q6_K: _Q8_0,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the choice depends on, besides the names and shapes of the tensors."""
+
+    n_layers: int
+    n_experts: int
+    is_70b: bool
+
+    @staticmethod
+    def of(metadata: Mapping[str, Any]) -> "Model":
+        """Reads the metadata of a file; a number that is missing is 0."""
+        architecture = metadata.get("general.architecture")
+
+        def number(key: str) -> int:
+            value = metadata.get(f"{architecture}.{key}")
+            return value if isinstance(value, int) else 0
+
+        n_layers, n_heads = number("block_count"), number("attention.head_count")
+        return Model(
+            n_layers,
+            number("expert_count"),
+            # Eight heads share a value there, so attn_v is small.
+            is_70b=architecture in ("llama", "qwen2")
+            and n_layers == 80
+            and number("attention.head_count_kv") != n_heads,
+        )
+
+
+def choose_types(
+    mix: Mix, model: Model, shapes: Mapping[str, Shape]
+) -> dict[str, GGMLQuantizationType]:
+    """The types of the tensors to quantise; those that are not among them stay as they are.
+
+    `shapes` has the shape of each tensor in numpy's order, rows before columns.
+    """
+    names = sorted(
+        (name for name, shape in shapes.items() if _is_quantised(name, shape)), key=_layer_and_name
+    )
+    values = [name for name in names if name.endswith(_VALUES)]
+    downs = [name for name in names if "ffn_down" in name]
+    types = {}
+    for name in names:
+        if name == "output.weight" or (
+            name == "token_embd.weight" and "output.weight" not in shapes
+        ):
+            type = _output_type(mix, shapes[name])
+        elif name in values:
+            type = _value_type(mix, model, values.index(name), len(values))
+        elif "ffn_down" in name:
+            layer = _layer_and_name(name)[0] if model.n_experts > 1 else downs.index(name)
+            type = _down_type(mix, layer, model.n_layers)
+        elif name.endswith("attn_k.weight") and model.n_experts == 8:
+            type = _Q8_0
+        elif name.endswith("attn_output.weight") and model.n_experts == 8 and mix.type is _Q4_K:
+            type = _Q5_K
+        else:
+            type = mix.type
+        types[name] = _fitting(type, shapes[name])
+    return types
+
+
+def _is_quantised(name: str, shape: Shape) -> bool:
+    n_dims = len(shape) - next((i for i, n in enumerate(shape) if n != 1), len(shape))
+    return n_dims >= 2 and name.endswith("weight") and not name.endswith(_KEPT)
+
+
+def _layer_and_name(name: str) -> tuple[int, str]:
+    """Sorts as llama.cpp counts: by layer; first what belongs to none."""
+    match name.split("."):
+        case ["blk", layer, *_] if layer.isdecimal():
+            return int(layer), name
+    return -1, name
+
+
+def _has_more_bits(i: int, n: int) -> bool:
+    """The first and the last eighth of the layers, and every third between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+def _output_type(mix: Mix, shape: Shape) -> GGMLQuantizationType:
+    return _Q8_0 if mix.type is _Q8_0 or not _fits(mix.type, shape) else _Q6_K
+
+
+def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
+    if model.n_experts == 8:
+        return _Q8_0
+    match mix.file_type:
+        case LlamaFileType.MOSTLY_Q4_K_M | LlamaFileType.MOSTLY_Q5_K_M if _has_more_bits(i, n):
+            return _Q6_K
+        case LlamaFileType.MOSTLY_Q4_K_S if i < 4:
+            return _Q5_K
+    return _Q5_K if model.is_70b and mix.type is _Q4_K else mix.type
+
+
+def _down_type(mix: Mix, i: int, n: int) -> GGMLQuantizationType:
+    match mix.file_type:
+        case LlamaFileType.MOSTLY_Q4_K_M | LlamaFileType.MOSTLY_Q5_K_M if _has_more_bits(i, n):
+            return _Q6_K
+        case LlamaFileType.MOSTLY_Q4_K_S if i < n // 8:
+            return _Q5_K
+    return mix.type
+
+
+def _fits(type: GGMLQuantizationType, shape: Shape) -> bool:
+    return shape[-1] % GGML_QUANT_SIZES[type][0] == 0
+
+
+def _fitting(type: GGMLQuantizationType, shape: Shape) -> GGMLQuantizationType:
+    for choice in (type, _FALLBACKS.get(type)):
+        if choice is not None and _fits(choice, shape):
+            return choice
+    return GGMLQuantizationType.F16

@@ -1,0 +1,188 @@
+"""Quantises the tensors of a GGUF file."""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp import _core
+from h2o_cpp.atomic import atomic_output
+from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
+
+# Types that may be quantised without asking.
+_PRECISE = ("F32", "F16", "BF16", "Q8_0")
+
+# Weights quantised at a time: what memory holds, and how long an interrupt waits.
+_PIECE = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of the source, number `index` of `file`, and the type it gets."""
+
+    file: _core.GgufFile
+    index: int
+    name: str
+    shape: Shape
+    source_nbytes: int
+    source_type: str
+    type: GGMLQuantizationType
+
+    @property
+    def is_copied(self) -> bool:
+        return self.type.name == self.source_type
+
+    @property
+    def nbytes(self) -> int:
+        block_size, type_size = GGML_QUANT_SIZES[self.type]
+        return prod(self.shape) // block_size * type_size
+
+    def pieces(self, threads: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
+        """The bytes to write, piece by piece, each with the number of bytes it is made from."""
+        data = self.file.tensor_data(self.index)
+        if self.is_copied:
+            for begin in range(0, len(data), _PIECE):
+                piece = data[begin : begin + _PIECE]
+                yield piece, len(piece)
+            return
+        n_cols = self.shape[-1]
+        rows = data.reshape(prod(self.shape) // n_cols, -1)
+        step = max(1, _PIECE // n_cols)
+        for first in range(0, len(rows), step):
+            piece = rows[first : first + step]
+            values = _core.dequantize(self.source_type, piece.reshape(-1)).reshape(-1, n_cols)
+            try:
+                blocks = self._encode(values, threads)
+            except ValueError as error:
+                where = f"from row {first}: " if first else ""
+                raise ValueError(f"tensor {self.name}: {where}{error}") from None
+            yield blocks, piece.nbytes
+
+    def _encode(self, values: npt.NDArray[np.float32], threads: int) -> npt.NDArray[Any]:
+        if self.type is not GGMLQuantizationType.F16:
+            return _core.quantize(self.type.name, values, threads=threads)
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16)
+        if not np.isfinite(half).all():
+            raise ValueError("there are values beyond the range of F16")
+        return half
+
+
+def quantize(
+    source: Path,
+    output: Path,
+    type_name: str,
+    *,
+    threads: int | None = None,
+    allow_requantize: bool = False,
+    progress: bool = True,
+) -> None:
+    """Writes the model of the GGUF file `source` to `output` with its matrices quantised.
+
+    `type_name` is one of `MIXES`, such as Q4_K_M. Metadata is copied byte for byte but for
+    general.file_type and general.quantization_version; a model in several files becomes one file.
+    Memory holds a few million weights at a time. `threads` (by default one for each processor)
+    share the work; the result does not depend on them. `output` appears when it is complete: if
+    anything fails or is interrupted before, a file that was there is untouched. `progress` shows a
+    bar when stderr is a terminal.
+
+    Raises FileNotFoundError when `source` or the directory of `output` does not exist, ValueError
+    for an unknown type, for a file that is damaged or has weights that are not finite, and for
+    weights that are already quantised to fewer than 8 bits, unless `allow_requantize`.
+    """
+    mix = MIXES.get(type_name.upper())
+    if mix is None:
+        raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(MIXES)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads!r}, expected at least 1")
+    files = _core.GgufModel(source).files
+    if any(output.exists() and output.samefile(file.path) for file in files):
+        raise ValueError(f"{output}: the output is the input")
+    metadata = files[0].metadata()
+    tensors = _plan(files, mix, Model.of(metadata))
+    for tensor in tensors:
+        _check(tensor, allow_requantize)
+
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    with (
+        atomic_output(output) as path,
+        path.open("wb") as file,
+        tqdm(
+            total=sum(tensor.source_nbytes for tensor in tensors),
+            desc="quantizing",
+            unit="B",
+            unit_scale=True,
+            disable=None if progress else True,  # None: unless stderr is a terminal
+        ) as bar,
+    ):
+        file.write(_header(_metadata(files[0], mix), tensors, alignment))
+        for tensor in tensors:
+            for piece, nbytes in tensor.pieces(threads or os.cpu_count() or 1):
+                file.write(piece.data)
+                bar.update(nbytes)
+            file.write(bytes(-tensor.nbytes % alignment))
+
+
+def _plan(files: Sequence[_core.GgufFile], mix: Mix, model: Model) -> list[_Tensor]:
+    found = [
+        (file, index, *tensor) for file in files for index, tensor in enumerate(file.tensors())
+    ]
+    types = choose_types(mix, model, {name: shape for _, _, name, _, shape, _ in found})
+    return [
+        _Tensor(
+            file, index, name, shape, nbytes, source, types.get(name, GGMLQuantizationType[source])
+        )
+        for file, index, name, source, shape, nbytes in found
+    ]
+
+
+def _check(tensor: _Tensor, allow_requantize: bool) -> None:
+    if tensor.is_copied or tensor.source_type in _PRECISE:
+        return
+    what = f"{tensor.file.path}: tensor {tensor.name} is {tensor.source_type}"
+    if tensor.source_type not in _core.dtypes():
+        raise ValueError(f"{what}, which cannot be read")
+    if not allow_requantize:
+        raise ValueError(
+            f"{what} already: quantising it again loses more than once from the original"
+            " (--allow-requantize does it anyway)"
+        )
+
+
+def _metadata(file: _core.GgufFile, mix: Mix) -> list[bytes]:
+    """The entries of the file with what changes; they keep their order."""
+    entries = {key: entry for key, entry in file.metadata_entries() if not key.startswith("split.")}
+    for key, value in (
+        ("general.quantization_version", GGML_QUANT_VERSION),
+        ("general.file_type", mix.file_type),
+    ):
+        entries[key] = _string(key) + struct.pack("<II", GGUFValueType.UINT32, value)
+    return list(entries.values())
+
+
+def _header(metadata: Sequence[bytes], tensors: Sequence[_Tensor], alignment: int) -> bytes:
+    """All that comes before the data of the tensors, padding included."""
+    header = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(tensors), len(metadata))
+    header += b"".join(metadata)
+    offset = 0
+    for tensor in tensors:
+        n_dims = len(tensor.shape)
+        header += _string(tensor.name)
+        header += struct.pack(f"<I{n_dims}Q", n_dims, *reversed(tensor.shape))
+        header += struct.pack("<IQ", tensor.type, offset)
+        offset += tensor.nbytes + -tensor.nbytes % alignment
+    return header + bytes(-len(header) % alignment)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(encoded)) + encoded

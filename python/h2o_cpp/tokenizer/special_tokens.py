@@ -1,0 +1,67 @@
+"""Special tokens in text: finding them where they are meant, and keeping them out where not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+# Characters of private use, from which stand-ins are taken.
+_PRIVATE = range(0xF0000, 0xFFFFE)
+
+
+def unused_characters(texts: Iterable[str]) -> Iterator[str]:
+    """Characters that are in none of `texts`."""
+    used = set().union(*texts)
+    return (c for c in map(chr, _PRIVATE) if c not in used)
+
+
+class SpecialTokens:
+    """The texts of special tokens, with their ids."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = ids
+        self._any = _any_of(sorted(ids, key=len, reverse=True))  # the longest wins
+        self._beginnings = _any_of({text[:2] for text in ids})
+
+    def split(self, text: str) -> Iterator[int | str]:
+        """The special tokens in `text`, and the texts between them that are not empty."""
+        end = 0
+        for match in self._any.finditer(text):
+            if end < match.start():
+                yield text[end : match.start()]
+            yield self._ids[match[0]]
+            end = match.end()
+        if end < len(text):
+            yield text[end:]
+
+    def disguise(self, unused: Iterator[str]) -> Disguise:
+        """Stand-ins for the characters that special tokens begin with."""
+        first = sorted({text[0] for text in self._ids})
+        return Disguise(self._beginnings, dict(zip(first, islice(unused, len(first)), strict=True)))
+
+
+class Disguise:
+    """Makes text that cannot be taken for special tokens, and undoes it.
+
+    Whatever looks like the beginning of a special token gets another first character; everything
+    else stays as it is.
+    """
+
+    def __init__(self, beginnings: re.Pattern[str], stand_ins: Mapping[str, str]) -> None:
+        self._beginnings = beginnings
+        self._stand_ins = stand_ins
+        self._originals = {ord(stand_in): c for c, stand_in in stand_ins.items()}
+
+    def put_on(self, text: str) -> str:
+        """`text` in disguise."""
+        return self._beginnings.sub(lambda m: self._stand_ins[m[0][0]] + m[0][1:], text)
+
+    def take_off(self, text: str) -> str:
+        """What the text was."""
+        return text.translate(self._originals)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of any of `texts`, the first that fits; of nothing if there are none."""
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")

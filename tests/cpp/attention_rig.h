@@ -1,0 +1,103 @@
+// Attention for the tests: the back end's own through a KvCache, and what feeds it.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backends/make_backend.h"
+#include "kv/cache.h"
+#include "testing.h"
+
+namespace h2o {
+
+// The next tokens of one sequence.
+struct Piece {
+  int32_t sequence;
+  int32_t n_rows;
+};
+
+// The rows of a batch.
+struct Qkv {
+  std::vector<float> q;     // [n, n_heads * head_dim]
+  std::vector<float> k, v;  // [n, n_kv_heads * head_dim]
+
+  // Rows [begin, begin + n) of them.
+  Qkv rows(const KvShape& shape, int64_t begin, int64_t n) const {
+    const auto cut = [&](const std::vector<float>& x, int64_t heads) {
+      const int64_t width = heads * shape.head_dim;
+      return std::vector<float>(x.begin() + begin * width, x.begin() + (begin + n) * width);
+    };
+    return {cut(q, shape.n_heads), cut(k, shape.n_kv_heads), cut(v, shape.n_kv_heads)};
+  }
+};
+
+inline Qkv random_qkv(Random& random, const KvShape& shape, int64_t n) {
+  return {random.reals(n * shape.n_heads * shape.head_dim),
+          random.reals(n * shape.n_kv_heads * shape.head_dim),
+          random.reals(n * shape.n_kv_heads * shape.head_dim)};
+}
+
+inline float attention_scale(const KvShape& shape) {
+  return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+}
+
+// A cache of its own on the CPU; H2O_ISA chooses the instruction set.
+class Rig {
+ public:
+  Rig(const KvPolicy& policy, const KvShape& shape, int n_threads = 1)
+      : backend_(make_backend("cpu", n_threads)), cache_(*backend_, policy, shape) {}
+
+  // The attention output [n, n_heads * head_dim] of the rows of `pieces`, one after the other.
+  std::vector<float> attend(const std::vector<Piece>& pieces, const Qkv& in) {
+    Batch batch;
+    for (const Piece& piece : pieces) {
+      batch.add(piece.sequence, cache_.length(piece.sequence), std::vector<int32_t>(piece.n_rows));
+    }
+    const KvShape& shape = cache_.shape();
+    std::vector<float> out(in.q.size(), NAN);
+    // The CPU back end reads the host's memory in place.
+    const auto tensor = [&](const std::vector<float>& x, int64_t heads) {
+      return Tensor{reinterpret_cast<std::byte*>(const_cast<float*>(x.data())), DType::f32,
+                    batch.n_rows(), heads * shape.head_dim};
+    };
+    const Attention attention{.out = tensor(out, shape.n_heads),
+                              .q = tensor(in.q, shape.n_heads),
+                              .k = tensor(in.k, shape.n_kv_heads),
+                              .v = tensor(in.v, shape.n_kv_heads),
+                              .scale = attention_scale(shape)};
+    for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
+      backend_->attend(attention, cache_.layer(layer), batch);
+    }
+    cache_.advance(batch);
+    return out;
+  }
+
+  KvCache& cache() { return cache_; }
+
+  // The cached rows of one sequence and kv_head, in position order.
+  std::vector<KvEntry> entries(int32_t sequence, int32_t kv_head) const {
+    return cache_.entries(cache_.shape().n_layers - 1, sequence, kv_head);
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  KvCache cache_;
+};
+
+// Do two caches keep the same tokens of a sequence, with the same bits of score?
+inline bool same_entries(const Rig& a, int32_t sequence_a, const Rig& b, int32_t sequence_b,
+                         int32_t n_kv_heads) {
+  for (int32_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) {
+    const std::vector<KvEntry> x = a.entries(sequence_a, kv_head);
+    const std::vector<KvEntry> y = b.entries(sequence_b, kv_head);
+    if (x.size() != y.size()) return false;
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (x[i].position != y[i].position || !same_bits(x[i].score, y[i].score)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace h2o

@@ -1,0 +1,84 @@
+"""Checks that instruction sets stay in their units.
+
+A unit of cpu/isa exports its table and nothing else, and calls nothing of C++: of a weak symbol the
+linker keeps one copy, and that one may hold instructions that the CPU lacks. No other object holds
+AVX instructions.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# A VEX or EVEX instruction: its mnemonic starts with v, and it has a vector or mask register.
+AVX = re.compile(r"\sv\w+\s.*%[xyz]mm|%[yz]mm|\sk\w+\s.*%k[0-7]")
+
+# Sanitizers add symbols of their own, and a pointer to the unwinder's function: none is code.
+SANITIZER = re.compile(r"_*(asan|odr_asan|tsan|ubsan)|DW\.ref\.__gxx_personality_v0$")
+
+
+def run(*command: str | Path) -> list[str]:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def isa_unit(path: Path) -> str | None:
+    """The instruction set of an ISA object, x86_64_v3 for .../isa/x86_64_v3.cpp.o."""
+    name = path.name.split(".")[0]
+    return name if path.parent.name == "isa" and name != "detect" else None
+
+
+def symbol_faults(nm: str, path: Path, unit: str) -> list[str]:
+    # "0000000000000000 R h2o::kernels_scalar": upper case is global, and so are u, v and w.
+    symbols = [
+        re.fullmatch(r"[0-9a-f]*\s+(\w) (.*)", line).groups() for line in run(nm, "-C", path)
+    ]
+    symbols = [(kind, name) for kind, name in symbols if not SANITIZER.match(name)]
+    called = [name for kind, name in symbols if kind == "U"]
+    faults = [f"weak symbol {name}" for kind, name in symbols if kind in "WVuvw"]
+    faults += [f"calls {name}, C++" for name in called if re.search(r"::|operator ", name)]
+    exported = [(kind, name) for kind, name in symbols if kind.isupper() and kind not in "UWV"]
+    table = f"h2o::kernels_{unit}"
+    if [name for _, name in exported] != [table] or exported[0][0] not in "RDB":
+        faults.append(f"exports {exported}, expected {table} alone, as data")
+    return faults
+
+
+def avx_faults(objdump: str, path: Path) -> list[str]:
+    for line in run(objdump, "-d", "--no-show-raw-insn", path):
+        if AVX.search(line):
+            return [f"AVX instruction {' '.join(line.split())}"]
+    return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nm", required=True)
+    parser.add_argument("--objdump", required=True)
+    parser.add_argument("--skipped", type=int, required=True, help="exit status without objdump")
+    parser.add_argument("objects", type=Path, nargs="+")
+    args = parser.parse_args()
+
+    units = {path: unit for path in args.objects if (unit := isa_unit(path)) is not None}
+    has_objdump = shutil.which(args.objdump) is not None
+    faults = [] if "scalar" in units.values() else ["no unit of cpu/isa among the objects"]
+    for path in args.objects:
+        found = symbol_faults(args.nm, path, units[path]) if path in units else []
+        if has_objdump and not units.get(path, "").startswith("x86_64_"):
+            found += avx_faults(args.objdump, path)
+        faults += [f"{path}: {fault}" for fault in found]
+
+    for fault in faults:
+        print(fault)
+    if faults:
+        return 1
+    if not has_objdump:
+        print("symbols are as they should be; instructions not checked: there is no objdump")
+        return args.skipped
+    print(f"{len(args.objects)} objects, {len(units)} of them of cpu/isa: as they should be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+// Sessions of the tiny model for the tests.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/make_backend.h"
+#include "model/session.h"
+#include "testing.h"
+
+namespace h2o {
+
+// The repository's model; H2O_ISA chooses the instruction set.
+inline std::shared_ptr<Model> tiny_model(int n_threads) {
+  return std::make_shared<Model>(H2O_SOURCE_DIR "/models/tiny-opt.gguf",
+                                 make_backend("cpu", n_threads));
+}
+
+inline std::vector<int32_t> random_tokens(Random& random, const Model& model, int64_t n) {
+  std::vector<int32_t> tokens(n);
+  for (int32_t& token : tokens) token = random.integer(0, model.config.n_vocab - 1);
+  return tokens;
+}
+
+// The logits after the tokens of one sequence, as a copy.
+inline std::vector<float> feed(Session& session, int32_t sequence,
+                               const std::vector<int32_t>& tokens) {
+  const Input input{sequence, tokens};
+  const std::span<const float> logits = session.step({&input, 1});
+  return {logits.begin(), logits.end()};
+}
+
+}  // namespace h2o

@@ -1,0 +1,192 @@
+// What attention must not depend on, to the bit: the rest of the batch, the threads, the past
+// before a reset, and how tokens that all fit were fed.
+#include <doctest/doctest.h>
+
+#include "attention_rig.h"
+
+namespace h2o {
+namespace {
+
+constexpr KvPolicy kFull{};
+constexpr KvPolicy kWindow{.sinks = 0, .heavy = 0, .recent = 20};
+constexpr KvPolicy kSinks{.sinks = 4, .heavy = 0, .recent = 16};
+constexpr KvPolicy kH2o{.sinks = 0, .heavy = 12, .recent = 8};
+constexpr KvPolicy kH2oSinks{.sinks = 2, .heavy = 10, .recent = 0};
+constexpr KvPolicy kPolicies[] = {kFull, kWindow, kSinks, kH2o, kH2oSinks};
+
+KvShape shape_of(int32_t n_sequences, DType dtype) {
+  return {.n_layers = 1,
+          .n_sequences = n_sequences,
+          .n_heads = 8,
+          .n_kv_heads = 4,
+          .head_dim = 24,
+          .max_tokens = 400,
+          .max_rows = 150,
+          .dtype = dtype};
+}
+
+template <class Body>
+void for_all(const Body& body) {
+  for (const KvPolicy& policy : kPolicies) {
+    for (const DType dtype : {DType::f32, DType::f16}) {
+      CAPTURE(policy.sinks);
+      CAPTURE(policy.heavy);
+      CAPTURE(policy.recent);
+      CAPTURE(info(dtype).name);
+      body(policy, dtype);
+    }
+  }
+}
+
+// Batches of three sequences: together, apart, short, longer than the pools of 21.
+const std::vector<std::vector<Piece>> kBatches = {
+    {{0, 5}, {1, 17}, {2, 1}}, {{2, 60}},         {{1, 4}, {0, 1}, {2, 1}},
+    {{0, 1}, {1, 1}, {2, 1}},  {{1, 40}, {0, 1}}, {{0, 90}, {2, 2}, {1, 1}},
+    {{2, 1}, {1, 1}, {0, 1}},  {{0, 1}, {2, 40}}};
+
+int32_t n_rows(const std::vector<Piece>& pieces) {
+  int32_t n = 0;
+  for (const Piece& piece : pieces) n += piece.n_rows;
+  return n;
+}
+
+TEST_CASE("sequences of a batch do not see each other") {
+  for_all([](const KvPolicy& policy, DType dtype) {
+    const KvShape shape = shape_of(3, dtype);
+    Rig together(policy, shape);
+    std::vector<std::unique_ptr<Rig>> alone;
+    for (int i = 0; i < 3; ++i) alone.push_back(std::make_unique<Rig>(policy, shape_of(1, dtype)));
+    Random random(1);
+    for (const std::vector<Piece>& pieces : kBatches) {
+      const Qkv in = random_qkv(random, shape, n_rows(pieces));
+      const std::vector<float> out = together.attend(pieces, in);
+      std::vector<float> expected;
+      int64_t row = 0;
+      for (const auto& [sequence, n] : pieces) {
+        const std::vector<float> part = alone[sequence]->attend({{0, n}}, in.rows(shape, row, n));
+        expected.insert(expected.end(), part.begin(), part.end());
+        row += n;
+      }
+      CHECK(same_bits(out, expected));
+      for (int sequence = 0; sequence < 3; ++sequence) {
+        CHECK(same_entries(together, sequence, *alone[sequence], 0, shape.n_kv_heads));
+      }
+    }
+  });
+}
+
+TEST_CASE("the number of threads does not show") {
+  for_all([](const KvPolicy& policy, DType dtype) {
+    const KvShape shape = shape_of(3, dtype);
+    Rig one(policy, shape, 1);
+    Rig two(policy, shape, 2);
+    Rig three(policy, shape, 3);
+    Random random(2);
+    for (const std::vector<Piece>& pieces : kBatches) {
+      const Qkv in = random_qkv(random, shape, n_rows(pieces));
+      const std::vector<float> out = one.attend(pieces, in);
+      CHECK(same_bits(two.attend(pieces, in), out));
+      CHECK(same_bits(three.attend(pieces, in), out));
+      for (int sequence = 0; sequence < 3; ++sequence) {
+        CHECK(same_entries(one, sequence, two, sequence, shape.n_kv_heads));
+        CHECK(same_entries(one, sequence, three, sequence, shape.n_kv_heads));
+      }
+    }
+  });
+}
+
+TEST_CASE("a sequence that was reset is new, and the others are as they were") {
+  for_all([](const KvPolicy& policy, DType dtype) {
+    const KvShape shape = shape_of(2, dtype);
+    for (const int32_t past : {1, 20, 21, 22, 50}) {
+      CAPTURE(past);
+      Rig used(policy, shape);
+      Rig fresh(policy, shape);
+      Random random(3);
+      // Sequence 1 goes on; sequence 0 has a past.
+      const Qkv first = random_qkv(random, shape, past + 30);
+      used.attend({{0, past}, {1, 30}}, first);
+      used.attend({{0, 1}}, random_qkv(random, shape, 1));
+      fresh.attend({{1, 30}}, first.rows(shape, past, 30));
+      used.cache().reset(0);
+      CHECK(used.cache().length(0) == 0);
+      CHECK(used.cache().kept(0) == 0);
+      CHECK(used.entries(0, 0).empty());
+      for (const int32_t n : {1, 3, 1, 30, 1, 1}) {
+        const Qkv in = random_qkv(random, shape, n + 1);
+        CHECK(same_bits(used.attend({{0, n}, {1, 1}}, in), fresh.attend({{0, n}, {1, 1}}, in)));
+        CHECK(same_entries(used, 0, fresh, 0, shape.n_kv_heads));
+        CHECK(same_entries(used, 1, fresh, 1, shape.n_kv_heads));
+      }
+    }
+  });
+}
+
+TEST_CASE("a budget that is never reached is the full cache") {
+  for (const DType dtype : {DType::f32, DType::f16}) {
+    const KvShape shape = shape_of(1, dtype);
+    for (const KvPolicy& policy : {KvPolicy{.sinks = 0, .heavy = 60, .recent = 60},
+                                   KvPolicy{.sinks = 4, .heavy = 0, .recent = 116},
+                                   KvPolicy{.sinks = 0, .heavy = 120, .recent = 0}}) {
+      Rig full(kFull, shape);
+      Rig bounded(policy, shape);
+      Random random(4);
+      for (const int32_t n : {20, 1, 1, 77, 1, 20, 1}) {  // 121: the last one fills the last slot
+        const Qkv in = random_qkv(random, shape, n);
+        CHECK(same_bits(full.attend({{0, n}}, in), bounded.attend({{0, n}}, in)));
+      }
+      // One more token, and they part ways.
+      const Qkv in = random_qkv(random, shape, 1);
+      CHECK_FALSE(same_bits(full.attend({{0, 1}}, in), bounded.attend({{0, 1}}, in)));
+    }
+  }
+}
+
+TEST_CASE("a chunk that fits is its tokens one by one") {
+  for_all([](const KvPolicy& policy, DType dtype) {
+    const KvShape shape = shape_of(1, dtype);
+    const bool bounded = policy.budget() < shape.max_tokens;
+    const int32_t fits = bounded ? static_cast<int32_t>(policy.budget()) + 1 : 50;
+    Random random(5);
+    for (int32_t past = 0; past < fits; past += 4) {
+      CAPTURE(past);
+      Rig chunk(policy, shape);
+      Rig steps(policy, shape);
+      const Qkv in = random_qkv(random, shape, fits + 30);
+      if (past > 0) {
+        chunk.attend({{0, past}}, in.rows(shape, 0, past));
+        steps.attend({{0, past}}, in.rows(shape, 0, past));
+      }
+      std::vector<float> expected;
+      for (int32_t i = past; i < fits; ++i) {
+        const std::vector<float> out = steps.attend({{0, 1}}, in.rows(shape, i, 1));
+        expected.insert(expected.end(), out.begin(), out.end());
+      }
+      CHECK(
+          same_bits(chunk.attend({{0, fits - past}}, in.rows(shape, past, fits - past)), expected));
+      CHECK(same_entries(chunk, 0, steps, 0, shape.n_kv_heads));
+      // What follows is the same too, long after the first eviction.
+      for (int32_t i = fits; i < fits + 30; ++i) {
+        const Qkv next = in.rows(shape, i, 1);
+        CHECK(same_bits(chunk.attend({{0, 1}}, next), steps.attend({{0, 1}}, next)));
+      }
+      CHECK(same_entries(chunk, 0, steps, 0, shape.n_kv_heads));
+    }
+  });
+}
+
+TEST_CASE("layers do not see each other") {
+  KvShape shape = shape_of(2, DType::f16);
+  Rig one(kH2o, shape);
+  shape.n_layers = 3;
+  Rig three(kH2o, shape);
+  Random random(6);
+  for (const int32_t n : {7, 1, 40, 1, 1, 1, 9}) {
+    const Qkv in = random_qkv(random, shape, n);
+    CHECK(same_bits(one.attend({{1, n}}, in), three.attend({{1, n}}, in)));
+    CHECK(same_entries(one, 1, three, 1, shape.n_kv_heads));
+  }
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,259 @@
+"""Paths, options, prompts and tokens that make no sense: one clear error each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator, KVCache, Policy
+from scripted_opt import scripted_opt, strings
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, n_ctx=100, threads=1)
+
+
+class TestPaths:
+    def test_missing(self, tmp_path: Path) -> None:
+        for path in (tmp_path / "none.gguf", tmp_path / "none" / "none.gguf"):
+            with pytest.raises(FileNotFoundError) as error:
+                Generator(path)
+            assert error.value.filename == str(path)
+
+    def test_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(IsADirectoryError) as error:
+            Generator(tmp_path)
+        assert error.value.filename == str(tmp_path)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+    def test_named_pipe(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(OSError, match="pipe"):
+            Generator(tmp_path / "pipe")
+
+    @pytest.mark.skipif(
+        not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read anything"
+    )
+    def test_forbidden(self, tmp_path: Path) -> None:
+        path = scripted_opt([]).write(tmp_path / "secret.gguf")
+        path.chmod(0)
+        with pytest.raises(PermissionError, match="secret"):
+            Generator(path)
+
+    def test_names_in_any_language_and_kind(self, tmp_path: Path) -> None:
+        path = scripted_opt([]).write(tmp_path / "мødel 模型 🦙.gguf")
+        for name in (path, str(path), os.fsencode(path)):
+            assert Generator(name, threads=1).tokenize("x") == [ord("x")]  # type: ignore[arg-type]
+        path.write_bytes(b"GGUX")
+        with pytest.raises(ValueError, match=re.escape(path.name)):
+            Generator(path)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode")
+    def test_names_that_are_no_text(self, tmp_path: Path) -> None:
+        path = tmp_path / os.fsdecode(b"\xff.gguf")
+        with pytest.raises(FileNotFoundError) as missing:
+            Generator(path)
+        assert missing.value.filename == str(path)
+        path.write_bytes(b"GGUX")
+        with pytest.raises(ValueError, match=r"\.gguf.*expected 'GGUF'"):
+            Generator(path)
+
+    @pytest.mark.parametrize("path", [None, 5, 1.5, ["a.gguf"]])
+    def test_no_path_at_all(self, path: object) -> None:
+        with pytest.raises(TypeError):
+            Generator(path)  # type: ignore[arg-type]
+
+
+class TestGeneratorOptions:
+    """hh and recent are in test_policy."""
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            *(("n_ctx", n) for n in (-1, 0, 2049, 2**31, 2**32 + 1, 2**70)),
+            *(("n_batch", n) for n in (-1, 0, 65537, 2**31, 2**32 + 1, 2**70)),
+            *(("threads", n) for n in (-1, 0, 1025, 2**31, 2**32 + 1, 2**70)),
+            *(("kv_dtype", name) for name in ("", "q8_0", "F16", "float16", "f64")),
+            *(("device", name) for name in ("", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1")),
+            *(("device", name) for name in ("cuda:99", "cuda:1e0", "cuda:99999999999")),
+        ],
+    )
+    def test_refused(self, tiny_opt: Path, option: str, value: Any) -> None:
+        name = "cuda" if str(value).startswith("cuda") else option
+        with pytest.raises(ValueError, match=name):
+            Generator(tiny_opt, **{option: value})
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"hh": 2**32},
+            {"hh": 2**70, "recent": 2**69},
+            {"policy": Policy.window(2**31)},
+            {"policy": Policy.h2o(2**31 - 1, 2**31 - 1, sinks=2**31 - 1)},
+        ],
+        ids=str,
+    )
+    def test_budgets_larger_than_any_text(self, tiny_opt: Path, options: dict[str, Any]) -> None:
+        """They keep everything; or are refused."""
+        try:
+            generator = Generator(tiny_opt, n_ctx=50, threads=1, **options)
+        except ValueError:
+            return
+        generator.logits(range(50))
+        assert generator.stats().tokens_kept == 50
+
+    def test_a_policy_that_keeps_nothing(self, tiny_opt: Path) -> None:
+        with pytest.raises(ValueError, match="keep a token"):
+            Generator(tiny_opt, policy=Policy(0, 0, 0))
+
+    def test_unknown_options(self, tiny_opt: Path, generator: Generator) -> None:
+        with pytest.raises(TypeError, match="heavy_hitters"):
+            Generator(tiny_opt, heavy_hitters=0.2)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="max_new_tokens"):
+            generator.generate("a", max_new_tokens=3)  # type: ignore[call-arg]
+
+
+class TestStreamOptions:
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            *(("temperature", x) for x in (-0.1, float("nan"), float("inf"), 1e39)),
+            *(("top_k", n) for n in (-1, -(2**31))),
+            *(("top_p", x) for x in (0, -0.1, 1.001, float("nan"))),
+            *(("min_p", x) for x in (-0.1, 1.001, float("nan"))),
+            *(("repeat_penalty", x) for x in (0, -1, float("nan"), float("inf"))),
+            ("repeat_last_n", -2),
+            *(("max_tokens", n) for n in (0, -1, 1.5)),
+            *(("seed", n) for n in (-1, 2**64)),
+            *(("stop", s) for s in ("", [""], ["a", ""])),
+        ],
+    )
+    def test_refused(self, generator: Generator, option: str, value: Any) -> None:
+        for call in (generator.stream, generator.generate):
+            with pytest.raises(ValueError, match=option):
+                call("a", **({"max_tokens": 3} | {option: value}))
+        assert generator.generate("a", max_tokens=3).completion_tokens == 3
+
+    @pytest.mark.parametrize("option", ["top_k", "repeat_last_n"])
+    @pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**70])
+    def test_more_than_32_bits(self, generator: Generator, option: str, value: int) -> None:
+        """As good as everything; or refused."""
+        options: dict[str, Any] = {option: value, "max_tokens": 3}
+        try:
+            assert generator.generate("a", **options).completion_tokens == 3
+        except ValueError as error:
+            assert option in str(error)  # noqa: PT017 - either is right
+
+    def test_extremes_that_are_fine(self, generator: Generator) -> None:
+        for options in (
+            {"temperature": 1e-45},
+            {"temperature": 1e38},
+            {"top_k": 2**31 - 1},
+            {"top_p": 1e-45},
+            {"repeat_penalty": 1e-38, "repeat_last_n": 2**31 - 1},
+            {"repeat_penalty": 1e38},
+            {"max_tokens": 2**70, "stop": ["e"]},
+            {"seed": 2**64 - 1},
+            {"stop": ()},
+        ):
+            result = generator.generate("a", **({"max_tokens": 3} | options))
+            assert result.prompt_tokens == 2
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("prompt", ["", [], (), np.array([], np.int64)])
+    def test_empty(self, generator: Generator, prompt: Any) -> None:
+        for call in (generator.stream, generator.generate):
+            with pytest.raises(ValueError, match="prompt is empty"):
+                call(prompt)
+
+    def test_of_a_text_without_tokens(self, tmp_path: Path) -> None:
+        """Its only character is not in the vocabulary."""
+        file = scripted_opt([])
+        tokens = ["a", "b", "ab", *(f"[{i}]" for i in range(255))]
+        file.keys["tokenizer.ggml.tokens"] = strings(tokens)
+        with Generator(file.write(tmp_path / "small.gguf"), threads=1) as generator:
+            assert generator.tokenize("é") == []
+            with pytest.raises(ValueError, match="prompt"):
+                generator.generate("é")
+
+    @pytest.mark.parametrize("hh", [None, 0.2])
+    def test_too_long(self, tiny_opt: Path, hh: float | None) -> None:
+        generator = Generator(tiny_opt, n_ctx=100, hh=hh, threads=1)
+        assert generator.generate([5] * 100).completion_tokens == 1
+        for prompt in ([5] * 101, [5] * 5000, "word " * 200):
+            with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, n_ctx is 100"):
+                generator.stream(prompt)
+
+    @pytest.mark.parametrize("token", [-1, 4096, 2**31, 2**32 + 5, 2**64, -(2**63)])
+    def test_tokens_out_of_range(self, generator: Generator, token: int) -> None:
+        calls: list[Callable[[list[int]], object]] = [
+            generator.stream,
+            generator.generate,
+            generator.logits,
+            generator.detokenize,
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=f"token {token} is not in the voc|tokens must be"):
+                call([5, token, 6])
+
+    @pytest.mark.parametrize("prompt", [None, 5, [None], [[5]], [1.5], ["5"], [b"a"]])
+    def test_neither_text_nor_tokens(self, generator: Generator, prompt: Any) -> None:
+        with pytest.raises((TypeError, ValueError)):
+            generator.stream(prompt)
+
+    @pytest.mark.parametrize("tokens", [[], [[5]], [1.5], ["5"], "5", None, 5, [True], [None]])
+    def test_logits_of_no_tokens(self, generator: Generator, tokens: Any) -> None:
+        with pytest.raises(ValueError, match="tokens must be"):
+            generator.logits(tokens)
+
+    def test_logits_of_too_many(self, generator: Generator) -> None:
+        assert generator.logits([5] * 100).shape == (100, 4096)
+        with pytest.raises(ValueError, match="101 tokens, n_ctx is 100"):
+            generator.logits([5] * 101)
+
+    @pytest.mark.parametrize(
+        ("layer", "head"), [(-1, 1), (6, 1), (1, -1), (1, 6), (2**31, 1), (1, 2**32)]
+    )
+    def test_kept_of_no_head(self, generator: Generator, layer: int, head: int) -> None:
+        bad = head if layer == 1 else layer
+        with pytest.raises(ValueError, match=rf"(layer|head)\W{bad}\b"):
+            generator.kept(layer, head)
+
+
+class TestMemory:
+    def test_a_cache_that_fits_nowhere(self) -> None:
+        with pytest.raises(MemoryError, match=r"bytes|memory"):
+            KVCache(1024, 1024, 2**20, Policy.full(), max_tokens=2**31 - 1)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="limits are enforced on Linux")
+    @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan maps terabytes")
+    def test_a_generator_that_does_not_fit(self, tiny_opt: Path) -> None:
+        """Its cache of 19 MB is more than is left, and the error says so; a smaller one works."""
+        program = f"""
+import resource
+from pathlib import Path
+from h2o_cpp import Generator
+Generator({str(tiny_opt)!r}, hh=16, n_batch=16, threads=1).close()
+mapped = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**23 + 2**22, resource.RLIM_INFINITY))
+try:
+    Generator({str(tiny_opt)!r}, kv_dtype="f32", n_batch=16, threads=1)
+except MemoryError as error:
+    print(error)
+with Generator({str(tiny_opt)!r}, hh=16, n_batch=16, threads=1) as generator:
+    print(generator.generate("a", max_tokens=3).completion_tokens)
+"""
+        output = subprocess.check_output([sys.executable, "-c", program], text=True)
+        message, n_tokens = output.splitlines()
+        assert "bytes" in message
+        assert n_tokens == "3"

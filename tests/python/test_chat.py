@@ -1,0 +1,245 @@
+"""Chat: turns that keep the cache, and the command that holds a conversation."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatty import PLAIN, says, script, turn, user
+from h2o_cpp import Chat, Generator, Stream, _core
+from h2o_cpp.cli import main
+from scripted_opt import ARRAY, FLOAT32, integers, scripted_opt, string, strings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chat")
+
+
+class TestConversation:
+    def test_chat_of_a_generator(self, folder: Path) -> None:
+        generator = says(folder, {"Hi": "Hello!"})
+        stream = generator.chat(user("Hi"))
+        assert "".join(stream) == stream.text == "Hello!"
+        assert stream.finish_reason == "stop"
+        assert stream.prompt_tokens == turn("Hi")
+
+    def test_options_and_template(self, folder: Path) -> None:
+        generator = says(folder, {"Hi": "Hello!"})
+        assert generator.chat(user("Hi"), max_tokens=2).text == ""
+        assert "".join(generator.chat(user("Hi"), max_tokens=2)) == "He"
+        assert generator.chat(user("Hi"), template=PLAIN).prompt_tokens == 19
+
+    def test_replies(self, folder: Path) -> None:
+        turns = {"Hi": "Hello!", "Who are you?": "A script.", "Bye": "."}
+        generator = says(folder, turns)
+        chat = Chat(generator)
+        seen = 0
+        for message, reply in turns.items():
+            assert "".join(chat.say(message)) == reply
+            seen += turn(message) + len(reply)
+            assert generator.stats().tokens_seen == seen
+            seen += len(")\n")
+        assert [m["content"] for m in chat.messages] == [
+            *["Hi", "Hello!", "Who are you?", "A script.", "Bye", "."]
+        ]
+        assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 3
+
+    def test_a_reply_cut_short(self, folder: Path) -> None:
+        generator = says(folder, {"Hi": "Hello!"})
+        chat = Chat(generator)
+        stream = chat.say("Hi")
+        next(stream)
+        heard = stream.text
+        following = chat.say("Go on")
+        assert stream.finish_reason == "cancelled"
+        assert [m["content"] for m in chat.messages] == ["Hi", heard, "Go on", ""]
+        next(following, None)
+        # The last token that the model said, and what is new
+        assert following.prompt_tokens == len(heard[-1] + ")\n") + turn("Go on")
+
+    def test_a_reply_that_nobody_asked_for(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
+        chat = Chat(generator, template=PLAIN)
+        first = chat.say("a", max_tokens=3)
+        list(first)
+        chat.say("b")
+        third = chat.say("c", max_tokens=1)
+        list(third)
+        assert third.prompt_tokens < len(third.history) - len(first.history) + 1
+        assert generator.stats().tokens_seen == len(third.history) - 1
+
+    def test_another_stream_in_between(self, tiny_opt: Path) -> None:
+        """The conversation is then read again, as one prompt."""
+        generator = Generator(tiny_opt, hh=0.1, n_batch=16, threads=1)
+        for interrupt in (
+            lambda: generator.generate("The", max_tokens=2),
+            lambda: generator.logits([5, 6, 7]),
+        ):
+            chat = Chat(generator, template=PLAIN)
+            list(chat.say("Once", temperature=0, max_tokens=9))
+            interrupt()
+            stream = chat.say("then", temperature=0, max_tokens=9)
+            text = "".join(stream)
+            assert stream.prompt_tokens == len(stream.history) - 9
+            prompt = stream.history[:-9]
+            assert generator.generate(prompt, temperature=0, max_tokens=9).text == text
+
+    def test_two_conversations_take_turns(self, folder: Path) -> None:
+        turns = {"Hi": "Hello!", "How are you?": "Fine."}
+        generator = says(folder, turns)
+        chats = [Chat(generator), Chat(generator)]
+        for message, reply in turns.items():
+            for chat in chats:
+                assert "".join(chat.say(message)) == reply
+
+    def test_too_long(self, folder: Path) -> None:
+        generator = says(folder, {"Hi": "Hello!"}, n_ctx=64)
+        chat = Chat(generator)
+        list(chat.say("Hi"))
+        before = chat.messages
+        with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, n_ctx is 64"):
+            chat.say("x" * 64)
+        with pytest.raises(ValueError, match="max_tokens"):
+            chat.say("x", max_tokens=0)
+        assert chat.messages == before
+        stream = chat.say("x")
+        next(stream, None)
+        assert stream.prompt_tokens == len(")\n") + turn("x")
+
+    def test_errors(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
+        with pytest.raises(ValueError, match="no chat template"):
+            Chat(generator)
+        with pytest.raises(ValueError, match="no chat template"):
+            generator.chat(user("a"))
+        chat = Chat(generator, system="x", template="{{ raise_exception('No system') }}")
+        with pytest.raises(ValueError, match="No system"):
+            chat.say("a")
+        generator.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            Chat(generator, template=PLAIN)
+
+
+@pytest.mark.parametrize("n_batch", [512, 7])
+def test_turns_are_chunks_of_one_sequence(tiny_opt: Path, n_batch: int) -> None:
+    """As the oracle has it: evicted after each chunk, and nothing reset between turns."""
+    policy: dict[str, Any] = {"sinks": 0, "heavy": 8, "recent": 8}
+    generator = Generator(
+        tiny_opt, hh=16, recent=8, n_ctx=256, n_batch=n_batch, kv_dtype="f32", threads=2
+    )
+    model = _core.Model(tiny_opt, device="cpu", threads=1)
+    session = _core.Session(
+        model, **policy, n_ctx=256, n_batch=n_batch, n_sequences=1, kv_dtype="f32"
+    )
+
+    def read(tokens: list[int]) -> int:
+        for i in range(0, len(tokens), n_batch):
+            logits = session.step([(0, np.asarray(tokens[i : i + n_batch], np.int32))])
+        return int(np.argmax(logits))
+
+    chat = Chat(generator, template=PLAIN)
+    fed: list[int] = []
+    for message in ("Once upon a time", "What then?", "The end."):
+        stream = chat.say(message, temperature=0, max_tokens=10, ignore_eos=True)
+        list(stream)
+        prompt = stream.history[: -len(stream.tokens)]
+        assert prompt[: len(fed)] == fed
+        new = prompt[len(fed) :]
+        assert stream.prompt_tokens == len(new)
+        said = [read(new)]
+        while len(said) < 10:
+            said.append(read(said[-1:]))
+        assert [*stream.tokens] == said
+        fed = [*prompt, *said[:-1]]  # the last one is read with the next turn
+        for layer in range(model.n_layers):
+            for head in range(model.n_kv_heads):
+                ours, theirs = generator.kept(layer, head), session.kept(layer, head, 0)
+                assert len(ours[0]) == 16
+                np.testing.assert_array_equal(ours[0], theirs[0])
+                np.testing.assert_array_equal(ours[1], theirs[1])
+    assert generator.stats().tokens_seen == len(fed)
+
+
+def floats(values: list[float]) -> bytes:
+    return struct.pack(f"<IIQ{len(values)}f", ARRAY, FLOAT32, len(values), *values)
+
+
+def test_prompt_and_stream_are_the_whole_text(folder: Path) -> None:
+    """With SentencePiece, whose first space of a text is none."""
+    pieces = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab", "\u2581a", "\u2581b"]
+    types = [2, 3, 3] + [1] * 7
+    padding = 258 - len(pieces)
+    model = scripted_opt([7, 6, 8, 3, 7, 2])
+    model.keys |= {
+        "tokenizer.ggml.model": string("llama"),
+        "tokenizer.ggml.tokens": strings([*pieces, *(f"[PAD{i}]" for i in range(padding))]),
+        "tokenizer.ggml.token_type": integers(types + [5] * padding),
+        "tokenizer.ggml.scores": floats([-float(i) for i in range(258)]),
+    }
+    for key in ("merges", "bos_token_id", "eos_token_id", "add_bos_token"):
+        del model.keys[f"tokenizer.ggml.{key}"]
+    generator = Generator(model.write(folder / "pieces.gguf"), threads=1)
+    for prompt in ([1], [7], [1, 7], [1, 7, 6], [1, 1], [1, 3]):
+        stream = generator.stream(prompt, temperature=0)
+        pieces_of_text = list(stream)
+        text = generator.detokenize(prompt) + "".join(pieces_of_text)
+        assert generator.detokenize(stream.history) == text
+    assert "".join(generator.stream([1])) == "abab a  ab"
+    assert "".join(generator.stream([7])) == " abab a  ab"
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(lines: str, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        status = main(["chat", *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return command
+
+
+class TestCommand:
+    def test_answers_line_by_line(self, folder: Path, run: Run) -> None:
+        path = script(folder, {"Hi": "Hello!", "Who are you?": "A script."})
+        status, out, err = run("Hi\n\n  \nWho are you?\n", "-m", path, "--threads", 1)
+        assert (status, out) == (0, "Hello!\nA script.\n")
+        assert err.count("end: stop") == 2
+
+    def test_template_option(self, tiny_opt: Path, tmp_path: Path, run: Run) -> None:
+        (tmp_path / "plain.jinja").write_text(PLAIN)
+        options = ["-m", tiny_opt, "-n", 3, "--temperature", 0, "--system", "Go"]
+        first = run("a\nb\n", *options, "--template", PLAIN)
+        assert first[0] == 0
+        assert run("a\nb\n", *options, "--template", f"@{tmp_path / 'plain.jinja'}")[1] == first[1]
+
+    def test_without_a_template(self, tiny_opt: Path, run: Run) -> None:
+        status, out, err = run("Hi\n", "-m", tiny_opt)
+        assert (status, out) == (1, "")
+        assert "no chat template" in err
+        assert "--template" in err
+
+    def test_interrupt_stops_the_answer(
+        self, tiny_opt: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        next_piece, calls = Stream._next_piece, count()
+
+        def interrupted(stream: Stream) -> str:
+            if next(calls) == 3:
+                raise KeyboardInterrupt
+            return next_piece(stream)
+
+        monkeypatch.setattr(Stream, "_next_piece", interrupted)
+        status, _, err = run("a\nb\n", "-m", tiny_opt, "-n", 9, "--template", PLAIN, "--ignore-eos")
+        assert status == 0
+        assert [line.split("end: ")[1] for line in err.splitlines()] == ["cancelled]", "length]"]

@@ -1,0 +1,150 @@
+"""The command line, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import h2o_cpp
+from h2o_cpp import Generator
+from h2o_cpp.cli import main
+from h2o_cpp.cli.options import BUNDLED_MODEL
+
+PROMPT = "The old man"
+SUMMARY = re.compile(
+    r"\[prompt (?P<prompt>\d+) tokens, \d+/s \| generated (?P<generated>\d+) tokens, \d+/s \| "
+    r"cache (?P<cache>[\d.]+) MiB, full (?P<full>[\d.]+) MiB \((?P<share>\d+)%\) \| "
+    r"(?P<evicted>\d+) evicted of (?P<seen>\d+) \| end: (?P<end>\w+)\]"
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "h2o_cpp", *arguments]
+
+
+def test_run_streams_the_text_and_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--hh", "40", "-n", "60", "--seed", "5", "--threads", "1", "--ignore-eos"]
+    assert main(["run", PROMPT, *options]) == 0
+    out, err = capsys.readouterr()
+    with Generator(BUNDLED_MODEL, hh=40, threads=1) as generator:
+        expected = generator.generate(PROMPT, max_tokens=60, seed=5, ignore_eos=True)
+        stats = generator.stats()
+    assert out == f"{PROMPT}{expected.text}\n"
+    line = SUMMARY.fullmatch(err.strip())
+    assert line is not None, err
+    assert int(line["prompt"]) == expected.prompt_tokens
+    assert int(line["generated"]) == 60
+    assert int(line["seen"]) == stats.tokens_seen == expected.prompt_tokens + 59
+    assert int(line["evicted"]) == stats.evictions == stats.tokens_seen - 40
+    assert float(line["cache"]) == pytest.approx(stats.cache_bytes / 2**20, abs=0.005)
+    assert float(line["full"]) == pytest.approx(stats.full_cache_bytes / 2**20, abs=0.005)
+    assert line["end"] == "length"
+
+
+def test_run_reads_the_prompt_from_a_pipe() -> None:
+    done = subprocess.run(
+        command("run", "-", "-n", "5", "--temperature", "0"),
+        input=PROMPT + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(PROMPT)
+    assert SUMMARY.fullmatch(done.stderr.strip())
+
+
+def test_run_stops_at_a_string(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", PROMPT, "--seed", "1", "--stop", "e", "-n", "400"]) == 0
+    out, err = capsys.readouterr()
+    assert "e" not in out.removeprefix(PROMPT)
+    assert "end: stop" in err
+
+
+def test_interrupt_ends_with_the_line_and_130() -> None:
+    arguments = command("run", PROMPT, "-n", "2000", "--ignore-eos")
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(len(PROMPT) + 20)  # it is generating
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "end: cancelled" in err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    arguments = " ".join(f"'{word}'" for word in command("run", PROMPT, "-n", "2000"))
+    done = subprocess.run(
+        ["sh", "-c", f"{arguments} | head -c 20"], capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
+        (["run", PROMPT, "--hh", "0"], "hh=0"),
+        (["run", PROMPT, "--hh", "1.5"], "hh=1.5"),
+        (["run", PROMPT, "--recent", "0.1"], "recent"),
+        (["run", PROMPT, "--n-ctx", "4096"], "n_ctx"),
+        (["run", PROMPT, "--temperature", "-1"], "temperature"),
+        (["run", PROMPT, "--device", "cuda:99"], "cuda"),
+        (["run", PROMPT, "--threads", "0"], "threads"),
+        (["run", ""], "empty"),
+        (["info", "nowhere.gguf"], "nowhere.gguf"),
+        (["info", "."], "."),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["jump"], ["run", PROMPT, "--hh", "lots"]])
+def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: h2o-cpp" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"h2o-cpp {h2o_cpp.__version__}\n"
+
+
+def test_info(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tiny_opt), "--tensors", "--metadata"]) == 0
+    out = capsys.readouterr().out
+    for fact in ("opt", "2,048", "3,849,216", "37 Q8_0, 63 F32", "gpt2", "blk.5.ffn_down.weight"):
+        assert fact in out
+    assert main(["info", str(tiny_opt), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["architecture"] == "opt"
+    assert document["parameters"] == 3_849_216
+    assert len(document["tensors"]) == 100
+    with Generator(tiny_opt, n_ctx=1000, hh=0.2) as generator:
+        stats = generator.stats()
+    assert document["cache of 1000 tokens, full"] == stats.full_cache_bytes
+    assert document["cache of 1000 tokens, hh=0.2"] == stats.cache_bytes
+
+
+def test_info_of_a_vocabulary_alone(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = shared / "tokenizers" / "ggml-vocab" / "ggml-vocab-gpt-2.gguf"
+    assert main(["info", str(file)]) == 0
+    assert "50,257" in capsys.readouterr().out

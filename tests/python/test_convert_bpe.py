@@ -1,0 +1,163 @@
+"""Byte-level BPE: kinds of tokenizer.json, tokens around a text, special tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opt_checkpoint import MERGES, TOKENS, read_metadata, write_json, write_tokenizer_json
+from tokenizer_files import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_tokens, template
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def split(pattern: str) -> dict[str, Any]:
+    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return sequence({**step, "invert": False}, BYTE_LEVEL | {"use_regex": False})
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "ignore_merges", "name"),
+    [
+        (None, BYTE_LEVEL, None, "gpt-2"),
+        (None, BYTE_LEVEL | {"use_regex": True}, False, "gpt-2"),
+        ({"type": "NFC"}, BYTE_LEVEL, None, "olmo"),
+        ({"type": "Sequence", "normalizers": [{"type": "NFC"}]}, BYTE_LEVEL, None, "olmo"),
+        (
+            None,
+            sequence({"type": "Digits", "individual_digits": True}, BYTE_LEVEL),
+            False,
+            "smollm",
+        ),
+        (None, split(SPLIT), True, "llama-bpe"),
+        ({"type": "NFC"}, split(SPLIT.replace("{1,3}", "")), False, "qwen2"),
+        (None, sequence({"type": "Digits", "individual_digits": False}, BYTE_LEVEL), False, None),
+        (None, split(SPLIT), False, None),
+        (None, split(SPLIT.replace("{1,3}", "{1,2}")), True, None),
+        (None, split(SPLIT.replace("{1,3}", "")), False, None),
+        (None, BYTE_LEVEL, True, None),
+        (None, BYTE_LEVEL | {"add_prefix_space": True}, False, None),
+        (None, BYTE_LEVEL | {"use_regex": False}, False, None),
+        ({"type": "NFKC"}, BYTE_LEVEL, False, None),
+        ("NFC", BYTE_LEVEL, False, None),
+        (None, None, False, None),
+    ],
+)
+def test_pre_tokenizers_are_recognised(
+    tmp_path: Path,
+    normalizer: object,
+    pre_tokenizer: object,
+    ignore_merges: bool | None,
+    name: str | None,
+) -> None:
+    changes = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
+    write_tokenizer_json(tmp_path, {**changes, "model.ignore_merges": ignore_merges})
+    if name is None:
+        with pytest.raises(ValueError, match=r"tokenizer\.json: llama\.cpp has no name for"):
+            read_tokens(tmp_path, 9)
+        return
+    vocabulary = read_tokens(tmp_path, 9)
+    assert vocabulary.model == "gpt2"
+    assert vocabulary.pre == name
+    assert vocabulary.tokens == TOKENS
+    assert vocabulary.merges == MERGES
+    assert vocabulary.flags == {"add_bos_token": False}
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "flags"),
+    [
+        (template(["</s>"], []), {}, {"add_bos_token": True}),
+        (template([], ["<s>"]), {}, {"add_bos_token": False, "add_eos_token": True}),
+        (
+            {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template(["</s>"], [])]},
+            {},
+            {"add_bos_token": True},
+        ),
+        (template(["</s>"], []), {"add_bos_token": False}, {"add_bos_token": False}),
+        (template([], []), {"add_bos_token": True}, {"add_bos_token": True}),
+        (template(["</s>"], []), {"add_bos_token": None}, {"add_bos_token": True}),
+        ({"type": "ByteLevel"}, {}, {"add_bos_token": False}),
+    ],
+)
+def test_tokens_around_a_text(
+    tmp_path: Path, processor: object, settings: dict[str, object], flags: dict[str, bool]
+) -> None:
+    write_tokenizer_json(tmp_path, {"post_processor": processor})
+    special = {"bos_token": "</s>", "eos_token": "<s>"}
+    write_json(tmp_path / "tokenizer_config.json", special | settings)
+    assert read_tokens(tmp_path, 9).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "message"),
+    [
+        (template(["<s>"], []), {}, "adds <s> to a text, which is not its bos_token"),
+        (template(["</s>", "</s>"], []), {}, "adds </s> </s> to a text"),
+        (template([], ["</s>"]), {}, "adds </s> to a text, which is not its eos_token"),
+        ({"type": "TemplateProcessing", "single": ["A"]}, {}, "malformed post_processor"),
+        (None, {"add_eos_token": True}, "add_eos_token is true, but there is no eos_token"),
+        (None, {"add_bos_token": "yes"}, "add_bos_token must be true or false"),
+        (None, {"chat_template": 1}, "chat_template must be"),
+    ],
+)
+def test_what_cannot_be_around_a_text(
+    tmp_path: Path, processor: object, settings: dict[str, object], message: str
+) -> None:
+    write_tokenizer_json(tmp_path, {"post_processor": processor})
+    write_json(tmp_path / "tokenizer_config.json", {"bos_token": "</s>"} | settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_tokens(tmp_path, 9)
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    added = [{"id": 9 + i, "content": f"<|{name}|>"} for i, name in enumerate(("eot_id", "x"))]
+    write_tokenizer_json(tmp_path, {"added_tokens": added})
+    settings = {"extra_special_tokens": {"image": "ab"}, "additional_special_tokens": ["a"]}
+    write_json(tmp_path / "tokenizer_config.json", settings)
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}")
+    vocabulary = read_tokens(tmp_path, 11, {"eos_token_id": [2, 9]})
+    assert vocabulary.types == [1, 1, 1, 1, CONTROL, 1, 1, CONTROL, 1, CONTROL, CONTROL]
+    assert vocabulary.special_ids == {"eos": 2, "eot": 9}
+    assert read_tokens(tmp_path, 11, {"eos_token_id": 9}).special_ids == {"eos": 9}
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja: not UTF-8"):
+        read_tokens(tmp_path, 11)
+
+
+def test_gpt_neox(shared: Path, tmp_path: Path) -> None:
+    source = shared / "tokenizers" / "gpt-neox" / "20B_tokenizer.json"
+    shutil.copy(source, tmp_path / "tokenizer.json")
+    vocabulary = read_tokens(tmp_path, 50432)
+    expected = read_metadata(shared / "tokenizers/ggml-vocab/ggml-vocab-gpt-neox.gguf")
+    assert vocabulary.pre == "olmo"
+    assert vocabulary.merges == expected["tokenizer.ggml.merges"]
+    # This tokenizer has four tokens more; older converters called padding user-defined.
+    assert vocabulary.tokens[:50277] == expected["tokenizer.ggml.tokens"][:50277]
+    assert vocabulary.types[:50277] == expected["tokenizer.ggml.token_type"][:50277]
+    assert vocabulary.types[50254:50277] == [USER_DEFINED] * 23  # runs of spaces
+    assert vocabulary.tokens[50281:] == expected["tokenizer.ggml.tokens"][50281:]
+    assert vocabulary.types[50281:] == [UNUSED] * (50432 - 50281)
+
+
+def test_smollm_2(shared: Path) -> None:
+    path = shared / "tokenizers" / "smollm2"
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    vocabulary = read_tokens(path, config["vocab_size"], config)
+    assert vocabulary.pre == "smollm"
+    assert vocabulary.types == [CONTROL] * 17 + [NORMAL] * (49152 - 17)
+    assert vocabulary.special_ids == {"bos": 1, "eos": 2, "padding": 2}
+    assert vocabulary.flags == {"add_bos_token": False}

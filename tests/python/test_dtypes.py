@@ -1,0 +1,168 @@
+"""Every element type on every instruction set, against gguf's own decoders."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+
+# Bits in an element, and in its exponent.
+PLAIN = {"F32": (32, 8), "F16": (16, 5), "BF16": (16, 8)}
+
+# Where the f16 numbers of a block are: its scale and, in some types, that of what is added.
+BLOCKS = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+}
+
+each_dtype = pytest.mark.parametrize("dtype", [*PLAIN, *BLOCKS])
+each_isa = pytest.mark.parametrize("isa", _core.isas())
+
+
+def block(dtype: str) -> tuple[int, int]:
+    """Elements and bytes."""
+    n, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]]
+    return int(n), int(n_bytes)
+
+
+def decode(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    values = gguf.dequantize(data, gguf.GGMLQuantizationType[dtype])
+    return np.asarray(values, dtype=np.float32).ravel()
+
+
+def numbers(
+    random: np.random.Generator, n: int, bits: int, exponent_bits: int, *, moderate: bool
+) -> NDArray[np.uint8]:
+    """Any finite numbers; or moderate ones, in [2^-5, 2), whose products stay normal."""
+    fraction_bits = bits - exponent_bits - 1
+    one = (1 << (exponent_bits - 1)) - 1  # the exponent field of 1.0; 0 is of subnormal numbers
+    least, end = (one - 5, one + 1) if moderate else (0, 2 * one + 1)
+    sign = random.integers(2, size=n) << (bits - 1)
+    exponent = random.integers(least, end, size=n) << fraction_bits
+    fraction = random.integers(1 << fraction_bits, size=n)
+    return (sign | exponent | fraction).astype(f"<u{bits // 8}").view(np.uint8)
+
+
+def random_blocks(
+    random: np.random.Generator, dtype: str, n: int, *, moderate: bool
+) -> NDArray[np.uint8]:
+    """n blocks of random bits, with numbers() as their scales."""
+    if dtype in PLAIN:
+        return numbers(random, n, *PLAIN[dtype], moderate=moderate)
+    data = random.integers(256, size=(n, block(dtype)[1]), dtype=np.uint8)
+    for offset in BLOCKS[dtype]:
+        data[:, offset : offset + 2] = numbers(random, n, 16, 5, moderate=moderate).reshape(n, 2)
+    return data.ravel()
+
+
+def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def test_these_are_all_types() -> None:
+    assert sorted(_core.dtypes()) == sorted([*PLAIN, *BLOCKS])
+
+
+@each_isa
+@each_dtype
+def test_decoding_is_that_of_gguf(dtype: str, isa: str) -> None:
+    # To the bit, zeros' signs too: all products are exact, so nothing is left to the order.
+    random = np.random.default_rng(1)
+    for n_blocks in (1, 2, 1000):
+        data = random_blocks(random, dtype, n_blocks, moderate=False)
+        assert_same_bits(_core.dequantize(dtype, data, isa), decode(dtype, data))
+
+
+@each_isa
+@each_dtype
+def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
+    random = np.random.default_rng(2)
+    for n_out, n_blocks, n in ((1, 1, 1), (8, 2, 1), (21, 3, 6), (10, 37, 9)):
+        n_in = n_blocks * block(dtype)[0]
+        data = random_blocks(random, dtype, n_out * n_blocks, moderate=True)
+        w = decode(dtype, data).reshape(n_out, n_in).astype(np.float64)
+        x = random.uniform(-2, 2, size=(n, n_in)).astype(np.float32)
+        y = _core.matmul(dtype, data, n_out, n_in, x, isa)
+        assert y.shape == (n, n_out)
+        # A product is rounded once by itself (never with fma), in at most n_in sums of its lane and
+        # in 4 sums of 16 lanes: gamma of n_in + 5 roundings to f32.
+        roundings = (n_in + 5) * 2.0**-24
+        bound = roundings / (1 - roundings) * (np.abs(x) @ np.abs(w).T)
+        assert np.all(np.abs(y - x @ w.T) <= bound)
+
+
+@each_isa
+@each_dtype
+def test_an_output_does_not_depend_on_its_batch(dtype: str, isa: str) -> None:
+    random = np.random.default_rng(3)
+    n_blocks, n_out, n = 2, 11, 9
+    n_in = n_blocks * block(dtype)[0]
+    data = random_blocks(random, dtype, n_out * n_blocks, moderate=True)
+    x = random.normal(size=(n, n_in)).astype(np.float32)
+    y = _core.matmul(dtype, data, n_out, n_in, x, isa)
+    for rows in (slice(0, 1), slice(3, 8), slice(5, 9)):
+        assert_same_bits(_core.matmul(dtype, data, n_out, n_in, x[rows], isa), y[rows])
+    for o, row in enumerate(np.split(data, n_out)):
+        one = _core.matmul(dtype, row, 1, n_in, x, isa)
+        assert_same_bits(one[:, 0].copy(), y[:, o].copy())
+
+
+def test_nothing_in_is_nothing_out() -> None:
+    nothing = np.zeros(0, np.uint8)
+    assert _core.dequantize("Q4_K", nothing).shape == (0,)
+    no_rows = np.zeros((0, 32), np.float32)
+    assert _core.matmul("Q4_0", np.zeros(18, np.uint8), 1, 32, no_rows).shape == (0, 1)
+
+
+def test_bytes_need_no_alignment() -> None:
+    data = random_blocks(np.random.default_rng(4), "Q6_K", 3, moderate=False)
+    odd = np.concatenate([np.zeros(1, np.uint8), data])[1:]
+    assert_same_bits(_core.dequantize("Q6_K", odd), decode("Q6_K", data))
+
+
+def test_what_is_no_whole_blocks_is_refused() -> None:
+    x = np.zeros((1, 32), np.float32)
+    w = np.zeros(36, np.uint8)
+    with pytest.raises(ValueError, match="35 bytes in 1 dimensions, expected one of blocks of 18"):
+        _core.dequantize("Q4_0", w[:35])
+    with pytest.raises(ValueError, match="36 bytes in 2 dimensions"):
+        _core.dequantize("Q4_0", w.reshape(2, 18))
+    with pytest.raises(ValueError, match=r"w is \[2, 33\], expected rows of .* blocks of 32"):
+        _core.matmul("Q4_0", w, 2, 33, x)
+    for n_out, n_in in ((0, 32), (-2, 32), (2, 0), (2, -32)):
+        with pytest.raises(ValueError, match=r"w is \["):
+            _core.matmul("Q4_0", w, n_out, n_in, x)
+    for n_out in (1, 3, 2**31 - 1):
+        with pytest.raises(ValueError, match=f"expected one of {n_out} rows of 18"):
+            _core.matmul("Q4_0", w, n_out, 32, x)
+    with pytest.raises(ValueError, match="36 bytes in 2 dimensions"):
+        _core.matmul("Q4_0", w.reshape(2, 18), 2, 32, x)
+    for wrong in (x[:, :31], x[0]):
+        with pytest.raises(ValueError, match=r"expected \[n, 32\]"):
+            _core.matmul("Q4_0", w, 2, 32, wrong)
+
+
+@pytest.mark.parametrize("name", ["", "q4_0", "Q8_1", "IQ2_XXS"])
+def test_other_types_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
+        _core.dequantize(name, np.zeros(36, np.uint8))
+    with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
+        _core.matmul(name, np.zeros(36, np.uint8), 1, 32, np.zeros((1, 32), np.float32))
+
+
+def test_other_instruction_sets_are_refused() -> None:
+    with pytest.raises(ValueError, match="instruction set 'mmx'"):
+        _core.dequantize("Q4_0", np.zeros(18, np.uint8), "mmx")

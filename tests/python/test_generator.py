@@ -1,0 +1,254 @@
+"""Generator: what generate(), logits() and stats() report, and closing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generation, Generator, Policy, Stats
+
+PROMPT = "It was a dark and stormy night and the captain"
+PLAIN: dict[str, Any] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}  # sample from the whole distribution
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, threads=1)
+
+
+def generate(generator: Generator, n: int = 60, **options: Any) -> list[int]:
+    """The tokens that continue PROMPT."""
+    stream = generator.stream(PROMPT, max_tokens=n, ignore_eos=True, **options)
+    for _ in stream:
+        pass
+    assert len(stream.tokens) == n
+    return list(stream.tokens)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+class TestGenerate:
+    @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 4}, {"stop": "and"}], ids=str)
+    def test_it_is_the_stream_in_one_piece(
+        self, generator: Generator, options: dict[str, Any]
+    ) -> None:
+        options = {"seed": 1, "max_tokens": 50} | options
+        stream = generator.stream(PROMPT, **options)
+        text = "".join(stream)
+        result = generator.generate(PROMPT, **options)
+        assert isinstance(result, Generation)
+        assert (result.text, result.finish_reason) == (text, stream.finish_reason)
+        assert result.completion_tokens == len(stream.tokens)
+        assert result.prompt_tokens == stream.prompt_tokens == len(generator.tokenize(PROMPT))
+        assert result.prompt_seconds > 0
+        assert result.decode_seconds > 0
+
+    def test_tokens_are_a_prompt_as_text_is(self, generator: Generator) -> None:
+        tokens = generator.tokenize(PROMPT)
+        prompts: list[Any] = [PROMPT, tokens, tuple(tokens), np.array(tokens)]
+        for prompt in prompts:
+            result = generator.generate(prompt, temperature=0, max_tokens=20)
+            assert result.prompt_tokens == len(tokens)
+            assert result.text == generator.generate(PROMPT, temperature=0, max_tokens=20).text
+
+    @pytest.mark.parametrize("hh", [None, 0.2])
+    def test_what_came_before_does_not_matter(self, tiny_opt: Path, hh: float | None) -> None:
+        generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1)
+        tokens = generate(generator, 100, seed=1)
+        generator.logits(range(200))
+        generate(generator, 120, seed=2)
+        assert generate(generator, 100, seed=1) == tokens
+
+    @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 3, "temperature": 1}])
+    def test_a_budget_of_everything_is_the_full_cache(
+        self, tiny_opt: Path, options: dict[str, Any]
+    ) -> None:
+        full = generate(Generator(tiny_opt, threads=1), 300, **options)
+        for hh in (1.0, 2048, 400):
+            assert generate(Generator(tiny_opt, hh=hh, threads=1), 300, **options) == full
+        assert generate(Generator(tiny_opt, hh=0.02, threads=1), 300, **options) != full
+
+
+class TestLogits:
+    def test_shape_type_and_repeatability(self, generator: Generator) -> None:
+        tokens = generator.tokenize(PROMPT)
+        logits = generator.logits(tokens)
+        assert logits.shape == (len(tokens), 4096)
+        assert logits.dtype == np.float32
+        assert np.isfinite(logits).all()
+        for other in (np.array(tokens), np.array(tokens, np.uint16), tuple(tokens)):
+            np.testing.assert_array_equal(generator.logits(other), logits)
+
+    def test_a_prefix_gives_the_same_rows(self, generator: Generator) -> None:
+        tokens = generator.tokenize(PROMPT)
+        logits = generator.logits(tokens)
+        # A shorter text is another batch, which may round differently.
+        np.testing.assert_allclose(generator.logits(tokens[:4]), logits[:4], rtol=0, atol=1e-3)
+
+    @pytest.mark.parametrize("n_batch", [1, 7, 40])
+    def test_with_a_full_cache_chunks_do_not_matter(self, tiny_opt: Path, n_batch: int) -> None:
+        tokens = np.arange(5, 45)
+        whole = Generator(tiny_opt, kv_dtype="f32", threads=1).logits(tokens)
+        chunked = Generator(tiny_opt, n_batch=n_batch, kv_dtype="f32", threads=1)
+        np.testing.assert_allclose(chunked.logits(tokens), whole, rtol=0, atol=1e-3)
+
+    def test_it_leaves_its_text_in_the_cache(self, generator: Generator) -> None:
+        generator.logits(range(10, 30))
+        assert generator.stats().tokens_seen == 20
+
+
+class TestStats:
+    def test_before_anything(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, hh=0.2, threads=1)
+        stats = generator.stats()
+        assert isinstance(stats, Stats)
+        assert (stats.tokens_seen, stats.tokens_kept, stats.evictions) == (0, 0, 0)
+        assert (stats.n_ctx, stats.n_layers, stats.n_kv_heads) == (2048, 6, 6)
+        assert stats.backend.startswith(("cpu", "cuda"))
+        positions, scores = generator.kept(0, 0)
+        assert positions.size == scores.size == 0
+
+    @pytest.mark.parametrize(
+        ("policy", "n"),
+        [
+            (Policy.full(), 100),
+            (Policy.window(30), 20),
+            (Policy.window(30), 100),
+            (Policy.sinks(4, 26), 100),
+            (Policy.h2o(20, 10), 100),
+            (Policy.h2o(20, 10), 5),
+            (Policy.h2o(29, 1, sinks=2), 100),
+            (Policy.h2o(30, 0), 100),
+        ],
+        ids=str,
+    )
+    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int) -> None:
+        generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1)
+        stream = generator.stream(PROMPT, max_tokens=n, seed=1)
+        for _ in stream:
+            pass
+        seen = stream.prompt_tokens + len(stream.tokens) - 1  # the last one was never read
+        kept = seen if policy.budget is None else min(seen, policy.budget)
+        stats = generator.stats()
+        assert (stats.tokens_seen, stats.tokens_kept) == (seen, kept)
+        assert stats.evictions == seen - kept
+
+        recent = seen if policy.n_recent is None else policy.n_recent
+        must = {*range(min(policy.n_sinks, seen)), *range(max(seen - recent, 0), seen)}
+        choices = set()
+        for layer in range(stats.n_layers):
+            for head in range(stats.n_kv_heads):
+                positions, scores = generator.kept(layer, head)
+                assert positions.dtype == np.int32
+                assert scores.dtype == np.float32
+                assert len(positions) == len(scores) == kept
+                assert positions.tolist() == sorted(set(positions.tolist()))
+                assert must <= set(positions.tolist()) <= set(range(seen))
+                assert (scores > 0).all() if policy.n_heavy else (scores == 0).all()
+                choices.add(tuple(positions.tolist()))
+        # Every head chooses for itself, where there is a choice.
+        assert (len(choices) > 1) == (policy.n_heavy > 0 and stats.evictions > 0)
+
+    @pytest.mark.parametrize("hh", [0.05, 0.2, 0.5])
+    def test_memory_is_in_proportion_to_the_budget(self, tiny_opt: Path, hh: float) -> None:
+        stats = Generator(tiny_opt, hh=hh, threads=1).stats()
+        full = Generator(tiny_opt, threads=1).stats()
+        assert full.cache_bytes == full.full_cache_bytes == stats.full_cache_bytes
+        # K and V in two bytes, and a position in four; a budget needs a score of four bytes too.
+        elements = 2048 * 6 * 6 * 2 * 32
+        assert full.cache_bytes == pytest.approx(elements * 2 + 2048 * 6 * 6 * 4, rel=0.01)
+        assert stats.cache_bytes == pytest.approx(full.cache_bytes * hh, rel=0.05)
+        wide = Generator(tiny_opt, hh=hh, kv_dtype="f32", threads=1).stats()
+        assert wide.cache_bytes == pytest.approx(2 * stats.cache_bytes, rel=0.1)
+
+    @linux_only
+    def test_memory_does_not_grow(self, tiny_opt: Path) -> None:
+        """The cache is allocated at once, so a text costs its 4 bytes per token and no more.
+
+        The slack of 1 MiB is what the allocators of Python and libc take from the system at a time.
+        A leak of one row of logits, or of the keys and values of one token, would be 5 MB or more.
+        """
+        generator = Generator(tiny_opt, hh=0.2, n_ctx=2048, threads=1)
+        stream = generator.stream(PROMPT, max_tokens=1500, ignore_eos=True, seed=1)
+        before = 0
+        for _ in stream:
+            if len(stream.tokens) >= 450 and not before:  # past the budget of 409
+                before = resident_bytes()
+        assert len(stream.tokens) == 1500
+        assert generator.stats().evictions > 1000
+        assert resident_bytes() - before < 2**20
+
+
+class TestClose:
+    CALLS: tuple[Callable[[Generator], object], ...] = (
+        lambda g: g.stream("a"),
+        lambda g: g.generate("a"),
+        lambda g: g.tokenize("a"),
+        lambda g: g.detokenize([5]),
+        lambda g: g.logits([5]),
+        lambda g: g.stats(),
+        lambda g: g.kept(0, 0),
+    )
+
+    def test_after_close_every_method_says_so(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
+        generator.generate("a", max_tokens=2)
+        generator.close()
+        generator.close()
+        for call in self.CALLS:
+            with pytest.raises(RuntimeError, match="closed"):
+                call(generator)
+
+    def test_as_a_context_manager(self, tiny_opt: Path) -> None:
+        with Generator(tiny_opt, threads=1) as generator:
+            assert generator.generate("a", max_tokens=2).completion_tokens == 2
+        with pytest.raises(RuntimeError, match="closed"):
+            generator.stats()
+        with pytest.raises(ZeroDivisionError), Generator(tiny_opt, threads=1) as generator:
+            raise ZeroDivisionError
+        with pytest.raises(RuntimeError, match="closed"):
+            generator.stats()
+
+    def test_a_stream_that_had_not_begun(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
+        stream = generator.stream("a", max_tokens=2)
+        generator.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            next(stream)
+
+    @linux_only
+    @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps it a while")
+    def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
+        """Even where a stream that has ended is still there."""
+        program = f"""
+from pathlib import Path
+from h2o_cpp import Generator
+def resident(): return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+generator = Generator({str(tiny_opt)!r}, kv_dtype="f32", threads=1)
+stream = generator.stream(list(range(1500)), max_tokens=1, temperature=0)
+text = "".join(stream)
+before, cache = resident(), generator.stats().cache_bytes * 1500 / 2048
+generator.close()
+print((before - resident()) / cache)
+"""
+        # Give large blocks back to the system at once.
+        tunables = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}
+        output = subprocess.check_output(
+            [sys.executable, "-W", "error", "-c", program], env=os.environ | tunables, text=True
+        )
+        assert float(output) > 0.9

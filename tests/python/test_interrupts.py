@@ -1,0 +1,246 @@
+"""Streams that are dropped, closed, exhausted or interrupted leave their Generator usable."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import h2o_cpp
+from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
+from h2o_cpp import Generator, Stream
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_opt: Path) -> str:
+    """What a fresh Generator says."""
+    return greedy(Generator(tiny_opt, threads=1))
+
+
+@pytest.fixture
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, threads=1)
+
+
+@pytest.mark.parametrize("begun", [0, 1, 5])
+def test_dropped(generator: Generator, expected: str, begun: int) -> None:
+    stream = generator.stream("Another text", max_tokens=50, seed=1)
+    for _ in range(begun):
+        next(stream)
+    del stream
+    assert_usable(generator, expected)
+
+
+def test_dropped_in_a_cycle(generator: Generator, expected: str) -> None:
+    cycle: list[Any] = [generator.stream("Another text", seed=1)]
+    cycle.append(cycle)
+    next(cycle[0])
+    del cycle
+    gc.collect()
+    assert_usable(generator, expected)
+
+
+def test_dropped_in_another_thread(generator: Generator, expected: str) -> None:
+    Background(lambda: next(generator.stream("Another text", seed=1))).result()
+    assert_usable(generator, expected)
+
+
+@pytest.mark.parametrize("begun", [0, 1, 5])
+def test_closed(generator: Generator, expected: str, begun: int) -> None:
+    stream = generator.stream("Another text", max_tokens=50, seed=1)
+    for _ in range(begun):
+        next(stream)
+    stream.close()
+    assert_usable(generator, expected)
+    assert stream.finish_reason == "cancelled"
+    assert next(stream, None) is None
+
+
+def test_exhausted(generator: Generator, expected: str) -> None:
+    stream = generator.stream("Another text", max_tokens=5, seed=1)
+    assert "".join(stream)
+    assert_usable(generator, expected)
+    assert stream.finish_reason == "length"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
+def test_the_consumer_fails(
+    generator: Generator, expected: str, error: type[BaseException]
+) -> None:
+    def consume() -> None:
+        with generator.stream("Another text", max_tokens=50, seed=1) as stream:
+            for n, _ in enumerate(stream):
+                if n == 3:
+                    raise error
+
+    with pytest.raises(error):
+        consume()
+    assert_usable(generator, expected)
+
+
+def test_the_consumer_fails_and_keeps_the_stream(generator: Generator, expected: str) -> None:
+    """Nobody closes it, so it ends when this thread begins another one."""
+    stream = generator.stream("Another text", max_tokens=50, seed=1)
+    with suppress(KeyboardInterrupt):
+        for _ in stream:
+            raise KeyboardInterrupt
+    assert greedy(generator) == expected
+    with pytest.raises(RuntimeError, match="began another"):
+        next(stream)
+    assert_usable(generator, expected)
+
+
+def test_a_computation_fails(generator: Generator, expected: str) -> None:
+    """A token is checked where it is read, here after the stream began."""
+    prompt = [5, 6]
+    stream = generator.stream(prompt, max_tokens=5)
+    stream._request.prompt[1] = 4096  # type: ignore[index]
+    with pytest.raises(ValueError, match="token 4096"):
+        next(stream)
+    assert stream.finish_reason == "cancelled"
+    assert next(stream, None) is None
+    assert_usable(generator, expected)
+
+
+@pytest.mark.parametrize("call", [lambda g: g.logits([5, 6]), lambda g: g.close(), greedy])
+def test_what_else_this_thread_does_ends_its_stream(
+    generator: Generator, call: Callable[[Generator], object]
+) -> None:
+    stream = generator.stream("Another text", max_tokens=50, seed=1)
+    next(stream)
+    call(generator)
+    assert stream.finish_reason == "cancelled"
+    with pytest.raises(RuntimeError, match="this stream was ended"):
+        next(stream)
+
+
+def test_looking_does_not_end_a_stream(generator: Generator, expected: str) -> None:
+    stream = generator.stream(PROMPT, **GREEDY)
+    pieces = [next(stream)]
+    generator.tokenize("a")
+    generator.detokenize([5])
+    assert generator.stats().tokens_seen > 0
+    assert generator.kept(0, 0)[0].size > 0
+    unused = generator.stream("Another text")
+    assert "".join(pieces + list(stream)) == expected
+    unused.close()
+
+
+def test_a_stream_that_was_never_made() -> None:
+    """What a failing constructor leaves behind must not fail again when it is dropped."""
+    with pytest.raises(TypeError):
+        Stream()  # type: ignore[call-arg]
+    Stream.__new__(Stream).__del__()
+
+
+@pytest.mark.parametrize(
+    ("work", "other_first"),
+    [
+        (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
+        (lambda g: g.logits([5, 6, 7]), False),
+    ],
+    ids=["generate", "logits"],
+)
+def test_interrupted_anywhere(
+    tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
+) -> None:
+    """A KeyboardInterrupt wherever Python looks for signals, its traceback kept alive.
+
+    That is where a function of h2o_cpp begins, and where one written in C returns to it. After
+    that, the Generator is used by the same thread and by another one, in either order.
+    """
+    package = str(Path(h2o_cpp.__file__).parent)
+    places = ["nowhere"]
+
+    def interrupt(generator: Generator, fuse: int) -> KeyboardInterrupt | None:
+        """Work until the fuse has burnt down."""
+
+        def burn(frame: FrameType, event: str, _: object) -> None:
+            nonlocal fuse
+            file, caller = frame.f_code.co_filename, frame.f_back
+            names = {frame.f_code.co_name, caller.f_code.co_name if caller else ""}
+            if "__del__" in names:  # where Python ignores exceptions
+                return
+            fuse -= event in ("call", "c_return") and file.startswith(package)
+            if fuse == 0:
+                places.append(f"{Path(file).name}:{frame.f_lineno} {event}")
+                raise KeyboardInterrupt
+
+        sys.setprofile(burn)
+        try:
+            work(generator)
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.setprofile(None)
+        return None
+
+    def interrupt_everywhere() -> int:
+        generator = Generator(tiny_opt, threads=1)
+        errors = []
+        for fuse in itertools.count(1):
+            errors.append(interrupt(generator, fuse))
+            if errors[-1] is None:
+                break
+            if other_first:
+                Background(lambda: work(generator)).result(10)
+            work(generator)
+            Background(lambda: work(generator)).result(10)
+        assert_usable(generator, expected)
+        return len(errors)
+
+    thread = Background(interrupt_everywhere)
+    try:
+        assert thread.result() > 8
+    except AssertionError as error:
+        raise AssertionError(f"interrupted at {places[-1]}") from error
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
+@pytest.mark.parametrize(
+    "work",
+    [
+        "for _ in generator.stream(PROMPT, ignore_eos=True): pass",
+        "for _ in generator.stream(TOKENS): pass",
+        "generator.generate(TOKENS[:1500])",
+        "generator.logits(TOKENS)",
+    ],
+    ids=["stream", "prefill", "generate", "logits"],
+)
+def test_ctrl_c(tiny_opt: Path, expected: str, work: str) -> None:
+    """A real SIGINT at ten moments of long computations; every other one keeps the error."""
+    program = f"""
+import signal
+from h2o_cpp import Generator
+PROMPT, TOKENS = {PROMPT!r}, [5 + i % 4000 for i in range(2048)]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+generator = Generator({str(tiny_opt)!r}, n_batch=64, threads=1)
+kept = []
+for n in range(10):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.017 * n)
+        while True:
+            {work}
+    except KeyboardInterrupt as error:
+        kept.append(error if n % 2 else None)
+    assert generator.generate(PROMPT, **{GREEDY!r}).text == {expected!r}
+print(len(kept))
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (result.stdout, result.stderr) == ("10\n", "")

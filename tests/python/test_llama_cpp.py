@@ -1,0 +1,104 @@
+"""The same GGUF file in llama.cpp gives the same tokens, and the same perplexity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.convert import convert
+from h2o_cpp.quantize import MIXES, quantize
+from llama_cpp_peer import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
+from random_models import RECIPES, Recipe, make_model, save_checkpoint
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra: bench)")
+
+# llama.cpp knows no `opt`.
+FAMILIES = [
+    "llama",
+    "llama_gqa4",
+    "llama_llama3",
+    "llama_yarn",
+    "llama_linear",
+    "gptneox_serial_tanh",
+    "qwen2",
+    "qwen3",
+]
+
+
+def random_file(recipe: Recipe, directory: Path, outtype: str) -> Path:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    save_checkpoint(make_model(recipe, 11), directory)
+    convert(directory, directory / f"{outtype}.gguf", outtype)
+    return directory / f"{outtype}.gguf"
+
+
+@pytest.fixture(scope="session")
+def stories(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K in F32: a trained Llama, GQA 8:4, width 64."""
+    path = tmp_path_factory.mktemp("stories") / "f32.gguf"
+    convert(shared / "models" / "stories260K", path, "f32")
+    return path
+
+
+@pytest.fixture(scope="session")
+def story_texts(shared: Path, stories: Path) -> list[list[int]]:
+    """Eight texts of 256 tokens."""
+    text = (shared / "text" / "tinystories_sample_197k.txt").read_text(encoding="utf-8")
+    with Generator(stories) as generator:
+        tokens = generator.tokenize(text[:40_000], add_special=False)
+        bos = generator.tokenize("")[:1]
+    return [bos + tokens[i * 255 : (i + 1) * 255] for i in range(8)]
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
+    """Logits within the rounding of an f16 cache, and what is likeliest where that is clear."""
+    path = random_file(RECIPES[name], tmp_path, outtype)
+    tokens = np.random.default_rng(3).integers(3, 60, 40).tolist()
+    theirs = LlamaCpp(path, 40)
+    expected = theirs.logits(tokens)
+    theirs.close()
+    with Generator(path) as generator:
+        logits = generator.logits(tokens)
+    # Both round keys and values to f16, llama.cpp activations too: 2^-11 each, in every layer.
+    tolerance = 2.0**-11 * 4 * RECIPES[name].n_layers * np.abs(expected).max()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16"])
+def test_trained_model_continues_alike(shared: Path, tmp_path: Path, outtype: str) -> None:
+    path = tmp_path / "model.gguf"
+    convert(shared / "models" / "stories260K", path, outtype)
+    theirs = LlamaCpp(path, 256)
+    with Generator(path, kv_dtype="f16") as generator:
+        for prompt in ("Once upon a time", "Lily and Ben went to the", "One day, a little dog"):
+            tokens = generator.tokenize(prompt)
+            stream = generator.stream(tokens, max_tokens=100, temperature=0, ignore_eos=True)
+            "".join(stream)
+            assert stream.tokens.tolist() == theirs.greedy(tokens, 100)
+    theirs.close()
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_perplexity_of_our_quantised_files(
+    stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    quantize(stories, path, name, progress=False)
+    ours, theirs = perplexities(path, story_texts)
+    assert ours == pytest.approx(theirs, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ONLY_READ)
+def test_perplexity_of_their_quantised_files(
+    stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    quantise_with_llama_cpp(stories, path, name)
+    ours, theirs = perplexities(path, story_texts)
+    assert ours == pytest.approx(theirs, rel=0.005)

@@ -1,0 +1,188 @@
+"""Policies, and the budgets that hh and recent ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from h2o_cpp import Generator, Policy
+from h2o_cpp.policy import h2o_budget
+
+CASES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "h2o_cases.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sinks", "heavy", "recent", "budget"),
+    [
+        (Policy.full(), 0, 0, None, None),
+        (Policy.window(5), 0, 0, 5, 5),
+        (Policy.sinks(4, 10), 4, 0, 10, 14),
+        (Policy.sinks(4, 0), 4, 0, 0, 4),
+        (Policy.sinks(0, 3), 0, 0, 3, 3),
+        (Policy.h2o(3, 2), 0, 3, 2, 5),
+        (Policy.h2o(3, 0), 0, 3, 0, 3),
+        (Policy.h2o(0, 2), 0, 0, 2, 2),
+        (Policy.h2o(heavy=3, recent=2, sinks=1), 1, 3, 2, 6),
+    ],
+)
+def test_constructors(
+    policy: Policy, sinks: int, heavy: int, recent: int | None, budget: int | None
+) -> None:
+    assert (policy.n_sinks, policy.n_heavy, policy.n_recent) == (sinks, heavy, recent)
+    assert policy.budget == budget
+
+
+def test_policies_are_values() -> None:
+    assert Policy.h2o(3, 2) == Policy(n_heavy=3, n_recent=2)
+    assert Policy.h2o(0, 2) == Policy.window(2) == Policy.sinks(0, 2)
+    assert len({Policy.full(), Policy(), Policy.window(2), Policy.window(2)}) == 2
+    different = [Policy.full(), Policy.window(2), Policy.window(3), Policy.h2o(2, 3)]
+    different += [Policy.h2o(3, 2), Policy.sinks(3, 2), Policy.h2o(3, 2, sinks=1)]
+    assert len(set(different)) == len(different)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Policy.full().n_heavy = 1  # type: ignore[misc]
+
+
+MAKE: dict[str, Callable[[dict[str, int]], Policy]] = {
+    "h2o": lambda config: Policy.h2o(config["heavy"], config["recent"]),
+    "window": lambda config: Policy.window(config["recent"]),
+    "sink": lambda config: Policy.sinks(config["sink"], config["recent"]),
+}
+
+
+@pytest.mark.parametrize("config", CASES["rejected_configs"], ids=str)
+def test_rejected_configs(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"(is 0|-1), expected"):
+        MAKE[config["policy"]](config)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Policy.window(0),
+        lambda: Policy.window(-1),
+        lambda: Policy.window(2.0),  # type: ignore[arg-type]
+        lambda: Policy.window("2"),  # type: ignore[arg-type]
+        lambda: Policy.window(float("nan")),  # type: ignore[arg-type]
+        lambda: Policy.sinks(-1, 4),
+        lambda: Policy.sinks(4, -1),
+        lambda: Policy.sinks(1.5, 4),  # type: ignore[arg-type]
+        lambda: Policy.h2o(4, -1),
+        lambda: Policy.h2o(4, 1, sinks=-1),
+        lambda: Policy.h2o(0, 0, sinks=4),
+        lambda: Policy.h2o(0.5, 4),  # type: ignore[arg-type]
+        lambda: Policy(n_sinks=-1),
+        lambda: Policy(n_heavy=-1),
+        lambda: Policy(n_recent=-1),
+        lambda: Policy(n_sinks=None),  # type: ignore[arg-type]
+        lambda: Policy(n_heavy=None),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_policies(make: Callable[[], Policy]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        make()
+
+
+@pytest.mark.parametrize("row", CASES["budget_from_ratio"], ids=str)
+def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
+    ratio, tokens, budget = row["ratio"], row["tokens"], row["budget"]
+    if budget == 0:
+        with pytest.raises(ValueError, match=r"hh=.*keeps no token"):
+            h2o_budget(ratio, None, tokens)
+    else:
+        policy = h2o_budget(ratio, None, tokens)
+        assert policy.budget == budget
+        assert policy == Policy.h2o(heavy=budget // 2, recent=budget - budget // 2)
+    # as a share of hh = all of it
+    policy = h2o_budget(1.0, ratio, tokens)
+    assert policy == Policy.h2o(heavy=tokens - budget, recent=budget)
+
+
+@pytest.mark.parametrize(
+    ("hh", "recent", "n_ctx", "heavy", "newest"),
+    [
+        (0.2, None, 2048, 204, 205),  # 409: the odd token is recent
+        (1, None, 2048, 0, 1),
+        (2, None, 2048, 1, 1),
+        (7, None, 2048, 3, 4),
+        (1.0, None, 8, 4, 4),
+        (8, 3, 2048, 5, 3),
+        (8, 0, 2048, 8, 0),
+        (8, 8, 2048, 0, 8),
+        (0.5, 0.25, 100, 25, 25),
+        (0.5, 10, 100, 40, 10),
+        (50, 0.1, 100, 40, 10),
+        (0.5, 0.0, 100, 50, 0),
+        (0.5, 0.5, 100, 0, 50),
+        (np.float32(0.5), np.int64(10), 100, 40, 10),
+        (np.int32(50), np.float64(0.1), 100, 40, 10),
+        (5000, None, 2048, 2500, 2500),  # more than n_ctx keeps everything
+    ],
+)
+def test_hh_and_recent(
+    hh: float, recent: float | None, n_ctx: int, heavy: int, newest: int
+) -> None:
+    assert h2o_budget(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=newest)
+
+
+def test_no_hh_is_the_full_cache() -> None:
+    assert h2o_budget(None, None, 2048) == Policy.full()
+
+
+@given(st.floats(0, 1), st.integers(1, 100_000))
+def test_any_fraction(ratio: float, n_ctx: int) -> None:
+    total = int(ratio * n_ctx)
+    if total == 0:
+        with pytest.raises(ValueError, match="hh="):
+            h2o_budget(ratio, None, n_ctx)
+        return
+    policy = h2o_budget(ratio, None, n_ctx)
+    assert policy.budget == total
+    assert policy.n_recent is not None
+    assert 0 <= policy.n_recent - policy.n_heavy <= 1
+
+
+@pytest.mark.parametrize(
+    "hh", [0, 0.0, -1, -0.1, 1.5, 1.0000001, 2.0, float("nan"), float("inf"), True, "0.2", 1j, []]
+)
+def test_bad_hh(tiny_opt: Path, hh: Any) -> None:
+    with pytest.raises(ValueError, match=r"^hh="):
+        h2o_budget(hh, None, 2048)
+    with pytest.raises(ValueError, match=r"^hh="):
+        Generator(tiny_opt, hh=hh)
+
+
+@pytest.mark.parametrize(
+    "recent", [-1, -0.1, 1.5, 2.0, float("nan"), True, "1", 410, 0.5], ids=repr
+)
+def test_bad_recent(tiny_opt: Path, recent: Any) -> None:
+    with pytest.raises(ValueError, match=r"^recent="):
+        h2o_budget(0.2, recent, 2048)
+    with pytest.raises(ValueError, match=r"^recent="):
+        Generator(tiny_opt, hh=0.2, recent=recent)
+
+
+def test_recent_without_hh() -> None:
+    with pytest.raises(ValueError, match="recent is part of hh"):
+        h2o_budget(None, 3, 2048)
+
+
+def test_generator_takes_hh_of_its_own_context_or_a_policy(tiny_opt: Path) -> None:
+    assert Generator(tiny_opt).policy == Policy.full()
+    assert Generator(tiny_opt, hh=0.2).policy == Policy.h2o(204, 205)
+    assert Generator(tiny_opt, hh=0.2, n_ctx=100).policy == Policy.h2o(10, 10)
+    assert Generator(tiny_opt, hh=20, recent=5).policy == Policy.h2o(15, 5)
+    assert Generator(tiny_opt, policy=Policy.sinks(4, 60)).policy == Policy.sinks(4, 60)
+    for options in ({"hh": 0.2}, {"recent": 4}, {"hh": 0.2, "recent": 4}):
+        with pytest.raises(ValueError, match="either policy or hh"):
+            Generator(tiny_opt, policy=Policy.full(), **options)

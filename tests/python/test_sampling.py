@@ -1,0 +1,148 @@
+"""Sampling options and seeds, seen in the tokens that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from h2o_cpp import Generator
+
+Floats = NDArray[np.float64]
+PROMPT = "It was a dark and stormy night and the captain"
+PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the whole distribution
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, threads=1)
+
+
+def generate(generator: Generator, n: int = 60, **options: Any) -> list[int]:
+    """The tokens that continue PROMPT."""
+    stream = generator.stream(PROMPT, max_tokens=n, ignore_eos=True, **options)
+    for _ in stream:
+        pass
+    assert len(stream.tokens) == n
+    return list(stream.tokens)
+
+
+def likelier(p: Floats) -> Floats:
+    """For each token, the probability of all that are likelier together."""
+    order = np.argsort(-p)
+    mass = np.empty_like(p)
+    mass[order] = np.cumsum(p[order]) - p[order]
+    return mass
+
+
+class TestSampling:
+    def test_greedy_takes_the_likeliest_token(self, generator: Generator) -> None:
+        tokens = generate(generator, temperature=0)
+        assert tokens == generate(generator, temperature=0, seed=1)
+        prompt = generator.tokenize(PROMPT)
+        logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1]
+        # The passes differ in how they round, so a tie may go either way.
+        margin = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
+        assert margin.max() < 1e-2
+
+    @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
+    def test_options_that_leave_only_the_likeliest(
+        self, generator: Generator, options: dict[str, Any]
+    ) -> None:
+        greedy = generate(generator, temperature=0)
+        assert generate(generator, temperature=5, **(PLAIN | options)) == greedy
+
+    @pytest.mark.parametrize(
+        ("options", "allowed"),
+        [
+            ({"top_k": 3}, lambda p: p >= np.sort(p)[-3]),
+            ({"min_p": 0.3}, lambda p: p >= 0.3 * p.max()),
+            ({"top_p": 0.5}, lambda p: likelier(p) < 0.5),
+        ],
+        ids=["top_k", "min_p", "top_p"],
+    )
+    def test_options_allow_the_likely_tokens_only(
+        self,
+        generator: Generator,
+        options: dict[str, Any],
+        allowed: Callable[[Floats], NDArray[np.bool_]],
+    ) -> None:
+        temperature, prompt = 1.5, generator.tokenize(PROMPT)
+
+        def forbidden(tokens: list[int]) -> int:
+            logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(float)
+            p = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
+            p /= p.sum(axis=1, keepdims=True)
+            return sum(not allowed(row)[t] for row, t in zip(p, tokens, strict=True))
+
+        plain: dict[str, Any] = {"temperature": temperature, "seed": 5, **PLAIN}
+        tokens = generate(generator, **(plain | options))
+        assert forbidden(tokens) <= 1  # as one pass may round across the limit where the other not
+        assert len(set(tokens)) > 10
+        assert forbidden(generate(generator, **plain)) > 20
+
+    def test_temperature(self, generator: Generator) -> None:
+        """The hotter, the less likely the tokens."""
+
+        def log_likelihood(temperature: float) -> float:
+            prompt = generator.tokenize(PROMPT)
+            tokens = generate(generator, temperature=temperature, seed=1, **PLAIN)
+            logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(float)
+            normal = np.log(np.exp(logits).sum(axis=1))
+            return float(np.mean(logits[np.arange(len(tokens)), tokens] - normal))
+
+        likelihoods = [log_likelihood(t) for t in (0, 0.5, 1, 2)]
+        assert likelihoods == sorted(likelihoods, reverse=True)
+        assert likelihoods[0] > likelihoods[-1] + 3
+
+    def test_repeat_penalty(self, generator: Generator) -> None:
+        plain = generate(generator, temperature=0)
+        penalised = generate(generator, temperature=0, repeat_penalty=1.5, repeat_last_n=-1)
+        assert len(set(penalised)) > len(set(plain))
+        same: list[dict[str, Any]] = [
+            {"repeat_penalty": 1.0},
+            {"repeat_penalty": 1.5, "repeat_last_n": 0},
+        ]
+        assert all(generate(generator, temperature=0, **options) == plain for options in same)
+
+    def test_repeat_penalty_reaches_back_as_far_as_asked(self, generator: Generator) -> None:
+        def shortest_distance(tokens: list[int]) -> int:
+            pairs = [(i, j) for j in range(len(tokens)) for i in range(j) if tokens[i] == tokens[j]]
+            return min((j - i for i, j in pairs), default=len(tokens))
+
+        for last_n in (3, 10):
+            options: dict[str, Any] = {"repeat_penalty": 1e9, "repeat_last_n": last_n}
+            assert shortest_distance(generate(generator, temperature=0, **options)) > last_n
+
+    def test_repeat_penalty_counts_the_prompt(self, generator: Generator) -> None:
+        options: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1e9, "repeat_last_n": -1}
+        assert not set(generate(generator, **options)) & set(generator.tokenize(PROMPT))
+
+
+class TestSeeds:
+    def test_the_same_seed_gives_the_same_text(self, generator: Generator, tiny_opt: Path) -> None:
+        tokens = generate(generator, seed=7)
+        assert generate(generator, seed=7) == tokens
+        assert generate(Generator(tiny_opt, seed=1, threads=2), seed=7) == tokens
+
+    def test_other_seeds_give_other_texts(self, generator: Generator) -> None:
+        seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
+        assert len({tuple(generate(generator, seed=seed)) for seed in seeds}) == len(seeds)
+
+    def test_without_a_seed_every_text_is_different(self, tiny_opt: Path) -> None:
+        generators = [Generator(tiny_opt, threads=1) for _ in range(2)]
+        texts = {tuple(generate(generator)) for generator in generators for _ in range(3)}
+        assert len(texts) == 6
+
+    def test_a_seed_of_the_generator_makes_the_series_repeatable(self, tiny_opt: Path) -> None:
+        def series(seed: int) -> list[list[int]]:
+            generator = Generator(tiny_opt, seed=seed, threads=1)
+            return [generate(generator) for _ in range(3)]
+
+        first, second = series(1), series(2)
+        assert first == series(1)
+        assert len({tuple(tokens) for tokens in first + second}) == 6

@@ -1,0 +1,213 @@
+"""Threads that share a Generator take turns, may close each other's streams, and run meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
+from h2o_cpp import Generator
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_opt: Path) -> str:
+    """What a fresh Generator says."""
+    return greedy(Generator(tiny_opt, threads=1))
+
+
+@pytest.fixture
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, threads=1)
+
+
+class TestTurns:
+    @pytest.mark.parametrize("n_threads", [2, 4])
+    @pytest.mark.parametrize("hh", [None, 0.01])
+    def test_each_gets_the_text_that_it_would_get_alone(
+        self, tiny_opt: Path, n_threads: int, hh: float | None
+    ) -> None:
+        def texts(generator: Generator, thread: int) -> list[str]:
+            """By several ways to generate, and after abandoned streams."""
+            out = []
+            for n in range(4):
+                options: dict[str, Any] = {"seed": 10 * thread + n, "max_tokens": 30}
+                stream = generator.stream(f"Chapter {n}. The", **options)
+                out.append("".join(stream))
+                out.append(generator.generate(f"The {n}. chapter", **options).text)
+                next(generator.stream("Another text"))
+            return out
+
+        alone = [texts(Generator(tiny_opt, hh=hh, threads=1), n) for n in range(n_threads)]
+        assert len(set(itertools.chain(*alone))) == 8 * n_threads
+        shared = Generator(tiny_opt, hh=hh, threads=1)
+        together = [Background(lambda n=n: texts(shared, n)) for n in range(n_threads)]  # type: ignore[misc]
+        assert [thread.result() for thread in together] == alone
+
+    def test_logits_take_their_turn(self, generator: Generator, expected: str) -> None:
+        """While other threads stream and look at the cache."""
+        tokens = np.arange(5, 105)
+        logits = generator.logits(tokens)
+        done = threading.Event()
+
+        def look() -> int:
+            looks = 0
+            while not done.is_set():
+                stats = generator.stats()
+                assert stats.tokens_seen - stats.tokens_kept == stats.evictions
+                looks += generator.kept(1, 2)[0].size <= 2048
+            return looks
+
+        looks = Background(look)
+        texts = [Background(lambda: greedy(generator)) for _ in range(5)]
+        scores = [Background(lambda: generator.logits(tokens)) for _ in range(5)]
+        for score in scores:
+            np.testing.assert_array_equal(score.result(), logits)
+        assert {text.result() for text in texts} == {expected}
+        done.set()
+        assert looks.result() > 0
+
+    def test_the_next_stream_waits_for_the_one_before(
+        self, generator: Generator, expected: str
+    ) -> None:
+        first = generator.stream("Another text", max_tokens=50, seed=1)
+        next(first)
+        second = Background(lambda: greedy(generator))
+        assert "".join(itertools.islice(first, 10))
+        assert second.runs(0.2)
+        first.close()
+        assert second.result() == expected
+
+    def test_a_stream_may_change_threads(self, generator: Generator, expected: str) -> None:
+        stream = generator.stream(PROMPT, **GREEDY)
+        pieces = [Background(lambda: next(stream)).result() for _ in range(3)]
+        assert "".join(pieces + list(stream)) == expected
+
+    def test_generators_of_one_file_have_nothing_in_common(
+        self, tiny_opt: Path, expected: str
+    ) -> None:
+        generators = [Generator(tiny_opt, threads=1) for _ in range(2)]
+        streams = [generator.stream(PROMPT, **GREEDY) for generator in generators]
+        pairs = list(zip(*streams, strict=True))
+        assert ["".join(pieces) for pieces in zip(*pairs, strict=True)] == [expected] * 2
+
+
+class TestClosing:
+    def test_a_stream_by_another_thread(self, generator: Generator, expected: str) -> None:
+        stream = generator.stream("Another text", max_tokens=500, seed=1)
+        next(stream)
+        Background(stream.close).result()
+        assert stream.finish_reason == "cancelled"
+        assert next(stream, None) is None
+        assert_usable(generator, expected)
+
+    def test_a_stream_that_computes(self, generator: Generator, expected: str) -> None:
+        """Closing it does not wait, and ends it after the token that is being computed."""
+        stream = generator.stream("Another text", ignore_eos=True, seed=1)
+        begun = threading.Event()
+
+        def consume() -> int:
+            for _ in stream:
+                begun.set()
+            return len(stream.tokens)
+
+        n_tokens = Background(consume)
+        assert begun.wait(PATIENCE)
+        stream.close()
+        assert n_tokens.result() < 2000
+        assert stream.finish_reason == "cancelled"
+        assert_usable(generator, expected)
+
+    def test_a_stream_that_reads_its_prompt(self, tiny_opt: Path, expected: str) -> None:
+        generator = Generator(tiny_opt, n_batch=1, threads=1)
+        stream = generator.stream([5 + i % 4000 for i in range(2000)])
+        pieces = Background(lambda: list(stream))
+        while generator.stats().tokens_seen == 0:
+            time.sleep(0.001)
+        stream.close()
+        assert pieces.result() == []
+        assert generator.stats().tokens_seen < 2000
+        assert_usable(generator, expected)
+
+    def test_a_stream_that_waits_for_its_turn(self, generator: Generator, expected: str) -> None:
+        first = generator.stream(PROMPT, **GREEDY)
+        pieces = [next(first)]
+        second = generator.stream("Another text")
+        waiting = Background(lambda: list(second))
+        assert waiting.runs(0.1)
+        second.close()
+        assert "".join(pieces + list(first)) == expected
+        assert waiting.result() == []
+        assert second.finish_reason == "cancelled"
+        assert_usable(generator, expected)
+
+    def test_the_generator_waits_for_the_stream_of_another_thread(
+        self, generator: Generator, expected: str
+    ) -> None:
+        stream = generator.stream(PROMPT, **GREEDY)
+        pieces = [next(stream)]
+        closing = Background(generator.close)
+        assert closing.runs(0.2)
+        assert "".join(pieces + list(stream)) == expected
+        closing.result()
+        with pytest.raises(RuntimeError, match="closed"):
+            generator.stats()
+
+    def test_a_stream_that_waits_when_the_generator_closes(
+        self, generator: Generator, expected: str
+    ) -> None:
+        """It gets its turn before, and says all, or after, and says why it cannot."""
+        first = generator.stream("Another text", max_tokens=50, seed=1)
+        next(first)
+        second = Background(lambda: greedy(generator))
+        assert second.runs(0.1)
+        generator.close()  # ends the stream of this thread
+        try:
+            assert second.result() == expected
+        except RuntimeError as error:
+            assert "closed" in str(error)  # noqa: PT017 - either is right
+
+
+@pytest.mark.parametrize("work", ["logits", "prefill"])
+def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
+    """Another thread runs while one call into C++ computes.
+
+    Were the GIL held, the other one would be silent all through the call. The machine may have
+    other things to do too, so it must not be silent for half of the call in three of five tries.
+    """
+    generator = Generator(tiny_opt, n_batch=1000, threads=1)
+    tokens = [5 + i for i in range(1000)]
+
+    def compute() -> None:
+        if work == "logits":
+            generator.logits(tokens)
+        else:
+            next(generator.stream(tokens, temperature=0, max_tokens=1), None)
+
+    def longest_silence() -> float:
+        """As a share of the time that the computation takes."""
+        running, done = threading.Event(), threading.Event()
+
+        def run() -> float:
+            longest, last = 0.0, time.perf_counter()
+            running.set()
+            while True:
+                ending, now = done.is_set(), time.perf_counter()
+                longest, last = max(longest, now - last), now
+                if ending:
+                    return longest
+
+        other = Background(run)
+        assert running.wait(PATIENCE)
+        begin = time.perf_counter()
+        compute()
+        seconds = time.perf_counter() - begin
+        done.set()
+        return other.result() / seconds
+
+    assert sorted(longest_silence() for _ in range(5))[2] < 0.5

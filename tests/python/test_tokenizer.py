@@ -1,0 +1,256 @@
+"""Tokenization: text survives it, and the tokens are those of Hugging Face and llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+
+from h2o_cpp import Generator, _core
+from h2o_cpp.tokenizer import TextTokenizer
+
+CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
+TEXTS = [
+    "",
+    "Hello world",
+    "  leading, trailing and   inner spaces  ",
+    "tabs\tand\nnew\r\nlines\n\n\n",
+    "I'll, you've, he's, don't, WE'RE, 'tis",
+    "0 12 345 6789 3.14159",
+    "Führer, naïve café, e\u0301 beside \u00e9, ﬁ ligature",
+    "нещо на Български; Ελληνικά; עברית; العربية",
+    "我想在apple工作1314151天 日本語のテキスト 한국어",
+    "កាន់តែពិសេស हिन्दी ไทย",
+    "🦙 😶‍🌫️ 👩‍👩‍👧‍👦 🇩🇪 \U0010ffff",
+    "\x00\x01\x7f \u00a0 \u200b \u2028 \u3000 \ufeff \ufffd",
+    "<s < /s> <|endoftext|> <mask> [PAD3] Ġ Ċ",
+]
+METADATA: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "</s>"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+    "tokenizer.ggml.merges": ["a b"],
+}
+
+Encode = Callable[[str], list[int]]
+any_text = st.one_of(
+    st.text(),
+    st.text("aeinorst '\n\t.0é我🦙\u0301\u3000"),
+    st.lists(st.sampled_from(TEXTS)).map("".join),
+)
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, threads=1)
+
+
+@pytest.fixture(scope="module")
+def hugging_face(shared: Path) -> Any:
+    """What transformers makes of the bundled model's checkpoint."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    return transformers.AutoTokenizer.from_pretrained(shared / "models" / "tiny-opt-hf")
+
+
+@pytest.fixture(scope="module")
+def opt(shared: Path) -> tuple[TextTokenizer, ByteLevelBPETokenizer]:
+    """The tokenizer of the published OPT models, ours and the one of the tokenizers library."""
+    vocab, merges = (shared / "tokenizers" / "opt" / name for name in ("vocab.json", "merges.txt"))
+    ids: dict[str, int] = json.loads(vocab.read_text(encoding="utf-8"))
+    tokens = sorted(ids, key=ids.__getitem__)
+    metadata = METADATA | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in CONTROL else 1 for token in tokens],
+        "tokenizer.ggml.merges": merges.read_text(encoding="utf-8").rstrip("\n").split("\n")[1:],
+    }
+    return TextTokenizer(metadata, len(tokens)), ByteLevelBPETokenizer.from_file(
+        str(vocab), str(merges)
+    )
+
+
+def change(**changes: Any) -> dict[str, Any]:
+    """METADATA with changes of the keys tokenizer.ggml.*; None takes one out."""
+    metadata = METADATA | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_text)
+def test_text_survives(generator: Generator, text: str) -> None:
+    tokens = generator.tokenize(text, add_special=False)
+    assert all(0 <= token < 4096 for token in tokens)
+    assert generator.detokenize(tokens) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_of_any_language_survives(generator: Generator, text: str) -> None:
+    tokens = generator.tokenize(text, add_special=False)
+    assert generator.detokenize(tokens) == text
+    assert generator.tokenize(text) == [2, *tokens]  # </s> in front
+    assert generator.detokenize([2, *tokens]) == text
+
+
+def test_bytes_that_are_no_text_become_replacement_characters(generator: Generator) -> None:
+    tokens = generator.tokenize("🦙", add_special=False)
+    assert len(tokens) > 1
+    assert generator.detokenize(tokens[:-1]) == "\ufffd"
+    assert generator.detokenize(tokens[-1:]).strip("\ufffd") == ""
+    assert generator.detokenize([]) == ""
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_text)
+@example("".join(TEXTS))
+@example("<s>a</s> <pad><unk>")
+def test_same_tokens_as_hugging_face(generator: Generator, hugging_face: Any, text: str) -> None:
+    assert generator.tokenize(text) == hugging_face(text, split_special_tokens=True)["input_ids"]
+
+
+@pytest.mark.parametrize("token", ["</s>", "<pad>"])
+def test_control_tokens_in_text_are_read_as_hugging_face_does(
+    generator: Generator, hugging_face: Any, token: str
+) -> None:
+    """Where that is asked for; there it is the default, here it is not."""
+    for form in ("{}", "a{}b", " {} ", "\n{}{}!", "<{}>", "{} {}"):
+        text = form.replace("{}", token)
+        assert generator.tokenize(text, parse_special=True) == hugging_face(text)["input_ids"], text
+        assert generator.detokenize(generator.tokenize(text)) == text
+
+
+def test_control_tokens_have_no_text(generator: Generator) -> None:
+    tokens = generator.tokenize("a</s>b", parse_special=True)
+    assert tokens[::2] == [2, 2]
+    assert generator.detokenize(tokens) == "ab"
+    assert generator.generate("a</s>b", max_tokens=1).prompt_tokens > len(tokens)
+    assert generator.generate("a</s>b", max_tokens=1, parse_special=True).prompt_tokens == 4
+
+
+@settings(deadline=None, max_examples=100)
+@given(any_text)
+@example("".join(TEXTS))
+def test_vocabulary_of_the_published_opt_models(
+    opt: tuple[TextTokenizer, ByteLevelBPETokenizer], text: str
+) -> None:
+    ours, theirs = opt
+    tokens = ours.encode(text, add_special=False)
+    assert tokens == theirs.encode(text).ids
+    assert ours.decode(tokens) == text
+
+
+def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: Path) -> None:
+    for name in ("wiki.test.raw", "l-frank-baum_the-wonderful-wizard-of-oz.txt"):
+        text = (shared / "text" / name).read_text(encoding="utf-8")[:100_000]
+        assert generator.tokenize(text) == hugging_face(text)["input_ids"]
+
+
+def test_reference_vectors_of_llama_cpp(shared: Path) -> None:
+    path = shared / "tokenizers" / "ggml-vocab" / "ggml-vocab-gpt-2.gguf"
+    metadata = _core.GgufFile(path).metadata()
+    tokenizer = TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
+    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
+    assert len(texts) == len(lines) > 40
+    for text, line in zip(texts, lines, strict=True):
+        assert tokenizer.encode(text) == [int(token) for token in line.split()], text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"], ids=ascii)
+def test_lone_surrogates_are_no_text(generator: Generator, text: str) -> None:
+    with pytest.raises(ValueError, match="Unicode"):
+        generator.tokenize(text)
+    with pytest.raises(ValueError, match="Unicode"):
+        generator.generate(text, max_tokens=1)
+
+
+@pytest.mark.parametrize("token", [-1, 4096, 2**31, 2**64])
+def test_tokens_out_of_range(generator: Generator, token: int) -> None:
+    with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of 4096"):
+        generator.detokenize([5, token])
+
+
+def test_the_beginning_of_text() -> None:
+    assert TextTokenizer(METADATA, 4).encode("ab") == [2]
+    for add in (True, False):
+        tokenizer = TextTokenizer(change(bos_token_id=3, add_bos_token=add), 4)
+        assert tokenizer.encode("ab") == [3, 2] if add else [2]
+        assert tokenizer.encode("ab", add_special=False) == [2]
+        assert tokenizer.encode("") == ([3] if add else [])
+
+
+def test_ends_of_text() -> None:
+    assert TextTokenizer(METADATA, 4).end_tokens == frozenset()
+    assert TextTokenizer(change(eos_token_id=3), 4).end_tokens == {3}
+    assert TextTokenizer(change(eos_token_id=3, eot_token_id=1), 4).end_tokens == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [(1, b" \xc3b"), (2, b""), (3, b""), (4, "Ġ\xc3b".encode()), (5, b"")]
+)
+def test_bytes_of_token_types(kind: int, data: bytes) -> None:
+    """Normal tokens are bytes in GPT-2's form, user-defined ones text; the others say nothing."""
+    metadata = change(tokens=["a", "b", "ab", "Ġ\xc3b"], token_type=[1, 1, 1, kind])
+    assert TextTokenizer(metadata, 4).token_bytes(3) == data
+
+
+def test_token_types_may_be_missing() -> None:
+    assert TextTokenizer(change(token_type=None), 4).token_bytes(3) == b"</s>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None}, "tokenizer.ggml.model is missing"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert', supported: 'gpt2'"),
+        ({"model": 2}, "tokenizer.ggml.model is a int, expected str"),
+        ({"pre": None}, "tokenizer.ggml.pre is missing"),
+        ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', supported: "),
+        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"tokens": "abcd"}, "tokenizer.ggml.tokens is a str, expected list"),
+        ({"tokens": ["a", "b", "ab"]}, "tokenizer.ggml.tokens has 3 entries"),
+        ({"tokens": [1, 2, 3, 4]}, "tokenizer.ggml.tokens"),
+        ({"tokens": [["a"], "b", "ab", "c"]}, "tokenizer.ggml.tokens"),
+        ({"tokens": ["a", "\udcff", "ab", "</s>"]}, "tokenizer.ggml"),
+        ({"token_type": [1, 1, 1]}, "token_type 3, the model has 4"),
+        ({"token_type": [1, 1, 1, 7]}, "tokenizer.ggml.token_type has 7"),
+        ({"token_type": 1}, "tokenizer.ggml.token_type is a int, expected list"),
+        ({"merges": None}, "tokenizer.ggml.merges is missing"),
+        ({"merges": "a b"}, "tokenizer.ggml.merges is a str, expected list"),
+        ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab', expected two parts"),
+        ({"merges": [" b"]}, "tokenizer.ggml.merges has ' b', expected two parts"),
+        ({"merges": ["a "]}, "tokenizer.ggml.merges has 'a ', expected two parts"),
+        ({"merges": [""]}, "tokenizer.ggml.merges has '', expected two parts"),
+        ({"merges": ["a b c"]}, "tokenizer.ggml.merges"),
+        ({"merges": ["a x"]}, "tokenizer.ggml.merges"),
+        ({"merges": ["b a"]}, "tokenizer.ggml.merges"),
+        ({"merges": ["ab </s>"]}, "tokenizer.ggml.merges"),
+        ({"merges": ["ab ab"]}, "tokenizer.ggml.merges"),  # longer than any token
+        ({"merges": ["a \udcff"]}, "tokenizer.ggml.merges"),
+        ({"merges": [1, 2]}, "tokenizer.ggml.merges"),
+        ({"merges": [["a", "b"]]}, "tokenizer.ggml.merges"),
+        ({"bos_token_id": 4}, "tokenizer.ggml.bos_token_id is 4, the vocabulary has 4"),
+        ({"eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1, the vocabulary has 4"),
+        ({"eot_token_id": 2**40}, "tokenizer.ggml.eot_token_id is"),
+        ({"eos_token_id": "3"}, "tokenizer.ggml.eos_token_id is a str, expected int"),
+        ({"add_bos_token": True}, "add_bos_token is true but bos_token_id is missing"),
+        ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is a int, expected bool"),
+    ],
+    ids=ascii,
+)
+def test_bad_metadata(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
+        TextTokenizer(change(**changes), 4)
+    assert message in str(error.value)
+
+
+def test_size_of_the_vocabulary() -> None:
+    with pytest.raises(ValueError, match="the model has 5"):
+        TextTokenizer(METADATA, 5)

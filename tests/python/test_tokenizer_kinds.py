@@ -1,0 +1,264 @@
+"""Tokenizers from metadata alone: how text is cut, spaces, bytes, special tokens, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.tokenizer.pre_tokenizers import pre_tokenizer
+from h2o_cpp.tokenizer.special_tokens import SpecialTokens, unused_characters
+from vocabularies import TEXTS, any_text, byte_pairs, sentence_pieces
+
+S = "\u2581"
+
+
+def tokenizer(metadata: dict[str, Any]) -> TextTokenizer:
+    return TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
+
+
+def text_bytes(text: str) -> list[int]:
+    """Tokens of sentence_pieces() for bytes without a piece."""
+    return [3 + byte for byte in text.encode()]
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt-2", "I|'|LL| we|'ll| 12345½| | x|\n\n\t| y|!!|\n  "),
+        ("llama-bpe", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
+        ("qwen2", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
+        ("smollm", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
+        ("default", "I|'|LL| we|'|ll| |123|45½| | x|\n\n\t| y|!!|\n  "),
+    ],
+)
+def test_cuts(name: str, pieces: str) -> None:
+    text = pieces.replace("|", "")
+    cut = pre_tokenizer(name, None).build().pre_tokenize_str(text)
+    assert "|".join(text[begin:end] for _, (begin, end) in cut) == pieces
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("llama3", "llama-bpe"), ("mpt", "olmo"), ("phi-2", "gpt-2"), ("starcoder", "smollm")],
+)
+def test_aliases(alias: str, name: str) -> None:
+    assert pre_tokenizer(alias, None) == pre_tokenizer(name, None)
+
+
+def test_llama_bpe_takes_whole_tokens_before_merges() -> None:
+    extra = ("abc", 1)  # no merge makes it
+    assert tokenizer(byte_pairs(extra)).encode("abc") == [257, ord("c")]
+    assert tokenizer(byte_pairs(extra, pre="llama-bpe", add_bos_token=False)).encode("abc") == [258]
+
+
+@pytest.mark.parametrize("pre", ["olmo", "mpt", "qwen2"])
+def test_normalised_where_the_model_was_trained_so(pre: str) -> None:
+    assert tokenizer(byte_pairs(pre=pre)).encode("e\u0301") == [0xC3, 0xA9]
+    assert tokenizer(byte_pairs()).encode("e\u0301") == [ord("e"), 0xCC, 0x81]
+
+
+@pytest.mark.parametrize("pre", ["nonsense", "GPT-2", "", "llama"])
+def test_unknown_pre_tokenizers_are_refused(pre: str) -> None:
+    with pytest.raises(ValueError, match=f"tokenizer.ggml.pre is '{pre}', supported: default, "):
+        tokenizer(byte_pairs(pre=pre))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "e"), [("gpt2", [101, 0xCC, 0x81]), ("gptneox", [0xC3, 0xA9])]
+)
+def test_pre_tokenizers_of_old_files(architecture: str, e: list[int]) -> None:
+    metadata = byte_pairs()
+    del metadata["tokenizer.ggml.pre"]
+    assert tokenizer(metadata | {"general.architecture": architecture}).encode("e\u0301") == e
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.pre is missing"):
+        tokenizer(metadata | {"general.architecture": "llama"})
+
+
+def test_merges_of_spaces() -> None:
+    assert tokenizer(byte_pairs((" ", 1), (" a", 1), merges=["  a"])).encode("a") == [97]
+    with pytest.raises(ValueError, match="has '  ', expected two parts and a space"):
+        tokenizer(byte_pairs((" ", 1), merges=["  "]))
+
+
+class TestSentencePieces:
+    def test_a_space_is_put_in_front(self) -> None:
+        t = tokenizer(sentence_pieces())
+        assert t.encode("ab ab", add_special=False) == [263, 263]
+        assert t.encode(" ab", add_special=False) == [259, 263]
+        assert t.encode("") == [1]
+        assert t.encode("", add_special=False) == []
+        t = tokenizer(sentence_pieces(add_space_prefix=False))
+        assert t.encode("ab ab", add_special=False) == [262, 263]
+
+    def test_characters_without_a_piece_are_bytes(self) -> None:
+        t = tokenizer(sentence_pieces())
+        assert t.encode("a🦙", add_special=False) == [264, *text_bytes("🦙")]
+        assert [t.token_bytes(i) for i in text_bytes("é")] == [b"\xc3", b"\xa9"]
+
+    @given(any_text)
+    def test_text_survives(self, text: str) -> None:
+        text = text.replace(S, "")  # which SentencePiece takes for a space
+        for prefix in (True, False):
+            t = tokenizer(sentence_pieces(add_space_prefix=prefix))
+            assert t.decode(t.encode(text)) == text
+
+    def test_bytes_of_pieces(self) -> None:
+        t = tokenizer(sentence_pieces(("x y", 4), ("u", 5)))
+        assert [t.token_bytes(i) for i in (0, 1, 2, 259, 263, 265, 266)] == [
+            *[b""] * 3, b" ", b" ab", b"x y", b"",
+        ]  # fmt: skip
+
+    def test_only_the_first_space_of_a_text_is_left_out(self) -> None:
+        t = tokenizer(sentence_pieces())
+        assert t.decode([1, 263, 263]) == "ab ab"
+        assert t.decode([259, 263]) == " ab"
+        assert t.decode([262, 263]) == "ab ab"
+        assert t.token_bytes(263, begins=True) == b"ab"
+        assert t.token_bytes(263) == b" ab"
+        assert tokenizer(sentence_pieces(add_space_prefix=False)).decode([263]) == " ab"
+
+    def test_user_defined_tokens_are_read_whole(self) -> None:
+        for text in ("ba  ab", f"ba{S}{S}ab"):
+            t = tokenizer(sentence_pieces((text, 4)))
+            assert t.encode("ba  abb", add_special=False) == [259, 265, 261]
+
+    def test_extra_spaces_may_be_removed(self) -> None:
+        t = tokenizer(sentence_pieces(remove_extra_whitespaces=True))
+        assert t.encode("  ab   ab ", add_special=False) == [263, 263]
+
+    def test_text_that_goes_on_gets_no_space(self) -> None:
+        t = tokenizer(sentence_pieces())
+        assert t.encode_parts(["ab"], begins=False) == [262]
+        assert t.encode_parts([" ab", 2, "ab"], begins=False) == [263, 2, 263]
+
+    @pytest.mark.parametrize("unknown", [0, 1, 259])
+    def test_one_token_is_unknown(self, unknown: int) -> None:
+        """Files may declare none, or several."""
+        metadata = sentence_pieces(unknown_token_id=unknown)
+        for kind in (1, 2, 3):
+            metadata["tokenizer.ggml.token_type"][:2] = [kind, kind]
+            assert tokenizer(metadata).encode("ab", add_special=False) == [263]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"scores": None}, "tokenizer.ggml.scores is missing"),
+            ({"scores": [0.0]}, "tokenizer.ggml.scores has 1 entries, the model has 265"),
+            ({"scores": [1] * 265}, "tokenizer.ggml.scores has a int, expected float"),
+            ({"scores": [1e300] * 265}, "not a SentencePiece model"),
+            ({"tokens": ["a"] * 265}, "a is already defined"),
+            ({"tokens": [""] * 265}, "not a SentencePiece model"),
+            ({"tokens": ["\udcff"] * 265}, "not a SentencePiece model"),
+            ({"token_type": None}, "tokenizer.ggml.token_type is missing"),
+            ({"token_type": [-1] * 265}, "tokenizer.ggml.token_type has -1, expected 1 to 6"),
+            ({"unknown_token_id": 265}, "unknown_token_id is 265, the vocabulary has 265"),
+            ({"add_space_prefix": 1}, "add_space_prefix is a int, expected bool"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_bad_metadata(self, changes: dict[str, Any], message: str) -> None:
+        metadata = sentence_pieces(**changes)
+        metadata = {key: value for key, value in metadata.items() if value is not None}
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
+            tokenizer(metadata)
+        assert message in str(error.value)
+
+
+class TestSpecialTokens:
+    def test_only_where_asked_for(self) -> None:
+        t = tokenizer(byte_pairs(("<x>", 2), ("<y>", 5)))
+        assert t.encode("a</s>b<x>", parse_special=True) == [97, 256, 98, 258]
+        assert t.decode(t.encode("a</s>b<x><y>")) == "a</s>b<x><y>"
+        assert t.encode("<y>", parse_special=True) == [*b"<y>"]  # unused
+
+    def test_user_defined_tokens_always(self) -> None:
+        t = tokenizer(byte_pairs(("<x>", 4), ("  ", 4)))
+        assert t.encode("a<x>   b") == [97, 258, 259, 32, 98]
+        assert t.decode([97, 258, 259, 98]) == "a<x>  b"
+
+    def test_the_longest_wins(self) -> None:
+        t = tokenizer(byte_pairs(("</s", 3), ("</s>>", 3)))
+        assert t.encode("</s></s>></s", parse_special=True) == [256, 259, 258]
+
+    def test_sentence_pieces_put_a_space_after_them(self) -> None:
+        t = tokenizer(sentence_pieces())
+        assert t.encode("ab</s>ab", parse_special=True) == [1, 263, 2, 263]
+        assert t.encode("<s>ab", add_special=False, parse_special=True) == [1, 263]
+        assert 2 not in t.encode("</s>")
+        assert t.decode(t.encode("</s>")) == "</s>"
+
+    @given(st.lists(st.sampled_from(["</s>", "<", "</", "s>", ">", "a", "\U000f0000"])))
+    def test_disguised_text_has_none(self, fragments: list[str]) -> None:
+        special = SpecialTokens({"</s>": 1, "<|x|>": 2, ">": 3})
+        text = "".join(fragments)
+        disguise = special.disguise(unused_characters([text]))
+        disguised = disguise.put_on(text)
+        for cut in range(len(disguised) + 1):  # however a template takes it apart
+            for part in special.split(disguised[cut:] + disguised[:cut]):
+                assert isinstance(part, str)
+        assert disguise.take_off(disguised) == text
+
+    def test_a_vocabulary_without_any(self) -> None:
+        special = SpecialTokens({})
+        assert list(special.split("a</s>")) == ["a</s>"]
+        assert special.disguise(unused_characters([])).put_on("a") == "a"
+
+
+class TestBeginningAndEnd:
+    @pytest.mark.parametrize(
+        ("metadata", "ids"),
+        [
+            (byte_pairs(), [97]),
+            (byte_pairs(bos_token_id=256, add_bos_token=True), [256, 97]),
+            (byte_pairs(pre="llama-bpe", bos_token_id=256), [256, 97]),
+            (byte_pairs(pre="llama3", bos_token_id=256, add_bos_token=False), [97]),
+            (byte_pairs(add_eos_token=True), [97, 256]),
+            (sentence_pieces(), [1, 264]),
+            (sentence_pieces(add_bos_token=False), [264]),
+            (sentence_pieces(add_eos_token=True), [1, 264, 2]),
+            (sentence_pieces(bos_token_id=2), [2, 264]),
+        ],
+    )
+    def test_added_tokens(self, metadata: dict[str, Any], ids: list[int]) -> None:
+        t = tokenizer(metadata)
+        assert t.encode("a") == ids
+        assert t.encode("a", add_special=False) == [i for i in ids if i in (97, 264)]
+
+    @pytest.mark.parametrize("name", ["bos", "eos"])
+    def test_added_tokens_must_be_known(self, name: str) -> None:
+        metadata = byte_pairs() | {f"tokenizer.ggml.add_{name}_token": True}
+        del metadata["tokenizer.ggml.eos_token_id"]
+        with pytest.raises(ValueError, match=f"{name}_token_id is missing"):
+            tokenizer(metadata)
+
+    def test_ends_of_turn(self) -> None:
+        assert tokenizer(byte_pairs()).end_tokens == {256}
+        assert tokenizer(byte_pairs(eot_token_id=5, eom_token_id=6)).end_tokens == {5, 6, 256}
+        assert tokenizer(sentence_pieces()).end_tokens == {2}
+
+    @pytest.mark.parametrize("text", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"])
+    @pytest.mark.parametrize("kind", [1, 3, 4])
+    def test_ends_of_turn_by_text(self, text: str, kind: int) -> None:
+        """They are control tokens, whatever the file says."""
+        t = tokenizer(byte_pairs((text, kind)))
+        assert t.end_tokens == {256, 258}
+        assert 258 not in t.encode(text)
+        assert t.encode(text, parse_special=True) == [258]
+        assert t.token_bytes(258) == b""
+
+
+@pytest.mark.parametrize("metadata", [byte_pairs(), sentence_pieces()], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"], ids=ascii)
+def test_lone_surrogates_are_no_text(metadata: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match="text is not valid Unicode"):
+        tokenizer(metadata).encode(text)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+def test_text_survives_byte_pairs(text: str) -> None:
+    t = tokenizer(byte_pairs())
+    assert t.decode(t.encode(text)) == text
