@@ -17,7 +17,7 @@ from scripted_opt import END, scripted_opt, u32
 numbers = count()
 PROMPT = [ord("?")]  # of one token: what is said begins with the script
 
-texts = st.one_of(st.text("abé🦙", max_size=20), st.text(max_size=20))
+texts = st.one_of(st.text("ab"), st.text("abé🦙", max_size=20), st.text(max_size=20))
 stops = st.lists(
     st.one_of(st.text("abé🦙", min_size=1, max_size=4), st.text(min_size=1, max_size=4)), max_size=3
 )
@@ -48,6 +48,7 @@ def speaker(folder: Path, script: bytes | list[int], n_ctx: int = 32) -> Generat
 class TestTextPieces:
     @given(texts.map(str.encode) | st.binary(max_size=20), st.lists(st.integers(0, 99)), stops)
     @example(b"abab", [1, 2, 3], ["abb", "bab"])
+    @example(b"xaby", [], ["b", "a"])
     @example("a🦙".encode(), [1, 2, 3, 4], ["🦙"])
     @example("a🦙".encode()[:-1], [2, 3], ["\ufffd"])
     def test_any_bytes_any_split_any_stops(

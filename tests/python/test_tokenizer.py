@@ -22,6 +22,7 @@ TEXTS = [
     "  leading, trailing and   inner spaces  ",
     "tabs\tand\nnew\r\nlines\n\n\n",
     "I'll, you've, he's, don't, WE'RE, 'tis",
+    "'sit 'tree 'really 'very 'mine 'llama 'dog, he'd she'd",
     "0 12 345 6789 3.14159",
     "Führer, naïve café, e\u0301 beside \u00e9, ﬁ ligature",
     "нещо на Български; Ελληνικά; עברית; العربية",
@@ -190,6 +191,12 @@ def test_ends_of_text() -> None:
     assert TextTokenizer(METADATA, 4).end_tokens == frozenset()
     assert TextTokenizer(change(eos_token_id=3), 4).end_tokens == {3}
     assert TextTokenizer(change(eos_token_id=3, eot_token_id=1), 4).end_tokens == {1, 3}
+
+
+@pytest.mark.parametrize("kind", [2, 3, 5])
+def test_no_text_becomes_a_silent_token(kind: int) -> None:
+    metadata = change(tokens=["a", "b", "ab", "c"], token_type=[1, 1, 1, kind])
+    assert TextTokenizer(metadata, 4).encode("cabc") == [2]
 
 
 @pytest.mark.parametrize(
