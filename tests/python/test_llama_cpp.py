@@ -9,8 +9,8 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
+from h2o_cpp.peers.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
 from h2o_cpp.quantize import MIXES, quantize
-from llama_cpp_peer import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
 from random_models import RECIPES, Recipe, make_model, save_checkpoint
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra: bench)")

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: the same GGUF file, the same tokens."""
+"""llama.cpp as a peer: the same GGUF file, the same tokens. Needs llama-cpp-python."""
 
 from __future__ import annotations
 
