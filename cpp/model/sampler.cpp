@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 
@@ -45,7 +46,8 @@ int32_t Sampler::sample(std::span<const float> logits) {
           " logits for a vocabulary of ", counts_.size());
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
-    candidates_.push_back({static_cast<int32_t>(i), logits[i]});
+    const float logit = std::isnan(logits[i]) ? -std::numeric_limits<float>::infinity() : logits[i];
+    candidates_.push_back({static_cast<int32_t>(i), logit});
   }
   penalise();
   if (options_.temperature == 0) {
@@ -82,7 +84,9 @@ void Sampler::keep_likely() {
   const float largest = candidates_.front().logit;
   float total = 0;
   for (const Candidate& c : candidates_) {
-    weights_.push_back(std::exp((c.logit - largest) / options_.temperature));
+    // The largest may be infinite, and infinity less itself is not a number.
+    const float below = c.logit == largest ? 0 : c.logit - largest;
+    weights_.push_back(std::exp(below / options_.temperature));
     total += weights_.back();
   }
 
@@ -97,16 +101,17 @@ void Sampler::keep_likely() {
 }
 
 int32_t Sampler::draw() {
-  float total = 0;
+  double total = 0;
   for (float w : weights_) total += w;
   // 53 random bits: the same everywhere, unlike std::uniform_real_distribution.
-  const double uniform = static_cast<double>(random_() >> 11) * 0x1p-53;
-  float left = static_cast<float>(uniform) * total;
+  double left = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
+  size_t last = 0;  // with a chance, should rounding leave something over
   for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] > 0) last = i;
     left -= weights_[i];
-    if (left < 0) return candidates_[i].token;
+    if (left < 0) break;
   }
-  return candidates_.back().token;
+  return candidates_[last].token;
 }
 
 }  // namespace h2o

@@ -29,6 +29,7 @@ class Sampler {
   void accept(int32_t token);
 
   // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
+  // A NaN counts as -infinity.
   int32_t sample(std::span<const float> logits);
 
  private:

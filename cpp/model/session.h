@@ -39,6 +39,7 @@ class Session {
   std::span<const float> step(std::span<const Input> inputs);
 
   // step() of a single sequence, giving the logits after every token: sink(i, logits of token i).
+  // The sink must not use the model.
   void score(const Input& input,
              const std::function<void(int32_t i, std::span<const float> logits)>& sink);
 

@@ -24,6 +24,7 @@ class Recipe:
     n_heads: int
     n_ff: int
     n_layers: int = 2
+    n_ctx: int = N_CTX
     options: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> Any:
@@ -35,7 +36,7 @@ class Recipe:
             "num_attention_heads": self.n_heads,
             "num_hidden_layers": self.n_layers,
             "vocab_size": N_VOCAB,
-            "max_position_embeddings": N_CTX,
+            "max_position_embeddings": self.n_ctx,
             "bos_token_id": 2,
             "eos_token_id": 2,
             "pad_token_id": 1,

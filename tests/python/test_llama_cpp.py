@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,21 @@ def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
     # Both round keys and values to f16, llama.cpp activations too: 2^-11 each, in every layer.
     tolerance = 2.0**-11 * 4 * RECIPES[name].n_layers * np.abs(expected).max()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16"])
+@pytest.mark.parametrize("name", ["llama_gqa4", "gptneox_serial_tanh", "qwen2", "qwen3"])
+def test_random_models_continue_alike(name: str, outtype: str, tmp_path: Path) -> None:
+    recipe = replace(RECIPES[name], n_ctx=160)
+    path = random_file(recipe, tmp_path, outtype)
+    theirs = LlamaCpp(path, 160)
+    with Generator(path) as generator:
+        for seed in range(3):
+            prompt = np.random.default_rng(seed).integers(3, 60, 20).tolist()
+            stream = generator.stream(prompt, max_tokens=100, temperature=0, ignore_eos=True)
+            "".join(stream)
+            assert stream.tokens.tolist() == theirs.greedy(prompt, 100)
+    theirs.close()
 
 
 @pytest.mark.parametrize("outtype", ["f32", "f16"])

@@ -75,28 +75,42 @@ def test_rounded_weights_give_rounded_logits(
     assert 0 < error < 6 * 2.0**-bits * np.sqrt(n_matrices) * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "text", "n_prompt"),
+    [
+        ("tiny-opt-hf", "robert-louis-stevenson_treasure-island.txt", 100),
+        ("stories260K", "tinystories_sample_197k.txt", 40),
+    ],
+)
 def test_trained_model_on_a_held_out_page(
-    shared: Path, tmp_path: Path, transformers: ModuleType
+    shared: Path,
+    tmp_path: Path,
+    transformers: ModuleType,
+    checkpoint: str,
+    text: str,
+    n_prompt: int,
 ) -> None:
     """Logits within 1e-3 and the same greedy continuation for 200 tokens."""
     import torch
 
-    checkpoint = shared / "models" / "tiny-opt-hf"
-    book = shared / "text" / "robert-louis-stevenson_treasure-island.txt"
-    convert(checkpoint, tmp_path / "model.gguf", "f32")
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    source = shared / "models" / checkpoint
+    convert(source, tmp_path / "model.gguf", "f32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    page_of_text = (shared / "text" / text).read_text(encoding="utf-8")[20_000:24_000]
 
     with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
-        page = generator.tokenize(book.read_text(encoding="utf-8")[20_000:24_000])
+        page = generator.tokenize(page_of_text)[: generator.stats().n_ctx]
         with torch.no_grad():
             expected = model(torch.tensor([page])).logits[0].numpy()
         assert np.abs(generator.logits(page) - expected).max() < 1e-3
 
-        prompt = page[:100]
+        prompt = page[:n_prompt]
         greedy = model.generate(
             torch.tensor([prompt]), max_new_tokens=200, min_new_tokens=200, do_sample=False
         )
         stream = generator.stream(prompt, max_tokens=200, temperature=0, ignore_eos=True)
-        text = "".join(stream)
-        assert stream.tokens.tolist() == greedy[0, len(prompt) :].tolist()
-        assert text == generator.detokenize(stream.tokens)
+        said = "".join(stream)
+        assert stream.tokens.tolist() == greedy[0, n_prompt:].tolist()
+        assert generator.detokenize(prompt) + said == generator.detokenize(
+            [*prompt, *stream.tokens]
+        )

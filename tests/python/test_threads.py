@@ -83,6 +83,21 @@ class TestTurns:
         first.close()
         assert second.result() == expected
 
+    def test_who_waits_is_woken(self, generator: Generator) -> None:
+        """At once, as far as a busy machine lets it: not by looking again each second."""
+
+        def seconds_until_its_turn() -> float:
+            first = generator.stream("Another text", max_tokens=50, seed=1)
+            next(first)
+            second = Background(lambda: generator.generate(PROMPT, max_tokens=1))
+            assert second.runs(0.1)
+            begin = time.perf_counter()
+            first.close()
+            second.result()
+            return time.perf_counter() - begin
+
+        assert min(seconds_until_its_turn() for _ in range(3)) < 0.4
+
     def test_a_stream_may_change_threads(self, generator: Generator, expected: str) -> None:
         stream = generator.stream(PROMPT, **GREEDY)
         pieces = [Background(lambda: next(stream)).result() for _ in range(3)]

@@ -1,0 +1,66 @@
+"""Models that are split over several files."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter
+
+from h2o_cpp import Generator
+
+TOKENS = np.arange(5, 30)
+
+
+@pytest.fixture
+def parts(tiny_opt: Path, tmp_path: Path) -> list[Path]:
+    """The bundled model as gguf-py splits it, 40 tensors to a file."""
+    source = GGUFReader(tiny_opt)
+    with closing(GGUFWriter(tmp_path / "m.gguf", "opt", split_max_tensors=40)) as writer:
+        for key, field in source.fields.items():
+            if not key.startswith(("GGUF.", "general.architecture")):
+                sub_type = field.types[1] if len(field.types) > 1 else None
+                writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+        for tensor in source.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    return sorted(tmp_path.glob("m-*.gguf"))
+
+
+def test_gives_the_logits_of_the_whole(tiny_opt: Path, parts: list[Path]) -> None:
+    assert [path.name for path in parts] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    with Generator(tiny_opt) as whole, Generator(parts[0]) as split:
+        np.testing.assert_array_equal(split.logits(TOKENS), whole.logits(TOKENS))
+
+
+def test_opens_at_the_first_file_only(parts: list[Path]) -> None:
+    with pytest.raises(ValueError, match="file 2 of 3 of a split model, open the first"):
+        Generator(parts[1])
+
+
+def test_needs_every_file(parts: list[Path]) -> None:
+    parts[2].unlink()
+    with pytest.raises(FileNotFoundError, match=parts[2].name):
+        Generator(parts[0])
+
+
+def test_refuses_files_in_each_others_place(parts: list[Path]) -> None:
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(ValueError, match=rf"{parts[1].name}: is not file 2 of 3"):
+        Generator(parts[0])
+
+
+def test_refuses_a_file_that_was_renamed(parts: list[Path]) -> None:
+    renamed = parts[0].rename(parts[0].with_name("first.gguf"))
+    with pytest.raises(ValueError, match=r"must end in -00001-of-00003\.gguf"):
+        Generator(renamed)
+
+
+def test_refuses_a_file_that_was_truncated(parts: list[Path]) -> None:
+    parts[1].write_bytes(parts[1].read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=parts[1].name):
+        Generator(parts[0])
