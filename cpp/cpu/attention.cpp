@@ -21,7 +21,8 @@ class HeadStep {
   HeadStep(const CpuKernels& kernels, const Attention& attention, const KvView& cache,
            const Segment& segment, int32_t kv_head, std::byte* workspace)
       : kernels_(kernels),
-        rows_kernels_(kernels.of(cache.dtype)),
+        k_kernels_(kernels.of(cache.k_dtype)),
+        v_kernels_(kernels.of(cache.v_dtype)),
         attention_(attention),
         cache_(cache),
         segment_(segment),
@@ -73,11 +74,12 @@ class HeadStep {
   };
 
   KvRow slot(int64_t i) const {
-    return {head_.k + i * cache_.row_bytes, head_.v + i * cache_.row_bytes,
+    return {head_.k + i * cache_.k_row_bytes, head_.v + i * cache_.v_row_bytes,
             head_.scores != nullptr ? head_.scores + i : nullptr};
   }
   KvRow chunk_row(int64_t i) const {
-    return {chunk_.k + i * cache_.row_bytes, chunk_.v + i * cache_.row_bytes, chunk_.scores + i};
+    return {chunk_.k + i * cache_.k_row_bytes, chunk_.v + i * cache_.v_row_bytes,
+            chunk_.scores + i};
   }
   KvRows slots(int64_t begin, int64_t end) const {
     const KvRow row = slot(begin);
@@ -87,13 +89,13 @@ class HeadStep {
     return {chunk_.k, chunk_.v, head_.scores != nullptr ? chunk_.scores : nullptr, n};
   }
 
-  // Rounds the new row to the cache's type, the type that attention then reads.
+  // Rounds the new row to the cache's types, which attention then reads.
   void store(int32_t row, const KvRow& to) const {
     const int64_t column = int64_t{kv_head_} * cache_.head_dim;
     const float* k = attention_.k.floats() + (segment_.row + row) * attention_.k.cols + column;
     const float* v = attention_.v.floats() + (segment_.row + row) * attention_.v.cols + column;
-    rows_kernels_.encode(to.k, k, cache_.head_dim);
-    rows_kernels_.encode(to.v, v, cache_.head_dim);
+    k_kernels_.encode(to.k, k, cache_.head_dim);
+    v_kernels_.encode(to.v, v, cache_.head_dim);
     if (to.score != nullptr) *to.score = 0.0f;
   }
 
@@ -112,16 +114,16 @@ class HeadStep {
 
     int64_t n_visible = 0;
     for (const KvRows& keys : visible) {
-      rows_kernels_.matmul({.y = logits_ + n_visible,
-                            .x = q,
-                            .w = keys.k,
-                            .bias = nullptr,
-                            .n_rows = group_,
-                            .n_in = head_dim,
-                            .w_row_bytes = cache_.row_bytes,
-                            .y_stride = logits_stride_,
-                            .add = false},
-                           0, keys.n);
+      k_kernels_.matmul({.y = logits_ + n_visible,
+                         .x = q,
+                         .w = keys.k,
+                         .bias = nullptr,
+                         .n_rows = group_,
+                         .n_in = head_dim,
+                         .w_row_bytes = cache_.k_row_bytes,
+                         .y_stride = logits_stride_,
+                         .add = false},
+                        0, keys.n);
       n_visible += keys.n;
     }
     std::fill_n(out, group_ * head_dim, 0.0f);
@@ -129,8 +131,8 @@ class HeadStep {
       float* p = logits_ + h * logits_stride_;
       kernels_.softmax(p, n_visible, attention_.scale);
       for (const KvRows& values : visible) {
-        rows_kernels_.add_rows(out + h * head_dim, p, values.v, values.n, head_dim,
-                               cache_.row_bytes);
+        v_kernels_.add_rows(out + h * head_dim, p, values.v, values.n, head_dim,
+                            cache_.v_row_bytes);
         if (values.scores != nullptr) kernels_.add(values.scores, p, values.n);
         p += values.n;
       }
@@ -198,15 +200,16 @@ class HeadStep {
         continue;
       }
       const int32_t to = take_free_slot();
-      std::copy_n(chunk_row(row).k, cache_.row_bytes, slot(to).k);
-      std::copy_n(chunk_row(row).v, cache_.row_bytes, slot(to).v);
+      std::copy_n(chunk_row(row).k, cache_.k_row_bytes, slot(to).k);
+      std::copy_n(chunk_row(row).v, cache_.v_row_bytes, slot(to).v);
       enter(to, row, chunk_.scores[row]);
     }
     *head_.next_slot = take_free_slot();  // slots = budget + 1: exactly one is left
   }
 
   const CpuKernels& kernels_;
-  const TypeKernels& rows_kernels_;
+  const TypeKernels& k_kernels_;
+  const TypeKernels& v_kernels_;
   const Attention& attention_;
   const KvView& cache_;
   const Segment& segment_;

@@ -127,6 +127,53 @@ void encode_bf16(std::byte* y, const float* x, int64_t n) {
   }
 }
 
+// The scale of a block, which is stored in f16.
+F16 scale_of(float d) {
+  F16 all[kWidth];
+  store_f16(all, broadcast(d));
+  return all[0];
+}
+
+// As GGUF's reference: d = largest magnitude / 127, ties away from zero. n is whole blocks.
+void encode_q8_0(std::byte* y, const float* x, int64_t n) {
+  BlockQ8_0* out = reinterpret_cast<BlockQ8_0*>(y);
+  for (int64_t b = 0; b < n / 32; ++b, x += 32) {
+    float largest = 0;
+    for (int64_t i = 0; i < 32; ++i) {
+      const float magnitude = __builtin_fabsf(x[i]);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    const float d = largest / 127;
+    const float inverse = d > 0 ? 1 / d : 0;
+    out[b].d = scale_of(d);
+    for (int64_t i = 0; i < 32; ++i) {
+      const float q = __builtin_roundf(x[i] * inverse);
+      out[b].qs[i] = static_cast<int8_t>(q > -127 ? (q < 127 ? q : 127) : -127);  // NaN: -127
+    }
+  }
+}
+
+// As GGUF's reference: d = the value of largest magnitude / -8. n is whole blocks.
+void encode_q4_0(std::byte* y, const float* x, int64_t n) {
+  BlockQ4_0* out = reinterpret_cast<BlockQ4_0*>(y);
+  for (int64_t b = 0; b < n / 32; ++b, x += 32) {
+    float farthest = 0;
+    for (int64_t i = 0; i < 32; ++i) {
+      if (__builtin_fabsf(x[i]) > __builtin_fabsf(farthest)) farthest = x[i];
+    }
+    const float d = farthest / -8;
+    const float inverse = d != 0 ? 1 / d : 0;
+    out[b].d = scale_of(d);
+    const auto quantum = [&](int64_t i) {
+      const float q = x[i] * inverse + 8.5f;
+      return static_cast<uint8_t>(q > 0 ? (q < 15 ? q : 15) : 0);  // NaN: 0
+    };
+    for (int64_t i = 0; i < 16; ++i) {
+      out[b].qs[i] = static_cast<uint8_t>(quantum(i) | quantum(i + 16) << 4);
+    }
+  }
+}
+
 // Columns [c, c + C * kWidth) stay in registers while the rows go by.
 template <class Type, int C>
 void add_rows_columns(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t c,
@@ -163,6 +210,26 @@ void add_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, i
   }
 }
 
+// The same for blocks of 32, one column of blocks at a time.
+template <class Type>
+void add_block_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
+                    int64_t row_bytes) {
+  constexpr int64_t kVectors = Type::kBlock / kWidth;
+  static_assert(Type::kBlock == Type::kGroup);
+  for (int64_t c = 0; c < n; c += Type::kBlock) {
+    Vec sums[kVectors];
+    for (int64_t j = 0; j < kVectors; ++j) sums[j] = load(y + c + j * kWidth);
+    for (int64_t i = 0; i < n_rows; ++i) {
+      const Vec weight = broadcast(p[i]);
+      const Type block = Type::block(rows + i * row_bytes, c);
+      for (int64_t j = 0; j < kVectors; ++j) {
+        sums[j] = fma(weight, block.at(j * kWidth), sums[j]);
+      }
+    }
+    for (int64_t j = 0; j < kVectors; ++j) store(y + c + j * kWidth, sums[j]);
+  }
+}
+
 // Of a type that is never written.
 template <class Type>
 constexpr TypeKernels read_only() {
@@ -175,11 +242,11 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .f32 = {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
       .f16 = {matmul<Plain<F16>>, decode<Plain<F16>>, encode_f16, add_rows<Plain<F16>>},
       .bf16 = {matmul<Plain<BF16>>, decode<Plain<BF16>>, encode_bf16, add_rows<Plain<BF16>>},
-      .q4_0 = read_only<Q4_0>(),
+      .q4_0 = {matmul<Q4_0>, decode<Q4_0>, encode_q4_0, add_block_rows<Q4_0>},
       .q4_1 = read_only<Q4_1>(),
       .q5_0 = read_only<Q5_0>(),
       .q5_1 = read_only<Q5_1>(),
-      .q8_0 = read_only<Q8_0>(),
+      .q8_0 = {matmul<Q8_0>, decode<Q8_0>, encode_q8_0, add_block_rows<Q8_0>},
       .q2_k = read_only<Q2_K>(),
       .q3_k = read_only<Q3_K>(),
       .q4_k = read_only<Q4_K>(),

@@ -1,6 +1,7 @@
 #include "kv/cache.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "core/error.h"
@@ -31,8 +32,8 @@ struct Storage {
     const int64_t heads = int64_t{shape.n_layers} * shape.n_sequences * shape.n_kv_heads;
     const int64_t all_slots = heads * slots(policy, shape);
     Layout layout;
-    k = layout.place(all_slots * byte_size(shape.dtype, shape.head_dim));
-    v = layout.place(all_slots * byte_size(shape.dtype, shape.head_dim));
+    k = layout.place(all_slots * byte_size(shape.k_dtype, shape.head_dim));
+    v = layout.place(all_slots * byte_size(shape.v_dtype, shape.head_dim));
     positions = layout.place(all_slots * int64_t{sizeof(int32_t)});
     scores = layout.place(policy.keeps_scores() ? all_slots * int64_t{sizeof(float)} : 0);
     next_slot = layout.place(heads * int64_t{sizeof(int32_t)});
@@ -49,6 +50,15 @@ struct Storage {
   size_t size;
 };
 
+void validate_dtype(DType dtype, int32_t head_dim) {
+  constexpr std::array kStored = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
+  require(std::find(kStored.begin(), kStored.end(), dtype) != kStored.end(), "[kv cache] dtype ",
+          info(dtype).name, " is not one of F32, F16, BF16, Q8_0, Q4_0");
+  require(head_dim % info(dtype).block_size == 0, "[kv cache] dtype ", info(dtype).name,
+          " comes in blocks of ", info(dtype).block_size, ", which head_dim ", head_dim,
+          " is no multiple of");
+}
+
 void validate(const KvShape& shape) {
   require(shape.n_layers > 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
               shape.n_kv_heads > 0 && shape.head_dim > 0,
@@ -60,8 +70,8 @@ void validate(const KvShape& shape) {
   require(shape.max_tokens > 0, "[kv cache] max_tokens is ", shape.max_tokens,
           ", it must be positive");
   require(shape.max_rows > 0, "[kv cache] max_rows is ", shape.max_rows, ", it must be positive");
-  require(shape.dtype == DType::f32 || shape.dtype == DType::f16 || shape.dtype == DType::bf16,
-          "[kv cache] dtype ", info(shape.dtype).name, " is not one of F32, F16, BF16");
+  validate_dtype(shape.k_dtype, shape.head_dim);
+  validate_dtype(shape.v_dtype, shape.head_dim);
   // Above this the byte counts below could overflow; no machine has that much memory.
   const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_kv_heads *
                           shape.max_tokens * shape.head_dim;
@@ -80,12 +90,14 @@ KvCache::KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
 
   view_ = {};
   view_.policy = policy;
-  view_.dtype = shape.dtype;
+  view_.k_dtype = shape.k_dtype;
+  view_.v_dtype = shape.v_dtype;
   view_.n_heads = shape.n_heads;
   view_.n_kv_heads = shape.n_kv_heads;
   view_.head_dim = shape.head_dim;
   view_.slots = Storage::slots(policy, shape);
-  view_.row_bytes = byte_size(shape.dtype, shape.head_dim);
+  view_.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
+  view_.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
 
   const Storage at(policy, shape);
   storage_ = backend.allocate(at.size);
@@ -105,8 +117,8 @@ void KvCache::reserve_rows(int32_t max_rows) {
   view_.max_rows = max_rows;
   const int64_t rows = view_.evicts() ? int64_t{shape_.n_kv_heads} * max_rows : 0;
   Layout layout;
-  const int64_t chunk_k = layout.place(rows * view_.row_bytes);
-  const int64_t chunk_v = layout.place(rows * view_.row_bytes);
+  const int64_t chunk_k = layout.place(rows * view_.k_row_bytes);
+  const int64_t chunk_v = layout.place(rows * view_.v_row_bytes);
   const int64_t chunk_scores = layout.place(rows * int64_t{sizeof(float)});
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(view_)));
   scratch_ = backend_.allocate(layout.size());
@@ -120,8 +132,8 @@ KvView KvCache::layer(int32_t layer) const {
   const int64_t heads = int64_t{layer} * shape_.n_sequences * shape_.n_kv_heads;
   const int64_t slots = heads * view_.slots;
   KvView view = view_;
-  view.k += slots * view_.row_bytes;
-  view.v += slots * view_.row_bytes;
+  view.k += slots * view_.k_row_bytes;
+  view.v += slots * view_.v_row_bytes;
   view.positions += slots;
   if (view.scores != nullptr) view.scores += slots;
   view.next_slot += heads;

@@ -16,9 +16,10 @@ struct KvShape {
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t max_tokens = 0;  // of a sequence; a policy whose budget is smaller never fills this
-  int32_t max_rows = 1;    // of a batch
-  DType dtype = DType::f16;
+  int32_t max_tokens = 0;      // of a sequence; a policy whose budget is smaller never fills this
+  int32_t max_rows = 1;        // of a batch
+  DType k_dtype = DType::f16;  // f32, f16, bf16; q8_0 and q4_0 where 32 divides head_dim
+  DType v_dtype = DType::f16;
 };
 
 // A kept token.

@@ -31,13 +31,15 @@ struct KvChunk {
 
 struct KvView {
   KvPolicy policy;
-  DType dtype;
+  DType k_dtype;
+  DType v_dtype;
   int32_t n_heads;  // query heads; n_heads / n_kv_heads of them share a kv_head
   int32_t n_kv_heads;
   int32_t head_dim;
-  int32_t slots;      // per sequence and kv_head
-  int32_t max_rows;   // of a batch
-  int64_t row_bytes;  // of one slot's K or V
+  int32_t slots;        // per sequence and kv_head
+  int32_t max_rows;     // of a batch
+  int64_t k_row_bytes;  // of one slot's K, [head_dim] in k_dtype
+  int64_t v_row_bytes;
 
   // Layer bases; [n_sequences, n_kv_heads, slots, ...]
   std::byte* k;
@@ -56,13 +58,13 @@ struct KvView {
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     const int64_t i = int64_t{sequence} * n_kv_heads + kv_head;
-    return {k + i * slots * row_bytes, v + i * slots * row_bytes, positions + i * slots,
+    return {k + i * slots * k_row_bytes, v + i * slots * v_row_bytes, positions + i * slots,
             scores != nullptr ? scores + i * slots : nullptr, next_slot + i};
   }
 
   H2O_HD KvChunk chunk(int32_t kv_head, int32_t row) const {
     const int64_t i = int64_t{kv_head} * max_rows + row;
-    return {chunk_k + i * row_bytes, chunk_v + i * row_bytes, chunk_scores + i};
+    return {chunk_k + i * k_row_bytes, chunk_v + i * v_row_bytes, chunk_scores + i};
   }
 };
 

@@ -33,7 +33,8 @@ KvShape shape_of(const Config& config, const SessionOptions& options) {
       .head_dim = config.head_dim,
       .max_tokens = options.n_ctx,
       .max_rows = options.n_batch,
-      .dtype = options.kv_dtype,
+      .k_dtype = options.k_dtype,
+      .v_dtype = options.v_dtype,
   };
 }
 

@@ -18,7 +18,8 @@ struct SessionOptions {
   int32_t n_ctx = 0;      // the most tokens a sequence can have; 0 = as trained
   int32_t n_batch = 512;  // the most rows of one forward pass
   int32_t n_sequences = 1;
-  DType kv_dtype = DType::f16;
+  DType k_dtype = DType::f16;  // of the cached keys
+  DType v_dtype = DType::f16;  // and values
 };
 
 // The next tokens of one sequence.

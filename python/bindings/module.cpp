@@ -9,12 +9,13 @@ namespace py = pybind11;
 namespace h2o::python {
 
 DType kv_dtype(const std::string& name) {
-  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
     std::string lower(info(dtype).name);
     for (char& c : lower) c = static_cast<char>(std::tolower(c));
     if (name == lower) return dtype;
   }
-  throw InvalidArgument(text("[kv cache] kv_dtype is '", name, "', expected f32, f16 or bf16"));
+  throw InvalidArgument(
+      text("[kv cache] kv_dtype is '", name, "', expected f32, f16, bf16, q8_0 or q4_0"));
 }
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent) {

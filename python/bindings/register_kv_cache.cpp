@@ -144,18 +144,20 @@ void register_kv_cache(py::module_& m) {
   py::class_<AttentionCache>(m, "KvCache", "One layer of the cache, for one sequence.")
       .def(py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t sinks,
                        int32_t heavy, std::optional<int32_t> recent, int32_t max_tokens,
-                       const std::string& dtype, const std::string& device, int n_threads) {
+                       const std::string& k_dtype, const std::string& v_dtype,
+                       const std::string& device, int n_threads) {
              return std::make_unique<AttentionCache>(kv_policy(sinks, heavy, recent),
                                                      KvShape{.n_heads = n_heads,
                                                              .n_kv_heads = n_kv_heads,
                                                              .head_dim = head_dim,
                                                              .max_tokens = max_tokens,
-                                                             .dtype = kv_dtype(dtype)},
+                                                             .k_dtype = kv_dtype(k_dtype),
+                                                             .v_dtype = kv_dtype(v_dtype)},
                                                      device, n_threads);
            }),
            py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
            py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
-           py::arg("kv_dtype"), py::arg("device"), py::arg("threads"))
+           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"), py::arg("threads"))
       .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"))
       .def("positions", &AttentionCache::positions, py::arg("kv_head"))
       .def("scores", &AttentionCache::scores, py::arg("kv_head"))
@@ -166,18 +168,21 @@ void register_kv_cache(py::module_& m) {
   m.def(
       "cache_bytes",
       [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t sinks, int32_t heavy,
-         std::optional<int32_t> recent, int32_t max_tokens, const std::string& dtype) {
+         std::optional<int32_t> recent, int32_t max_tokens, const std::string& k_dtype,
+         const std::string& v_dtype) {
         const KvShape shape{.n_layers = n_layers,
                             .n_heads = n_kv_heads,
                             .n_kv_heads = n_kv_heads,
                             .head_dim = head_dim,
                             .max_tokens = max_tokens,
-                            .dtype = kv_dtype(dtype)};
+                            .k_dtype = kv_dtype(k_dtype),
+                            .v_dtype = kv_dtype(v_dtype)};
         return KvCache::bytes(kv_policy(sinks, heavy, recent), shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
       py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
-      py::arg("kv_dtype"), "Bytes that a cache would allocate for one sequence.");
+      py::arg("k_dtype"), py::arg("v_dtype"),
+      "Bytes that a cache would allocate for one sequence.");
   m.def("rope", &rope, py::arg("x"), py::arg("positions"), py::arg("frequencies"), py::kw_only(),
         py::arg("pairs"), "Rotary position embedding, as the CPU back end computes it.");
 }

@@ -33,12 +33,14 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
 
 std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, int32_t sinks, int32_t heavy,
                                       std::optional<int32_t> recent, int32_t n_ctx, int32_t n_batch,
-                                      int32_t n_sequences, const std::string& dtype) {
+                                      int32_t n_sequences, const std::string& k_dtype,
+                                      const std::string& v_dtype) {
   const SessionOptions options{.policy = kv_policy(sinks, heavy, recent),
                                .n_ctx = n_ctx,
                                .n_batch = n_batch,
                                .n_sequences = n_sequences,
-                               .kv_dtype = kv_dtype(dtype)};
+                               .k_dtype = kv_dtype(k_dtype),
+                               .v_dtype = kv_dtype(v_dtype)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -106,7 +108,7 @@ void register_session(py::module_& m) {
   py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
       .def(py::init(&open_session), py::arg("model"), py::kw_only(), py::arg("sinks"),
            py::arg("heavy"), py::arg("recent"), py::arg("n_ctx"), py::arg("n_batch"),
-           py::arg("n_sequences"), py::arg("kv_dtype"))
+           py::arg("n_sequences"), py::arg("k_dtype"), py::arg("v_dtype"))
       .def("step", &step, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
       .def("reset", &Session::reset, py::arg("sequence"))

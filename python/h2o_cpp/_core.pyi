@@ -45,7 +45,8 @@ class KvCache:
         heavy: int,
         recent: int | None,
         max_tokens: int,
-        kv_dtype: str,
+        k_dtype: str,
+        v_dtype: str,
         device: str,
         threads: int,
     ) -> None: ...
@@ -69,7 +70,8 @@ def cache_bytes(
     heavy: int,
     recent: int | None,
     max_tokens: int,
-    kv_dtype: str,
+    k_dtype: str,
+    v_dtype: str,
 ) -> int: ...
 def rope(
     x: NDArray[np.float32],
@@ -111,7 +113,8 @@ class Session:
         n_ctx: int,
         n_batch: int,
         n_sequences: int,
-        kv_dtype: str,
+        k_dtype: str,
+        v_dtype: str,
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def score(self, sequence: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import TypedDict
 
 INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
 
@@ -15,3 +16,19 @@ def whole(name: str, value: object, least: int, most: int | None = INT32_MAX) ->
             return number
     limits = f"{least} or more" if most in (None, INT32_MAX) else f"{least} to {most}"
     raise ValueError(f"{name}={value!r}, expected a whole number, {limits}")
+
+
+class KvDTypes(TypedDict):
+    """The types of cached keys and values, as the core takes them."""
+
+    k_dtype: str
+    v_dtype: str
+
+
+def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
+    """One type for both, or (type of K, type of V)."""
+    if isinstance(kv_dtype, str):
+        return {"k_dtype": kv_dtype, "v_dtype": kv_dtype}
+    if isinstance(kv_dtype, tuple | list) and [type(t) for t in kv_dtype] == [str, str]:
+        return {"k_dtype": kv_dtype[0], "v_dtype": kv_dtype[1]}
+    raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types, for K and V")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, whole
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes, whole
 from h2o_cpp.policy import Policy
 
 
@@ -24,7 +24,7 @@ class KVCache:
         policy: Policy,
         *,
         max_tokens: int | None = None,
-        kv_dtype: str = "f16",
+        kv_dtype: str | tuple[str, str] = "f16",
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
@@ -32,7 +32,8 @@ class KVCache:
 
         n_heads / n_kv_heads query heads share a KV head. max_tokens bounds the sequence: required
         with Policy.full(); otherwise only needed where it is smaller than the policy's budget.
-        kv_dtype is "f16", "f32" or "bf16".
+        kv_dtype is "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
+        for K and V.
         """
         if max_tokens is None:
             if policy.budget is None:
@@ -45,7 +46,7 @@ class KVCache:
             whole("head_dim", head_dim, 1),
             **policy.limits(),
             max_tokens=whole("max_tokens", max_tokens, 1),
-            kv_dtype=kv_dtype,
+            **kv_dtypes(kv_dtype),
             device=device,
             threads=0 if threads is None else whole("threads", threads, 1),
         )

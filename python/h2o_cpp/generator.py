@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import whole
+from h2o_cpp.arguments import kv_dtypes, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
 from h2o_cpp.stream import Engine, Generation, Request, Stream, StreamOptions
@@ -56,7 +56,7 @@ class Generator:
         policy: Policy | None = None,
         n_ctx: int | None = None,
         n_batch: int = 512,
-        kv_dtype: str = "f16",
+        kv_dtype: str | tuple[str, str] = "f16",
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
@@ -70,7 +70,8 @@ class Generator:
         n_ctx: the most tokens of a text, prompt included; default and limit: as trained.
         n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
             evicted after; a longer one is read in chunks with eviction after each.
-        kv_dtype: type of the cached keys and values: "f16", "bf16" or "f32".
+        kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
+            where 32 divides the head size, "q8_0" or "q4_0".
         device: "auto", "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each processor.
         seed: makes the whole series of generations repeatable; default: different each time.
@@ -95,7 +96,7 @@ class Generator:
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_sequences=1,
-            kv_dtype=kv_dtype,
+            **kv_dtypes(kv_dtype),
         )
         self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()

@@ -23,7 +23,7 @@ struct Kept {
 class ReferenceHead {
  public:
   ReferenceHead(const KvPolicy& policy, const KvShape& shape)
-      : policy_(policy), shape_(shape), type_(&choose_kernels("scalar").of(shape.dtype)) {}
+      : policy_(policy), shape_(shape), type_(&choose_kernels("scalar").of(shape.k_dtype)) {}
 
   struct Output {
     std::vector<double> value;  // [n, group, head_dim]
@@ -108,7 +108,7 @@ class ReferenceHead {
  private:
   std::vector<double> rounded(const std::vector<float>& x, int64_t row) const {
     const int64_t n = shape_.head_dim;
-    std::vector<std::byte> stored(byte_size(shape_.dtype, n));
+    std::vector<std::byte> stored(byte_size(shape_.k_dtype, n));
     std::vector<float> back(n);
     type_->encode(stored.data(), x.data() + row * n, n);
     type_->decode(back.data(), stored.data(), n);

@@ -37,7 +37,8 @@ KvShape random_shape(Random& random, DType dtype) {
           .head_dim = random.integer(1, 40),
           .max_tokens = random.integer(1, 60),
           .max_rows = 64,
-          .dtype = dtype};
+          .k_dtype = dtype,
+          .v_dtype = dtype};
 }
 
 // Splits a batch's rows over sequences: some get none, some one, some more than the pool holds.
@@ -81,7 +82,7 @@ void check_against_reference(Random& random, const KvPolicy& policy, const KvSha
   CAPTURE(shape.n_kv_heads);
   CAPTURE(shape.head_dim);
   CAPTURE(shape.max_tokens);
-  CAPTURE(info(shape.dtype).name);
+  CAPTURE(info(shape.k_dtype).name);
   Rig rig(policy, shape);
   const int32_t group = shape.n_heads / shape.n_kv_heads;
   std::vector<ReferenceHead> heads(shape.n_sequences * shape.n_kv_heads, {policy, shape});
@@ -226,7 +227,8 @@ TEST_CASE("the bytes are what the budget needs, however many tokens go by") {
                       .head_dim = 16,
                       .max_tokens = 1000,
                       .max_rows = 30,
-                      .dtype = DType::f16};
+                      .k_dtype = DType::f16,
+                      .v_dtype = DType::f16};
   Rig rig(policy, shape);
   const size_t bytes = rig.cache().bytes();
   // K and V in f16, positions and scores of budget + 1 slots for each layer, sequence and kv_head;
@@ -272,7 +274,7 @@ TEST_CASE("a cache that cannot be is refused") {
   refused([](KvShape& s) { s.head_dim = -8; });
   refused([](KvShape& s) { s.max_tokens = 0; });
   refused([](KvShape& s) { s.max_rows = 0; });
-  refused([](KvShape& s) { s.dtype = DType::q8_0; });
+  refused([](KvShape& s) { s.k_dtype = DType::q5_0; });
   KvShape huge = good;
   huge.n_layers = huge.n_sequences = huge.max_tokens = 1 << 30;
   CHECK_THROWS_AS(make({}, huge), OutOfMemory);

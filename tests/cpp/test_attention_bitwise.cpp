@@ -22,7 +22,8 @@ KvShape shape_of(int32_t n_sequences, DType dtype) {
           .head_dim = 24,
           .max_tokens = 400,
           .max_rows = 150,
-          .dtype = dtype};
+          .k_dtype = dtype,
+          .v_dtype = dtype};
 }
 
 template <class Body>

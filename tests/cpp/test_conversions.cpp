@@ -139,8 +139,30 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
       }
     }
     CHECK(n_wrong == 0);
-    CHECK((table->q8_0.encode == nullptr));  // nothing is stored in it
-    CHECK((table->q8_0.add_rows == nullptr));
+    CHECK((table->q5_0.encode == nullptr));  // nothing is stored in it
+    CHECK((table->q5_0.add_rows == nullptr));
+  }
+}
+
+// That the scalar table's blocks are gguf-py's is tested in Python.
+TEST_CASE("encode makes the same blocks on every instruction set") {
+  const CpuKernels& scalar = choose_kernels("scalar");
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(std::string_view(table->isa));
+    for (const DType dtype : {DType::q8_0, DType::q4_0}) {
+      Random random(5);
+      for (int trial = 0; trial < 500; ++trial) {
+        const float size = std::ldexp(1.0f, random.integer(-30, 15));
+        std::vector<float> x = random.reals(96, -size, size);
+        if (trial % 10 == 0) x[random.integer(0, 95)] = trial % 20 == 0 ? NAN : INFINITY;
+        if (trial % 7 == 0) std::fill_n(x.begin() + 32, 32, 0.0f);
+        std::vector<std::byte> expected(byte_size(dtype, 96));
+        std::vector<std::byte> blocks(expected.size());
+        scalar.of(dtype).encode(expected.data(), x.data(), 96);
+        table->of(dtype).encode(blocks.data(), x.data(), 96);
+        CHECK(blocks == expected);
+      }
+    }
   }
 }
 

@@ -20,7 +20,8 @@ SessionOptions options_of(const KvPolicy& policy, int32_t n_sequences = 1,
           .n_ctx = 128,
           .n_batch = 96,
           .n_sequences = n_sequences,
-          .kv_dtype = kv_dtype};
+          .k_dtype = kv_dtype,
+          .v_dtype = kv_dtype};
 }
 
 TEST_CASE("H2O_ISA is what computes") {

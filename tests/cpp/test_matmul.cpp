@@ -77,7 +77,6 @@ Rows random_rows(Random& random, DType dtype, int64_t n, int64_t n_in) {
 }
 
 constexpr DType kAllTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0};
-constexpr DType kPlainTypes[] = {DType::f32, DType::f16, DType::bf16};
 
 int32_t random_width(Random& random, DType dtype) {
   return dtype == DType::q8_0 ? 32 * random.integer(1, 4) : random.integer(1, 70);
@@ -206,12 +205,13 @@ TEST_CASE("an output of matmul has the same bits in every batch and range of col
 
 TEST_CASE("add_rows is the weighted sum of rows, in order") {
   for (const CpuKernels* table : supported_kernels()) {
-    for (const DType dtype : kPlainTypes) {
+    for (const DType dtype : kAllTypes) {
       CAPTURE(std::string_view(table->isa));
       CAPTURE(info(dtype).name);
       Random random(3);
       for (int trial = 0; trial < 200; ++trial) {
-        const int64_t n = random.integer(1, 150);
+        const int64_t n =
+            dtype == DType::q8_0 ? random_width(random, dtype) : random.integer(1, 150);
         const int64_t n_rows = random.integer(1, 20);
         CAPTURE(n);
         CAPTURE(n_rows);

@@ -19,7 +19,7 @@ TEST_CASE("options out of range are refused") {
   refused([](SessionOptions& o) { o.n_sequences = 0; });
   refused([](SessionOptions& o) { o.n_ctx = -1; });
   refused([&](SessionOptions& o) { o.n_ctx = model->config.n_ctx_train + 1; });
-  refused([](SessionOptions& o) { o.kv_dtype = DType::q8_0; });
+  refused([](SessionOptions& o) { o.v_dtype = DType::q5_0; });
   refused([](SessionOptions& o) { o.policy = {.sinks = 0, .heavy = 0, .recent = 0}; });
 
   Session whole(model, {});
@@ -35,8 +35,7 @@ TEST_CASE("a step that is refused changes nothing") {
   for (const KvPolicy& policy :
        {KvPolicy{}, KvPolicy{.sinks = 0, .heavy = 5, .recent = 3}, KvPolicy{.recent = 8}}) {
     CAPTURE(policy.heavy);
-    const SessionOptions options{
-        .policy = policy, .n_ctx = 64, .n_batch = 20, .n_sequences = 2, .kv_dtype = DType::f16};
+    const SessionOptions options{.policy = policy, .n_ctx = 64, .n_batch = 20, .n_sequences = 2};
     Session tried(model, options);
     Session calm(model, options);
     Random random(1);

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -44,7 +45,9 @@ class Text:
         q, k, v = (random.normal(size=shape).astype(np.float32) for shape in shapes)
         return [q * 2, k, v]
 
-    def cache(self, policy: Policy, kv_dtype: str = "f32", threads: int = 1) -> KVCache:
+    def cache(
+        self, policy: Policy, kv_dtype: str | tuple[str, str] = "f32", threads: int = 1
+    ) -> KVCache:
         return KVCache(
             self.n_heads,
             self.n_kv_heads,
@@ -190,6 +193,50 @@ def test_rounded_caches_hold_rounded_keys_and_values(text: Text, kind: tuple[str
     np.testing.assert_array_equal(small.attend(q, k, v), large.attend(q, rounded(k), rounded(v)))
 
 
+BLOCK_TYPES = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0}
+
+
+@given(
+    texts(),
+    st.sampled_from([32, 64, 96]),
+    POLICIES,
+    st.tuples(*[st.sampled_from(["q8_0", "q4_0", "f32"])] * 2),
+)
+def test_quantised_caches_hold_what_gguf_py_rounds_to(
+    text: Text, head_dim: int, policy: Policy, kv_dtype: tuple[str, str]
+) -> None:
+    """Equal, bit for bit, to an f32 cache that is fed the rounded keys and values."""
+    text = replace(text, head_dim=head_dim)
+
+    def rounded(x: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+        if dtype == "f32":
+            return x
+        blocks = quants.quantize(x, BLOCK_TYPES[dtype])
+        return quants.dequantize(blocks, BLOCK_TYPES[dtype]).reshape(x.shape)
+
+    q, k, v = text.arrays()
+    small, large = text.cache(policy, kv_dtype), text.cache(policy, "f32")
+    rounded_k, rounded_v = rounded(k, kv_dtype[0]), rounded(v, kv_dtype[1])
+    done = 0
+    for n in text.chunks:
+        rows = slice(done, done + n)
+        np.testing.assert_array_equal(
+            small.attend(q[rows], k[rows], v[rows]),
+            large.attend(q[rows], rounded_k[rows], rounded_v[rows]),
+        )
+        done += n
+    same_state(small, large, text.n_kv_heads)
+    bits = {"f32": 32, "q8_0": 8.5, "q4_0": 4.5}
+    slots = text.n if policy.budget is None else min(policy.budget + 1, text.n)
+    saved = sum((32 - bits[dtype]) / 8 for dtype in kv_dtype) * text.n_kv_heads * slots * head_dim
+    assert abs(large.nbytes - small.nbytes - saved) < 2 * 64  # arrays begin on cache lines
+
+
+def test_block_types_need_whole_blocks() -> None:
+    with pytest.raises(ValueError, match="Q8_0 comes in blocks of 32, which head_dim 48"):
+        KVCache(1, 1, 48, Policy.window(4), kv_dtype=("f16", "q8_0"))
+
+
 def test_nbytes_is_what_the_formula_says() -> None:
     n_kv_heads, head_dim, policy = 4, 64, Policy.h2o(32, 31)
     slots = 64  # the budget and the token being decoded
@@ -228,7 +275,8 @@ def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
         ((4, 2, 2**40), {}, "head_dim="),
         ((4, 2, 4), {"max_tokens": 0}, "max_tokens"),
         ((4, 2, 4), {"kv_dtype": "f64"}, "kv_dtype"),
-        ((4, 2, 4), {"kv_dtype": "q8_0"}, "kv_dtype"),
+        ((4, 2, 32), {"kv_dtype": "q5_0"}, "kv_dtype"),
+        ((4, 2, 32), {"kv_dtype": ("f16",)}, "kv_dtype"),
         ((4, 2, 4), {"device": "tpu"}, "tpu"),
         ((4, 2, 4), {"device": "cuda:x"}, "cuda:x"),
         ((4, 2, 4), {"threads": -1}, "threads"),

@@ -137,7 +137,7 @@ def test_turns_are_chunks_of_one_sequence(tiny_opt: Path, n_batch: int) -> None:
     )
     model = _core.Model(tiny_opt, device="cpu", threads=1)
     session = _core.Session(
-        model, **policy, n_ctx=256, n_batch=n_batch, n_sequences=1, kv_dtype="f32"
+        model, **policy, n_ctx=256, n_batch=n_batch, n_sequences=1, k_dtype="f32", v_dtype="f32"
     )
 
     def read(tokens: list[int]) -> int:

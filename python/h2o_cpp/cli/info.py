@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp import _core
+from h2o_cpp.arguments import kv_dtypes
 from h2o_cpp.policy import h2o_budget
 
 _LONG = 8  # arrays longer than this are counted, not shown
@@ -103,7 +104,7 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
                 head_dim=head_dim,
                 **policy.limits(),
                 max_tokens=_CACHE_TOKENS,
-                kv_dtype="f16",
+                **kv_dtypes("f16"),
             ),
         )
 

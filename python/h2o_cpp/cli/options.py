@@ -50,7 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt tokens read at a time (default: %(default)s)",
     )
-    cache.add_argument("--kv-dtype", choices=["f16", "bf16", "f32"], default="f16")
+    cache.add_argument(
+        "--kv-dtype",
+        type=_types,
+        default="f16",
+        metavar="TYPE[,TYPE]",
+        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
+    )
 
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
@@ -100,6 +106,12 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
         "stop": args.stop,
         "ignore_eos": args.ignore_eos,
     }
+
+
+def _types(text: str) -> str | tuple[str, str]:
+    """One type ("q8_0") or two ("q8_0,q4_0")."""
+    k, comma, v = text.partition(",")
+    return (k, v) if comma else k
 
 
 def _amount(text: str) -> float:
