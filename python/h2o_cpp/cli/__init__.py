@@ -1,4 +1,4 @@
-"""The command line: `h2o-cpp run`, `chat`, `info`, `convert`, `quantize`; one module for each."""
+"""The command line of h2o-cpp, one module for each command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import chat, convert, info, quantize, run
+from h2o_cpp.cli import chat, convert, info, perplexity, quantize, run
 
 
 class _Command(Protocol):
@@ -23,6 +23,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "info": (info, "describe a GGUF file"),
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
     "quantize": (quantize, "make a GGUF file smaller"),
+    "perplexity": (perplexity, "measure what eviction costs on a text"),
 }
 
 

@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     cache.add_argument(
         "--kv-dtype",
-        type=_types,
+        type=kv_types,
         default="f16",
         metavar="TYPE[,TYPE]",
         help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
@@ -108,7 +108,7 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
     }
 
 
-def _types(text: str) -> str | tuple[str, str]:
+def kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or two ("q8_0,q4_0")."""
     k, comma, v = text.partition(",")
     return (k, v) if comma else k

@@ -1,0 +1,152 @@
+"""Perplexity under eviction."""
+
+from __future__ import annotations
+
+import csv
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.cli import main
+from h2o_cpp.perplexity import measure, perplexity
+
+N_CTX = 48
+
+
+@pytest.fixture(scope="module")
+def model(tiny_opt: Path) -> _core.Model:
+    return _core.Model(tiny_opt, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def tokens(tiny_opt: Path) -> list[int]:
+    text = (
+        "It was a bright morning, and the old man went down to the sea with his son. He had not "
+        "been there for many years, and he thought of his father, who had been a sailor. "
+    )
+    with Generator(tiny_opt) as generator:
+        return generator.tokenize(text * 6)
+
+
+def losses(generator: Generator, window: list[int]) -> list[float]:
+    logits = generator.logits(window).astype(np.float64)
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return [-log(p[i, token]) for i, token in enumerate(window[1:])]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, N_CTX])
+@pytest.mark.parametrize("stride", [None, 20])
+def test_full_cache(
+    tiny_opt: Path, model: _core.Model, tokens: list[int], chunk: int, stride: int | None
+) -> None:
+    """However it is fed; and every window is one text."""
+    step = stride or N_CTX - 1
+    with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
+        expected = [
+            loss
+            for begin in range(0, len(tokens) - N_CTX + 1, step)
+            for loss in losses(generator, tokens[begin : begin + N_CTX])[-step:]
+        ]
+    value, n, _ = perplexity(model, tokens, Policy.full(), n_ctx=N_CTX, stride=stride, chunk=chunk)
+    assert n == len(expected)
+    assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", [Policy.h2o(4, 4), Policy.window(8), Policy.sinks(2, 6)])
+def test_one_token_at_a_time_predicts_from_what_is_kept(
+    model: _core.Model, tokens: list[int], policy: Policy
+) -> None:
+    session = _core.Session(
+        model,
+        **policy.limits(),
+        n_ctx=N_CTX,
+        n_batch=1,
+        n_sequences=1,
+        k_dtype="f16",
+        v_dtype="f16",
+    )
+    total = 0.0
+    for i in range(N_CTX - 1):
+        [row] = session.step([(0, np.array([tokens[i]], np.int32))]).astype(np.float64)
+        total += row.max() + log(np.exp(row - row.max()).sum()) - row[tokens[i + 1]]
+    value, n, nbytes = perplexity(model, tokens[:N_CTX], policy, n_ctx=N_CTX)
+    assert n == N_CTX - 1
+    assert value == pytest.approx(exp(total / n), rel=1e-9)
+    assert nbytes == session.cache_bytes
+
+
+def test_measure(model: _core.Model, tokens: list[int]) -> None:
+    rows = list(
+        measure(model, tokens, policies=["h2o", "window"], budgets=[0.25, 1.0], n_ctx=N_CTX)
+    )
+    assert [(r.policy, r.kept) for r in rows] == [
+        ("full", 48),
+        ("h2o", 12),
+        ("window", 12),
+        ("h2o", 48),
+        ("window", 48),
+    ]
+    full, h2o, window, h2o_all, window_all = rows
+    assert h2o_all.perplexity == window_all.perplexity == full.perplexity  # nothing is evicted
+    assert window.cache_bytes < h2o.cache_bytes < full.cache_bytes / 3  # a window has no scores
+    assert window.perplexity > full.perplexity
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policies": ["lru"]}, "policy 'lru' is not one of"),
+        ({"budgets": [0.0]}, "budget 0.0"),
+        ({"budgets": [1.5]}, "budget 1.5"),
+        ({"budgets": [0.001]}, "keeps 0 of"),
+        ({"n_ctx": 1}, "n_ctx=1"),
+        ({"n_ctx": 2000}, "fewer than n_ctx"),
+        ({"stride": 0}, "stride=0"),
+        ({"stride": N_CTX}, "stride=48"),
+        ({"chunk": 0}, "chunk=0"),
+    ],
+)
+def test_bad_options(
+    model: _core.Model, tokens: list[int], options: dict[str, object], message: str
+) -> None:
+    good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": N_CTX}
+    with pytest.raises(ValueError, match=message):
+        list(measure(model, tokens, **(good | options)))  # type: ignore[arg-type]
+
+
+def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "40"]
+    arguments += ["--policy", "h2o,sinks", "--budget", "0.2,0.5", "--csv", str(tmp_path / "o.csv")]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out.splitlines()
+    table = [line for line in out if line.startswith("| ")]
+    assert len(table) == 1 + 1 + 4
+    assert out[-1].endswith("tokens predicted, in windows of 40, 1 at a time")
+    with (tmp_path / "o.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["policy"] for row in rows] == ["full", "h2o", "sinks", "h2o", "sinks"]
+    assert f"{float(rows[1]['perplexity']):.3f}" in table[2]
+
+
+def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from h2o_cpp.convert import convert
+
+    source = shared / "models" / "tiny-opt-hf"
+    convert(source, tmp_path / "model.gguf", "f32")
+    text = (shared / "text" / "robert-louis-stevenson_treasure-island.txt").read_text("utf-8")
+    with Generator(tmp_path / "model.gguf") as generator:
+        tokens = generator.tokenize(text[:8000])[:1024]
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        expected = exp(float(model(ids, labels=ids).loss))
+    ours = _core.Model(tmp_path / "model.gguf", device="cpu", threads=1)
+    value, _, _ = perplexity(ours, tokens, Policy.full(), n_ctx=1024, kv_dtype="f32")
+    assert value == pytest.approx(expected, rel=1e-3)
