@@ -46,7 +46,7 @@ class Backend {
   virtual Buffer allocate(size_t bytes) = 0;
 
   // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
-  // copy that lives in `owner`.
+  // copy that lives in `owner`. Rows stay rows: the caller takes ranges of them.
   virtual Tensor upload(const Tensor& host, std::vector<Buffer>& owner) = 0;
 
   // Copies between this back end's memory and the host's.
@@ -63,7 +63,8 @@ class Backend {
   // x[i] += table[batch.positions[i]]: learned positions.
   virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
 
-  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may be x.
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may be x. The bias
+  // must be there.
   virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
 
   // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.

@@ -54,9 +54,9 @@ bool is_computable(uint32_t id) {
   return std::ranges::find(kComputable, static_cast<DType>(id)) != kComputable.end();
 }
 
-std::string computable_names() {
+std::string dtype_names(std::span<const DType> dtypes) {
   std::string names;
-  for (DType dtype : computable_dtypes()) {
+  for (DType dtype : dtypes) {
     if (!names.empty()) names += ", ";
     names += info(dtype).name;
   }

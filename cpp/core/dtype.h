@@ -44,7 +44,7 @@ const DTypeInfo& info(DType dtype);
 // The types that the kernels compute on, and whether GGUF type `id` is one of them.
 std::span<const DType> computable_dtypes();
 bool is_computable(uint32_t id);
-std::string computable_names();  // "F32, F16, ..."
+std::string dtype_names(std::span<const DType> dtypes);  // "F32, F16, ..."
 
 // Bytes of `n` consecutive elements; n must be a multiple of the block size.
 inline int64_t byte_size(DType dtype, int64_t n) {

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace h2o {
 
@@ -51,6 +52,14 @@ std::string text(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// A name from a file, short and safe to print whatever its bytes are: 'name'.
+inline std::string quoted(std::string_view name) {
+  constexpr size_t kMost = 80;
+  std::string out = "'";
+  for (char c : name.substr(0, kMost)) out += c >= 0x20 && c < 0x7f ? c : '?';
+  return out + (name.size() > kMost ? "...'" : "'");
 }
 
 // Throws InvalidArgument unless `condition` holds.

@@ -118,7 +118,7 @@ class CpuBackend final : public Backend {
     int64_t work = 0;
     for (const Segment& s : batch.segments) {
       const int64_t keys = std::min(s.position, cache.slots) + int64_t{s.n_rows};
-      work += 2 * s.n_rows * keys * cache.n_heads * cache.head_dim;
+      work += int64_t{2} * s.n_rows * keys * cache.n_heads * cache.head_dim;
     }
     const int64_t tasks = static_cast<int64_t>(batch.segments.size()) * cache.n_kv_heads;
     const size_t workspace = head_workspace(cache);

@@ -36,7 +36,8 @@ void relu(float* x, int64_t n) {
 // |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-70 it stays at e^-70, so that no
 // probability is denormal, however many there are.
 Vec exp_negative(Vec x) {
-  x = max(x, broadcast(-70.0f));
+  // And so that none is NaN, whatever x is: scores must have an order.
+  x = min(max(x, broadcast(-70.0f)), zero());
   const Vec n = round(mul(x, broadcast(1.44269504f)));
   Vec r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);

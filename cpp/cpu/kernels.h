@@ -32,7 +32,7 @@ struct TypeKernels {
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);
-  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order.
+  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order. nullptr as encode is.
   void (*add_rows)(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
                    int64_t row_bytes);
 };
@@ -49,7 +49,8 @@ struct CpuKernels {
   void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
   void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
-  void (*softmax)(float* x, int64_t n, float scale);        // x = softmax(scale * x), scale > 0
+  void (*softmax)(float* x, int64_t n,
+                  float scale);  // x = softmax(scale * x), scale > 0; never NaN
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);

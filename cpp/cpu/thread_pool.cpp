@@ -5,7 +5,10 @@ namespace {
 
 // A forward pass hands out a job every few microseconds: a thread that slept in between would
 // spend longer waking than working. It spins for some tens of microseconds, then sleeps.
-constexpr int kSpins = 2000;
+constexpr int kSpins = 1000;
+
+// Small enough to even out threads that are held up, large enough not to cost anything.
+constexpr uint32_t kPartsPerThread = 4;
 
 void relax() {
 #ifdef __x86_64__
@@ -27,7 +30,10 @@ void wait_while(const std::atomic<T>& value, T old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads) {
+// Delegating: should a thread not start, the destructor stops those that did.
+ThreadPool::ThreadPool(int n_threads) : ThreadPool() {
+  n_parts_ = kPartsPerThread * n_threads;
+  workers_.reserve(n_threads - 1);
   for (int thread = 1; thread < n_threads; ++thread) {
     workers_.emplace_back([this, thread] { work(thread); });
   }
@@ -41,30 +47,39 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const Job& job) {
+  // Nobody reads job_ now: every part of the last job is done, and only a part gives the right to.
   job_ = job;
-  running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
+  done_.store(0, std::memory_order_relaxed);
+  const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+  ticket_.store(uint64_t{generation} << 32, std::memory_order_release);
+  generation_.store(generation, std::memory_order_release);
   generation_.notify_all();
-  run_part(0);
-  for (int left; (left = running_.load(std::memory_order_acquire)) != 0;) {
-    wait_while(running_, left);
+  take_parts(0);
+  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != n_parts_;) {
+    wait_while(done_, done);
   }
 }
 
-void ThreadPool::run_part(int thread) const {
-  const int64_t begin = job_.n * thread / size();
-  const int64_t end = job_.n * (thread + 1) / size();
-  if (begin < end) job_.call(job_.context, thread, begin, end);
+// A thread that comes late finds no parts left, or those of the next job, which are as good.
+void ThreadPool::take_parts(int thread) {
+  while (true) {
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    const auto part = static_cast<uint32_t>(ticket);
+    if (part >= n_parts_) return;
+    const int64_t begin = job_.n * part / n_parts_;
+    const int64_t end = job_.n * (part + 1) / n_parts_;
+    if (begin < end) job_.call(job_.context, thread, begin, end);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_parts_) done_.notify_one();
+  }
 }
 
 void ThreadPool::work(int thread) {
   uint32_t seen = 0;
   while (true) {
     wait_while(generation_, seen);
-    ++seen;  // the caller waits for every worker, so no generation is ever missed
+    seen = generation_.load(std::memory_order_acquire);
     if (stopping_.load(std::memory_order_relaxed)) return;
-    run_part(thread);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    take_parts(thread);
   }
 }
 

@@ -11,7 +11,7 @@ namespace h2o {
 
 class ThreadPool {
  public:
-  // n_threads >= 1, counting the caller's.
+  // n_threads >= 1, counting the caller's. Throws std::system_error if one cannot be started.
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -19,8 +19,9 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(thread, begin, end) on consecutive parts of [0, n), one for each thread, and waits
-  // for all. body must not throw. One caller at a time.
+  // Calls body(thread, begin, end) on consecutive parts of [0, n) and waits for all. Whoever is
+  // free takes the next part: on a busy machine the caller does the work of threads that have not
+  // been woken yet. body must not throw. One caller at a time.
   template <class Body>
   void parallel_for(int64_t n, const Body& body) {
     if (workers_.empty() || n <= 1) {
@@ -34,6 +35,8 @@ class ThreadPool {
   }
 
  private:
+  ThreadPool() = default;
+
   struct Job {
     void (*call)(const void* context, int thread, int64_t begin, int64_t end) = nullptr;
     const void* context = nullptr;
@@ -41,12 +44,14 @@ class ThreadPool {
   };
 
   void run(const Job& job);
-  void run_part(int thread) const;
+  void take_parts(int thread);
   void work(int thread);
 
-  Job job_;                              // written before generation_ is raised, read after
-  std::atomic<uint32_t> generation_{0};  // of the current job
-  std::atomic<int> running_{0};          // workers still on it
+  Job job_;                              // read only by who has a part of it
+  uint32_t n_parts_ = 0;                 // of every job
+  std::atomic<uint64_t> ticket_{0};      // generation of the job << 32 | its next part
+  std::atomic<uint32_t> done_{0};        // parts of the job that are finished
+  std::atomic<uint32_t> generation_{0};  // of the newest job: what idle threads wait for
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };

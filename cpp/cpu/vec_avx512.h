@@ -44,6 +44,8 @@ Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// min and max return b where one is NaN.
+Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 Vec round(Vec a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

@@ -65,6 +65,8 @@ Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
 Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
 Vec div(Vec a, Vec b) { return {a.v / b.v}; }
 Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+// min and max return b where one is NaN.
+Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 Vec round(Vec a) { return {__builtin_rintf(a.v)}; }
 

@@ -93,13 +93,6 @@ bool is_strings(const GgufValue& v) { return is_array(v) && v.element_type == Gg
 bool is_integers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_integer; }
 bool is_numbers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_number; }
 
-// A name from the file, short and safe to print whatever its bytes are.
-std::string quoted(std::string_view name) {
-  std::string out(name.substr(0, 80));
-  std::ranges::replace_if(out, [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
-  return "'" + out + (out.size() < name.size() ? "...'" : "'");
-}
-
 template <class... Parts>
 [[noreturn]] void fail(const std::string& path, const Parts&... message) {
   throw FormatError(text("[gguf] ", path, ": ", message...));
@@ -389,7 +382,7 @@ Tensor GgufFile::view(const GgufTensor& tensor) const {
   const std::string label = text("tensor ", quoted(tensor.name), ": ");
   if (!is_computable(tensor.type)) {
     fail(path(), label, "type ", find_dtype(tensor.type)->name,
-         " is not supported; supported: ", computable_names());
+         " is not supported; supported: ", dtype_names(computable_dtypes()));
   }
   if (tensor.n_dims > 2) fail(path(), label, tensor.n_dims, " dimensions, expected 1 or 2");
   std::byte* data = const_cast<std::byte*>(tensor.data.data());

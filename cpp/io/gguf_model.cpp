@@ -46,7 +46,7 @@ GgufModel::GgufModel(const std::filesystem::path& path) {
     for (const GgufTensor& tensor : file.tensors()) {
       for (size_t earlier = 0; earlier + 1 < files_.size(); ++earlier) {
         if (files_[earlier].find_tensor(tensor.name) != nullptr) {
-          fail(file, "tensor ", tensor.name, " is in ", files_[earlier].path(), " too");
+          fail(file, "tensor ", quoted(tensor.name), " is in ", files_[earlier].path(), " too");
         }
       }
     }

@@ -5,26 +5,10 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/layout.h"
 
 namespace h2o {
 namespace {
-
-constexpr int64_t kAlignment = 64;  // of every array, so that rows start on cache lines
-
-// Lays arrays out one after another in a buffer that is yet to be allocated.
-class Layout {
- public:
-  // The offset of an array of `bytes`.
-  int64_t place(int64_t bytes) {
-    const int64_t offset = size_;
-    size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return offset;
-  }
-  size_t size() const { return static_cast<size_t>(size_); }
-
- private:
-  int64_t size_ = 0;
-};
 
 // Where the slots of all layers lie in one buffer.
 struct Storage {
@@ -51,10 +35,10 @@ struct Storage {
 };
 
 void validate_dtype(DType dtype, int32_t head_dim) {
-  constexpr std::array kStored = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0};
-  require(std::find(kStored.begin(), kStored.end(), dtype) != kStored.end(), "[kv cache] dtype ",
-          info(dtype).name, " is not one of F32, F16, BF16, Q8_0, Q4_0");
-  require(head_dim % info(dtype).block_size == 0, "[kv cache] dtype ", info(dtype).name,
+  const std::span<const DType> dtypes = kv_dtypes();
+  require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "[kv cache] type ",
+          info(dtype).name, " is not one of ", dtype_names(dtypes));
+  require(head_dim % info(dtype).block_size == 0, "[kv cache] type ", info(dtype).name,
           " comes in blocks of ", info(dtype).block_size, ", which head_dim ", head_dim,
           " is no multiple of");
 }
@@ -72,15 +56,22 @@ void validate(const KvShape& shape) {
   require(shape.max_rows > 0, "[kv cache] max_rows is ", shape.max_rows, ", it must be positive");
   validate_dtype(shape.k_dtype, shape.head_dim);
   validate_dtype(shape.v_dtype, shape.head_dim);
-  // Above this the byte counts below could overflow; no machine has that much memory.
-  const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_kv_heads *
-                          shape.max_tokens * shape.head_dim;
-  if (elements > 1e16) {
+  // Above this byte counts could overflow: up to 16 bytes for each element, in a workspace for
+  // each of up to 1024 threads. No machine has that much memory.
+  const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
+                          (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim;
+  if (elements > 1e15) {
     throw OutOfMemory(text("[kv cache] ", elements, " elements do not fit in memory"));
   }
 }
 
 }  // namespace
+
+std::span<const DType> kv_dtypes() {
+  static constexpr std::array kTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0,
+                                        DType::q4_0};
+  return kTypes;
+}
 
 KvCache::KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
     : backend_(backend), shape_(shape) {
@@ -113,19 +104,25 @@ KvCache::KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
 }
 
 void KvCache::reserve_rows(int32_t max_rows) {
-  shape_.max_rows = max_rows;
-  view_.max_rows = max_rows;
-  const int64_t rows = view_.evicts() ? int64_t{shape_.n_kv_heads} * max_rows : 0;
+  KvShape shape = shape_;
+  KvView view = view_;  // the cache stays as it is should there be no memory
+  shape.max_rows = max_rows;
+  view.max_rows = max_rows;
+  validate(shape);
+
+  const int64_t rows = view.evicts() ? int64_t{shape.n_kv_heads} * max_rows : 0;
   Layout layout;
-  const int64_t chunk_k = layout.place(rows * view_.k_row_bytes);
-  const int64_t chunk_v = layout.place(rows * view_.v_row_bytes);
+  const int64_t chunk_k = layout.place(rows * view.k_row_bytes);
+  const int64_t chunk_v = layout.place(rows * view.v_row_bytes);
   const int64_t chunk_scores = layout.place(rows * int64_t{sizeof(float)});
-  const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(view_)));
+  const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(view)));
   scratch_ = backend_.allocate(layout.size());
-  view_.chunk_k = scratch_.data() + chunk_k;
-  view_.chunk_v = scratch_.data() + chunk_v;
-  view_.chunk_scores = reinterpret_cast<float*>(scratch_.data() + chunk_scores);
-  view_.workspace = scratch_.data() + workspace;
+  view.chunk_k = scratch_.data() + chunk_k;
+  view.chunk_v = scratch_.data() + chunk_v;
+  view.chunk_scores = reinterpret_cast<float*>(scratch_.data() + chunk_scores);
+  view.workspace = scratch_.data() + workspace;
+  shape_ = shape;
+  view_ = view;
 }
 
 KvView KvCache::layer(int32_t layer) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/backend.h"
@@ -9,6 +10,9 @@
 #include "kv/view.h"
 
 namespace h2o {
+
+// The types that keys and values can be stored in.
+std::span<const DType> kv_dtypes();
 
 struct KvShape {
   int32_t n_layers = 1;
@@ -18,7 +22,7 @@ struct KvShape {
   int32_t head_dim = 0;
   int32_t max_tokens = 0;      // of a sequence; a policy whose budget is smaller never fills this
   int32_t max_rows = 1;        // of a batch
-  DType k_dtype = DType::f16;  // f32, f16, bf16; q8_0 and q4_0 where 32 divides head_dim
+  DType k_dtype = DType::f16;  // one of kv_dtypes(), whose blocks divide head_dim
   DType v_dtype = DType::f16;
 };
 

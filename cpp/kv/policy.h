@@ -20,7 +20,7 @@ namespace h2o {
 //   full            0      0    unbounded
 //   window(r)       0      0    r
 //   sinks(s, r)     s      0    r
-//   h2o(h, r)       0      h    r
+//   h2o(h, r, s)    s      h    r
 //
 // With heavy = 0 exactly one token may go, the oldest one past the sinks: the rule is a ring, and
 // no scores are kept.
@@ -44,7 +44,7 @@ struct KvPolicy {
 };
 
 // A token that may be evicted. The lowest score goes first; of equal scores the younger goes, so
-// that every back end picks the same one.
+// that every back end picks the same one. Scores are never NaN: softmax sees to that.
 struct Victim {
   float score;
   int32_t position;

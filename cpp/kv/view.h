@@ -15,7 +15,7 @@ namespace h2o {
 // Roles are predicates on position and score, never places: no row is ever moved. Between steps
 // at most one row of a filled pool is dead, the one in `next_slot`.
 struct KvHead {
-  std::byte* k;        // [slots, head_dim] in the cache's dtype
+  std::byte* k;        // [slots, head_dim] in k_dtype
   std::byte* v;        // [slots, head_dim]
   int32_t* positions;  // [slots]
   float* scores;       // [slots] attention received so far; nullptr unless the policy needs it

@@ -1,5 +1,9 @@
 #include "model/activations.h"
 
+#include <vector>
+
+#include "core/layout.h"
+
 namespace h2o {
 
 Activations allocate_activations(Backend& backend, const Config& c, int32_t n_rows,
@@ -23,14 +27,11 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
   };
 
   Tensor* const all[] = {&a.x, &a.h, &a.q, &a.k, &a.v, &a.attn, &a.up, &a.gate, &a.last, &a.logits};
-  int64_t bytes = 0;
-  for (const Tensor* t : all) bytes += t->bytes();
-  storage = backend.allocate(static_cast<size_t>(bytes));
-  std::byte* next = storage.data();
-  for (Tensor* t : all) {
-    t->data = next;
-    next += t->bytes();
-  }
+  Layout layout;
+  std::vector<int64_t> offsets;
+  for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
+  storage = backend.allocate(layout.size());
+  for (size_t i = 0; i < offsets.size(); ++i) all[i]->data = storage.data() + offsets[i];
   return a;
 }
 

@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -63,7 +64,9 @@ class Keys {
   }
 
   float checked(const char* key, double value) const {
-    if (!(value > 0 && value < 1e30)) fail(full(key), " is ", value, ", expected above 0");
+    if (!(value >= 1e-30 && value <= 1e30)) {
+      fail(full(key), " is ", value, ", expected 1e-30 to 1e30");
+    }
     return static_cast<float>(value);
   }
 
@@ -84,7 +87,8 @@ RopeConfig read_rope(const Keys& keys, const Config& c) {
   const std::string_view type = keys.string_or("rope.scaling.type", "linear");
   if (type == "none") return rope;
   if (type != "linear" && type != "yarn") {
-    keys.fail(keys.full("rope.scaling.type"), " is '", type, "', supported: none, linear, yarn");
+    keys.fail(keys.full("rope.scaling.type"), " is ", quoted(type),
+              ", supported: none, linear, yarn");
   }
   // Files have written 0 for "no scaling".
   const char* key = keys.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
@@ -105,7 +109,7 @@ RopeConfig read_rope(const Keys& keys, const Config& c) {
 bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
-    keys.fail("h2o.activation is '", name, "', supported: gelu_erf, gelu_tanh");
+    keys.fail("h2o.activation is ", quoted(name), ", supported: gelu_erf, gelu_tanh");
   }
   return name == "gelu_erf";
 }
@@ -141,8 +145,7 @@ Config read_config(const GgufModel& model) {
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
-  // GPT-NeoX computes both branches from the same input, unless the file says otherwise.
-  c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->architecture == "gptneox");
+  c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 
   const Tensor table = model.tensor("token_embd.weight");

@@ -19,6 +19,8 @@ struct Family {
   RopeLayout rope;  // none: learned positions
   Activation activation;
   Biases biases;
+  bool qk_norm;            // q and k are normalised per head, before rotation
+  bool parallel_residual;  // unless {a}.use_parallel_residual says otherwise
 };
 
 // Throws FormatError, listing the families there are, for another architecture.

@@ -22,6 +22,7 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
           o.repeat_penalty, ", it must be above 0");
   require(o.repeat_last_n >= -1, "[sampler] repeat_last_n is ", o.repeat_last_n,
           ", it must be -1 (all) or more");
+  require(n_vocab > 0, "[sampler] n_vocab is ", n_vocab, ", it must be positive");
   counts_.assign(n_vocab, 0);
   candidates_.reserve(n_vocab);
   weights_.reserve(n_vocab);

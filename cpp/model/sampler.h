@@ -19,7 +19,7 @@ struct SamplerOptions {
 };
 
 // The order is penalty, temperature, top-k, top-p, min-p, as in Hugging Face transformers.
-// The same seed, options and logits give the same tokens on every platform.
+// The same seed, options and logits give the same tokens, up to the rounding of exp().
 class Sampler {
  public:
   // Throws InvalidArgument for an option out of range.

@@ -13,7 +13,7 @@ constexpr int32_t kLogitsRows = 32;  // computed at a time when every row's are 
 SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
   require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
-          options.n_ctx, ", the model has learned positions 1 to ", config.n_ctx_train);
+          options.n_ctx, ", expected 1 to ", config.n_ctx_train, ", as trained");
   require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
           ", it must be 1 to 65536");
   require(options.n_sequences > 0 && options.n_sequences <= 65536, "[session] n_sequences is ",
@@ -44,7 +44,7 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
     : model_(std::move(model)),
       options_(resolve(model_->config, options)),
       cache_(*model_->backend, options_.policy, shape_of(model_->config, options_)) {
-  const int32_t n_logits = std::max(options_.n_sequences, std::min(kLogitsRows, options_.n_batch));
+  const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
   logits_.resize(size_t{1} * n_logits * model_->config.n_vocab);
@@ -97,6 +97,26 @@ void Session::reset(int32_t sequence) {
 }
 
 int32_t Session::room(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return room_unlocked(sequence);
+}
+
+int32_t Session::tokens_seen(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.length(sequence);
+}
+
+int32_t Session::tokens_kept(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.kept(sequence);
+}
+
+std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.entries(layer, sequence, kv_head);
+}
+
+int32_t Session::room_unlocked(int32_t sequence) const {
   return std::min(cache_.room(sequence), options_.n_ctx - cache_.length(sequence));
 }
 
@@ -106,7 +126,7 @@ void Session::check(std::span<const Input> inputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& [sequence, tokens] = inputs[i];
     require(!tokens.empty(), "[session] no tokens for sequence ", sequence);
-    const int64_t left = room(sequence);
+    const int64_t left = room_unlocked(sequence);
     require(std::ssize(tokens) <= left, "[session] ", tokens.size(), " more tokens for sequence ",
             sequence, ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
     for (size_t j = 0; j < i; ++j) {

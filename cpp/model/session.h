@@ -50,11 +50,19 @@ class Session {
   // How many more tokens a sequence can take.
   int32_t room(int32_t sequence) const;
 
+  // Tokens a sequence has seen, how many of them are kept (per layer and kv_head), and which.
+  // These wait for a step that another thread is at.
+  int32_t tokens_seen(int32_t sequence) const;
+  int32_t tokens_kept(int32_t sequence) const;
+  std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
+
   const Model& model() const { return *model_; }
-  const KvCache& cache() const { return cache_; }
   const SessionOptions& options() const { return options_; }
+  const KvShape& cache_shape() const { return cache_.shape(); }
+  size_t cache_bytes() const { return cache_.bytes(); }
 
  private:
+  int32_t room_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
 

@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -66,8 +67,8 @@ class Loader {
         // Old converters saved the inverse frequencies, which follow from the metadata.
         if (tensor.name.ends_with("attn_rot_embd.weight")) continue;
         if (!used_.contains(std::string(tensor.name))) {
-          fail(std::string(tensor.name), text("is not part of a '", config_.family->architecture,
-                                              "' model as h2o computes it"));
+          fail(quoted(tensor.name), text("is not part of a '", config_.family->architecture,
+                                         "' model as h2o computes it"));
         }
       }
     }
@@ -128,7 +129,7 @@ Layer load_layer(Loader& load, const Config& c, const std::string& blk) {
     layer.attn_k = load.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
     layer.attn_v = load.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
   }
-  if (load.has(blk + "attn_q_norm.weight")) {
+  if (c.family->qk_norm) {
     layer.attn_q_norm = load.floats(blk + "attn_q_norm.weight", 1, c.head_dim);
     layer.attn_k_norm = load.floats(blk + "attn_k_norm.weight", 1, c.head_dim);
   }
@@ -153,6 +154,13 @@ Weights load_weights(const GgufModel& model, const Config& c, Backend& backend) 
   } else {
     const Tensor divisors = load.host_floats("rope_freqs.weight", 1, c.rope.n_rot / 2);
     const std::vector<float> frequencies = rope_frequencies(c.rope, divisors);
+    for (float frequency : frequencies) {
+      // Metadata and divisors may each be in range, and what follows from them not.
+      if (!std::isfinite(frequency * c.rope.magnitude)) {
+        throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
+                               " and magnitude ", c.rope.magnitude, ", expected finite numbers"));
+      }
+    }
     const Tensor host{nullptr, DType::f32, 1, c.rope.n_rot / 2};
     w.owned.push_back(backend.allocate(static_cast<size_t>(host.bytes())));
     backend.write(w.owned.back().data(), frequencies.data(), w.owned.back().size());

@@ -1,7 +1,10 @@
 // The extension module: exceptions, and a table of its parts.
+#include <cctype>
+
 #include "core/error.h"
 #include "cpu/isa/detect.h"
 #include "cuda/cuda_backend.h"
+#include "kv/cache.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -9,13 +12,14 @@ namespace py = pybind11;
 namespace h2o::python {
 
 DType kv_dtype(const std::string& name) {
-  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+  std::string names;
+  for (DType dtype : kv_dtypes()) {
     std::string lower(info(dtype).name);
-    for (char& c : lower) c = static_cast<char>(std::tolower(c));
+    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (name == lower) return dtype;
+    names += text(names.empty() ? "" : ", ", lower);
   }
-  throw InvalidArgument(
-      text("[kv cache] kv_dtype is '", name, "', expected f32, f16, bf16, q8_0 or q4_0"));
+  throw InvalidArgument(text("[kv cache] kv_dtype is '", name, "', expected one of ", names));
 }
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent) {

@@ -24,12 +24,11 @@ py::list dtypes() {
 }
 
 DType dtype_named(const std::string& name) {
-  std::string names;
   for (DType dtype : computable_dtypes()) {
     if (name == info(dtype).name) return dtype;
-    names += text(names.empty() ? "" : ", ", info(dtype).name);
   }
-  throw InvalidArgument(text("[dtype] '", name, "' is not one of ", names));
+  throw InvalidArgument(
+      text("[dtype] '", name, "' is not one of ", dtype_names(computable_dtypes())));
 }
 
 // A copy, aligned as weights are.

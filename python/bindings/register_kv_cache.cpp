@@ -66,7 +66,11 @@ class AttentionCache {
   }
 
   size_t nbytes() const { return cache_.bytes(); }
-  int32_t length() const { return cache_.length(0); }
+  int32_t length() {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    return cache_.length(0);
+  }
 
  private:
   void check(const char* name, const Floats& x, py::ssize_t n, int32_t heads) const {
@@ -119,8 +123,9 @@ class AttentionCache {
 // x [n, n_heads, head_dim] turned by positions [n] with the back end's own rotary embedding.
 Floats rope(const Floats& x, const py::array_t<int32_t, py::array::c_style>& positions,
             const Floats& frequencies, bool pairs) {
-  require(x.ndim() == 3 && positions.ndim() == 1 && positions.shape(0) == x.shape(0),
-          "[rope] x must be [n, n_heads, head_dim] and positions [n]");
+  require(
+      x.ndim() == 3 && x.size() > 0 && positions.ndim() == 1 && positions.shape(0) == x.shape(0),
+      "[rope] x must be [n, n_heads, head_dim], not empty, and positions [n]");
   require(frequencies.ndim() == 1 && 2 * frequencies.shape(0) <= x.shape(2),
           "[rope] more frequencies than half of head_dim");
   Floats out({x.shape(0), x.shape(1), x.shape(2)});

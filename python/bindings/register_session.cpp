@@ -69,7 +69,10 @@ Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
 
 // Kept positions and their scores, in position order.
 py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t sequence) {
-  const std::vector<KvEntry> entries = session.cache().entries(layer, sequence, kv_head);
+  const std::vector<KvEntry> entries = [&] {
+    const py::gil_scoped_release release;
+    return session.entries(layer, sequence, kv_head);
+  }();
   const auto n = std::ssize(entries);
   py::array_t<int32_t> positions(n);
   py::array_t<float> scores(n);
@@ -106,25 +109,23 @@ void register_session(py::module_& m) {
       .def_property_readonly("n_vocab", [](const Model& m) { return m.config.n_vocab; });
 
   py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
-      .def(py::init(&open_session), py::arg("model"), py::kw_only(), py::arg("sinks"),
+      .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(), py::arg("sinks"),
            py::arg("heavy"), py::arg("recent"), py::arg("n_ctx"), py::arg("n_batch"),
            py::arg("n_sequences"), py::arg("k_dtype"), py::arg("v_dtype"))
       .def("step", &step, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
-      .def("reset", &Session::reset, py::arg("sequence"))
-      .def("room", &Session::room, py::arg("sequence"))
+      .def("reset", &Session::reset, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
+      .def("room", &Session::room, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("kept", &kept, py::arg("layer"), py::arg("kv_head"), py::arg("sequence"))
-      .def(
-          "tokens_seen", [](const Session& s, int32_t i) { return s.cache().length(i); },
-          py::arg("sequence"))
-      .def(
-          "tokens_kept", [](const Session& s, int32_t i) { return s.cache().kept(i); },
-          py::arg("sequence"))
+      .def("tokens_seen", &Session::tokens_seen, py::arg("sequence"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("tokens_kept", &Session::tokens_kept, py::arg("sequence"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("n_ctx", [](const Session& s) { return s.options().n_ctx; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
-      .def_property_readonly("cache_bytes", [](const Session& s) { return s.cache().bytes(); })
+      .def_property_readonly("cache_bytes", &Session::cache_bytes)
       .def_property_readonly("full_cache_bytes", [](const Session& s) {
-        return KvCache::bytes(KvPolicy{}, s.cache().shape());
+        return KvCache::bytes(KvPolicy{}, s.cache_shape());
       });
 
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")

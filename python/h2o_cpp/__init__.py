@@ -6,6 +6,7 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 """
 
 from h2o_cpp._core import __version__
+from h2o_cpp.bundled import BUNDLED_MODEL
 from h2o_cpp.cache import KVCache
 from h2o_cpp.chat import Chat
 from h2o_cpp.generator import Generator, Stats
@@ -13,6 +14,7 @@ from h2o_cpp.policy import Policy
 from h2o_cpp.stream import Generation, Stream
 
 __all__ = [
+    "BUNDLED_MODEL",
     "Chat",
     "Generation",
     "Generator",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from contextlib import suppress
+from numbers import Integral, Real
 from typing import TypedDict
 
 INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
@@ -16,6 +17,14 @@ def whole(name: str, value: object, least: int, most: int | None = INT32_MAX) ->
             return number
     limits = f"{least} or more" if most in (None, INT32_MAX) else f"{least} to {most}"
     raise ValueError(f"{name}={value!r}, expected a whole number, {limits}")
+
+
+def number(name: str, value: object) -> float:
+    """`value` as a float; ValueError, naming the argument, if it is no number."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return float(value)
+    raise ValueError(f"{name}={value!r}, expected a number")
 
 
 class KvDTypes(TypedDict):

@@ -11,7 +11,7 @@ from pathlib import Path
 def atomic_output(output: Path) -> Iterator[Path]:
     """A temporary file that becomes `output` if the block succeeds, and is removed if it does not.
 
-    It is in the same directory, where a rename is atomic.
+    It is in the same directory, where a rename is atomic. An OSError names `output` instead of it.
     """
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such directory")
@@ -19,8 +19,14 @@ def atomic_output(output: Path) -> Iterator[Path]:
         raise ValueError(f"{output}: not a regular file, so it cannot be replaced")
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
     try:
-        yield temporary
-        os.replace(temporary, output)
-    except BaseException:  # KeyboardInterrupt too
-        temporary.unlink(missing_ok=True)
-        raise
+        try:
+            yield temporary
+            os.replace(temporary, output)
+        finally:  # after a KeyboardInterrupt too
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.filename is not None and str(error.filename) != str(temporary):
+            raise  # it is about another file
+        if error.errno is None:  # as numpy's of a short write
+            raise OSError(f"{output}: could not be written whole; is space left?") from error
+        raise OSError(error.errno, os.strerror(error.errno), str(output)) from None

@@ -51,6 +51,9 @@ class KVCache:
             threads=0 if threads is None else whole("threads", threads, 1),
         )
 
+    def __repr__(self) -> str:
+        return f"<KVCache: {self.policy}, {len(self)} tokens seen, {self.nbytes} bytes>"
+
     def attend(self, q: ArrayLike, k: ArrayLike, v: ArrayLike) -> NDArray[np.float32]:
         """Feed the next n >= 1 tokens; return their attention output, then evict.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -45,8 +45,15 @@ class ChatTemplate:
                 "the model has no chat template (tokenizer.chat_template): give one "
                 "(template=, on the command line --template), or use stream()"
             )
+        if "{{" not in source and "{%" not in source:
+            raise ValueError(
+                "the chat template has no {{ or {%: not a template; @FILE reads one from a file"
+            )
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            constants = environment.parse(source).find_all(nodes.Const)
+            self._literals = {str(constant.value) for constant in constants}
         except (TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template is no Jinja2 template: {error}") from None
         self._source = source
@@ -85,7 +92,8 @@ class ChatTemplate:
     def _parts(self, messages: Sequence[Message], unused: Iterator[str]) -> Iterator[int | str]:
         """The conversation as special tokens and the texts between them."""
         special, spell = self._tokenizer.special, self._tokenizer.token_text
-        disguise = special.disguise(unused)
+        # What the template looks for in a message it must find there: "<think>", say.
+        disguise = special.disguise(unused, self._literals)
         rendered = self._render(
             messages=_map_texts(messages, disguise.put_on),
             add_generation_prompt=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -14,15 +14,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes, whole
+from h2o_cpp.arguments import kv_dtypes, number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
-from h2o_cpp.stream import Engine, Generation, Request, Stream, StreamOptions
+from h2o_cpp.stream import (
+    ContextFullError,
+    Engine,
+    Generation,
+    Request,
+    Stream,
+    StreamOptions,
+)
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,9 @@ class Generator:
     ) -> None:
         """Load a model.
 
-        hh: what the cache keeps, a fraction of n_ctx or a number of tokens; half heavy hitters and
-            half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full cache.
+        hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
+            hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
+            cache.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: any other Policy, instead of hh.
         n_ctx: the most tokens of a text, prompt included; default and limit: as trained.
@@ -107,6 +117,22 @@ class Generator:
             raise RuntimeError("this Generator is closed")
         return self._open
 
+    @property
+    def n_ctx(self) -> int:
+        """The most tokens of a text, prompt included."""
+        return self._engine().session.n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._engine().model.n_vocab
+
+    def __repr__(self) -> str:
+        if self._open is None:
+            return "<Generator: closed>"
+        name = os.path.basename(self._open.model.file.path)
+        return f"<Generator: {name}, n_ctx={self.n_ctx}, {self.policy}>"
+
     def stream(
         self,
         prompt: str | Sequence[int],
@@ -119,7 +145,7 @@ class Generator:
         repeat_penalty: float = 1.0,
         repeat_last_n: int = 64,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         parse_special: bool = False,
     ) -> Stream:
@@ -133,33 +159,36 @@ class Generator:
         ignore_eos: go on after the end-of-text token.
         parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
 
-        Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range.
+        Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range,
+        TypeError for a prompt that is neither text nor token ids.
         """
         model, session, _ = self._engine()
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt, parse_special=parse_special)
-        else:
+        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
             tokens = [index(t) for t in prompt]
+        else:
+            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
         if len(prompt) == 0 or not tokens:
             raise ValueError("the prompt is empty")
         if len(tokens) > session.n_ctx:
-            raise ValueError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
+            raise ContextFullError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
         if bad := [t for t in tokens if not 0 <= t < model.n_vocab]:
             raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
         if max_tokens is not None:
             max_tokens = whole("max_tokens", max_tokens, 1, None)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
         if not all(stops):
             raise ValueError("stop has an empty string, which would end every text at once")
         if seed is None:
             seed = self._seeds.getrandbits(64)
         sampler = _core.Sampler(
             model.n_vocab,
-            temperature=temperature,
+            temperature=number("temperature", temperature),
             top_k=whole("top_k", top_k, 0),
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
+            top_p=number("top_p", top_p),
+            min_p=number("min_p", min_p),
+            repeat_penalty=number("repeat_penalty", repeat_penalty),
             repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
             seed=whole("seed", seed, 0, 2**64 - 1),
         )
@@ -227,7 +256,8 @@ class Generator:
         """
         ids = np.asarray(tokens)
         if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError("tokens must be a non-empty sequence of token ids")
+            hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
+            raise ValueError(f"tokens must be a non-empty sequence of token ids{hint}")
         model, session, _ = self._engine()
         if ids.size > session.n_ctx:
             raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")

@@ -87,6 +87,10 @@ def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
             raise ValueError("recent is part of hh, which is not given; see Policy.window")
         return Policy.full()
     total = _tokens("hh", hh, n_ctx)
+    if total == 1 and isinstance(hh, Integral):
+        raise ValueError(
+            f"hh={hh} is one token; write 1.0 for all of n_ctx, or 2 or more for tokens"
+        )
     if total < 1:
         raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
     n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)

@@ -31,9 +31,13 @@ class StreamOptions(TypedDict, total=False):
     repeat_penalty: float
     repeat_last_n: int
     seed: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     ignore_eos: bool
     parse_special: bool
+
+
+class ContextFullError(ValueError):
+    """The prompt has more tokens than the context."""
 
 
 class Engine(NamedTuple):
@@ -102,6 +106,9 @@ class Stream(Iterator[str]):
         self._running = threading.Lock()
         self._cancelled = False
         self._superseded = False
+
+    def __repr__(self) -> str:
+        return f"<Stream: {len(self.tokens)} tokens, {self.finish_reason or 'not ended'}>"
 
     def __iter__(self) -> Stream:
         return self

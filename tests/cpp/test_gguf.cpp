@@ -225,7 +225,8 @@ TEST_CASE("tensors read back as written, in both versions") {
     CHECK(error_in(temp.path, [&] { file.view(cube); }) ==
           "tensor 'cube': 3 dimensions, expected 1 or 2");
     CHECK(error_in(temp.path, [&] { file.view(*file.find_tensor("new")); }) ==
-          "tensor 'new': type MXFP4 is not supported; supported: " + computable_names());
+          "tensor 'new': type MXFP4 is not supported; supported: " +
+              dtype_names(computable_dtypes()));
   }
 }
 

@@ -131,6 +131,12 @@ class TestStreamOptions:
             *(("top_p", x) for x in (0, -0.1, 1.001, float("nan"))),
             *(("min_p", x) for x in (-0.1, 1.001, float("nan"))),
             *(("repeat_penalty", x) for x in (0, -1, float("nan"), float("inf"))),
+            *(
+                (option, x)
+                for option in ("temperature", "top_p", "min_p", "repeat_penalty")
+                for x in (None, "0.5", True, [0.5])
+            ),
+            pytest.param("temperature", 10**400, id="temperature-huge"),
             ("repeat_last_n", -2),
             *(("max_tokens", n) for n in (0, -1, 1.5)),
             *(("seed", n) for n in (-1, 2**64)),
@@ -164,6 +170,8 @@ class TestStreamOptions:
             {"max_tokens": 2**70, "stop": ["e"]},
             {"seed": 2**64 - 1},
             {"stop": ()},
+            {"stop": None},
+            {"temperature": np.float32(0.5), "top_p": 1},
         ):
             result = generator.generate("a", **({"max_tokens": 3} | options))
             assert result.prompt_tokens == 2
@@ -206,15 +214,35 @@ class TestPrompts:
             with pytest.raises(ValueError, match=f"token {token} is not in the voc|tokens must be"):
                 call([5, token, 6])
 
-    @pytest.mark.parametrize("prompt", [None, 5, [None], [[5]], [1.5], ["5"], [b"a"]])
+    @pytest.mark.parametrize("prompt", [[None], [[5]], [1.5], ["5"], [b"a"]])
     def test_neither_text_nor_tokens(self, generator: Generator, prompt: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             generator.stream(prompt)
+
+    @pytest.mark.parametrize(
+        ("prompt", "kind"),
+        [
+            (b"The", "bytes"),
+            (bytearray(b"The"), "bytearray"),
+            (memoryview(b"The"), "memoryview"),
+            (None, "NoneType"),
+            (5, "int"),
+            (1.5, "float"),
+        ],
+    )
+    def test_another_kind(self, generator: Generator, prompt: Any, kind: str) -> None:
+        for call in (generator.stream, generator.generate):
+            with pytest.raises(TypeError, match=f"^prompt must be text or token ids, got {kind}$"):
+                call(prompt)
 
     @pytest.mark.parametrize("tokens", [[], [[5]], [1.5], ["5"], "5", None, 5, [True], [None]])
     def test_logits_of_no_tokens(self, generator: Generator, tokens: Any) -> None:
         with pytest.raises(ValueError, match="tokens must be"):
             generator.logits(tokens)
+
+    def test_logits_of_a_text(self, generator: Generator) -> None:
+        with pytest.raises(ValueError, match=r"tokenize\(\) makes them of a text"):
+            generator.logits("The")
 
     def test_logits_of_too_many(self, generator: Generator) -> None:
         assert generator.logits([5] * 100).shape == (100, 4096)

@@ -223,6 +223,41 @@ class TestCommand:
         assert first[0] == 0
         assert run("a\nb\n", *options, "--template", f"@{tmp_path / 'plain.jinja'}")[1] == first[1]
 
+    def test_a_template_that_is_none(self, tiny_opt: Path, run: Run) -> None:
+        status, _, err = run("Hi\n", "-m", tiny_opt, "--template", "plain.jinja")
+        assert status == 1
+        assert "not a template; @FILE reads one from a file" in err
+
+    def test_reset_and_exit(self, folder: Path, run: Run) -> None:
+        path = script(folder, {"Hi": "Hello!", "Bye": "."})
+        status, out, err = run("Hi\n/reset\nHi\n /exit \nHi\n", "-m", path, "--threads", 1)
+        assert (status, out) == (0, "Hello!\nHello!\n")
+        assert err.count(f"prompt {turn('Hi')} tokens") == 2
+
+    def test_goes_on_after_an_error(self, folder: Path, run: Run) -> None:
+        path = script(folder, {"Hi": "Hello!", "Bye": "."}, n_ctx=72)
+        lines = "Hi\n" + "x" * 99 + "\nBye\n"
+        status, out, err = run(lines, "-m", path, "--threads", 1)
+        assert (status, out) == (1, "Hello!\n.\n")
+        assert [line[:6] for line in err.splitlines()] == ["[promp", "error:", "[promp"]
+        assert "n_ctx is 72: say less, or /reset to begin anew" in err
+
+    def test_goes_on_after_a_refusal(self, tiny_opt: Path, run: Run) -> None:
+        template = "{% if messages[-1].content == 'a' %}{{ raise_exception('No a') }}{% endif %}"
+        status, _, err = run("a\nb\n", "-m", tiny_opt, "-n", 2, "--template", template + PLAIN)
+        assert status == 1
+        error, summary = err.splitlines()
+        assert error.startswith("error: ")
+        assert error.endswith("No a")
+        assert "generated 2 tokens" in summary
+
+    def test_help_has_the_commands(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="0"):
+            run("", "--help")
+        out = capsys.readouterr().out
+        assert "/reset" in out
+        assert "/exit" in out
+
     def test_without_a_template(self, tiny_opt: Path, run: Run) -> None:
         status, out, err = run("Hi\n", "-m", tiny_opt)
         assert (status, out) == (1, "")

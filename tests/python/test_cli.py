@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import h2o_cpp
-from h2o_cpp import Generator
+from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli import main
-from h2o_cpp.cli.options import BUNDLED_MODEL
 
 PROMPT = "The old man"
 SUMMARY = re.compile(
@@ -59,6 +58,48 @@ def test_run_reads_the_prompt_from_a_pipe() -> None:
     assert SUMMARY.fullmatch(done.stderr.strip())
 
 
+def test_run_reads_the_prompt_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT + "\n", encoding="utf-8")
+    options = ["-n", "5", "--temperature", "0"]
+    assert main(["run", PROMPT, *options]) == 0
+    expected = capsys.readouterr().out
+    assert main(["run", "-f", str(tmp_path / "prompt.txt"), *options]) == 0
+    assert capsys.readouterr().out == expected
+    (tmp_path / "prompt.txt").write_bytes(b"caf\xe9")
+    assert main(["run", "-f", str(tmp_path / "prompt.txt")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: no UTF-8 text")
+
+
+def test_short_options_and_those_of_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["-n", "80", "--repeat-penalty", "1.5", "--repeat-last-n", "-1", "--temperature", "0"]
+    assert main(["run", PROMPT, "-c", "90", "-t", "1", "-s", "7", *options]) == 0
+    out, _ = capsys.readouterr()
+    with Generator(BUNDLED_MODEL, n_ctx=90, threads=1) as generator:
+        penalty: dict[str, float] = {"repeat_penalty": 1.5, "temperature": 0}
+        texts = [
+            generator.generate(PROMPT, max_tokens=80, seed=7, repeat_last_n=n, **penalty).text  # type: ignore[arg-type]
+            for n in (-1, 8)
+        ]
+    assert texts[0] != texts[1]
+    assert out == f"{PROMPT}{texts[0]}\n"
+
+
+def test_parse_special(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = []
+    for options in ([], ["--parse-special"]):
+        assert main(["run", "</s>", "-n", "1", *options]) == 0
+        line = SUMMARY.fullmatch(capsys.readouterr().err.strip())
+        assert line is not None
+        prompts.append(int(line["prompt"]))
+    with Generator(BUNDLED_MODEL, threads=1) as generator:
+        expected = [len(generator.tokenize("</s>", parse_special=on)) for on in (False, True)]
+    assert prompts == expected
+    assert prompts[0] > prompts[1]
+
+
 def test_run_stops_at_a_string(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", PROMPT, "--seed", "1", "--stop", "e", "-n", "400"]) == 0
     out, err = capsys.readouterr()
@@ -94,6 +135,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["run", PROMPT, "--hh", "0"], "hh=0"),
         (["run", PROMPT, "--hh", "1.5"], "hh=1.5"),
+        (["run", PROMPT, "--hh", "1"], "hh=1 is one token; write 1.0"),
         (["run", PROMPT, "--recent", "0.1"], "recent"),
         (["run", PROMPT, "--n-ctx", "4096"], "n_ctx"),
         (["run", PROMPT, "--temperature", "-1"], "temperature"),
@@ -115,11 +157,40 @@ def test_errors_are_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["jump"], ["run", PROMPT, "--hh", "lots"]])
-def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["jump"], "jump"),
+        (["run"], "one of the arguments PROMPT -f/--file is required"),
+        (["run", PROMPT, "-f", "prompt.txt"], "not allowed with"),
+        (["run", PROMPT, "--hh", "lots"], "expected a fraction such as 0.2 or a number of tokens"),
+        (["run", PROMPT, "--temp", "0"], "unrecognized arguments: --temp"),
+        (["--vers"], "COMMAND"),
+        (["perplexity", "a", "b", "--budget", "0.1,x"], "expected fractions such as 0.1,0.2"),
+    ],
+)
+def test_usage_errors_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert "usage: h2o-cpp" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "usage: h2o-cpp" in err
+    assert message in err
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "perplexity", "quantize", "convert"])
+def test_help_has_the_default_of_every_option(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    entries = re.split(r"\n  (?=-)", capsys.readouterr().out)[1:]
+    assert len(entries) > 2
+    for entry in entries:
+        assert "(default" in entry or "--help" in entry or "--file" in entry
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

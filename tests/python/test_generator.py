@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from h2o_cpp import Generation, Generator, Policy, Stats
+from h2o_cpp import BUNDLED_MODEL, Generation, Generator, KVCache, Policy, Stats
 
 PROMPT = "It was a dark and stormy night and the captain"
 PLAIN: dict[str, Any] = {
@@ -40,6 +40,30 @@ def generate(generator: Generator, n: int = 60, **options: Any) -> list[int]:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+def test_sizes_and_representations(tiny_opt: Path) -> None:
+    generator = Generator(tiny_opt, hh=20, n_ctx=100, threads=1)
+    assert (generator.n_ctx, generator.n_vocab) == (100, 4096)
+    policy = "Policy(n_sinks=0, n_heavy=10, n_recent=10)"
+    assert repr(generator) == f"<Generator: tiny-opt.gguf, n_ctx=100, {policy}>"
+    stream = generator.stream("a", max_tokens=3, ignore_eos=True)
+    assert repr(stream) == "<Stream: 0 tokens, not ended>"
+    list(stream)
+    assert repr(stream) == "<Stream: 3 tokens, length>"
+    generator.close()
+    assert repr(generator) == "<Generator: closed>"
+    for name in ("n_ctx", "n_vocab"):
+        with pytest.raises(RuntimeError, match="closed"):
+            getattr(generator, name)
+    cache = KVCache(2, 1, 8, Policy.window(4), threads=1)
+    policy = "Policy(n_sinks=0, n_heavy=0, n_recent=4)"
+    assert repr(cache) == f"<KVCache: {policy}, 0 tokens seen, {cache.nbytes} bytes>"
+
+
+def test_the_bundled_model() -> None:
+    with Generator(BUNDLED_MODEL, threads=1) as generator:
+        assert generator.generate("a", max_tokens=2, ignore_eos=True).completion_tokens == 2
 
 
 class TestGenerate:

@@ -112,7 +112,7 @@ def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
     ("hh", "recent", "n_ctx", "heavy", "newest"),
     [
         (0.2, None, 2048, 204, 205),  # 409: the odd token is recent
-        (1, None, 2048, 0, 1),
+        (1 / 2048, None, 2048, 0, 1),
         (2, None, 2048, 1, 1),
         (7, None, 2048, 3, 4),
         (1.0, None, 8, 4, 4),
@@ -133,6 +133,13 @@ def test_hh_and_recent(
     hh: float, recent: float | None, n_ctx: int, heavy: int, newest: int
 ) -> None:
     assert h2o_budget(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=newest)
+
+
+@pytest.mark.parametrize("hh", [1, np.int64(1)])
+def test_one_token_is_no_budget(hh: int) -> None:
+    """Beside 1.0, which is everything."""
+    with pytest.raises(ValueError, match=r"hh=1 is one token; write 1\.0 for all of n_ctx"):
+        h2o_budget(hh, None, 2048)
 
 
 def test_no_hh_is_the_full_cache() -> None:

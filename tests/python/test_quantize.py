@@ -502,8 +502,10 @@ def run_cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str
 
 
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(capsys, source, tmp_path / "out.gguf", "q4_k_m", "--threads", "1") == (0, "")
-    assert types(tmp_path / "out.gguf")["blk.0.ffn_up.weight"] == "Q4_K"
+    output = tmp_path / "out.gguf"
+    status, err = run_cli(capsys, source, output, "q4_k_m", "--threads", "1")
+    assert (status, err) == (0, f"wrote {output} ({output.stat().st_size / 2**20:.2f} MiB)\n")
+    assert types(output)["blk.0.ffn_up.weight"] == "Q4_K"
 
 
 def test_errors_are_one_sentence(
@@ -541,7 +543,7 @@ def test_fewer_than_8_bits_are_quantised_again_only_on_demand(
     assert "token_embd.weight is Q5_0 already" in message
     assert "--allow-requantize" in message
     assert not again.exists()
-    assert run_cli(capsys, small, again, "Q4_0", "--allow-requantize") == (0, "")
+    assert run_cli(capsys, small, again, "Q4_0", "--allow-requantize")[0] == 0
     assert types(again)["token_embd.weight"] == "Q4_0"
     quantize(small, again, "Q5_0")  # nothing to do: not refused
     assert again.read_bytes() == small.read_bytes()

@@ -179,7 +179,7 @@ class TestEnd:
         file.keys["tokenizer.ggml.eot_token_id"] = u32(ord("."))
         with Generator(file.write(folder / "eot.gguf")) as generator:
             assert generator.generate(PROMPT, temperature=0).text == "one"
-            assert generator.generate(b"?one.", temperature=0).text == "two"
+            assert generator.generate(list(b"?one."), temperature=0).text == "two"
 
     def test_ignore_eos(self, folder: Path) -> None:
         generator = speaker(folder, [*b"one", END, *b"two", END, END, *b"three"], n_ctx=16)

@@ -32,11 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=summary, description=module.__doc__))
+        module.add_arguments(
+            commands.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
+        )
     args = parser.parse_args(argv)
     module, _ = _COMMANDS[args.command]
     try:

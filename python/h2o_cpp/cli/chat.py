@@ -1,4 +1,7 @@
-"""Converse with a model, a line at a time; Ctrl-D ends it, Ctrl-C stops an answer."""
+"""Converse with a model, a line at a time; Ctrl-C stops an answer.
+
+The line /reset begins anew, /exit (or Ctrl-D) ends the conversation.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import sys
 from pathlib import Path
 
 from h2o_cpp.chat import Chat
-from h2o_cpp.cli.options import add_options, open_generator, stream_options
+from h2o_cpp.cli.options import add_options, open_generator, read_text, stream_options
 from h2o_cpp.cli.run import show
+from h2o_cpp.stream import ContextFullError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument(
+        "--system", metavar="TEXT", help="what the model is told first (default: nothing)"
+    )
     parser.add_argument(
         "--template",
         metavar="TEXT",
@@ -23,11 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line of stdin on stdout; each answer's closing line goes to stderr."""
+    """Answer each line of stdin on stdout; each answer's closing line goes to stderr.
+
+    A line that cannot be answered is an error, and the status 1 at the end; the conversation goes
+    on as if it had not been said.
+    """
     template: str | None = args.template
     if template is not None and template.startswith("@"):
-        template = Path(template[1:]).read_text(encoding="utf-8")
+        template = read_text(Path(template[1:]))
     prompt = "> " if sys.stdin.isatty() else ""
+    status = 0
     with open_generator(args) as generator:
         chat = Chat(generator, system=args.system, template=template)
         options = stream_options(args)
@@ -35,6 +46,20 @@ def run(args: argparse.Namespace) -> int:
             try:
                 text = input(prompt)
             except EOFError:
-                return 0
-            if text.strip():
+                return status
+            match text.strip():
+                case "":
+                    continue
+                case "/exit":
+                    return status
+                case "/reset":
+                    chat = Chat(generator, system=args.system, template=template)
+                    continue
+            try:
                 show(generator, chat.say(text, **options))
+            except ContextFullError as error:
+                status = 1
+                print(f"error: {error}: say less, or /reset to begin anew", file=sys.stderr)
+            except ValueError as error:
+                status = 1
+                print(f"error: {error}", file=sys.stderr)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.convert import OUTTYPES, convert
 
 
@@ -37,4 +39,5 @@ def run(args: argparse.Namespace) -> int:
     outtype: str = args.outtype
     output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")
     convert(checkpoint, output, outtype)
+    print(f"wrote {output} ({mebibytes(output.stat().st_size)})", file=sys.stderr)
     return 0

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any, Protocol
 
-from h2o_cpp import Generator, _core
+from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.stream import StreamOptions
 
-# The CMake install puts the bundled model beside the extension.
-BUNDLED_MODEL = Path(_core.__file__).parent / "models" / "tiny-opt.gguf"
+
+class _Arguments(Protocol):
+    """A parser, or a group of its arguments."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
+
+
+# Option, type, default and meaning
+_SAMPLING: tuple[tuple[str, type, float, str], ...] = (
+    ("--temperature", float, 0.8, "how random; 0 is greedy"),
+    ("--top-k", int, 40, "choose from the N likeliest tokens; 0 is all"),
+    ("--top-p", float, 0.95, "choose from the likeliest that share probability X; 1 is all"),
+    ("--min-p", float, 0.05, "leave out those less than X times as likely as the first; 0 is none"),
+    ("--repeat-penalty", float, 1.0, "for tokens that repeat; 1 is none"),
+    ("--repeat-last-n", int, 64, "how many tokens back a repeat counts; -1 is all"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +55,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "hitters, half recent (default: keep all)",
     )
     cache.add_argument(
-        "--recent", type=_amount, metavar="X", help="how much of it is recent tokens"
+        "--recent",
+        type=_amount,
+        metavar="X",
+        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
     )
-    cache.add_argument("--n-ctx", type=int, metavar="N", help="most tokens of a text")
+    cache.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        help="most tokens of a text, prompt included (default and limit: as trained)",
+    )
     cache.add_argument(
         "--n-batch",
         type=int,
@@ -50,33 +74,67 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt tokens read at a time (default: %(default)s)",
     )
-    cache.add_argument(
-        "--kv-dtype",
-        type=kv_types,
-        default="f16",
-        metavar="TYPE[,TYPE]",
-        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
-    )
+    add_kv_dtype(cache)
 
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    sampling.add_argument("--top-k", type=int, default=40)
-    sampling.add_argument("--top-p", type=float, default=0.95)
-    sampling.add_argument("--min-p", type=float, default=0.05)
-    sampling.add_argument("--repeat-penalty", type=float, default=1.0)
-    sampling.add_argument("--seed", type=int)
+    for name, kind, default, meaning in _SAMPLING:
+        sampling.add_argument(
+            name,
+            type=kind,
+            default=default,
+            metavar="N" if kind is int else "X",
+            help=f"{meaning} (default: %(default)s)",
+        )
+    sampling.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        metavar="N",
+        help="the same seed gives the same text (default: different each time)",
+    )
     sampling.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be given again",
+        help="end before this text; may be given again (default: none)",
     )
-    sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end of text")
+    sampling.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="go on after the end of text (default: end there)",
+    )
 
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    machine.add_argument("--threads", type=int, metavar="N")
+    machine.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+    )
+    add_threads(machine)
+
+
+def add_kv_dtype(parser: _Arguments) -> None:
+    """Add --kv-dtype."""
+    parser.add_argument(
+        "--kv-dtype",
+        type=_kv_types,
+        default="f16",
+        metavar="TYPE[,TYPE]",
+        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
+    )
+
+
+def add_threads(parser: _Arguments) -> None:
+    """Add --threads."""
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of the CPU (default: one for each processor)",
+    )
 
 
 def open_generator(args: argparse.Namespace) -> Generator:
@@ -102,13 +160,22 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
         "top_p": args.top_p,
         "min_p": args.min_p,
         "repeat_penalty": args.repeat_penalty,
+        "repeat_last_n": args.repeat_last_n,
         "seed": args.seed,
         "stop": args.stop,
         "ignore_eos": args.ignore_eos,
     }
 
 
-def kv_types(text: str) -> str | tuple[str, str]:
+def read_text(file: Path) -> str:
+    """The UTF-8 text of a file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def _kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or two ("q8_0,q4_0")."""
     k, comma, v = text.partition(",")
     return (k, v) if comma else k
@@ -119,4 +186,10 @@ def _amount(text: str) -> float:
     try:
         return int(text)
     except ValueError:
+        pass
+    try:
         return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "expected a fraction such as 0.2 or a number of tokens such as 400"
+        ) from None

@@ -11,7 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import Generator, _core
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import kv_types
+from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
 from h2o_cpp.perplexity import POLICIES, Measurement, measure
 
 
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=_fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
     )  # fmt: skip
-    parser.add_argument("--n-ctx", type=int, help="tokens of a window (default: as trained)")
+    parser.add_argument(
+        "-c", "--n-ctx", type=int, metavar="N", help="tokens of a window (default: as trained)"
+    )
     parser.add_argument(
         "--stride", type=int, metavar="N",
         help="predict the last N tokens of each window (default: all but the first)",
@@ -37,18 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens fed at a time, with eviction after each (default: 1, as generation does)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="read only N tokens of the text"
+        "--max-tokens", type=int, metavar="N", help="read only N tokens of the text (default: all)"
     )
-    parser.add_argument("--kv-dtype", type=kv_types, default="f16", metavar="TYPE[,TYPE]")
-    parser.add_argument("--threads", type=int, default=None, metavar="N")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table here too")
+    add_kv_dtype(parser)
+    add_threads(parser)
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
-    text = args.text.read_text(encoding="utf-8")
-    with Generator(args.model, hh=1, n_ctx=args.n_ctx, threads=args.threads) as generator:
-        n_ctx = generator.stats().n_ctx
+    text = read_text(args.text)
+    with Generator(args.model, hh=2, n_ctx=args.n_ctx, threads=args.threads) as generator:
+        n_ctx = generator.n_ctx
         tokens = generator.tokenize(text)[: args.max_tokens]
     model = _core.Model(args.model, device="cpu", threads=args.threads or 0)
     rows = measure(
@@ -85,4 +89,7 @@ def _names(text: str) -> list[str]:
 
 
 def _fractions(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None

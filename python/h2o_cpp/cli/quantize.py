@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import add_threads
 from h2o_cpp.quantize import MIXES, quantize
 
 
@@ -17,12 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a GGUF file, best of type F32, F16 or BF16; of a split model the first",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="the GGUF file to write")
-    parser.add_argument("type", metavar="TYPE", help=", ".join(MIXES))
-    parser.add_argument("--threads", type=int, metavar="N", help="default: one for each processor")
+    parser.add_argument("type", metavar="TYPE", help=f"one of {', '.join(MIXES)}")
+    add_threads(parser)
     parser.add_argument(
         "--allow-requantize",
         action="store_true",
-        help="take tensors that are already quantised to fewer than 8 bits",
+        help="take tensors that are already quantised to fewer than 8 bits (default: refuse them)",
     )
 
 
@@ -35,4 +38,5 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         allow_requantize=args.allow_requantize,
     )
+    print(f"wrote {args.output} ({mebibytes(args.output.stat().st_size)})", file=sys.stderr)
     return 0

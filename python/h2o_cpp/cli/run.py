@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from h2o_cpp import Generator
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_options, open_generator, stream_options
-from h2o_cpp.stream import Stream
+from h2o_cpp.cli.options import add_options, open_generator, read_text, stream_options
+from h2o_cpp.stream import Stream, StreamOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads stdin')
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help='the text to continue; "-" reads stdin'
+    )
+    prompt.add_argument(
+        "-f", "--file", type=Path, metavar="FILE", help="read the text to continue from FILE"
+    )
+    parser.add_argument(
+        "--parse-special",
+        action="store_true",
+        help='special tokens that the text spells, as "</s>", are those tokens (default: text)',
+    )
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Stream to stdout; the closing line goes to stderr, so that a pipe holds nothing but text."""
-    prompt = sys.stdin.read().removesuffix("\n") if args.prompt == "-" else args.prompt
+    prompt = _prompt(args)
+    options: StreamOptions = {**stream_options(args), "parse_special": args.parse_special}
     with open_generator(args) as generator:
-        stream = generator.stream(prompt, **stream_options(args))
+        stream = generator.stream(prompt, **options)
         print(prompt, end="", flush=True)
         return show(generator, stream)
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    """The text; of stdin and of a file without the last newline."""
+    if args.file is not None:
+        return read_text(args.file).removesuffix("\n")
+    prompt: str = args.prompt
+    return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
 
 
 def show(generator: Generator, stream: Stream) -> int:

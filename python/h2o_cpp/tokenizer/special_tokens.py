@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import islice
 
 # Characters of private use, from which stand-ins are taken.
@@ -35,27 +35,27 @@ class SpecialTokens:
         if end < len(text):
             yield text[end:]
 
-    def disguise(self, unused: Iterator[str]) -> Disguise:
-        """Stand-ins for the characters that special tokens begin with."""
+    def disguise(self, unused: Iterator[str], kept: Iterable[str] = ()) -> Disguise:
+        """Stand-ins for the characters that special tokens begin with.
+
+        What is in `kept` stays as it is, unless a special token could begin in it.
+        """
         first = sorted({text[0] for text in self._ids})
-        return Disguise(self._beginnings, dict(zip(first, islice(unused, len(first)), strict=True)))
+        harmless = {text for text in kept if len(text) > 1 and not self._beginnings.search(text)}
+        return Disguise(dict(zip(first, islice(unused, len(first)), strict=True)), harmless)
 
 
 class Disguise:
-    """Makes text that cannot be taken for special tokens, and undoes it.
+    """Makes text that cannot be taken for special tokens, and undoes it."""
 
-    Whatever looks like the beginning of a special token gets another first character; everything
-    else stays as it is.
-    """
-
-    def __init__(self, beginnings: re.Pattern[str], stand_ins: Mapping[str, str]) -> None:
-        self._beginnings = beginnings
+    def __init__(self, stand_ins: Mapping[str, str], kept: Set[str]) -> None:
         self._stand_ins = stand_ins
         self._originals = {ord(stand_in): c for c, stand_in in stand_ins.items()}
+        self._found = _any_of([*sorted(kept, key=len, reverse=True), *stand_ins])
 
     def put_on(self, text: str) -> str:
         """`text` in disguise."""
-        return self._beginnings.sub(lambda m: self._stand_ins[m[0][0]] + m[0][1:], text)
+        return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
 
     def take_off(self, text: str) -> str:
         """What the text was."""

@@ -1,0 +1,161 @@
+"""GGUF files that are well formed, and hold a model that makes no sense."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from numpy.typing import NDArray
+
+from h2o_cpp import Generator, KVCache, Policy, _core
+
+N_EMBD, HEAD_DIM = 48, 12  # of tests/data/golden/llama_gqa2_tied.gguf
+
+F32, F64, STRING = GGUFValueType.FLOAT32, GGUFValueType.FLOAT64, GGUFValueType.STRING
+
+
+def changed(
+    source: Path,
+    target: Path,
+    keys: Mapping[str, tuple[Any, GGUFValueType]],
+    tensors: Mapping[str, NDArray[np.float32]],
+) -> Path:
+    """`source` with other or more metadata and tensors."""
+    file = GGUFReader(source)
+    with closing(GGUFWriter(target, "llama")) as writer:
+        for key, field in file.fields.items():
+            if not key.startswith(("GGUF.", "general.architecture")) and key not in keys:
+                sub_type = field.types[1] if len(field.types) > 1 else None
+                writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+        for key, (value, kind) in keys.items():
+            writer.add_key_value(key, value, kind)
+        for tensor in file.tensors:
+            if tensor.name not in tensors:
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        for name, values in tensors.items():
+            writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    return target
+
+
+@pytest.fixture
+def llama(data: Path) -> Path:
+    return data / "golden" / "llama_gqa2_tied.gguf"
+
+
+def test_the_unchanged_copy_is_good(llama: Path, tmp_path: Path) -> None:
+    tokens = np.arange(3, 20)
+    with (
+        Generator(llama) as original,
+        Generator(changed(llama, tmp_path / "m.gguf", {}, {})) as copy,
+    ):
+        np.testing.assert_array_equal(original.logits(tokens), copy.logits(tokens))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"llama.rope.freq_base": (1e-50, F64)}, "freq_base"),
+        ({"llama.rope.freq_base": (float("nan"), F32)}, "freq_base"),
+        ({"llama.attention.layer_norm_rms_epsilon": (1e-50, F64)}, "layer_norm_rms_epsilon"),
+        ({"llama.attention.scale": (-1.0, F32)}, "attention.scale"),
+        (
+            {"llama.rope.scaling.type": ("\x1b[2J" * 1000, STRING)},
+            r"scaling.type is '\?\[2J.*\.\.\.'",
+        ),
+        (
+            {
+                "llama.rope.scaling.type": ("yarn", STRING),
+                "llama.rope.scaling.attn_factor": (1e29, F32),
+                "llama.rope.scaling.yarn_attn_factor": (1e29, F32),
+            },
+            "magnitude",
+        ),
+    ],
+)
+def test_numbers_out_of_range(
+    llama: Path, tmp_path: Path, keys: dict[str, tuple[Any, GGUFValueType]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"m\.gguf.*{message}") as error:
+        Generator(changed(llama, tmp_path / "m.gguf", keys, {}))
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("divisor", [0.0, float("nan"), 1e-45])
+def test_frequencies_that_are_none(llama: Path, tmp_path: Path, divisor: float) -> None:
+    divisors = np.full(HEAD_DIM // 2, divisor, np.float32)
+    with pytest.raises(ValueError, match="rotary frequency"):
+        Generator(changed(llama, tmp_path / "m.gguf", {}, {"rope_freqs.weight": divisors}))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.0.ffn_gate_inp.weight", "x\n"])
+def test_tensors_the_family_has_no_use_for(llama: Path, tmp_path: Path, name: str) -> None:
+    """They would be left out of the computation without a word."""
+    extra = {name: np.ones(HEAD_DIM, np.float32)}
+    with pytest.raises(ValueError, match="is not part of a 'llama' model"):
+        Generator(changed(llama, tmp_path / "m.gguf", {}, extra))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q4_0"])
+def test_scores_have_an_order_whatever_the_keys(bad: float, kv_dtype: str) -> None:
+    random = np.random.default_rng(0)
+    cache = KVCache(2, 1, 32, Policy.h2o(3, 3), kv_dtype=kv_dtype)
+    for step in range(40):
+        q, k, v = (random.normal(size=(1 + step % 9, n, 32)).astype(np.float32) for n in (2, 1, 1))
+        if step % 3 == 0:
+            k[-1, 0, 5] = bad
+        with np.errstate(all="ignore"):
+            cache.attend(q, k, v)
+        assert np.all(np.isfinite(cache.scores()))
+        assert len(cache.positions()) == min(len(cache), 6)
+
+
+def test_arguments_of_the_core() -> None:
+    """Private, and still no reason to crash."""
+    empty = np.zeros((1, 1, 0), np.float32)
+    with pytest.raises(ValueError, match="not empty"):
+        _core.rope(empty, np.zeros(1, np.int32), np.zeros(0, np.float32), pairs=True)
+    with pytest.raises(ValueError, match="n_vocab is 0"):
+        _core.Sampler(
+            0, temperature=0, top_k=0, top_p=1, min_p=0, repeat_penalty=1, repeat_last_n=0, seed=0
+        )
+    with pytest.raises(TypeError):
+        _core.Session(
+            None,  # type: ignore[arg-type]
+            **Policy.full().limits(),
+            n_ctx=8,
+            n_batch=8,
+            n_sequences=1,
+            k_dtype="f16",
+            v_dtype="f16",
+        )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are enforced on Linux")
+def test_threads_that_cannot_be_started(tiny_opt: Path) -> None:
+    """An exception, and the process lives."""
+    program = f"""
+import resource
+from pathlib import Path
+from h2o_cpp import _core
+mapped = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**28, resource.RLIM_INFINITY))
+try:
+    _core.Model({str(tiny_opt)!r}, device="cpu", threads=1000)
+except (RuntimeError, MemoryError):
+    print("refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "refused\n", done.stderr
