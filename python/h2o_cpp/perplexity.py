@@ -48,22 +48,25 @@ def perplexity(
     policy: Policy,
     *,
     n_ctx: int,
+    beginning: Sequence[int] = (),
     stride: int | None = None,
     chunk: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
 ) -> tuple[float, int, int]:
     """Perplexity, number of tokens predicted, and bytes of the cache.
 
-    The tokens are read in windows of n_ctx, each from an empty cache; the last `stride` tokens of a
-    window (default: all but the first) are predicted, and the next window begins `stride` later.
+    The tokens are read in windows of n_ctx, each from an empty cache and with `beginning` in front:
+    the token that models expect there. The last `stride` tokens of a window (default: all but its
+    first) are predicted, and the next window begins `stride` later.
     `chunk` tokens are fed at a time, and eviction follows each chunk: 1 is generation's own rhythm,
     in which every prediction is made from what is kept.
     """
     whole("n_ctx", n_ctx, 2)
     stride = n_ctx - 1 if stride is None else whole("stride", stride, 1, n_ctx - 1)
     whole("chunk", chunk, 1, n_ctx)
-    if len(tokens) < n_ctx:
-        raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx}")
+    n_text = n_ctx - len(beginning)
+    if not 0 < n_text <= len(tokens):
+        raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
     session = _core.Session(
         model,
         **policy.limits(),
@@ -73,8 +76,8 @@ def perplexity(
         **kv_dtypes(kv_dtype),
     )
     total, n = 0.0, 0
-    for begin in range(0, len(tokens) - n_ctx + 1, stride):
-        window = np.asarray(tokens[begin : begin + n_ctx], np.int32)
+    for begin in range(0, len(tokens) - n_text + 1, stride):
+        window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
         losses = np.concatenate(list(_losses(session, window, chunk)))[-stride:]
         total += float(losses.sum())
         n += losses.size
@@ -88,6 +91,7 @@ def measure(
     policies: Sequence[str],
     budgets: Sequence[float],
     n_ctx: int,
+    beginning: Sequence[int] = (),
     stride: int | None = None,
     chunk: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
@@ -105,7 +109,14 @@ def measure(
 
     def one(name: str, budget: float, kept: int, policy: Policy) -> Measurement:
         value, n, nbytes = perplexity(
-            model, tokens, policy, n_ctx=n_ctx, stride=stride, chunk=chunk, kv_dtype=kv_dtype
+            model,
+            tokens,
+            policy,
+            n_ctx=n_ctx,
+            beginning=beginning,
+            stride=stride,
+            chunk=chunk,
+            kv_dtype=kv_dtype,
         )
         return Measurement(name, budget, kept, value, n, nbytes)
 

@@ -150,3 +150,20 @@ def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
     ours = _core.Model(tmp_path / "model.gguf", device="cpu", threads=1)
     value, _, _ = perplexity(ours, tokens, Policy.full(), n_ctx=1024, kv_dtype="f32")
     assert value == pytest.approx(expected, rel=1e-3)
+
+
+def test_every_window_has_its_beginning(
+    tiny_opt: Path, model: _core.Model, tokens: list[int]
+) -> None:
+    """OPT expects </s> in front of a text; a window in the middle of one is a text as well."""
+    beginning, text = tokens[:1], tokens[1:]
+    n_text = N_CTX - 1
+    with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
+        expected = [
+            loss
+            for begin in range(0, len(text) - n_text + 1, n_text)
+            for loss in losses(generator, beginning + text[begin : begin + n_text])
+        ]
+    value, n, _ = perplexity(model, text, Policy.full(), n_ctx=N_CTX, beginning=beginning)
+    assert n == len(expected)
+    assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text)
     with Generator(args.model, hh=2, n_ctx=args.n_ctx, threads=args.threads) as generator:
         n_ctx = generator.n_ctx
-        tokens = generator.tokenize(text)[: args.max_tokens]
+        beginning = generator.tokenize("")
+        tokens = generator.tokenize(text, add_special=False)[: args.max_tokens]
     model = _core.Model(args.model, device="cpu", threads=args.threads or 0)
     rows = measure(
         model,
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         policies=args.policy,
         budgets=args.budget,
         n_ctx=n_ctx,
+        beginning=beginning,
         stride=args.stride,
         chunk=args.chunk,
         kv_dtype=args.kv_dtype,
