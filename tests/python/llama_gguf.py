@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize
 from numpy.typing import NDArray
+
+from h2o_cpp import _core
 
 Array = NDArray[Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -91,3 +94,20 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
+
+
+def write_llama(path: Path, n_layers: int = 2, **sizes: Any) -> dict[str, Array]:
+    tensors = random_tensors(llama_shapes(n_layers, **sizes))
+    sizes = {key: value for key, value in sizes.items() if key in ("n_embd", "n_ff")}
+    write_gguf(path, tensors, llama_metadata(n_layers, **sizes))
+    return tensors
+
+
+def decoded(dtype: str, values: Array) -> Array:
+    blocks = _core.quantize(dtype, values, threads=2)
+    values = dequantize(blocks, GGMLQuantizationType[dtype])
+    return values
+
+
+def types(path: Path) -> dict[str, str]:
+    return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}

@@ -1,11 +1,7 @@
-"""Quantisation: blocks beside gguf-py's, which tensor gets which type, files, and refusals."""
+"""Quantised files: which tensor gets which type, metadata, interrupts, the command."""
 
 from __future__ import annotations
 
-import os
-import runpy
-import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,189 +13,22 @@ from gguf.quants import dequantize
 from gguf.quants import quantize as gguf_quantize
 
 from h2o_cpp import _core
-from h2o_cpp.cli import main
 from h2o_cpp.quantize import MIXES, quantize
-from llama_gguf import Array, llama_metadata, llama_shapes, random_tensors, write_gguf
+from llama_gguf import (
+    Array,
+    decoded,
+    random_tensors,
+    types,
+    write_gguf,
+    write_llama,
+)
 from opt_checkpoint import read_metadata, read_tensors
-
-SIMPLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
-def with_extremes(values: Array, low: float, high: float) -> Array:
-    """So that the step of each block is known: the first weights are its extremes."""
-    values[:, ::32] = low
-    values[:, 1::32] = high
-    return values
-
-
-def ties(low: float, high: float) -> Callable[[], Array]:
-    """Every value is a level or halfway between two, for a block from `low` to `high`."""
-    return lambda: with_extremes(
-        rng().integers(int(2 * low), int(2 * high) + 1, (64, 256)) / 2, low, high
-    )
-
-
-INPUTS: dict[str, Callable[[], Array]] = {
-    "normal": lambda: rng().standard_normal((64, 256)),
-    "heavy tails": lambda: rng().standard_t(2, (64, 256)),
-    "constant": lambda: np.full((4, 256), 3.7),
-    "negative constant": lambda: np.full((4, 256), -0.3),
-    "zero": lambda: np.zeros((2, 256)),
-    "negative zero": lambda: -np.zeros((2, 256)),
-    "zeros of both signs": lambda: with_extremes(
-        rng().choice([0.0, -0.0, 1.0], (64, 256), p=[0.5, 0.4, 0.1]), -2.0, 3.0
-    ),
-    "equal magnitudes": lambda: rng().choice([-1.0, 1.0], (64, 256)),
-    "f16 subnormal": lambda: 1e-6 * rng().standard_normal((64, 256)),
-    "below f16": lambda: 1e-30 * rng().standard_normal((64, 256)),
-    "reciprocal overflows": lambda: 1e-40 * rng().standard_normal((64, 256)),
-    "huge": lambda: rng().uniform(-60000, 60000, (64, 256)),
-    "ties of Q4_0": ties(-8, 7),
-    "ties of Q4_1": ties(0, 15),
-    "ties of Q5_0": ties(-16, 15),
-    "ties of Q5_1": ties(0, 31),
-    "ties of Q8_0": ties(-127, 127),
-}
-
-
-@pytest.mark.parametrize("dtype", SIMPLE)
-@pytest.mark.parametrize("kind", INPUTS)
-def test_simple_types_are_gguf_pys_bit_for_bit(kind: str, dtype: str) -> None:
-    values = INPUTS[kind]().astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = gguf_quantize(values, GGMLQuantizationType[dtype])
-    np.testing.assert_array_equal(_core.quantize(dtype, values, threads=2), expected)
-
-
-@pytest.mark.parametrize("dtype", ["Q4_1", "Q5_1"])
-def test_a_minimum_of_both_zeros_has_either_sign(dtype: str) -> None:
-    # Which zero is the minimum of +0 and -0 depends on numpy's vector instructions.
-    values = rng().choice([0.0, -0.0, 1.0], (64, 256)).astype(np.float32)
-    type = GGMLQuantizationType[dtype]
-    np.testing.assert_array_equal(
-        decoded(dtype, values), dequantize(gguf_quantize(values, type), type)
-    )
-
-
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
-def test_threads_do_not_matter(dtype: str) -> None:
-    values = rng().standard_normal((301, 512)).astype(np.float32)
-    one = _core.quantize(dtype, values, threads=1)
-    for threads in (2, 3, 8):
-        np.testing.assert_array_equal(_core.quantize(dtype, values, threads=threads), one)
-    np.testing.assert_array_equal(_core.quantize(dtype, values[100:], threads=2), one[100:])
-
-
-def error(values: Array, decoded: Array) -> float:
-    return float(np.sqrt(np.mean((values.astype(np.float64) - decoded) ** 2)))
-
-
-def decoded(dtype: str, values: Array) -> Array:
-    blocks = _core.quantize(dtype, values, threads=2)
-    values = dequantize(blocks, GGMLQuantizationType[dtype])
-    return values
-
-
-def rounded_to_nearest(dtype: str, values: Array) -> Array:
-    """The plain way: scales and mins from the extremes, all rounded to nearest."""
-    if dtype == "Q6_K":
-        groups = values.reshape(-1, 16, 16)
-        scales = np.abs(groups).max(-1, keepdims=True) / 31
-        unit = scales.max(1, keepdims=True) / 127
-        steps = unit * np.rint(scales / unit)
-        levels = np.clip(np.rint(groups / steps), -32, 31)
-        return np.reshape(steps * levels, values.shape)
-    highest = 15 if dtype == "Q4_K" else 31
-    groups = values.reshape(-1, 8, 32)
-    lows = np.minimum(groups.min(-1, keepdims=True), 0)
-    scales = (groups.max(-1, keepdims=True) - lows) / highest
-    unit, min_unit = scales.max(1, keepdims=True) / 63, -lows.min(1, keepdims=True) / 63
-    steps, mins = unit * np.rint(scales / unit), min_unit * np.rint(-lows / min_unit)
-    levels = np.clip(np.rint((groups + mins) / steps), 0, highest)
-    return np.reshape(steps * levels - mins, values.shape)
-
-
-@pytest.mark.parametrize("dtype", K_QUANTS)
-@pytest.mark.parametrize("kind", ["normal", "heavy tails"])
-def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
-    # Seen: 0.70 to 0.94 of its error.
-    values = INPUTS[kind]().astype(np.float32)
-    assert error(values, decoded(dtype, values)) < 0.96 * error(
-        values, rounded_to_nearest(dtype, values)
-    )
-
-
-@pytest.mark.parametrize("dtype", K_QUANTS)
-@pytest.mark.parametrize("kind", [*INPUTS, "positive", "one far out", "constant blocks"])
-def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
-    more: dict[str, Callable[[], Array]] = {
-        "positive": lambda: 1 + rng().random((64, 256)),
-        "one far out": lambda: np.where(np.arange(256) == 77, 500, rng().standard_normal((8, 256))),
-        "constant blocks": lambda: np.repeat(rng().standard_normal((64, 1)), 256, axis=1),
-    }
-    values = (INPUTS | more)[kind]().astype(np.float32)
-    # Weights are clipped where that helps the others, but none by as much as a step of a block
-    # whose levels span zero and all weights, and one of the smallest f16.
-    highest = {"Q4_K": 15, "Q5_K": 31, "Q6_K": 31}[dtype]
-    blocks = values.reshape(-1, 256)
-    span = np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)
-    if dtype == "Q6_K":
-        span = np.abs(blocks).max(1)
-    allowed = span / highest + 2.0**-24
-    off = np.abs(decoded(dtype, values).reshape(-1, 256) - blocks).max(1)
-    assert (off <= allowed).all()
-
-
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
-    values = np.zeros((300, 512), np.float32)
-    values[250, 0] = values[201, 511] = bad
-    with pytest.raises(ValueError, match=rf"row 201, column 511 is -?{str(bad).strip('-')}"):
-        _core.quantize(dtype, values, threads=3)
-
-
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
-def test_values_whose_scale_f16_cannot_hold_are_refused(dtype: str) -> None:
-    values = np.ones((3, 512), np.float32)
-    values[1, 300] = -3e38
-    with pytest.raises(ValueError, match=rf"row 1, column 300 is -3e\+38, too large for {dtype}"):
-        _core.quantize(dtype, values, threads=1)
-
-
-def test_bad_arguments() -> None:
-    values = np.zeros((2, 96), np.float32)
-    with pytest.raises(ValueError, match=r"expected one of Q4_0, .*Q6_K"):
-        _core.quantize("Q3_K", values, threads=1)
-    with pytest.raises(ValueError, match="2 rows of 96, expected a multiple of 256 for Q4_K"):
-        _core.quantize("Q4_K", values, threads=1)
-    with pytest.raises(ValueError, match="0 threads"):
-        _core.quantize("Q4_0", values, threads=0)
-    with pytest.raises(ValueError, match="1 dimensions, expected 2"):
-        _core.quantize("Q4_0", values[0], threads=1)
-    assert _core.quantize("Q4_0", values[:0], threads=1).shape == (0, 54)
-
-
-def write_llama(path: Path, n_layers: int = 2, **sizes: Any) -> dict[str, Array]:
-    tensors = random_tensors(llama_shapes(n_layers, **sizes))
-    sizes = {key: value for key, value in sizes.items() if key in ("n_embd", "n_ff")}
-    write_gguf(path, tensors, llama_metadata(n_layers, **sizes))
-    return tensors
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     write_llama(tmp_path / "in.gguf")
     return tmp_path / "in.gguf"
-
-
-def types(path: Path) -> dict[str, str]:
-    return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -316,7 +145,7 @@ def test_what_is_not_multiplied_with_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "Q8_0"])
 def test_sources_of_other_types(tmp_path: Path, dtype: str) -> None:
     type = GGMLQuantizationType[dtype]
-    values = rng().standard_normal((64, 256)).astype(np.float32)
+    values = np.random.default_rng(7).standard_normal((64, 256)).astype(np.float32)
     stored = gguf_quantize(values, type)
     with closing(GGUFWriter(tmp_path / "in.gguf", "llama")) as writer:
         writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=type)
@@ -492,78 +321,3 @@ def test_the_engine_runs_every_type(tiny_opt: Path, tmp_path: Path, mix: str) ->
     with Generator(tmp_path / "out.gguf", threads=2) as generator:
         stream = generator.stream("The old man", max_tokens=8, temperature=0.0)
         assert "".join(stream)
-
-
-def run_cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str]:
-    status = main(["quantize", *map(str, args)])
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return status, captured.err
-
-
-def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out.gguf"
-    status, err = run_cli(capsys, source, output, "q4_k_m", "--threads", "1")
-    assert (status, err) == (0, f"wrote {output} ({output.stat().st_size / 2**20:.2f} MiB)\n")
-    assert types(output)["blk.0.ffn_up.weight"] == "Q4_K"
-
-
-def test_errors_are_one_sentence(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out.gguf"
-
-    def fails(*args: object) -> str:
-        status, message = run_cli(capsys, *args)
-        assert status == 1
-        assert message.startswith("error: ")
-        assert message.count("\n") == 1
-        return message
-
-    assert "choose from Q8_0, Q6_K, Q5_K_M" in fails(source, output, "Q3_K")
-    assert "missing.gguf" in fails(tmp_path / "missing.gguf", output, "Q4_0")
-    (tmp_path / "text.gguf").write_text("not a model")
-    assert "text.gguf" in fails(tmp_path / "text.gguf", output, "Q4_0")
-    assert "the output is the input" in fails(source, source, "Q4_0")
-    (tmp_path / "link.gguf").symlink_to(source)
-    assert "the output is the input" in fails(source, tmp_path / "link.gguf", "Q4_0")
-    assert "no such directory" in fails(source, tmp_path / "none" / "out.gguf", "Q4_0")
-    assert "not a regular file" in fails(source, tmp_path, "Q4_0")
-    assert "threads=0" in fails(source, output, "Q4_0", "--threads", "0")
-    assert not output.exists()
-
-
-def test_fewer_than_8_bits_are_quantised_again_only_on_demand(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small, again = tmp_path / "small.gguf", tmp_path / "again.gguf"
-    quantize(source, small, "Q5_0")
-    status, message = run_cli(capsys, small, again, "Q4_0")
-    assert status == 1
-    assert "token_embd.weight is Q5_0 already" in message
-    assert "--allow-requantize" in message
-    assert not again.exists()
-    assert run_cli(capsys, small, again, "Q4_0", "--allow-requantize")[0] == 0
-    assert types(again)["token_embd.weight"] == "Q4_0"
-    quantize(small, again, "Q5_0")  # nothing to do: not refused
-    assert again.read_bytes() == small.read_bytes()
-
-
-def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with closing(GGUFWriter(tmp_path / "in.gguf", "llama")) as writer:
-        type = GGMLQuantizationType.IQ2_XXS
-        writer.add_tensor("a.weight", np.zeros((2, 66), np.uint8), raw_dtype=type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    with pytest.raises(ValueError, match=r"a\.weight is IQ2_XXS, which cannot be read"):
-        quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0", allow_requantize=True)
-
-
-def test_the_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = Path(__file__).parents[2] / "tools" / "quantize"
-    assert os.access(tool, os.X_OK)
-    monkeypatch.setattr(sys, "argv", ["quantize", str(source), str(tmp_path / "o.gguf"), "Q8_0"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(tool), run_name="__main__")
-    assert types(tmp_path / "o.gguf")["output.weight"] == "Q8_0"

@@ -1,0 +1,98 @@
+"""The quantize command, and its tool."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from h2o_cpp.cli import main
+from h2o_cpp.quantize import quantize
+from llama_gguf import types, write_llama
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write_llama(tmp_path / "in.gguf")
+    return tmp_path / "in.gguf"
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str]:
+    status = main(["quantize", *map(str, args)])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return status, captured.err
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.gguf"
+    status, err = run_cli(capsys, source, output, "q4_k_m", "--threads", "1")
+    assert (status, err) == (0, f"wrote {output} ({output.stat().st_size / 2**20:.2f} MiB)\n")
+    assert types(output)["blk.0.ffn_up.weight"] == "Q4_K"
+
+
+def test_errors_are_one_sentence(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.gguf"
+
+    def fails(*args: object) -> str:
+        status, message = run_cli(capsys, *args)
+        assert status == 1
+        assert message.startswith("error: ")
+        assert message.count("\n") == 1
+        return message
+
+    assert "choose from Q8_0, Q6_K, Q5_K_M" in fails(source, output, "Q3_K")
+    assert "missing.gguf" in fails(tmp_path / "missing.gguf", output, "Q4_0")
+    (tmp_path / "text.gguf").write_text("not a model")
+    assert "text.gguf" in fails(tmp_path / "text.gguf", output, "Q4_0")
+    assert "the output is the input" in fails(source, source, "Q4_0")
+    (tmp_path / "link.gguf").symlink_to(source)
+    assert "the output is the input" in fails(source, tmp_path / "link.gguf", "Q4_0")
+    assert "no such directory" in fails(source, tmp_path / "none" / "out.gguf", "Q4_0")
+    assert "not a regular file" in fails(source, tmp_path, "Q4_0")
+    assert "threads=0" in fails(source, output, "Q4_0", "--threads", "0")
+    assert not output.exists()
+
+
+def test_fewer_than_8_bits_are_quantised_again_only_on_demand(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, again = tmp_path / "small.gguf", tmp_path / "again.gguf"
+    quantize(source, small, "Q5_0")
+    status, message = run_cli(capsys, small, again, "Q4_0")
+    assert status == 1
+    assert "token_embd.weight is Q5_0 already" in message
+    assert "--allow-requantize" in message
+    assert not again.exists()
+    assert run_cli(capsys, small, again, "Q4_0", "--allow-requantize")[0] == 0
+    assert types(again)["token_embd.weight"] == "Q4_0"
+    quantize(small, again, "Q5_0")  # nothing to do: not refused
+    assert again.read_bytes() == small.read_bytes()
+
+
+def test_a_type_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with closing(GGUFWriter(tmp_path / "in.gguf", "llama")) as writer:
+        type = GGMLQuantizationType.IQ2_XXS
+        writer.add_tensor("a.weight", np.zeros((2, 66), np.uint8), raw_dtype=type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    with pytest.raises(ValueError, match=r"a\.weight is IQ2_XXS, which cannot be read"):
+        quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0", allow_requantize=True)
+
+
+def test_the_tool(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Path(__file__).parents[2] / "tools" / "quantize"
+    assert os.access(tool, os.X_OK)
+    monkeypatch.setattr(sys, "argv", ["quantize", str(source), str(tmp_path / "o.gguf"), "Q8_0"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(tool), run_name="__main__")
+    assert types(tmp_path / "o.gguf")["output.weight"] == "Q8_0"
