@@ -20,6 +20,10 @@ PLAIN: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": 0.0,
 }  # sample from the whole distribution
+# AddressSanitizer keeps freed memory for a while, to find uses of it.
+frees_at_once = pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
+)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
 
 
@@ -201,6 +205,7 @@ class TestStats:
         assert wide.cache_bytes == pytest.approx(2 * stats.cache_bytes, rel=0.1)
 
     @linux_only
+    @frees_at_once
     def test_memory_does_not_grow(self, tiny_opt: Path) -> None:
         """The cache is allocated at once, so a text costs its 4 bytes per token and no more.
 
@@ -256,7 +261,7 @@ class TestClose:
             next(stream)
 
     @linux_only
-    @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps it a while")
+    @frees_at_once
     def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
         """Even where a stream that has ended is still there."""
         program = f"""
