@@ -53,8 +53,7 @@ class Backend {
   virtual void read(void* host, const void* device, size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;
 
-  // Runs `pass`, the operations of one forward pass. A back end may record it once per number of
-  // rows and replay it, so `pass` must depend on nothing but the batch's content.
+  // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
 
   // x[i] = table[batch.tokens[i]]
