@@ -1,10 +1,11 @@
-// The extension module: exceptions, and a table of its parts.
+// The extension module: exceptions, a table of its parts, and what they share.
+#include <pybind11/numpy.h>
+
 #include <cctype>
 
 #include "core/error.h"
 #include "cpu/isa/detect.h"
 #include "cuda/cuda_backend.h"
-#include "kv/cache.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -24,6 +25,17 @@ DType kv_dtype(const std::string& name) {
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent) {
   return {.sinks = sinks, .heavy = heavy, .recent = recent.value_or(KvPolicy::kUnbounded)};
+}
+
+py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
+  const auto n = std::ssize(entries);
+  py::array_t<int32_t> positions(n);
+  py::array_t<float> scores(n);
+  for (py::ssize_t i = 0; i < n; ++i) {
+    positions.mutable_at(i) = entries[i].position;
+    scores.mutable_at(i) = entries[i].score;
+  }
+  return py::make_tuple(positions, scores);
 }
 
 }  // namespace h2o::python

@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
-#include "kv/policy.h"
+#include "kv/cache.h"
 
 namespace h2o::python {
 
@@ -23,5 +24,8 @@ DType kv_dtype(const std::string& name);
 
 // recent = None: unbounded, the full cache.
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent);
+
+// (positions, scores) as numpy arrays.
+pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);
 
 }  // namespace h2o::python

@@ -43,20 +43,15 @@ class AttentionCache {
     return out;
   }
 
-  py::array_t<int32_t> positions(int32_t kv_head) {
-    const std::vector<KvEntry> kept = entries(kv_head);
-    py::array_t<int32_t> array(static_cast<py::ssize_t>(kept.size()));
-    std::transform(kept.begin(), kept.end(), array.mutable_data(),
-                   [](const KvEntry& e) { return e.position; });
-    return array;
-  }
-
-  py::array_t<float> scores(int32_t kv_head) {
-    const std::vector<KvEntry> kept = entries(kv_head);
-    py::array_t<float> array(static_cast<py::ssize_t>(kept.size()));
-    std::transform(kept.begin(), kept.end(), array.mutable_data(),
-                   [](const KvEntry& e) { return e.score; });
-    return array;
+  // Kept positions and their scores, in position order.
+  py::tuple kept(int32_t kv_head) {
+    std::vector<KvEntry> entries;
+    {
+      const py::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
+      entries = cache_.entries(0, 0, kv_head);
+    }
+    return kept_arrays(entries);
   }
 
   void reset() {
@@ -80,12 +75,6 @@ class AttentionCache {
     require(x.ndim() == 3 && x.shape(0) == n && x.shape(1) == heads && x.shape(2) == head_dim,
             "[attend] ", name, " has shape [", got, "], expected [n, ", heads, ", ", head_dim,
             "] with the same n for q, k and v");
-  }
-
-  std::vector<KvEntry> entries(int32_t kv_head) {
-    const py::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    return cache_.entries(0, 0, kv_head);
   }
 
   void run(float* out, const float* q, const float* k, const float* v, int64_t n) {
@@ -164,8 +153,7 @@ void register_kv_cache(py::module_& m) {
            py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"), py::arg("threads"))
       .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"))
-      .def("positions", &AttentionCache::positions, py::arg("kv_head"))
-      .def("scores", &AttentionCache::scores, py::arg("kv_head"))
+      .def("kept", &AttentionCache::kept, py::arg("kv_head"))
       .def("reset", &AttentionCache::reset)
       .def_property_readonly("nbytes", &AttentionCache::nbytes)
       .def_property_readonly("length", &AttentionCache::length);

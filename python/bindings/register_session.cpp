@@ -69,18 +69,12 @@ Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
 
 // Kept positions and their scores, in position order.
 py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t sequence) {
-  const std::vector<KvEntry> entries = [&] {
+  std::vector<KvEntry> entries;
+  {
     const py::gil_scoped_release release;
-    return session.entries(layer, sequence, kv_head);
-  }();
-  const auto n = std::ssize(entries);
-  py::array_t<int32_t> positions(n);
-  py::array_t<float> scores(n);
-  for (py::ssize_t i = 0; i < n; ++i) {
-    positions.mutable_at(i) = entries[i].position;
-    scores.mutable_at(i) = entries[i].score;
+    entries = session.entries(layer, sequence, kv_head);
   }
-  return py::make_tuple(positions, scores);
+  return kept_arrays(entries);
 }
 
 int32_t sample(Sampler& sampler, const Floats& logits) {

@@ -67,14 +67,14 @@ class KVCache:
 
     def positions(self, kv_head: int = 0) -> NDArray[np.int32]:
         """Kept positions, ascending."""
-        return self._cache.positions(kv_head)
+        return self._cache.kept(kv_head)[0]
 
     def scores(self, kv_head: int = 0) -> NDArray[np.float32]:
         """Attention each kept position has received, summed over the query heads of the group.
 
         In the order of positions(); zeros under a policy without heavy hitters.
         """
-        return self._cache.scores(kv_head)
+        return self._cache.kept(kv_head)[1]
 
     def reset(self) -> None:
         """Forget everything."""

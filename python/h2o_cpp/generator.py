@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -96,10 +96,7 @@ class Generator:
         model = _core.Model(os.fspath(path), device=device, threads=n_threads)
         n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
         self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
-        try:
-            tokenizer = TextTokenizer(model.file.metadata(), model.n_vocab)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)}: {error}") from None
+        tokenizer = TextTokenizer.of_model(model)
         session = _core.Session(
             model,
             **self.policy.limits(),
@@ -173,8 +170,7 @@ class Generator:
             raise ValueError("the prompt is empty")
         if len(tokens) > session.n_ctx:
             raise ContextFullError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
-        if bad := [t for t in tokens if not 0 <= t < model.n_vocab]:
-            raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
+        _check_vocabulary(tokens, model.n_vocab)
         if max_tokens is not None:
             max_tokens = whole("max_tokens", max_tokens, 1, None)
         stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
@@ -244,10 +240,9 @@ class Generator:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        n_vocab = self._engine().model.n_vocab
-        if bad := [t for t in tokens if not 0 <= t < n_vocab]:
-            raise ValueError(f"token {bad[0]} is not in the vocabulary of {n_vocab}")
-        return self._engine().tokenizer.decode(tokens)
+        model, _, tokenizer = self._engine()
+        _check_vocabulary(tokens, model.n_vocab)
+        return tokenizer.decode(tokens)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
@@ -261,8 +256,7 @@ class Generator:
         model, session, _ = self._engine()
         if ids.size > session.n_ctx:
             raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")
-        if bad := ids[(ids < 0) | (ids >= model.n_vocab)].tolist():
-            raise ValueError(f"token {bad[0]} is not in the vocabulary of {model.n_vocab}")
+        _check_vocabulary(ids.tolist(), model.n_vocab)
         with self._turn.hold():
             session.reset(0)
             chunks = range(0, ids.size, session.n_batch)
@@ -308,3 +302,9 @@ class Generator:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_vocabulary(tokens: Iterable[int], n_vocab: int) -> None:
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")

@@ -7,6 +7,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, TypedDict
@@ -95,7 +96,7 @@ class Stream(Iterator[str]):
 
         self._engine = engine
         self._request = request
-        self._said: list[str] = []
+        self._said = StringIO()
         self._begins = not engine().tokenizer.has_text(request.prompt)  # no text yet
         self._pieces = TextPieces(request.stop)
         self._logits: NDArray[np.float32] | None = None  # [1, n_vocab], after the newest token
@@ -118,7 +119,7 @@ class Stream(Iterator[str]):
             try:
                 while self.finish_reason is None:
                     if piece := self._next_piece():
-                        self._said.append(piece)
+                        self._said.write(piece)
                         return piece
             except BaseException:  # KeyboardInterrupt too: the next stream must find its turn
                 self._end("cancelled")
@@ -130,7 +131,7 @@ class Stream(Iterator[str]):
     @property
     def text(self) -> str:
         """The pieces so far."""
-        return "".join(self._said)
+        return self._said.getvalue()
 
     @property
     def history(self) -> list[int]:
@@ -188,7 +189,7 @@ class Stream(Iterator[str]):
             self._logits = self._read_prompt()
         else:
             self._logits = self._decode()
-        session, tokenizer = self._engine().session, self._engine().tokenizer
+        _, session, tokenizer = self._engine()
         if self._cancelled:
             return self._end("cancelled")
 

@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from generating import PROMPT, generate
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, KVCache, Policy, Stats
 
-PROMPT = "It was a dark and stormy night and the captain"
-PLAIN: dict[str, Any] = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}  # sample from the whole distribution
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
 frees_at_once = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
@@ -30,15 +25,6 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/sel
 @pytest.fixture(scope="module")
 def generator(tiny_opt: Path) -> Generator:
     return Generator(tiny_opt, threads=1)
-
-
-def generate(generator: Generator, n: int = 60, **options: Any) -> list[int]:
-    """The tokens that continue PROMPT."""
-    stream = generator.stream(PROMPT, max_tokens=n, ignore_eos=True, **options)
-    for _ in stream:
-        pass
-    assert len(stream.tokens) == n
-    return list(stream.tokens)
 
 
 def resident_bytes() -> int:

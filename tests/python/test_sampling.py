@@ -10,25 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from background import PROMPT
+from generating import PLAIN, generate
 from h2o_cpp import Generator
 
 Floats = NDArray[np.float64]
-PROMPT = "It was a dark and stormy night and the captain"
-PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the whole distribution
 
 
 @pytest.fixture(scope="module")
 def generator(tiny_opt: Path) -> Generator:
     return Generator(tiny_opt, threads=1)
-
-
-def generate(generator: Generator, n: int = 60, **options: Any) -> list[int]:
-    """The tokens that continue PROMPT."""
-    stream = generator.stream(PROMPT, max_tokens=n, ignore_eos=True, **options)
-    for _ in stream:
-        pass
-    assert len(stream.tokens) == n
-    return list(stream.tokens)
 
 
 def likelier(p: Floats) -> Floats:

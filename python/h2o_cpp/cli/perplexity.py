@@ -9,10 +9,12 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import Generator, _core
+from h2o_cpp import _core
+from h2o_cpp.arguments import whole
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
 from h2o_cpp.perplexity import POLICIES, Measurement, measure
+from h2o_cpp.tokenizer import TextTokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     text = read_text(args.text)
-    with Generator(args.model, hh=2, n_ctx=args.n_ctx, threads=args.threads) as generator:
-        n_ctx = generator.n_ctx
-        beginning = generator.tokenize("")
-        tokens = generator.tokenize(text, add_special=False)[: args.max_tokens]
-    model = _core.Model(args.model, device="cpu", threads=args.threads or 0)
+    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
+    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
+    tokenizer = TextTokenizer.of_model(model)
+    beginning = tokenizer.encode("")
+    tokens = tokenizer.encode(text, add_special=False)[: args.max_tokens]
     rows = measure(
         model,
         tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from h2o_cpp import _core
 from h2o_cpp.tokenizer.byte_pairs import BytePairs
 from h2o_cpp.tokenizer.metadata import Metadata, get
 from h2o_cpp.tokenizer.sentence_pieces import SentencePieces
@@ -53,6 +54,14 @@ class TextTokenizer:
         self._tokens = vocabulary.tokens
         self._before = _added(self._kind.add_bos, "bos", self.bos)
         self._after = _added(add_eos(metadata), "eos", self.eos)
+
+    @classmethod
+    def of_model(cls, model: _core.Model) -> TextTokenizer:
+        """The tokenizer in a model's file, which errors name."""
+        try:
+            return cls(model.file.metadata(), model.n_vocab)
+        except ValueError as error:
+            raise ValueError(f"{model.file.path}: {error}") from None
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
