@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from generating import PROMPT, generate
+from background import PROMPT
+from generating import generate
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, KVCache, Policy, Stats
 
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
