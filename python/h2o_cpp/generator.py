@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes, number, whole
+from h2o_cpp.arguments import number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
+from h2o_cpp.session import open_session
 from h2o_cpp.stream import (
     ContextFullError,
     Engine,
@@ -97,14 +98,7 @@ class Generator:
         n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
         self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
         tokenizer = TextTokenizer.of_model(model)
-        session = _core.Session(
-            model,
-            **self.policy.limits(),
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_sequences=1,
-            **kv_dtypes(kv_dtype),
-        )
+        session = open_session(model, self.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
         self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()
         self._seeds = random.Random(seed)

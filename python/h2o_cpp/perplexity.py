@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes, whole
+from h2o_cpp.arguments import whole
 from h2o_cpp.policy import Policy
+from h2o_cpp.session import open_session
 
 # Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
 _N_SINKS = 4
@@ -67,14 +68,7 @@ def perplexity(
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
         raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
-    session = _core.Session(
-        model,
-        **policy.limits(),
-        n_ctx=n_ctx,
-        n_batch=chunk,
-        n_sequences=1,
-        **kv_dtypes(kv_dtype),
-    )
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
