@@ -84,7 +84,7 @@ class Inspection:
             common_share=int(of_layer.all(axis=0).sum()) / n_kept,
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All of it as lists and numbers for json.dumps; scores are rounded to four decimals."""
         return {
             "model": self.model,
@@ -105,7 +105,7 @@ class Inspection:
         """A page that shows it, which needs no other file and loads none."""
         page = files("h2o_cpp").joinpath("inspection.html").read_text(encoding="utf-8")
         # Inside a script element only "<" could end the JSON: "</script>", "<!--".
-        data = json.dumps(self.to_json(), separators=(",", ":")).replace("<", "\\u003c")
+        data = json.dumps(self.to_dict(), separators=(",", ":")).replace("<", "\\u003c")
         return page.replace("{{inspection}}", data, 1)
 
 
@@ -116,13 +116,13 @@ def inspect(
     policy: Policy,
     *,
     n_ctx: int | None = None,
-    chunk: int = 1,
+    n_batch: int = 1,
     max_tokens: int = 0,
     kv_dtype: str | tuple[str, str] = "f16",
 ) -> Inspection:
     """Read a text under `policy` and look at the cache after each step.
 
-    chunk: tokens read at a time, with eviction after each chunk: 1 shows every eviction, n_batch
+    n_batch: tokens read at a time, with eviction after each: 1 shows every eviction, that
         of a Generator shows what it does with a prompt.
     max_tokens: greedily continue the text by at most this many, which are read one by one; fewer
         at the end of the text or of n_ctx (default: as trained).
@@ -133,22 +133,22 @@ def inspect(
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
     n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-    whole("chunk", chunk, 1)
+    n_batch = whole("n_batch", n_batch, 1)
     whole("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
     session = open_session(
-        model, policy, n_ctx=n_ctx, n_batch=min(chunk, len(tokens)), kv_dtype=kv_dtype
+        model, policy, n_ctx=n_ctx, n_batch=min(n_batch, len(tokens)), kv_dtype=kv_dtype
     )
     text = list(tokens)
     n_most = min(len(text) + max_tokens, n_ctx)
     record = _Record(session, model, n_most)
-    n_steps = ceil(len(text) / chunk) + n_most - len(text)
+    n_steps = ceil(len(text) / n_batch) + n_most - len(text)
     every = ceil(n_steps * model.n_layers * model.n_kv_heads / _MAX_LOOKS)
     with tqdm(total=n_most, unit="token", disable=None, leave=False) as bar:
         n_read = 0
         for step in range(1, n_steps + 1):
-            fed = np.asarray(text[n_read : n_read + chunk], np.int32)
+            fed = np.asarray(text[n_read : n_read + n_batch], np.int32)
             logits = session.step([(0, fed)])
             n_read += len(fed)
             bar.update(len(fed))

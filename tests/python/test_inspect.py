@@ -1,25 +1,23 @@
-"""What the cache kept: recorded, in the terminal, and as a page."""
+"""What the cache kept: recorded, and as a page."""
 
 from __future__ import annotations
 
-import io
 import json
-import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from h2o_cpp import Policy, _core, inspection
-from h2o_cpp.cli import main
 from h2o_cpp.inspection import Inspection, inspect
 from h2o_cpp.session import open_session
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_rules import ReferenceCache
 from scripted_opt import END, Tensor, scripted_opt
+from vocabularies import sentence_pieces
 
 TEXT = (
     "The old man went down to the sea with his son. He had not been there for many years, and he "
@@ -81,17 +79,22 @@ def attentive(tmp_path_factory: pytest.TempPathFactory) -> Attentive:
 
 
 @pytest.mark.parametrize("policy", [Policy.h2o(6, 5), Policy.h2o(4, 3, sinks=2), Policy.h2o(5, 0)])
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_equals_the_rules(attentive: Attentive, policy: Policy, chunk: int) -> None:
+@pytest.mark.parametrize("n_batch", [1, 7])
+def test_equals_the_rules(attentive: Attentive, policy: Policy, n_batch: int) -> None:
     n = 60
     found = inspect(
-        attentive.model, attentive.tokenizer, list(range(n)), policy, chunk=chunk, kv_dtype="f32"
+        attentive.model,
+        attentive.tokenizer,
+        list(range(n)),
+        policy,
+        n_batch=n_batch,
+        kv_dtype="f32",
     )
     reference = ReferenceCache(attentive.N_HEADS, attentive.N_HEADS, policy)
     evicted_at = np.zeros((attentive.N_HEADS, n), np.int32)
     scores = np.zeros((attentive.N_HEADS, n))
-    for begin in range(0, n, chunk):
-        rows = slice(begin, min(begin + chunk, n))
+    for begin in range(0, n, n_batch):
+        rows = slice(begin, min(begin + n_batch, n))
         q, k = attentive.q[rows], attentive.k[rows]
         reference.attend(q, k, np.zeros_like(k))
         for head, kept in enumerate(reference.heads):
@@ -104,7 +107,7 @@ def test_equals_the_rules(attentive: Attentive, policy: Policy, chunk: int) -> N
     assert reference.margin > 1e-4
     np.testing.assert_array_equal(found.evicted_at[0], evicted_at)
     np.testing.assert_allclose(found.scores[0], scores, rtol=0, atol=1e-4)
-    assert found.seen.tolist() == [*range(chunk, n, chunk), n]
+    assert found.seen.tolist() == [*range(n_batch, n, n_batch), n]
 
     [kept_heads] = found.kept()
     summary = found.summary(0)
@@ -169,7 +172,7 @@ def test_continues_the_text_greedily(attentive: Attentive) -> None:
             attentive.tokenizer,
             [97] * n,
             Policy.h2o(4, 4),
-            chunk=3,
+            n_batch=3,
             n_ctx=n_ctx,
             max_tokens=max_tokens,
         )
@@ -190,13 +193,19 @@ def test_every_token_can_be_shown(attentive: Attentive) -> None:
     ]
 
 
+def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
+    tokenizer = TextTokenizer(sentence_pieces(), 265)
+    found = inspect(model, tokenizer, tokenizer.encode("ab ab"), Policy.full())
+    assert found.pieces == ["<s>", "ab", " ab"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tokens": []}, "the text has 0 tokens"),
         ({"n_ctx": 4}, "expected 1 to n_ctx=4"),
         ({"n_ctx": 0}, "n_ctx=0"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"n_batch": 0}, "n_batch=0"),
         ({"max_tokens": -1}, "max_tokens=-1"),
         ({"tokens": [2, 10**6]}, "1000000"),
     ],
@@ -220,6 +229,11 @@ def test_bad_selections(model: _core.Model, tokenizer: TextTokenizer, tokens: li
         found.summary(model.n_layers)
     with pytest.raises(ValueError, match="kv_head=-1"):
         found.summary(0, -1)
+
+
+@pytest.fixture(scope="module")
+def found(model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]) -> Inspection:
+    return inspect(model, tokenizer, tokens, Policy.h2o(6, 6))
 
 
 class Page(HTMLParser):
@@ -251,144 +265,22 @@ class Page(HTMLParser):
             self.data += data
 
 
-@pytest.mark.parametrize("text", [TEXT, HOSTILE])
-def test_page(model: _core.Model, tokenizer: TextTokenizer, text: str) -> None:
-    found = inspect(model, tokenizer, tokenizer.encode(text), Policy.h2o(4, 4))
+@pytest.mark.parametrize("piece", ["The", HOSTILE])
+def test_page(found: Inspection, piece: str) -> None:
+    found = replace(found, model=f"{piece}.gguf", pieces=[*found.pieces[:-1], piece])
     page = Page(found.to_html())
     assert page.open == []
     assert [tag for tag, _ in page.elements].count("script") == 2
     assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
-    data = json.loads(page.data)
-    assert "".join(data["pieces"]) == "</s>" + text
-    assert data == json.loads(json.dumps(found.to_json()))
-    assert data["tokens"] == found.tokens.tolist()
-    assert data["policy"] == {"sinks": 0, "heavy": 4, "recent": 4}
-    np.testing.assert_array_equal(data["evicted_at"], found.evicted_at)
-    # rounded to four decimals: half of the last one, and a float64's rounding
-    np.testing.assert_allclose(data["scores"], found.scores, rtol=0, atol=0.5e-4 + 1e-12)
-    # what labels and the script refer to is there
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
 
-
-def shown(found: Inspection, kept: NDArray[np.bool_], n_recent: int) -> str:
-    """The plain form of a text of one line, of one head, written token by token."""
-    text = ""
-    for i, piece in enumerate(found.pieces):
-        if not kept[i]:
-            text += "·"
-        elif i >= len(kept) - n_recent:
-            text += piece
-        else:
-            space = " " * piece.startswith(" ")
-            text += f"{space}[{piece.removeprefix(' ')}]"
-    # brackets of neighbours are one
-    return text.replace("][", "").replace("] [", " ")
-
-
-@pytest.fixture(scope="module")
-def found(model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]) -> Inspection:
-    return inspect(model, tokenizer, tokens, Policy.h2o(6, 6))
-
-
-@pytest.mark.parametrize(("layer", "head"), [(0, 0), (3, 5)])
-def test_command(
-    found: Inspection, layer: int, head: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--hh", "12", "--layer", str(layer), "--head", str(head)]
-    assert main(["inspect", TEXT, *options]) == 0
-    text, _, legend, _, *table = capsys.readouterr().out.splitlines()
-    assert text == shown(found, found.kept()[layer, head], 6)
-    assert legend == "[heavy hitter]  recent  · evicted"
-    row = found.summary(layer, head)
-    assert row.score_share is not None
-    assert table[2:-2] == [
-        f"| {layer} | 12 | {len(found.tokens) - 12} | {row.oldest} "
-        f"| {row.score_share:.0%} | {row.common_share:.0%} |"
-    ]
-
-
-def test_command_with_colour(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--hh", "12", "--layer", "3", "--head", "5", "--color", "always"]
-    assert main(["inspect", TEXT, *options]) == 0
-    text, _, legend, *_ = capsys.readouterr().out.splitlines()
-    expected = ""
-    sgr = ""
-    for i, piece in enumerate(found.pieces):
-        heavy = "1;33" if found.kept()[3, 5, i] else "2"
-        of_token = "32" if i >= len(found.pieces) - 6 else heavy
-        if of_token != sgr:
-            expected += f"\x1b[0m\x1b[{of_token}m" if sgr else f"\x1b[{of_token}m"
-            sgr = of_token
-        expected += piece
-    assert text == f"{expected}\x1b[0m"
-    assert legend == "\x1b[1;33mheavy hitter\x1b[0m  \x1b[32mrecent\x1b[0m  \x1b[2mevicted\x1b[0m"
-
-
-def test_all_heads_are_averaged(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", TEXT, "--hh", "12"]) == 0
-    text, _, legend, _, *table = capsys.readouterr().out.splitlines()
-    heads = found.kept().reshape(-1, len(found.tokens)).sum(axis=0)
-    n_heads = 36
-    assert text.count("·") == int((heads * 4 < n_heads).sum()) > 0
-    assert "".join(found.pieces[-6:]) == text[-len("".join(found.pieces[-6:])) :]
-    assert text.startswith("[</s>")  # every head keeps it
-    assert legend.startswith("[heavy hitter in half of the heads or more]")
-    assert len(table) == 2 + 6 + 2
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
-def test_colour_only_where_it_is_wanted(
-    no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["inspect", TEXT, "--hh", "12"]) == 0
-    assert ("\x1b[" in terminal.getvalue()) is colored
-
-
-def test_command_writes_files(
-    tmp_path: Path, tokens: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text.txt").write_text(TEXT + "\n", encoding="utf-8")
-    options = ["-f", str(tmp_path / "text.txt"), "-n", "4", "--n-batch", "10", "--hh", "12"]
-    options += ["--html", str(tmp_path / "page.html"), "--json", str(tmp_path / "all.json")]
-    assert main(["inspect", *options]) == 0
-    assert ", 4 of them generated;" in capsys.readouterr().out
-    data = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
-    assert json.loads(Page((tmp_path / "page.html").read_text(encoding="utf-8")).data) == data
-    assert data["tokens"][: data["n_prompt"]] == tokens
-    n = len(tokens)
-    assert data["seen"] == [*range(10, n, 10), *range(n, n + 5)]
-
-
-def test_a_budget_that_holds_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", TEXT]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"</s>{TEXT}"
-    assert out[-1] == "nothing was evicted: the budget (--hh) holds the whole text"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layer", "6"], "layer=6, expected a whole number, 0 to 5"),
-        (["--head", "-1"], "head=-1, expected a whole number, 0 to 5"),
-        (["--n-batch", "0"], "chunk=0"),
-        (["-n", "-1"], "max_tokens=-1"),
-        (["-c", "5"], "expected 1 to n_ctx=5"),
-        (["--hh", "0"], "hh=0"),
-        (["--threads", "0"], "threads=0"),
-    ],
-)
-def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", TEXT, *options]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert message in err
+    data = json.loads(page.data)
+    assert data == json.loads(json.dumps(found.to_dict()))
+    assert data["model"] == f"{piece}.gguf"
+    assert data["pieces"] == found.pieces
+    assert data["tokens"] == found.tokens.tolist()
+    assert data["policy"] == {"sinks": 0, "heavy": 6, "recent": 6}
+    np.testing.assert_array_equal(data["evicted_at"], found.evicted_at)
+    # rounded to four decimals: half of the last one, and a float64's rounding
+    np.testing.assert_allclose(data["scores"], found.scores, rtol=0, atol=0.5e-4 + 1e-12)

@@ -85,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
         tokenizer.encode(_text(args)),
         h2o_budget(args.hh, args.recent, n_ctx),
         n_ctx=n_ctx,
-        chunk=args.n_batch,
+        n_batch=args.n_batch,
         max_tokens=args.max_tokens,
         kv_dtype=args.kv_dtype,
     )
     if args.html is not None:
         args.html.write_text(found.to_html(), encoding="utf-8")
     if args.json is not None:
-        args.json.write_text(json.dumps(found.to_json()), encoding="utf-8")
+        args.json.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     color = args.color == "always" or (
         args.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     )
