@@ -195,6 +195,11 @@ void KvCache::advance(const Batch& batch) {
   }
 }
 
+void KvCache::set_length(int32_t sequence, int32_t length) {
+  check_sequence(sequence);
+  lengths_[sequence] = length;
+}
+
 bool KvCache::can_roll(int32_t sequence) const {
   check_sequence(sequence);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {

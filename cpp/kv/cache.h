@@ -41,6 +41,7 @@ class KvCache {
   KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
       : KvCache(backend, {&policy, 1}, shape) {}
 
+  Backend& backend() const { return backend_; }
   const KvView& layer(int32_t layer) const { return layers_[layer]; }
   const KvShape& shape() const { return shape_; }
   const KvPolicy& policy(int32_t layer, int32_t sequence) const {
@@ -58,6 +59,9 @@ class KvCache {
 
   // The batch has been through every layer: its rows are now part of their sequences.
   void advance(const Batch& batch);
+
+  // Its slots have been written from elsewhere: a sequence now has this many tokens.
+  void set_length(int32_t sequence, int32_t length);
 
   // Makes room for batches of up to `max_rows` rows.
   void reserve_rows(int32_t max_rows);

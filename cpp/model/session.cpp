@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kv/sequence_image.h"
 #include "model/forward.h"
 
 namespace h2o {
@@ -117,6 +118,30 @@ void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   const std::lock_guard lock(model_->mutex);
   cache_.reset(sequence, policies);
   start(sequence);
+}
+
+std::vector<std::byte> Session::save(int32_t sequence, const SnapshotText& text) const {
+  const std::lock_guard lock(model_->mutex);
+  ByteWriter writer = begin_snapshot(fingerprint(model_->file), text);
+  write_sequence(cache_, sequence, writer);
+  return end_snapshot(std::move(writer));
+}
+
+SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
+  const std::lock_guard lock(model_->mutex);
+  OpenSnapshot open = open_snapshot(snapshot);
+  if (open.model != fingerprint(model_->file)) {
+    throw FormatError("[snapshot] it is of another model");
+  }
+  for (int32_t token : open.text.tokens) {
+    if (token < 0 || token >= model_->config.n_vocab) {
+      throw FormatError(
+          text("[snapshot] it has token ", token, ", the vocabulary has ", model_->config.n_vocab));
+    }
+  }
+  read_sequence(cache_, sequence, model_->weights.rope, open.cache);
+  start(sequence);
+  return std::move(open.text);
 }
 
 int32_t Session::room(int32_t sequence) const {

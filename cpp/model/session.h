@@ -10,6 +10,7 @@
 #include "kv/cache.h"
 #include "model/activations.h"
 #include "model/model.h"
+#include "model/snapshot.h"
 
 namespace h2o {
 
@@ -55,6 +56,12 @@ class Session {
   // Forgets a sequence's tokens; it goes on with `policies`, if there are any, as
   // KvCache::reset has it.
   void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
+
+  // A sequence as bytes, with its text; and back, after which everything goes on as it would have
+  // there, bit for bit. load() throws FormatError, and has then changed nothing, for bytes that are
+  // damaged, or of another model, policy or cache type.
+  std::vector<std::byte> save(int32_t sequence, const SnapshotText& text) const;
+  SnapshotText load(int32_t sequence, std::span<const std::byte> snapshot);
 
   // How many more tokens a sequence can take, and how many of them the next step can. A step ends
   // at the trained length, where a sequence begins to roll.

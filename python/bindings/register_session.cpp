@@ -88,6 +88,38 @@ py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t s
   return kept_arrays(entries);
 }
 
+py::bytes save(const Session& session, int32_t sequence, std::vector<int32_t> tokens,
+               std::string note) {
+  std::vector<std::byte> bytes;
+  {
+    const py::gil_scoped_release release;
+    bytes = session.save(sequence, {std::move(tokens), std::move(note)});
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::byte> bytes_of(const py::bytes& data) {
+  const std::string_view view = data;
+  return std::as_bytes(std::span(view));
+}
+
+// (tokens, note)
+using Text = std::pair<std::vector<int32_t>, std::string>;
+
+Text load(Session& session, int32_t sequence, const py::bytes& snapshot) {
+  const std::span<const std::byte> bytes = bytes_of(snapshot);
+  const py::gil_scoped_release release;
+  SnapshotText text = session.load(sequence, bytes);
+  return {std::move(text.tokens), std::move(text.note)};
+}
+
+Text read_snapshot(const py::bytes& snapshot) {
+  const std::span<const std::byte> bytes = bytes_of(snapshot);
+  const py::gil_scoped_release release;
+  SnapshotText text = open_snapshot(bytes).text;
+  return {std::move(text.tokens), std::move(text.note)};
+}
+
 int32_t sample(Sampler& sampler, const Floats& logits) {
   const std::span<const float> values{logits.data(), static_cast<size_t>(logits.size())};
   const py::gil_scoped_release release;
@@ -129,6 +161,8 @@ void register_session(py::module_& m) {
           },
           py::arg("sequence"), py::arg("policies") = std::vector<KvPolicy>{},
           py::call_guard<py::gil_scoped_release>())
+      .def("save", &save, py::arg("sequence"), py::arg("tokens"), py::arg("note"))
+      .def("load", &load, py::arg("sequence"), py::arg("snapshot"))
       .def("room", &Session::room, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("chunk", &Session::chunk, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("can_roll", &Session::can_roll, py::arg("sequence"),
@@ -155,6 +189,8 @@ void register_session(py::module_& m) {
         return KvCache::bytes({&full, 1}, shape);
       });
 
+  m.def("read_snapshot", &read_snapshot, py::arg("snapshot"), "Tokens and note of a snapshot.");
+
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
       .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,
                        float repeat_penalty, int32_t repeat_last_n, uint64_t seed) {
@@ -170,6 +206,7 @@ void register_session(py::module_& m) {
            py::arg("n_vocab"), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
            py::arg("seed"))
+      .def_property("random_state", &Sampler::random_state, &Sampler::set_random_state)
       .def("accept", &Sampler::accept, py::arg("token"))
       .def("sample", &sample, py::arg("logits"));
 }

@@ -11,6 +11,7 @@ from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
 from h2o_cpp.generator import Generator, Stats
 from h2o_cpp.policy import Policy
+from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.stream import Generation, Stream
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "KVCache",
     "Policy",
     "Rope",
+    "Snapshot",
     "Stats",
     "Stream",
     "__version__",

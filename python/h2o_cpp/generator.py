@@ -18,6 +18,7 @@ from h2o_cpp.arguments import number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
 from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stream import (
     ContextFullError,
     Engine,
@@ -25,6 +26,7 @@ from h2o_cpp.stream import (
     Request,
     Stream,
     StreamOptions,
+    Text,
 )
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
@@ -71,6 +73,7 @@ class Generator:
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
+        snapshot_bytes: int = 256 * 2**20,
     ) -> None:
         """Load a model.
 
@@ -92,6 +95,7 @@ class Generator:
         device: "auto", "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each processor.
         seed: makes the whole series of generations repeatable; default: different each time.
+        snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
 
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
         MemoryError.
@@ -117,6 +121,7 @@ class Generator:
         self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()
         self._seeds = random.Random(seed)
+        self._snapshots = SnapshotCache(whole("snapshot_bytes", snapshot_bytes, 0, None))
 
     def _engine(self) -> Engine:
         if self._open is None:
@@ -159,6 +164,7 @@ class Generator:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         parse_special: bool = False,
+        after: Snapshot | None = None,
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
@@ -170,17 +176,20 @@ class Generator:
         stop: strings that end the text; they are not part of it.
         ignore_eos: go on after the end-of-text token.
         parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
+        after: go on from this snapshot; the prompt then follows its text, and may be empty. Without
+            a seed its random numbers go on too: the text is the one that would have been.
 
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.
         """
         model = self._engine().model
-        tokens = self._prompt(prompt, parse_special)
+        tokens = self._prompt(prompt, parse_special, after)
         if max_tokens is not None:
             max_tokens = whole("max_tokens", max_tokens, 1, None)
         stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
         if not all(stops):
             raise ValueError("stop has an empty string, which would end every text at once")
+        random_state = None if after is None or seed is not None else after.random_state
         if seed is None:
             seed = self._seeds.getrandbits(64)
         sampler = _core.Sampler(
@@ -193,7 +202,9 @@ class Generator:
             repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
             seed=whole("seed", seed, 0, 2**64 - 1),
         )
-        request = Request(tokens, sampler, max_tokens, stops, ignore_eos)
+        if random_state is not None:
+            sampler.random_state = random_state
+        request = Request(tokens, after, sampler, max_tokens, stops, ignore_eos)
         return Stream(self._engine, self._turn, request)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
@@ -201,9 +212,11 @@ class Generator:
 
         Without max_tokens the text ends at n_ctx, endless or not.
         """
-        tokens = self._prompt(prompt, options.get("parse_special", False))
+        after = options.get("after")
+        tokens = self._prompt(prompt, options.get("parse_special", False), after)
         if options.get("max_tokens") is None:
-            options["max_tokens"] = max(1, self.n_ctx - len(tokens) + 1)  # the last is not fed
+            n_read = len(tokens) + (0 if after is None else len(after.tokens))
+            options["max_tokens"] = max(1, self.n_ctx - n_read + 1)  # the last is not fed
         with self.stream(tokens, **options) as stream:
             text = "".join(stream)
         return Generation(
@@ -216,19 +229,24 @@ class Generator:
             decode_seconds=stream.decode_seconds,
         )
 
-    def _prompt(self, prompt: str | Sequence[int], parse_special: bool) -> list[int]:
-        """The prompt's tokens, checked."""
+    def _prompt(
+        self, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
+    ) -> list[int]:
+        """The tokens that a prompt adds to a snapshot, checked."""
         engine = self._engine()
+        before = 0 if after is None else len(after.tokens)
         if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, parse_special=parse_special)
+            tokens = self.tokenize(prompt, add_special=not before, parse_special=parse_special)
         elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
             tokens = [index(t) for t in prompt]
         else:
             raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
-        if len(prompt) == 0 or not tokens:
+        unread = before - (0 if after is None else after.n_read)
+        if not unread and (len(prompt) == 0 or not tokens):
             raise ValueError("the prompt is empty")
-        if len(tokens) > engine.session.n_ctx and not self.endless:
-            raise ContextFullError(f"the prompt has {len(tokens)} tokens, {engine.limit()}")
+        n = before + len(tokens)
+        if n > engine.session.n_ctx and not self.endless:
+            raise ContextFullError(f"the prompt has {n} tokens, {engine.limit()}")
         _check_vocabulary(tokens, engine.model.n_vocab)
         return tokens
 
@@ -290,6 +308,51 @@ class Generator:
             session.reset(0)
             parts = chunks(session, ids.astype(np.int32))
             return np.concatenate([session.score(0, part) for part in parts])
+
+    def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
+        """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
+
+        The prompt is read on its own, and evicted to the budget; stream(..., after=snapshot) goes
+        on from there. A prompt that was read before is not read again: its snapshot is still in
+        memory, unless others have needed the room (`snapshot_bytes`).
+
+        Raises as stream() does.
+        """
+        tokens = self._prompt(prompt, parse_special, None)
+        with self._turn.hold():
+            found = self._snapshots.get(tokens)
+            if found is None:
+                session = self._engine().session
+                session.reset(0)
+                for part in chunks(session, np.asarray(tokens, np.int32)):
+                    session.step([(0, part)])
+                found = Snapshot.take(session, tokens, random_state=None)
+                self._snapshots.add(found)
+            return found
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
+        """A snapshot of the text that was streamed last, also written to `path`.
+
+        Raises RuntimeError if there is none.
+        """
+        with self._turn.hold(changes=False) as last:
+            if not isinstance(last, Text):
+                raise RuntimeError("nothing has been streamed yet")
+            snapshot = last.snapshot(self._engine().session)
+        if path is not None:
+            snapshot.save(path)
+        return snapshot
+
+    def load(self, source: str | os.PathLike[str] | Snapshot) -> Snapshot:
+        """A snapshot, of a file or another Generator, that stream(..., after=...) can go on from.
+
+        Raises FileNotFoundError, and ValueError for a damaged file and for a snapshot of another
+        model, policy or cache type.
+        """
+        snapshot = source if isinstance(source, Snapshot) else Snapshot.open(source)
+        with self._turn.hold():
+            self._engine().session.load(0, snapshot.data)
+        return snapshot
 
     def stats(self) -> Stats:
         """What the cache holds now, measured."""
