@@ -18,9 +18,19 @@ from h2o_cpp.session import open_session
 _N_SINKS = 4
 
 
+# Of a text that is read in one pass: tenths.
+N_SEGMENTS = 10
+
+
 def _sinks(n: int) -> Policy:
     n_sinks = min(_N_SINKS, n - 1)
     return Policy.sinks(n_sinks, n - n_sinks)
+
+
+def _h2o_with_sinks(n: int) -> Policy:
+    n_sinks = min(_N_SINKS, n - 1)
+    heavy = (n - n_sinks) // 2
+    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks)
 
 
 # Policies that keep n tokens, by name.
@@ -28,7 +38,26 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "h2o": lambda n: Policy.h2o(heavy=n // 2, recent=n - n // 2),
     "window": Policy.window,
     "sinks": _sinks,
+    "h2o+sinks": _h2o_with_sinks,
+    "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
 }
+
+
+def policy_named(name: str, n: int) -> Policy:
+    """The policy of POLICIES that keeps n tokens; ValueError for another name."""
+    if name not in POLICIES:
+        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+    return POLICIES[name](n)
+
+
+def slots(budget: float, n_ctx: int) -> int:
+    """How many tokens a budget, a fraction of n_ctx, keeps; ValueError for none, or too many."""
+    if not 0 < budget <= 1:
+        raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
+    n = int(budget * n_ctx)
+    if n == 0:
+        raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
+    return n
 
 
 @dataclass(frozen=True)
@@ -41,6 +70,7 @@ class Measurement:
     perplexity: float
     tokens: int  # that were predicted
     cache_bytes: int  # allocated
+    segments: tuple[float, ...] = ()  # perplexity of each tenth of the text, when streaming
 
 
 def perplexity(
@@ -78,6 +108,28 @@ def perplexity(
     return exp(total / n), n, session.cache_bytes
 
 
+def stream_losses(
+    model: _core.Model,
+    tokens: Sequence[int],
+    policy: Policy,
+    *,
+    n_ctx: int,
+    chunk: int = 1,
+    kv_dtype: str | tuple[str, str] = "f16",
+) -> tuple[NDArray[np.float64], int]:
+    """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
+
+    The cache begins empty and goes on to the end of the text. `chunk` is as in perplexity().
+    Raises ValueError when the text has more positions than the session.
+    """
+    whole("chunk", chunk, 1, n_ctx)
+    if len(tokens) < 2:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+    losses = list(_losses(session, np.asarray(tokens, np.int32), chunk))
+    return np.concatenate(losses), session.cache_bytes
+
+
 def measure(
     model: _core.Model,
     tokens: Sequence[int],
@@ -89,35 +141,51 @@ def measure(
     stride: int | None = None,
     chunk: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
+    streaming: bool = False,
 ) -> Iterator[Measurement]:
-    """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots."""
-    for name in policies:
-        if name not in POLICIES:
-            raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
-    counts = {budget: int(budget * n_ctx) for budget in budgets}
-    for budget, count in counts.items():
-        if not 0 < budget <= 1 or count < 1:
-            raise ValueError(
-                f"budget {budget} keeps {count} of n_ctx={n_ctx} tokens, expected 1 up"
+    """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
+
+    streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
+    """
+    named = [
+        (name, budget, slots(budget, n_ctx), policy_named(name, slots(budget, n_ctx)))
+        for budget in budgets
+        for name in policies
+    ]
+    if streaming and stride is not None:
+        raise ValueError("stride is of windows, and streaming has none")
+    if streaming and len(tokens) <= N_SEGMENTS:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
+    text = [*beginning, *tokens]
+    for name, budget, kept, policy in [("full", 1.0, n_ctx, Policy.full()), *named]:
+        if streaming:
+            losses, nbytes = stream_losses(
+                model, text, policy, n_ctx=n_ctx, chunk=chunk, kv_dtype=kv_dtype
             )
+            value, n = exp(losses.mean()), losses.size
+            segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
+        else:
+            value, n, nbytes = perplexity(
+                model,
+                tokens,
+                policy,
+                n_ctx=n_ctx,
+                beginning=beginning,
+                stride=stride,
+                chunk=chunk,
+                kv_dtype=kv_dtype,
+            )
+            segments = ()
+        yield Measurement(name, budget, kept, value, n, nbytes, segments)
 
-    def one(name: str, budget: float, kept: int, policy: Policy) -> Measurement:
-        value, n, nbytes = perplexity(
-            model,
-            tokens,
-            policy,
-            n_ctx=n_ctx,
-            beginning=beginning,
-            stride=stride,
-            chunk=chunk,
-            kv_dtype=kv_dtype,
-        )
-        return Measurement(name, budget, kept, value, n, nbytes)
 
-    yield one("full", 1.0, n_ctx, Policy.full())
-    for budget, count in counts.items():
-        for name in policies:
-            yield one(name, budget, count, POLICIES[name](count))
+def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
+    """-log p in nats of targets [n], each under the softmax of its row of logits [n, n_vocab]."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    normaliser = np.log(np.exp(rows).sum(axis=1))
+    losses: NDArray[np.float64] = normaliser - rows[np.arange(len(targets)), targets]
+    return losses
 
 
 def _losses(
@@ -127,8 +195,4 @@ def _losses(
     session.reset(0)
     for begin in range(0, len(window) - 1, chunk):
         fed = window[begin : min(begin + chunk, len(window) - 1)]
-        logits = session.score(0, fed).astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        normaliser = np.log(np.exp(logits).sum(axis=1))
-        targets = window[begin + 1 : begin + 1 + len(fed)]
-        yield normaliser - logits[np.arange(len(fed)), targets]
+        yield token_losses(session.score(0, fed), window[begin + 1 : begin + 1 + len(fed)])
