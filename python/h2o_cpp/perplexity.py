@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,21 +44,33 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
 }
 
 
-def policy_named(name: str, n: int) -> Policy:
-    """The policy of POLICIES that keeps n tokens; ValueError for another name."""
-    if name not in POLICIES:
-        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
-    return POLICIES[name](n)
+class Budgeted(NamedTuple):
+    """A policy at a budget."""
+
+    name: str
+    budget: float  # of n_ctx
+    kept: int  # tokens, per layer and KV head
+    policy: Policy
 
 
-def slots(budget: float, n_ctx: int) -> int:
-    """How many tokens a budget, a fraction of n_ctx, keeps; ValueError for none, or too many."""
-    if not 0 < budget <= 1:
-        raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
-    n = int(budget * n_ctx)
-    if n == 0:
-        raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
-    return n
+def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> list[Budgeted]:
+    """Every policy of POLICIES that is named, at every budget (fractions of n_ctx), budget first.
+
+    Raises ValueError for other names, and for a budget that keeps no token or more than all.
+    """
+    for name in names:
+        if name not in POLICIES:
+            raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+    for budget in budgets:
+        if not 0 < budget <= 1:
+            raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
+        if int(budget * n_ctx) == 0:
+            raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
+    return [
+        Budgeted(name, budget, kept, POLICIES[name](kept))
+        for budget, kept in ((budget, int(budget * n_ctx)) for budget in budgets)
+        for name in names
+    ]
 
 
 @dataclass(frozen=True)
@@ -147,17 +160,13 @@ def measure(
 
     streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
     """
-    named = [
-        (name, budget, slots(budget, n_ctx), policy_named(name, slots(budget, n_ctx)))
-        for budget in budgets
-        for name in policies
-    ]
+    evicting = at_budgets(policies, budgets, n_ctx)
     if streaming and stride is not None:
         raise ValueError("stride is of windows, and streaming has none")
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
-    for name, budget, kept, policy in [("full", 1.0, n_ctx, Policy.full()), *named]:
+    for name, budget, kept, policy in [Budgeted("full", 1.0, n_ctx, Policy.full()), *evicting]:
         if streaming:
             losses, nbytes = stream_losses(
                 model, text, policy, n_ctx=n_ctx, chunk=chunk, kv_dtype=kv_dtype

@@ -12,7 +12,7 @@ import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.perplexity import POLICIES, measure, perplexity, policy_named, stream_losses
+from h2o_cpp.perplexity import POLICIES, at_budgets, measure, perplexity, stream_losses
 
 N_CTX = 48
 
@@ -176,7 +176,8 @@ def test_every_window_has_its_beginning(
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_keep_as_many_as_they_are_asked_to(name: str, n: int) -> None:
-    assert policy_named(name, n).budget == n
+    [budgeted] = at_budgets([name], [1.0], n)
+    assert budgeted.policy.budget == budgeted.kept == n
 
 
 def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[int]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from h2o_cpp.analysis.attention import uniform_attention
 from h2o_cpp.analysis.plots import draw_budgets
-from h2o_cpp.analysis.report import Report
+from h2o_cpp.analysis.report import REMOVALS, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,9 +32,9 @@ def draw_report(figure: Figure, report: Report) -> None:
         ranks.legend(fontsize="small")
 
     full, *rest = report.removal
-    points = [(row.policy, row.budget, row.perplexity) for row in rest]
+    points = [(REMOVALS[row.policy], row.budget, row.perplexity) for row in rest]
     draw_budgets(removal, points, full=full.perplexity)
-    removal.set(title="tokens evicted", ylabel="perplexity")
+    removal.set(title="which tokens are evicted", ylabel="perplexity")
 
     words.loglog(report.cooccurrences, report.scores, ".", markersize=3)
     words.set(title="tokens of the text", xlabel="co-occurrences", ylabel="score, mean")

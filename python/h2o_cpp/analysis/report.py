@@ -15,9 +15,8 @@ from h2o_cpp.analysis.cooccurrence import Association, associate, cooccurrences
 from h2o_cpp.analysis.power_law import TOP, PowerLaw, power_law, ranked
 from h2o_cpp.perplexity import Measurement
 
-# What is evicted: the lightest, the heaviest, the oldest.
-REMOVALS = ("h2o", "window")
-_EVICTED = {"h2o": "lightest", "inverse": "heaviest", "window": "oldest"}
+# Policies, and which of the tokens that are not recent they evict.
+REMOVALS = {"h2o": "lightest", "window": "oldest"}
 
 
 @dataclass(frozen=True)
@@ -110,14 +109,14 @@ class Report:
         yield "| evicted | share | kept | perplexity | of full |"
         yield "|---|---|---|---|---|"
         for row in self.removal:
-            evicted = _EVICTED.get(row.policy, "none")
+            evicted = REMOVALS.get(row.policy, "none")
             ratio = row.perplexity / full.perplexity
             share = 1 - row.budget
             yield f"| {evicted} | {share:.0%} | {row.kept} | {row.perplexity:.3f} | {ratio:.3f} |"
         yield ""
         most = self.removal[-1].budget
         parts = [
-            f"{row.perplexity / full.perplexity:.3g} times without the {_EVICTED[row.policy]}"
+            f"{row.perplexity / full.perplexity:.3g} times without the {REMOVALS[row.policy]}"
             for row in self.removal
             if row.budget == most
         ]

@@ -58,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     rows = tqdm(rows, total=len(tokens), desc="rows", disable=None, leave=False)
     layer_sparsity = sparsity(rows)
     measured = measure(
-        model, words, policies=REMOVALS, budgets=_BUDGETS, n_ctx=len(tokens), beginning=beginning
+        model,
+        words,
+        policies=list(REMOVALS),
+        budgets=_BUDGETS,
+        n_ctx=len(tokens),
+        beginning=beginning,
     )
     n_measured = 1 + len(REMOVALS) * len(_BUDGETS)
     removal = list(tqdm(measured, total=n_measured, desc="removal", disable=None, leave=False))
