@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--streaming", action="store_true",
-        help="read the text in one pass instead of windows, and show each tenth of it by itself",
+        help="read the text in one pass and show each tenth of it by itself (default: windows)",
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
