@@ -255,6 +255,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .iq4_nl = read_only<IQ4_NL>(),
       .iq4_xs = read_only<IQ4_XS>(),
       .add = add_to,
+      .scale = scale,
       .relu = relu,
       .gelu_tanh = gelu_tanh,
       .gelu_erf = gelu_erf,
@@ -262,6 +263,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .softmax = softmax,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
+      .turn = turn,
   };
 }
 

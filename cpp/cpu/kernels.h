@@ -45,6 +45,7 @@ struct CpuKernels {
   TypeKernels iq4_nl, iq4_xs;
 
   void (*add)(float* y, const float* x, int64_t n);         // y += x
+  void (*scale)(float* x, int64_t n, float factor);         // x *= factor
   void (*relu)(float* x, int64_t n);                        // x = max(x, 0)
   void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
@@ -54,6 +55,10 @@ struct CpuKernels {
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
+
+  // Turns the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
+  // and then sines are in turns [n_rot].
+  void (*turn)(float* x, const float* turns, int64_t n_rot, bool pairs);
 
   const TypeKernels& of(DType dtype) const;
 };

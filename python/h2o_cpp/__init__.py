@@ -7,7 +7,7 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 
 from h2o_cpp._core import __version__
 from h2o_cpp.bundled import BUNDLED_MODEL
-from h2o_cpp.cache import KVCache
+from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
 from h2o_cpp.generator import Generator, Stats
 from h2o_cpp.policy import Policy
@@ -20,6 +20,7 @@ __all__ = [
     "Generator",
     "KVCache",
     "Policy",
+    "Rope",
     "Stats",
     "Stream",
     "__version__",

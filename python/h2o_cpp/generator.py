@@ -17,7 +17,7 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
-from h2o_cpp.session import open_session
+from h2o_cpp.session import Positions, chunks, open_session
 from h2o_cpp.stream import (
     ContextFullError,
     Engine,
@@ -37,10 +37,10 @@ _BYTES = bytes | bytearray | memoryview  # collections of integers that are no t
 
 @dataclass(frozen=True)
 class Stats:
-    """What the cache holds now. Every layer and KV head keeps the same number of tokens."""
+    """What the cache holds now. Every KV head of a layer keeps the same number of tokens."""
 
     tokens_seen: int
-    tokens_kept: int
+    tokens_kept: int  # in the layer that keeps most
     evictions: int  # tokens_seen - tokens_kept
     cache_bytes: int  # allocated for K, V, positions and scores, all layers
     full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
@@ -63,8 +63,9 @@ class Generator:
         *,
         hh: float | None = None,
         recent: float | None = None,
-        policy: Policy | None = None,
+        policy: Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
+        positions: Positions = "auto",
         n_batch: int = 512,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "auto",
@@ -77,8 +78,13 @@ class Generator:
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
-        policy: any other Policy, instead of hh.
-        n_ctx: the most tokens of a text, prompt included; default and limit: as trained.
+        policy: any other Policy, instead of hh; or one for each layer.
+        n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
+            there, prompt included, unless its positions can roll.
+        positions: of the tokens of a rotary model. "original": where they are in the text.
+            "rolling": their ranks among what the cache keeps, so that a text never ends. "auto":
+            original up to the trained length, and then rolling, where the policy evicts. Models
+            with learned positions, as OPT, have the original ones.
         n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
@@ -96,9 +102,18 @@ class Generator:
         n_batch = whole("n_batch", n_batch, 1)
         model = _core.Model(os.fspath(path), device=device, threads=n_threads)
         n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-        self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
+        self.policy: Policy | Sequence[Policy] = (
+            policy if policy is not None else h2o_budget(hh, recent, n_ctx)
+        )
         tokenizer = TextTokenizer.of_model(model)
-        session = open_session(model, self.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
+        session = open_session(
+            model,
+            self.policy,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            kv_dtype=kv_dtype,
+            positions=positions,
+        )
         self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()
         self._seeds = random.Random(seed)
@@ -110,8 +125,13 @@ class Generator:
 
     @property
     def n_ctx(self) -> int:
-        """The most tokens of a text, prompt included."""
+        """The context: the most tokens of a text, prompt included, unless it is endless."""
         return self._engine().session.n_ctx
+
+    @property
+    def endless(self) -> bool:
+        """Whether a text can go on past n_ctx: its positions can roll."""
+        return self._engine().session.can_roll(0)
 
     @property
     def n_vocab(self) -> int:
@@ -142,7 +162,8 @@ class Generator:
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
-        max_tokens: at most this many; default: until the end of text or of the context.
+        max_tokens: at most this many; default: until the end of text or of the context, if it
+            has one (see `endless`).
         temperature: 0 is greedy. top_k, top_p, min_p: 0, 1 and 0 switch them off.
         repeat_penalty: for the last repeat_last_n tokens (-1: all); 1 is none.
         seed: the same seed, prompt and options give the same text.
@@ -150,21 +171,11 @@ class Generator:
         ignore_eos: go on after the end-of-text token.
         parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
 
-        Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range,
-        TypeError for a prompt that is neither text nor token ids.
+        Raises ValueError for an empty prompt, one longer than the context, and options out of
+        range, TypeError for a prompt that is neither text nor token ids.
         """
-        model, session, _ = self._engine()
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, parse_special=parse_special)
-        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
-            tokens = [index(t) for t in prompt]
-        else:
-            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
-        if len(prompt) == 0 or not tokens:
-            raise ValueError("the prompt is empty")
-        if len(tokens) > session.n_ctx:
-            raise ContextFullError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
-        _check_vocabulary(tokens, model.n_vocab)
+        model = self._engine().model
+        tokens = self._prompt(prompt, parse_special)
         if max_tokens is not None:
             max_tokens = whole("max_tokens", max_tokens, 1, None)
         stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
@@ -186,17 +197,40 @@ class Generator:
         return Stream(self._engine, self._turn, request)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
-        """Continue `prompt` and return the whole text; options as for stream()."""
-        with self.stream(prompt, **options) as stream:
+        """Continue `prompt` and return the whole text; options as for stream().
+
+        Without max_tokens the text ends at n_ctx, endless or not.
+        """
+        tokens = self._prompt(prompt, options.get("parse_special", False))
+        if options.get("max_tokens") is None:
+            options["max_tokens"] = max(1, self.n_ctx - len(tokens) + 1)  # the last is not fed
+        with self.stream(tokens, **options) as stream:
             text = "".join(stream)
         return Generation(
             text=text,
             finish_reason=stream.finish_reason or "cancelled",
+            finish_message=stream.finish_message,
             prompt_tokens=stream.prompt_tokens,
             completion_tokens=len(stream.tokens),
             prompt_seconds=stream.prompt_seconds,
             decode_seconds=stream.decode_seconds,
         )
+
+    def _prompt(self, prompt: str | Sequence[int], parse_special: bool) -> list[int]:
+        """The prompt's tokens, checked."""
+        engine = self._engine()
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, parse_special=parse_special)
+        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
+            tokens = [index(t) for t in prompt]
+        else:
+            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
+        if len(prompt) == 0 or not tokens:
+            raise ValueError("the prompt is empty")
+        if len(tokens) > engine.session.n_ctx and not self.endless:
+            raise ContextFullError(f"the prompt has {len(tokens)} tokens, {engine.limit()}")
+        _check_vocabulary(tokens, engine.model.n_vocab)
+        return tokens
 
     def chat(
         self,
@@ -247,16 +281,15 @@ class Generator:
         if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
             hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
             raise ValueError(f"tokens must be a non-empty sequence of token ids{hint}")
-        model, session, _ = self._engine()
-        if ids.size > session.n_ctx:
-            raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")
+        engine = self._engine()
+        model, session, _ = engine
+        if ids.size > session.n_ctx and not self.endless:
+            raise ValueError(f"{ids.size} tokens, {engine.limit()}")
         _check_vocabulary(ids.tolist(), model.n_vocab)
         with self._turn.hold():
             session.reset(0)
-            chunks = range(0, ids.size, session.n_batch)
-            return np.concatenate(
-                [session.score(0, ids[i : i + session.n_batch].astype(np.int32)) for i in chunks]
-            )
+            parts = chunks(session, ids.astype(np.int32))
+            return np.concatenate([session.score(0, part) for part in parts])
 
     def stats(self) -> Stats:
         """What the cache holds now, measured."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.session import chunks
 from h2o_cpp.text_pieces import TextPieces
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
@@ -48,6 +49,17 @@ class Engine(NamedTuple):
     session: _core.Session
     tokenizer: TextTokenizer
 
+    def limit(self) -> str:
+        """Why a text ends."""
+        n_ctx = self.session.n_ctx
+        if not self.model.learned_positions:
+            return (
+                f"n_ctx is {n_ctx}; a text goes on only where the policy evicts and positions roll"
+            )
+        if n_ctx < self.model.n_ctx_train:
+            return f"n_ctx is {n_ctx}"
+        return f"n_ctx is {n_ctx}, and the model has learned no positions after that"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -65,11 +77,12 @@ class Generation:
     """A finished generation.
 
     finish_reason is "stop" (end of text, or a stop string), "length" (max_tokens, or the end of
-    the context) or "cancelled".
+    the context) or "cancelled"; finish_message says why the context ended, or is empty.
     """
 
     text: str
     finish_reason: str
+    finish_message: str
     prompt_tokens: int
     completion_tokens: int
     prompt_seconds: float
@@ -83,13 +96,15 @@ class Stream(Iterator[str]):
     frees the Generator for the next one.
 
     Attributes: `tokens`, the ids generated so far; `finish_reason`, None while it runs, then as in
-    Generation; `prompt_tokens` read; `prompt_seconds` and `decode_seconds` spent computing.
+    Generation, as is `finish_message`; `prompt_tokens` read; `prompt_seconds` and `decode_seconds`
+    spent computing.
     """
 
     def __init__(self, engine: Callable[[], Engine], turn: Turn, request: Request) -> None:
         """`engine` gives the model, or raises RuntimeError when it has been closed."""
         self.tokens: array[int] = array("i")
         self.finish_reason: str | None = None
+        self.finish_message = ""
         self.prompt_tokens = len(request.prompt)
         self.prompt_seconds = 0.0
         self.decode_seconds = 0.0
@@ -189,7 +204,8 @@ class Stream(Iterator[str]):
             self._logits = self._read_prompt()
         else:
             self._logits = self._decode()
-        _, session, tokenizer = self._engine()
+        engine = self._engine()
+        tokenizer = engine.tokenizer
         if self._cancelled:
             return self._end("cancelled")
 
@@ -204,7 +220,10 @@ class Stream(Iterator[str]):
         piece = self._pieces.push(data)
         if self._pieces.stopped:
             return piece + self._end("stop")
-        if len(self.tokens) == request.max_tokens or session.room(0) == 0:
+        if len(self.tokens) == request.max_tokens:
+            return piece + self._end("length")
+        if engine.session.room(0) == 0:
+            self.finish_message = f"the context is full: {engine.limit()}"
             return piece + self._end("length")
         return piece
 
@@ -220,8 +239,8 @@ class Stream(Iterator[str]):
         for token in self._request.prompt:
             self._request.sampler.accept(token)
         started = perf_counter()
-        for begin in range(0, len(prompt), session.n_batch):
-            logits = session.step([(0, prompt[begin : begin + session.n_batch])])
+        for part in chunks(session, prompt):
+            logits = session.step([(0, part)])
             self.prompt_seconds = perf_counter() - started
             if self._cancelled:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from h2o_cpp import KVCache, Policy
+from h2o_cpp import KVCache, Policy, Rope
 from h2o_rules import ReferenceCache
 
 POLICIES = st.one_of(
@@ -20,6 +21,16 @@ POLICIES = st.one_of(
     st.builds(Policy.sinks, st.integers(0, 3), st.integers(1, 8)),
     st.builds(Policy.h2o, st.integers(1, 6), st.integers(0, 6), st.integers(0, 2)),
     st.builds(Policy.h2o, st.just(0), st.integers(1, 6)),
+)
+
+OPTIONS = st.builds(
+    Policy.h2o,
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(0, 2),
+    score=st.sampled_from(["sum", "mean", "inverse"]),
+    decay=st.sampled_from([1.0, 0.9, 0.25, 0.0]),
+    value_norm=st.booleans(),
 )
 
 
@@ -46,7 +57,11 @@ class Text:
         return [q * 2, k, v]
 
     def cache(
-        self, policy: Policy, kv_dtype: str | tuple[str, str] = "f32", threads: int = 1
+        self,
+        policy: Policy,
+        kv_dtype: str | tuple[str, str] = "f32",
+        threads: int = 1,
+        rope: Rope | None = None,
     ) -> KVCache:
         return KVCache(
             self.n_heads,
@@ -56,6 +71,7 @@ class Text:
             max_tokens=self.n,
             kv_dtype=kv_dtype,
             threads=threads,
+            rope=rope,
         )
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:
@@ -85,15 +101,47 @@ def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
 
 @given(texts(), POLICIES)
 def test_equals_the_rules(text: Text, policy: Policy) -> None:
-    cache = text.cache(policy)
-    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy)
+    equals_the_rules(text, policy, None)
+
+
+@given(texts(), OPTIONS)
+def test_options_equal_the_rules(text: Text, policy: Policy) -> None:
+    equals_the_rules(text, policy, None)
+
+
+@given(
+    texts(),
+    st.one_of(POLICIES, OPTIONS),
+    st.integers(1, 20),
+    st.integers(0, 1),
+    st.sampled_from(["halves", "pairs"]),
+    st.sampled_from(["original", "rolling"]),
+)
+def test_rotary_positions_equal_the_rules(
+    text: Text,
+    policy: Policy,
+    half: int,
+    unrotated: int,
+    layout: Literal["halves", "pairs"],
+    positions: Literal["original", "rolling"],
+) -> None:
+    if policy.budget is None or policy.budget >= text.n:
+        positions = "original"  # what never evicts cannot roll
+    rope = Rope(theta=100.0, n_rot=2 * half, layout=layout, positions=positions)
+    equals_the_rules(replace(text, head_dim=2 * half + unrotated), policy, rope)
+
+
+def equals_the_rules(text: Text, policy: Policy, rope: Rope | None) -> None:
+    cache = text.cache(policy, rope=rope)
+    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy, rope)
     q, k, v = text.arrays()
     done = 0
     for n in text.chunks:
         rows = slice(done, done + n)
         expected = reference.attend(*(x[rows].astype(np.float64) for x in (q, k, v)))
         # A choice between scores closer than float32 can tell apart may honestly differ.
-        assume(reference.margin > 1e-4)
+        # The norm of a value is at most 40 * 5 in size.
+        assume(reference.margin > (1e-4 if not policy.value_norm else 2e-2))
         out = cache.attend(q[rows], k[rows], v[rows])
         done += n
         # Logits are below 2 * 40 * 4 in size and carry 40 roundings of 2^-24: e^logit is right to
@@ -244,8 +292,8 @@ def test_nbytes_is_what_the_formula_says() -> None:
         cache = KVCache(8, n_kv_heads, head_dim, policy, kv_dtype=kv_dtype)
         kv = 2 * n_kv_heads * slots * head_dim * size
         position_and_score = n_kv_heads * slots * 8
-        next_slots = 64  # four int32, in a cache line
-        assert cache.nbytes == kv + position_and_score + next_slots
+        next_slots, policies = 64, 64  # four int32 and a policy, in a cache line each
+        assert cache.nbytes == kv + position_and_score + next_slots + policies
 
 
 @pytest.mark.parametrize(
@@ -261,8 +309,9 @@ def test_nbytes_is_what_the_formula_says() -> None:
 )
 def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
     cache = KVCache(4, 2, 4, Policy.full(), max_tokens=8)
+    q, k, v = (np.zeros(shape, np.float32) for shape in shapes)
     with pytest.raises(ValueError, match=message):
-        cache.attend(*[np.zeros(shape, np.float32) for shape in shapes])
+        cache.attend(q, k, v)
     assert len(cache) == 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.perplexity import POLICIES, at_budgets, measure, perplexity, stream_losses
+from h2o_cpp.session import open_session
 
 N_CTX = 48
 
@@ -61,15 +62,7 @@ def test_full_cache(
 def test_one_token_at_a_time_predicts_from_what_is_kept(
     model: _core.Model, tokens: list[int], policy: Policy
 ) -> None:
-    session = _core.Session(
-        model,
-        **policy.limits(),
-        n_ctx=N_CTX,
-        n_batch=1,
-        n_sequences=1,
-        k_dtype="f16",
-        v_dtype="f16",
-    )
+    session = open_session(model, policy, n_ctx=N_CTX, n_batch=1)
     total = 0.0
     for i in range(N_CTX - 1):
         [row] = session.step([(0, np.array([tokens[i]], np.int32))]).astype(np.float64)

@@ -102,7 +102,7 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
                 n_layers=n_layers,
                 n_kv_heads=n_kv_heads,
                 head_dim=head_dim,
-                **policy.limits(),
+                policy=policy.core(),
                 max_tokens=_CACHE_TOKENS,
                 **kv_dtypes("f16"),
             ),

@@ -29,14 +29,7 @@ _SAMPLING: tuple[tuple[str, type, float, str], ...] = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        type=Path,
-        default=BUNDLED_MODEL,
-        metavar="FILE",
-        help="GGUF file (default: the bundled tiny model)",
-    )
+    add_model(parser)
     parser.add_argument(
         "-n",
         "--max-tokens",
@@ -46,35 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="generate at most N tokens (default: %(default)s)",
     )
 
-    cache = parser.add_argument_group("cache")
-    cache.add_argument(
-        "--hh",
-        type=_amount,
-        metavar="X",
-        help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
-        "hitters, half recent (default: keep all)",
-    )
-    cache.add_argument(
-        "--recent",
-        type=_amount,
-        metavar="X",
-        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
-    )
-    cache.add_argument(
-        "-c",
-        "--n-ctx",
-        type=int,
-        metavar="N",
-        help="most tokens of a text, prompt included (default and limit: as trained)",
-    )
-    cache.add_argument(
-        "--n-batch",
-        type=int,
-        default=512,
-        metavar="N",
-        help="prompt tokens read at a time (default: %(default)s)",
-    )
-    add_kv_dtype(cache)
+    add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
     for name, kind, default, meaning in _SAMPLING:
@@ -105,6 +70,56 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on after the end of text (default: end there)",
     )
 
+    add_machine(parser)
+
+
+def add_model(parser: _Arguments) -> None:
+    """Add --model."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        type=Path,
+        default=BUNDLED_MODEL,
+        metavar="FILE",
+        help="GGUF file (default: the bundled tiny model)",
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
+    """Add the group of what the cache keeps; n_batch is the default of --n-batch."""
+    cache = parser.add_argument_group("cache")
+    cache.add_argument(
+        "--hh",
+        type=_amount,
+        metavar="X",
+        help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
+        "hitters, half recent (default: keep all)",
+    )
+    cache.add_argument(
+        "--recent",
+        type=_amount,
+        metavar="X",
+        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
+    )
+    cache.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        help="most tokens of a text, prompt included (default and limit: as trained)",
+    )
+    cache.add_argument(
+        "--n-batch",
+        type=int,
+        default=n_batch,
+        metavar="N",
+        help="prompt tokens read at a time (default: %(default)s)",
+    )
+    add_kv_dtype(cache)
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the group of where to compute."""
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--device",

@@ -70,5 +70,5 @@ def summary(generator: Generator, stream: Stream) -> str:
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
         f"cache {mebibytes(stats.cache_bytes)}, full {mebibytes(stats.full_cache_bytes)} "
         f"({share:.0%}) | {stats.evictions} evicted of {stats.tokens_seen} | "
-        f"end: {stream.finish_reason}]"
+        f"end: {stream.finish_message or stream.finish_reason}]"
     )
