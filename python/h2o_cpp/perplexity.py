@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.arguments import whole
 from h2o_cpp.policy import Policy
-from h2o_cpp.session import open_session
+from h2o_cpp.session import chunks, open_session
 
 # Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
 _N_SINKS = 4
+# What is left of a score after each token: half of it after 69.
+_DECAY = 0.99
 
 
 # Of a text that is read in one pass: tenths.
@@ -41,6 +43,10 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "sinks": _sinks,
     "h2o+sinks": _h2o_with_sinks,
     "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
+    "mean": lambda n: Policy.h2o(n // 2, n - n // 2, score="mean"),
+    "decay": lambda n: Policy.h2o(n // 2, n - n // 2, decay=_DECAY),
+    "value": lambda n: Policy.h2o(n // 2, n - n // 2, value_norm=True),
+    "inverse": lambda n: Policy.h2o(n // 2, n - n // 2, score="inverse"),
 }
 
 
@@ -115,7 +121,7 @@ def perplexity(
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
-        losses = np.concatenate(list(_losses(session, window, chunk)))[-stride:]
+        losses = np.concatenate(list(_losses(session, window)))[-stride:]
         total += float(losses.sum())
         n += losses.size
     return exp(total / n), n, session.cache_bytes
@@ -132,14 +138,14 @@ def stream_losses(
 ) -> tuple[NDArray[np.float64], int]:
     """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
 
-    The cache begins empty and goes on to the end of the text. `chunk` is as in perplexity().
-    Raises ValueError when the text has more positions than the session.
+    The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
+    ValueError where they cannot. `chunk` is as in perplexity().
     """
     whole("chunk", chunk, 1, n_ctx)
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
     session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
-    losses = list(_losses(session, np.asarray(tokens, np.int32), chunk))
+    losses = list(_losses(session, np.asarray(tokens, np.int32)))
     return np.concatenate(losses), session.cache_bytes
 
 
@@ -159,6 +165,7 @@ def measure(
     """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
 
     streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
+    A text that is longer than n_ctx has no full cache to compare with.
     """
     evicting = at_budgets(policies, budgets, n_ctx)
     if streaming and stride is not None:
@@ -166,7 +173,10 @@ def measure(
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
-    for name, budget, kept, policy in [Budgeted("full", 1.0, n_ctx, Policy.full()), *evicting]:
+    full = [Budgeted("full", 1.0, n_ctx, Policy.full())]
+    if streaming and len(text) > n_ctx:
+        full = []
+    for name, budget, kept, policy in [*full, *evicting]:
         if streaming:
             losses, nbytes = stream_losses(
                 model, text, policy, n_ctx=n_ctx, chunk=chunk, kv_dtype=kv_dtype
@@ -197,11 +207,10 @@ def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDA
     return losses
 
 
-def _losses(
-    session: _core.Session, window: NDArray[np.int32], chunk: int
-) -> Iterator[NDArray[np.float64]]:
+def _losses(session: _core.Session, window: NDArray[np.int32]) -> Iterator[NDArray[np.float64]]:
     """-log p of window[1:], each from the logits after the token before it."""
     session.reset(0)
-    for begin in range(0, len(window) - 1, chunk):
-        fed = window[begin : min(begin + chunk, len(window) - 1)]
-        yield token_losses(session.score(0, fed), window[begin + 1 : begin + 1 + len(fed)])
+    targets = window[1:]
+    for fed in chunks(session, window[:-1]):
+        yield token_losses(session.score(0, fed), targets[: len(fed)])
+        targets = targets[len(fed) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_every_window_has_its_beginning(
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_keep_as_many_as_they_are_asked_to(name: str, n: int) -> None:
-    [budgeted] = at_budgets([name], [1.0], n)
+    [budgeted] = at_budgets([name], [1.0], n)  # and each is one that there is, even of 1 token
     assert budgeted.policy.budget == budgeted.kept == n
 
 
@@ -195,6 +196,21 @@ def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[
     # a window of 12 has forgotten nothing while it predicts the first 12 of 40
     assert window.segments[:3] == pytest.approx(full.segments[:3], rel=1e-9)
     assert window.segments[4:] != pytest.approx(full.segments[4:], rel=1e-3)
+
+
+def test_streaming_goes_on_where_positions_roll(data: Path) -> None:
+    model = _core.Model(data / "golden" / "llama_gqa2_tied.gguf", device="cpu", threads=1)
+    text = [7 * i % 61 for i in range(3 * model.n_ctx_train)]
+    session = open_session(model, Policy.window(10), n_ctx=40, n_batch=1)
+    total = 0.0
+    for token, following in pairwise(text):
+        [row] = session.step([(0, np.array([token], np.int32))]).astype(np.float64)
+        total += row.max() + log(np.exp(row - row.max()).sum()) - row[following]
+    [window] = measure(
+        model, text, policies=["window"], budgets=[0.25], n_ctx=40, streaming=True
+    )  # and no full cache
+    assert window.tokens == len(text) - 1
+    assert window.perplexity == pytest.approx(exp(total / window.tokens), rel=1e-9)
 
 
 def test_streaming_command(

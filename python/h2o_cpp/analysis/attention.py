@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.policy import Policy
-from h2o_cpp.session import open_session
+from h2o_cpp.session import chunks, open_session
 
-_CHUNK = 256  # tokens read at a time where the order of reading makes no difference
+_N_BATCH = 256  # tokens read at a time where that makes no difference
 
 
 def attention_rows(
@@ -23,17 +23,12 @@ def attention_rows(
 ) -> Iterator[NDArray[np.float64]]:
     """For each token of a text, the attention it gives: [n_layers, n_kv_heads, tokens so far]."""
     n = len(tokens)
-    session = open_session(
-        model, Policy.h2o(heavy=n, recent=1), n_ctx=n, n_batch=1, kv_dtype=kv_dtype
-    )
-    before = np.zeros((model.n_layers, model.n_kv_heads, 0))
+    # Scores that nothing is left of after a token are the attention of that token alone.
+    policy = Policy.h2o(heavy=n, recent=1, decay=0)
+    session = open_session(model, policy, n_ctx=n, n_batch=1, kv_dtype=kv_dtype)
     for token in tokens:
         session.step([(0, np.array([token], np.int32))])
-        scores = _scores(model, session)
-        row = scores.copy()
-        row[:, :, :-1] -= before
-        yield row
-        before = scores
+        yield _scores(model, session)
 
 
 def accumulated_attention(
@@ -41,11 +36,10 @@ def accumulated_attention(
 ) -> NDArray[np.float64]:
     """The attention each token has received at the end: H2O's scores [n_layers, n_kv_heads, n]."""
     n = len(tokens)
-    session = open_session(
-        model, Policy.h2o(heavy=n, recent=1), n_ctx=n, n_batch=min(n, _CHUNK), kv_dtype=kv_dtype
-    )
-    for begin in range(0, n, _CHUNK):
-        session.step([(0, np.asarray(tokens[begin : begin + _CHUNK], np.int32))])
+    policy = Policy.h2o(heavy=n, recent=1)
+    session = open_session(model, policy, n_ctx=n, n_batch=_N_BATCH, kv_dtype=kv_dtype)
+    for chunk in chunks(session, np.asarray(tokens, np.int32)):
+        session.step([(0, chunk)])
     return _scores(model, session)
 
 

@@ -33,7 +33,7 @@ def draw_report(figure: Figure, report: Report) -> None:
 
     full, *rest = report.removal
     points = [(REMOVALS[row.policy], row.budget, row.perplexity) for row in rest]
-    draw_budgets(removal, points, full=full.perplexity)
+    draw_budgets(removal, points, full.perplexity)
     removal.set(title="which tokens are evicted", ylabel="perplexity")
 
     words.loglog(report.cooccurrences, report.scores, ".", markersize=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,15 +23,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def draw_budgets(
-    axes: Axes, points: Sequence[tuple[str, float, float]], full: float | None = None
-) -> None:
-    """A line for each policy through its points (policy, budget, value), and one for `full`."""
+def draw_budgets(axes: Axes, points: Sequence[tuple[str, float, float]], full: float) -> None:
+    """A line for each policy through its points (policy, budget, value).
+
+    full: of the full cache, a line across; none for nan.
+    """
     for policy in dict.fromkeys(name for name, _, _ in points):
         line = sorted((budget, value) for name, budget, value in points if name == policy)
         axes.plot(*zip(*line, strict=True), marker="o", label=policy)
     values = [value for _, _, value in points]
-    if full is not None:
+    if not isnan(full):
         axes.axhline(full, linestyle="--", color="black", label="full")
         values.append(full)
     if min(values) > 0 and max(values) > _LARGE_RANGE * min(values):

@@ -16,7 +16,7 @@ from h2o_cpp.analysis.power_law import TOP, PowerLaw, power_law, ranked
 from h2o_cpp.perplexity import Measurement
 
 # Policies, and which of the tokens that are not recent they evict.
-REMOVALS = {"h2o": "lightest", "window": "oldest"}
+REMOVALS = {"h2o": "lightest", "inverse": "heaviest", "window": "oldest"}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import argparse
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -87,14 +88,15 @@ def run(args: argparse.Namespace) -> int:
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
     measured: list[Measurement] = []
-    total = 1 + len(args.policy) * len(args.budget)
+    full = nan
+    total = len(args.policy) * len(args.budget) + 1
     for row in tqdm(rows, total=total, disable=None, leave=False):
         measured.append(row)
+        full = row.perplexity if row.policy == "full" else full
         segments = "".join(f" {value:.3f} |" for value in row.segments)
         tqdm.write(
             f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
-            f"| {row.perplexity / measured[0].perplexity:.3f} | {mebibytes(row.cache_bytes)} |"
-            + segments
+            f"| {row.perplexity / full:.3f} | {mebibytes(row.cache_bytes)} |" + segments
         )
     how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
     print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
@@ -102,8 +104,9 @@ def run(args: argparse.Namespace) -> int:
         write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:
         axes = figure.subplots()
-        lines = [(row.policy, row.budget, row.perplexity) for row in measured[1:]]
-        draw_budgets(axes, lines, full=measured[0].perplexity)
+        evicting = [row for row in measured if row.policy != "full"]
+        points = [(row.policy, row.budget, row.perplexity) for row in evicting]
+        draw_budgets(axes, points, full)
         axes.set_ylabel("perplexity")
         figure.savefig(args.plot)
     return 0

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             full, absent, *rest = (row for row in measured if row.task == task)
             points = [(row.policy, row.budget, row.log_likelihood) for row in rest]
             axes.axhline(absent.log_likelihood, linestyle=":", color="black", label="absent")
-            draw_budgets(axes, points, full=full.log_likelihood)
+            draw_budgets(axes, points, full.log_likelihood)
             axes.set(title=task, ylabel="log-likelihood of a token, nats")
         figure.savefig(args.plot)
     return 0

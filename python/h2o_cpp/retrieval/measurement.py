@@ -14,7 +14,7 @@ from h2o_cpp.arguments import whole
 from h2o_cpp.perplexity import Budgeted, at_budgets, token_losses
 from h2o_cpp.policy import Policy
 from h2o_cpp.retrieval.tasks import Sample
-from h2o_cpp.session import open_session
+from h2o_cpp.session import chunks, open_session
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,8 @@ def answer_logits(
     The prompt is read n_batch tokens at a time, the answer one by one.
     """
     session.reset(0)
-    tokens = np.asarray([*prompt, *answer[:-1]], np.int32)
-    for begin in range(0, len(prompt), session.n_batch):
-        end = min(begin + session.n_batch, len(prompt))
-        logits = session.step([(0, tokens[begin:end])])
+    for chunk in chunks(session, np.asarray(prompt, np.int32)):
+        logits = session.step([(0, chunk)])
     rows = [logits]
-    rows += [session.step([(0, tokens[i : i + 1])]) for i in range(len(prompt), len(tokens))]
+    rows += [session.step([(0, np.array([token], np.int32))]) for token in answer[:-1]]
     return np.concatenate(rows)
