@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import exp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +31,24 @@ def _sinks(n: int) -> Policy:
     return Policy.sinks(n_sinks, n - n_sinks)
 
 
-def _h2o_with_sinks(n: int) -> Policy:
-    n_sinks = min(_N_SINKS, n - 1)
+def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
+    n_sinks = min(n_sinks, n - 1)
     heavy = (n - n_sinks) // 2
-    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks)
+    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks, **options)
 
 
 # Policies that keep n tokens, by name.
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "h2o": lambda n: Policy.h2o(heavy=n // 2, recent=n - n // 2),
+    "h2o": _h2o,
     "window": Policy.window,
     "sinks": _sinks,
-    "h2o+sinks": _h2o_with_sinks,
+    "h2o+sinks": partial(_h2o, n_sinks=_N_SINKS),
     "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
-    "mean": lambda n: Policy.h2o(n // 2, n - n // 2, score="mean"),
-    "decay": lambda n: Policy.h2o(n // 2, n - n // 2, decay=_DECAY),
-    "value": lambda n: Policy.h2o(n // 2, n - n // 2, value_norm=True),
-    "inverse": lambda n: Policy.h2o(n // 2, n - n // 2, score="inverse"),
+    "mean": partial(_h2o, score="mean"),
+    "decay": partial(_h2o, decay=_DECAY),
+    "value": partial(_h2o, value_norm=True),
+    "inverse": partial(_h2o, score="inverse"),
+    "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
 }
 
 

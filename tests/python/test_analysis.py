@@ -15,6 +15,7 @@ from h2o_cpp import _core
 from h2o_cpp.analysis.attention import accumulated_attention, attention_rows, uniform_attention
 from h2o_cpp.analysis.cooccurrence import associate, cooccurrences, spearman
 from h2o_cpp.analysis.power_law import power_law, ranked
+from h2o_cpp.analysis.report import REMOVALS
 from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.cli import main
 from scripted_opt import Gguf, Tensor, scripted_opt
@@ -181,6 +182,7 @@ def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(numbers["sparsity"]) == len(numbers["power_laws"]) == 6
     full, *rest = numbers["removal"]
     assert full["policy"] == "full"
+    assert {row["policy"] for row in rest} == set(REMOVALS)
     assert all(f"| {row['perplexity']:.3f} |" in out for row in rest)
     # exp of the mean loss of 59 tokens: above 1, and below what equal odds for all would give
     assert 0 < log(full["perplexity"]) < log(4096)

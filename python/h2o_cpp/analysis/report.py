@@ -16,7 +16,14 @@ from h2o_cpp.analysis.power_law import TOP, PowerLaw, power_law, ranked
 from h2o_cpp.perplexity import Measurement
 
 # Policies, and which of the tokens that are not recent they evict.
-REMOVALS = {"h2o": "lightest", "inverse": "heaviest", "window": "oldest"}
+REMOVALS = {
+    "h2o": "lightest",
+    "inverse": "heaviest",
+    "window": "oldest",
+    "h2o+sinks": "lightest, sinks kept",
+    "inverse+sinks": "heaviest, sinks kept",
+    "sinks": "oldest, sinks kept",
+}
 
 
 @dataclass(frozen=True)
@@ -115,12 +122,17 @@ class Report:
             yield f"| {evicted} | {share:.0%} | {row.kept} | {row.perplexity:.3f} | {ratio:.3f} |"
         yield ""
         most = self.removal[-1].budget
-        parts = [
-            f"{row.perplexity / full.perplexity:.3g} times without the {REMOVALS[row.policy]}"
+        cost = {
+            row.policy: f"{row.perplexity / full.perplexity:.3g}"
             for row in self.removal
             if row.budget == most
-        ]
-        yield f"With {1 - most:.0%} evicted, perplexity is {', '.join(parts)} tokens."
+        }
+        yield (
+            f"With {1 - most:.0%} evicted, perplexity is {cost['h2o']} times the full cache's "
+            f"without the lightest tokens and {cost['inverse']} times without the heaviest; "
+            f"{cost['h2o+sinks']} and {cost['inverse+sinks']} if the first tokens, attention "
+            "sinks, are kept in both."
+        )
 
     def _associations(self) -> Iterator[str]:
         yield "| attention and co-occurrence by | Spearman | overlap of top 10% | by chance |"
