@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import chat, convert, info, perplexity, quantize, run
+from h2o_cpp.cli import chat, convert, eval, info, perplexity, quantize, run
 
 
 class _Command(Protocol):
@@ -24,6 +24,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
     "quantize": (quantize, "make a GGUF file smaller"),
     "perplexity": (perplexity, "measure what eviction costs on a text"),
+    "eval": (eval, "score a model on benchmark tasks under eviction"),
 }
 
 
