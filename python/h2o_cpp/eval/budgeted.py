@@ -41,9 +41,10 @@ class BudgetedModel:
 
     The context is read in one piece with full attention, and what exceeds the budget is evicted
     after it. The tokens of a continuation are then fed one at a time with eviction after each, so
-    every prediction but the first is made from what is kept. That is the authors' cache that really
-    drops; for the paper's accuracies they masked instead, which restricts the context's own tokens
-    too and is harsher.
+    every prediction but the first is made from what is kept, and a continuation of one token does
+    not depend on the budget. That is the authors' cache that really drops; for the paper's
+    accuracies they masked instead, which restricts the tokens of the context too and is harsher.
+    chunk=1 comes closer to it: it evicts while the context is read.
 
     Attributes: `tokenizer`; `n_ctx`, the most tokens of a request; `hh` and `policy`.
     """

@@ -46,21 +46,27 @@ def evaluate(
     num_fewshot: examples in front of each question; default: as the task says, mostly 0.
     limit: only the first N documents of a task.
 
-    Raises as load_task does.
+    Raises as load_task does, before the first score.
     """
     if num_fewshot is not None:
         whole("num_fewshot", num_fewshot, 0)
     if limit is not None:
         whole("limit", limit, 1)
-    for loaded in [load_task(name, data) for name in tasks]:
-        for task in loaded["tasks"].values():
-            if num_fewshot is not None:
-                task.set_config("num_fewshot", num_fewshot)
-            task.set_fewshot_seed(_SEED)
-        model.budgeted.clear_usage()
-        results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)
-        for task, metrics in results["results"].items():
-            yield from _scores(task, metrics, model.budgeted.usage)
+    loaded = [load_task(name, data) for name in tasks]
+    return (score for each in loaded for score in _evaluate(model, each, num_fewshot, limit))
+
+
+def _evaluate(
+    model: H2oModel, loaded: Mapping[str, Any], num_fewshot: int | None, limit: int | None
+) -> Iterator[Score]:
+    for task in loaded["tasks"].values():
+        if num_fewshot is not None:
+            task.set_config("num_fewshot", num_fewshot)
+        task.set_fewshot_seed(_SEED)
+    model.budgeted.clear_usage()
+    results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)
+    for task, metrics in results["results"].items():
+        yield from _scores(task, metrics, model.budgeted.usage)
 
 
 def _scores(task: str, metrics: Mapping[str, Any], usage: Usage) -> Iterator[Score]:
