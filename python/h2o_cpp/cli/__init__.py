@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import analyze, chat, convert, info, inspect, perplexity, quantize, retrieve, run
+from h2o_cpp.cli import (
+    analyze,
+    chat,
+    convert,
+    eval,
+    info,
+    inspect,
+    perplexity,
+    quantize,
+    retrieve,
+    run,
+)
 
 
 class _Command(Protocol):
@@ -27,6 +38,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "perplexity": (perplexity, "measure what eviction costs on a text"),
     "analyze": (analyze, "see how attention is spread over a text"),
     "retrieve": (retrieve, "see what eviction loses of a prompt"),
+    "eval": (eval, "score a model on benchmark tasks under eviction"),
 }
 
 
