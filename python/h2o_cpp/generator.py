@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from h2o_cpp.chat_template import ChatTemplate, Message
 from h2o_cpp.policy import Policy, h2o_budget
 from h2o_cpp.session import Positions, chunks, open_session
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
+from h2o_cpp.stats import Stats
 from h2o_cpp.stream import (
     ContextFullError,
     Engine,
@@ -35,21 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the cache holds now. Every KV head of a layer keeps the same number of tokens."""
-
-    tokens_seen: int
-    tokens_kept: int  # in the layer that keeps most
-    evictions: int  # tokens_seen - tokens_kept
-    cache_bytes: int  # allocated for K, V, positions and scores, all layers
-    full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
-    n_ctx: int
-    n_layers: int
-    n_kv_heads: int
-    backend: str
 
 
 class Generator:
@@ -354,21 +339,10 @@ class Generator:
             self._engine().session.load(0, snapshot.data)
         return snapshot
 
-    def stats(self) -> Stats:
-        """What the cache holds now, measured."""
+    def stats(self, *, layers: bool = False) -> Stats:
+        """What the cache holds now, measured; layers: with every layer and KV head of it."""
         model, session, _ = self._engine()
-        seen, kept = session.tokens_seen(0), session.tokens_kept(0)
-        return Stats(
-            tokens_seen=seen,
-            tokens_kept=kept,
-            evictions=seen - kept,
-            cache_bytes=session.cache_bytes,
-            full_cache_bytes=session.full_cache_bytes,
-            n_ctx=session.n_ctx,
-            n_layers=model.n_layers,
-            n_kv_heads=model.n_kv_heads,
-            backend=model.backend,
-        )
+        return Stats.of(model, session, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of a layer and KV head, ascending, and their scores."""
