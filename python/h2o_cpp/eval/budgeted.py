@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
-from h2o_cpp.perplexity import POLICIES
+from h2o_cpp.perplexity import POLICIES, token_losses
 from h2o_cpp.policy import Policy
 from h2o_cpp.session import open_session
 from h2o_cpp.tokenizer import TextTokenizer
@@ -125,9 +125,7 @@ class BudgetedModel:
             targets = tokens[begin : begin + len(logits)]
             begin += len(logits)
             greedy = greedy and bool((logits.argmax(axis=1) == targets).all())
-            shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-            normaliser = np.log(np.exp(shifted).sum(axis=1))
-            total += float((shifted[np.arange(len(targets)), targets] - normaliser).sum())
+            total -= float(token_losses(logits, targets).sum())
         self._count(session)
         return total, greedy
 
