@@ -69,7 +69,7 @@ class Text:
     """A text that is read and continued. It holds the turn in its stream's name, so that the
     stream can be dropped."""
 
-    tokens: list[int]  # all of it, of the snapshot it follows, the prompt and generated
+    tokens: array[int]  # all of it, of the snapshot it follows, the prompt and generated
     sampler: _core.Sampler
 
     def snapshot(self, session: _core.Session, note: Any = None) -> Snapshot:
@@ -136,7 +136,7 @@ class Stream(Iterator[str]):
         self._resumed: object = None  # the text of the stream whose cache is kept
         self._in_cache = False  # whether the cache holds nothing but this stream's text
         before = () if request.after is None else request.after.tokens
-        self._text = Text([*before, *request.prompt], request.sampler)
+        self._text = Text(array("i", [*before, *request.prompt]), request.sampler)
         self._running = threading.Lock()
         self._cancelled = False
         self._superseded = False
