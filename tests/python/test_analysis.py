@@ -15,7 +15,7 @@ from h2o_cpp import _core
 from h2o_cpp.analysis.attention import accumulated_attention, attention_rows, uniform_attention
 from h2o_cpp.analysis.cooccurrence import associate, cooccurrences, spearman
 from h2o_cpp.analysis.power_law import power_law, ranked
-from h2o_cpp.analysis.report import REMOVALS
+from h2o_cpp.analysis.report import REMOVALS, Report
 from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.cli import main
 from scripted_opt import Gguf, Tensor, scripted_opt
@@ -196,11 +196,18 @@ def test_command_draws(tiny_opt: Path, tmp_path: Path) -> None:
     assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_correlation_is_null_in_json() -> None:
+    """Of one token repeated nothing co-occurs."""
+    report = Report.of([5] * 30, np.zeros(1), np.ones((1, 1, 30)), [])
+    text = json.dumps(report.as_json(), allow_nan=False)
+    assert json.loads(text)["associations"]["position"]["spearman"] is None
+
+
 def test_command_refuses(
     tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
     assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt")]) == 1
-    assert "expected at least 20" in capsys.readouterr().err
+    assert "the text has 5 tokens, expected at least 20" in capsys.readouterr().err
     assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "0"]) == 1
     assert "max_tokens=0" in capsys.readouterr().err

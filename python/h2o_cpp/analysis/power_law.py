@@ -12,7 +12,7 @@ TOP = (0.05, 0.1, 0.2)
 # The line is fitted to these ranks, as shares of the tokens: not to the first few, which are
 # attention sinks, nor to the newest tokens at the end, which have had no time to receive anything.
 _FITTED = (0.01, 0.5)
-_LEAST_TOKENS = 20
+LEAST_TOKENS = 20  # that a power law can be seen in
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def power_law(by_rank: NDArray[np.float64]) -> PowerLaw:
     counting alike. Raises ValueError for fewer than 20 tokens.
     """
     n = len(by_rank)
-    if n < _LEAST_TOKENS:
-        raise ValueError(f"{n} tokens, expected at least {_LEAST_TOKENS} to see a power law")
+    if n < LEAST_TOKENS:
+        raise ValueError(f"{n} tokens, expected at least {LEAST_TOKENS}")
     cumulative = np.cumsum(by_rank) / by_rank.sum()
     top_shares = tuple(float(cumulative[int(share * n) - 1]) for share in TOP)
     first, last = int(_FITTED[0] * n), int(_FITTED[1] * n)

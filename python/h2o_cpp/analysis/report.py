@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from statistics import median
 from typing import Any
 
@@ -75,13 +76,16 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All but the arrays with an entry for each token."""
+        """All but the arrays with an entry for each token; null for a correlation that is nan."""
+        associations = {name: asdict(a) for name, a in self.associations.items()}
+        for numbers in associations.values():
+            numbers["spearman"] = None if isnan(numbers["spearman"]) else numbers["spearman"]
         return {
             "n_tokens": self.n_tokens,
             "sparsity": self.sparsity,
             "power_laws": [asdict(law) for law in self.power_laws],
             "uniform": asdict(self.uniform),
-            "associations": {name: asdict(a) for name, a in self.associations.items()},
+            "associations": associations,
             "removal": [asdict(row) for row in self.removal],
         }
 

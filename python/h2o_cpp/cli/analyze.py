@@ -12,6 +12,7 @@ from h2o_cpp import _core
 from h2o_cpp.analysis.attention import accumulated_attention, attention_rows
 from h2o_cpp.analysis.panels import draw_report
 from h2o_cpp.analysis.plots import new_figure
+from h2o_cpp.analysis.power_law import LEAST_TOKENS
 from h2o_cpp.analysis.report import REMOVALS, Report
 from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.arguments import whole
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     beginning = tokenizer.encode("")
     words = tokenizer.encode(text, add_special=False)[: n - len(beginning)]
     tokens = [*beginning, *words]
+    if len(tokens) < LEAST_TOKENS:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected at least {LEAST_TOKENS}")
 
     accumulated = accumulated_attention(model, tokens)
     rows = attention_rows(model, tokens)
