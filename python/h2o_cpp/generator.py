@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
-from h2o_cpp.policy import Policy, h2o_budget
+from h2o_cpp.policy import Policy, budget_policy
 from h2o_cpp.session import Positions, chunks, open_session
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
@@ -50,7 +50,7 @@ class Generator:
         *,
         hh: float | None = None,
         recent: float | None = None,
-        policy: Policy | Sequence[Policy] | None = None,
+        policy: str | Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
         positions: Positions = "auto",
         n_batch: int = 512,
@@ -66,7 +66,8 @@ class Generator:
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
-        policy: any other Policy, instead of hh; or one for each layer.
+        policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
+            h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
         n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
             there, prompt included, unless its positions can roll.
         positions: of the tokens of a rotary model. "original": where they are in the text.
@@ -85,14 +86,17 @@ class Generator:
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
         MemoryError.
         """
-        if policy is not None and (hh is not None or recent is not None):
-            raise ValueError("give either policy or hh, not both")
+        by_name = policy is None or isinstance(policy, str)
+        if not by_name and (hh is not None or recent is not None):
+            raise ValueError("give either a Policy or hh, not both")
         n_threads = 0 if threads is None else whole("threads", threads, 1)
         n_batch = whole("n_batch", n_batch, 1)
         model = _core.Model(os.fspath(path), device=device, threads=n_threads)
         n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
         self.policy: Policy | Sequence[Policy] = (
-            policy if policy is not None else h2o_budget(hh, recent, n_ctx)
+            budget_policy(hh, recent, n_ctx, policy)
+            if policy is None or isinstance(policy, str)
+            else policy
         )
         tokenizer = TextTokenizer.of_model(model)
         session = open_session(

@@ -18,7 +18,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp import _core
 from h2o_cpp.arguments import whole
 from h2o_cpp.policy import Policy
-from h2o_cpp.session import open_session
+from h2o_cpp.session import Positions, open_session
 from h2o_cpp.text_pieces import TextPieces
 from h2o_cpp.tokenizer import TextTokenizer
 
@@ -119,6 +119,7 @@ def inspect(
     n_batch: int = 1,
     max_tokens: int = 0,
     kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
 ) -> Inspection:
     """Read a text under `policy` and look at the cache after each step.
 
@@ -138,7 +139,12 @@ def inspect(
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
     session = open_session(
-        model, policy, n_ctx=n_ctx, n_batch=min(n_batch, len(tokens)), kv_dtype=kv_dtype
+        model,
+        policy,
+        n_ctx=n_ctx,
+        n_batch=min(n_batch, len(tokens)),
+        kv_dtype=kv_dtype,
+        positions=positions,
     )
     text = list(tokens)
     n_most = min(len(text) + max_tokens, n_ctx)

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import exp
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import whole
-from h2o_cpp.policy import Policy
+from h2o_cpp.policy import Policy, named_policy
 from h2o_cpp.session import chunks, open_session
-
-# Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
-_N_SINKS = 4
-# What is left of a score after each token: half of it after 69.
-_DECAY = 0.99
-
 
 # Of a text that is read in one pass: tenths.
 N_SEGMENTS = 10
-
-
-def _sinks(n: int) -> Policy:
-    n_sinks = min(_N_SINKS, n - 1)
-    return Policy.sinks(n_sinks, n - n_sinks)
-
-
-def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
-    n_sinks = min(n_sinks, n - 1)
-    heavy = (n - n_sinks) // 2
-    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks, **options)
-
-
-# Policies that keep n tokens, by name.
-POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "h2o": _h2o,
-    "window": Policy.window,
-    "sinks": _sinks,
-    "h2o+sinks": partial(_h2o, n_sinks=_N_SINKS),
-    "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
-    "mean": partial(_h2o, score="mean"),
-    "decay": partial(_h2o, decay=_DECAY),
-    "value": partial(_h2o, value_norm=True),
-    "inverse": partial(_h2o, score="inverse"),
-    "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
-}
 
 
 class Budgeted(NamedTuple):
@@ -66,16 +33,13 @@ def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> li
 
     Raises ValueError for other names, and for a budget that keeps no token or more than all.
     """
-    for name in names:
-        if name not in POLICIES:
-            raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
     for budget in budgets:
         if not 0 < budget <= 1:
             raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
         if int(budget * n_ctx) == 0:
             raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
     return [
-        Budgeted(name, budget, kept, POLICIES[name](kept))
+        Budgeted(name, budget, kept, named_policy(name, kept))
         for budget, kept in ((budget, int(budget * n_ctx)) for budget in budgets)
         for name in names
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, number, whole
@@ -110,15 +112,59 @@ def _non_empty(policy: Policy, what: str) -> Policy:
     return policy
 
 
-def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
+# Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
+_N_SINKS = 4
+# What is left of a score after each token: half of it after 69.
+_DECAY = 0.99
+
+
+def _sinks(n: int) -> Policy:
+    n_sinks = min(_N_SINKS, n - 1)
+    return Policy.sinks(n_sinks, n - n_sinks)
+
+
+def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
+    n_sinks = min(n_sinks, n - 1)
+    heavy = (n - n_sinks) // 2
+    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks, **options)
+
+
+# Policies that keep n tokens, by name.
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "h2o": _h2o,
+    "window": Policy.window,
+    "sinks": _sinks,
+    "h2o+sinks": partial(_h2o, n_sinks=_N_SINKS),
+    "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
+    "mean": partial(_h2o, score="mean"),
+    "decay": partial(_h2o, decay=_DECAY),
+    "value": partial(_h2o, value_norm=True),
+    "inverse": partial(_h2o, score="inverse"),
+    "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
+}
+
+
+def named_policy(name: str, n: int) -> Policy:
+    """One of POLICIES that keeps n tokens. Raises ValueError for other names."""
+    if name not in POLICIES:
+        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+    return POLICIES[name](n)
+
+
+def budget_policy(
+    hh: float | None, recent: float | None, n_ctx: int, name: str | None = None
+) -> Policy:
     """The policy that `hh` and `recent` ask for, each a fraction of n_ctx or a number of tokens.
 
     hh is all that is kept, as in the paper's "H2O (20 %)": half heavy hitters, half recent tokens
-    unless `recent` says otherwise. Fractions are cut to whole tokens, as the authors do.
+    unless `recent` says otherwise, or by the policy of that name. Fractions are cut to whole
+    tokens, as the authors do.
     """
     if hh is None:
         if recent is not None:
             raise ValueError("recent is part of hh, which is not given; see Policy.window")
+        if name is not None:
+            raise ValueError(f"policy {name!r} needs hh, what it may keep")
         return Policy.full()
     total = _tokens("hh", hh, n_ctx)
     if total == 1 and isinstance(hh, Integral):
@@ -127,6 +173,10 @@ def h2o_budget(hh: float | None, recent: float | None, n_ctx: int) -> Policy:
         )
     if total < 1:
         raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
+    if name is not None:
+        if recent is not None:
+            raise ValueError(f"give either recent or policy {name!r}, not both")
+        return named_policy(name, total)
     n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
     if n_recent > total:
         raise ValueError(

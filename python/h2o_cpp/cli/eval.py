@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from h2o_cpp.cli.options import add_kv_dtype, add_threads
-from h2o_cpp.perplexity import POLICIES
+from h2o_cpp.policy import POLICIES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

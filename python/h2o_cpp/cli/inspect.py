@@ -19,9 +19,9 @@ import numpy as np
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import whole
-from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_text
+from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
 from h2o_cpp.inspection import Inspection, inspect
-from h2o_cpp.policy import h2o_budget
+from h2o_cpp.policy import budget_policy
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -82,9 +82,10 @@ def run(args: argparse.Namespace) -> int:
     found = inspect(
         model,
         tokenizer,
-        tokenizer.encode(_text(args)),
-        h2o_budget(args.hh, args.recent, n_ctx),
+        tokenizer.encode(read_prompt(args.text, args.file)),
+        budget_policy(args.hh, args.recent, n_ctx, args.policy),
         n_ctx=n_ctx,
+        positions=args.positions,
         n_batch=args.n_batch,
         max_tokens=args.max_tokens,
         kv_dtype=args.kv_dtype,
@@ -106,14 +107,6 @@ def run(args: argparse.Namespace) -> int:
     for line in _table(found, args.layer, args.head):
         print(line)
     return 0
-
-
-def _text(args: argparse.Namespace) -> str:
-    """The text; of stdin and of a file without the last newline."""
-    if args.file is not None:
-        return read_text(args.file).removesuffix("\n")
-    text: str = args.text
-    return sys.stdin.read().removesuffix("\n") if text == "-" else text
 
 
 def _marks(found: Inspection, layer: int | None, kv_head: int | None) -> list[_Mark]:

@@ -16,7 +16,8 @@ from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
-from h2o_cpp.perplexity import N_SEGMENTS, POLICIES, Measurement, measure
+from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
+from h2o_cpp.policy import POLICIES
 from h2o_cpp.tokenizer import TextTokenizer
 
 

@@ -13,7 +13,7 @@ from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
 from h2o_cpp.cli.perplexity import fractions, names, write_csv
-from h2o_cpp.perplexity import POLICIES
+from h2o_cpp.policy import POLICIES
 from h2o_cpp.retrieval.measurement import Measurement, measure
 from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
 from h2o_cpp.tokenizer import TextTokenizer

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
-from h2o_cpp.perplexity import POLICIES, token_losses
-from h2o_cpp.policy import Policy
+from h2o_cpp.perplexity import token_losses
+from h2o_cpp.policy import Policy, named_policy
 from h2o_cpp.session import open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
@@ -65,7 +65,7 @@ class BudgetedModel:
 
         path: a GGUF file.
         hh: what the cache keeps, a fraction of each request. None: the full cache.
-        policy: what that is: "h2o" (half heavy hitters, half recent tokens), "window" or "sinks".
+        policy: what that is, a name of h2o_cpp.policy.POLICIES.
         n_ctx: the most tokens of a request, which loses its beginning if it has more; default and
             limit: as trained.
         chunk: tokens of a context read at a time, with eviction after each; default: all of them.
@@ -73,8 +73,7 @@ class BudgetedModel:
 
         Raises FileNotFoundError, ValueError and MemoryError.
         """
-        if policy not in POLICIES:
-            raise ValueError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        named_policy(policy, 1)  # raises for an unknown name
         if hh is not None and not 0 < number("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, more than 0, at most 1")
         n_threads = 0 if threads is None else whole("threads", threads, 1)
@@ -160,7 +159,7 @@ class BudgetedModel:
         if self.hh is None:
             policy = Policy.full()
         else:
-            policy = POLICIES[self.policy](max(1, int(self.hh * n_request)))
+            policy = named_policy(self.policy, max(1, int(self.hh * n_request)))
         return open_session(
             self._model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=self._kv_dtype
         )
