@@ -38,4 +38,4 @@ def draw_budgets(axes: Axes, points: Sequence[tuple[str, float, float]], full: f
     if min(values) > 0 and max(values) > _LARGE_RANGE * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("budget, fraction of the context")
-    axes.legend()
+    axes.legend(fontsize="small")
