@@ -21,7 +21,8 @@ constexpr int64_t kParallelWork = 100'000;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int n_threads, const CpuKernels& kernels) : kernels_(kernels), pool_(n_threads) {}
+  CpuBackend(int n_threads, const CpuKernels& kernels)
+      : kernels_(kernels), pool_(n_threads), panels_(allocate(n_threads * kInt8Workspace)) {}
 
   std::string name() const override {
     return text("cpu (", kernels_.isa, ", ", pool_.size(),
@@ -44,7 +45,11 @@ class CpuBackend final : public Backend {
             }};
   }
 
-  Tensor upload(const Tensor& host, std::vector<Buffer>&) override { return host; }
+  Tensor upload(const Tensor& host, std::vector<Buffer>&) override {
+    // Here, because nothing allocates in a forward pass.
+    if (kernels_.of(host.dtype).int8_matmul != nullptr) reserve(host.cols);
+    return host;
+  }
 
   void read(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
   void write(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
@@ -196,6 +201,7 @@ class CpuBackend final : public Backend {
   }
 
   void multiply(const Tensor& y, const Tensor& x, const Affine& w, bool add) {
+    const TypeKernels& type = kernels_.of(w.weight.dtype);
     const Matmul m{.y = y.floats(),
                    .x = x.floats(),
                    .w = w.weight.data,
@@ -205,13 +211,59 @@ class CpuBackend final : public Backend {
                    .w_row_bytes = w.weight.row_bytes(),
                    .y_stride = y.cols,
                    .add = add};
-    const auto kernel = kernels_.of(w.weight.dtype).matmul;
-    parallel(w.weight.rows, x.rows * x.cols * w.weight.rows,
-             [&](int, int64_t begin, int64_t end) { kernel(m, begin, end); });
+    if (type.int8_matmul != nullptr) {
+      multiply_int8(type, m, w.weight.rows);
+    } else {
+      for_columns(m, w.weight.rows,
+                  [&](int, int64_t begin, int64_t end) { type.matmul(m, begin, end); });
+    }
+  }
+
+  // Rounds kInt8Rows rows of x at a time, then multiplies.
+  void multiply_int8(const TypeKernels& type, Matmul m, int64_t n_out) {
+    reserve(m.n_in);
+    const int64_t n_rows = m.n_rows;
+    for (int64_t row = 0; row < n_rows; row += kInt8Rows) {
+      m.n_rows = std::min(n_rows - row, kInt8Rows);
+      const Int8Rows x = int8_rows(m.n_rows, m.n_in, type.int8_group);
+      parallel(m.n_rows, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
+        kernels_.quantize_rows(x, m.x, begin, end);
+      });
+      for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
+        type.int8_matmul(m, x, begin, end, panels_.data() + thread * kInt8Workspace);
+      });
+      m.x += m.n_rows * m.n_in;
+      m.y += m.n_rows * m.y_stride;
+    }
+  }
+
+  // Hands out whole panels of columns.
+  template <class Body>
+  void for_columns(const Matmul& m, int64_t n_out, const Body& body) {
+    const int64_t n_panels = (n_out + kInt8Columns - 1) / kInt8Columns;
+    parallel(n_panels, m.n_rows * m.n_in * n_out, [&](int thread, int64_t begin, int64_t end) {
+      body(thread, begin * kInt8Columns, std::min(end * kInt8Columns, n_out));
+    });
+  }
+
+  // For kInt8Rows rounded rows of n_in elements. It only ever grows.
+  void reserve(int64_t n_in) {
+    const int64_t row_bytes = n_in + n_in / 32 * 4 + n_in / kInt8Group * 4;
+    const auto bytes = static_cast<size_t>(kInt8Rows * row_bytes);
+    if (bytes > rows_.size()) rows_ = allocate(bytes);
+  }
+
+  Int8Rows int8_rows(int64_t n_rows, int64_t n_in, int64_t group) const {
+    auto* q = rows_.as<int8_t>();
+    auto* scales = reinterpret_cast<float*>(q + n_rows * n_in);
+    auto* sums = reinterpret_cast<int32_t*>(scales + n_rows * n_in / 32);
+    return {q, scales, sums, n_rows, n_in, group};
   }
 
   const CpuKernels& kernels_;
   ThreadPool pool_;
+  Buffer panels_;  // kInt8Workspace bytes for each thread
+  Buffer rows_;    // of x, rounded
 };
 
 }  // namespace

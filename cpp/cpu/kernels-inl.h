@@ -11,6 +11,7 @@
 
 #include "cpu/blocks-inl.h"
 #include "cpu/elementwise-inl.h"
+#include "cpu/int8_matmul-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/superblocks-inl.h"
 
@@ -230,30 +231,43 @@ void add_block_rows(float* y, const float* p, const std::byte* rows, int64_t n_r
   }
 }
 
-// Of a type that is never written.
+// Of a type of floats, and of a type that keys and values can have too: weights are multiplied in
+// integers, keys in float.
 template <class Type>
-constexpr TypeKernels read_only() {
-  return {matmul<Type>, decode<Type>, nullptr, nullptr};
+constexpr TypeKernels plain(void (*encode)(std::byte*, const float*, int64_t)) {
+  return {matmul<Type>, nullptr, 0, decode<Type>, encode, add_rows<Type>};
+}
+template <class Type, class Int8>
+constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
+  return {matmul<Type>, int8_matmul<Int8>,   Int8::kGroup, decode<Type>,
+          encode,       add_block_rows<Type>};
+}
+
+// Of a type that only weights have.
+template <class Type, class Int8>
+constexpr TypeKernels weights() {
+  return {nullptr, int8_matmul<Int8>, Int8::kGroup, decode<Type>, nullptr, nullptr};
 }
 
 constexpr CpuKernels kernels_for(const char* isa) {
   return {
       .isa = isa,
-      .f32 = {matmul<Plain<float>>, decode<Plain<float>>, encode_f32, add_rows<Plain<float>>},
-      .f16 = {matmul<Plain<F16>>, decode<Plain<F16>>, encode_f16, add_rows<Plain<F16>>},
-      .bf16 = {matmul<Plain<BF16>>, decode<Plain<BF16>>, encode_bf16, add_rows<Plain<BF16>>},
-      .q4_0 = {matmul<Q4_0>, decode<Q4_0>, encode_q4_0, add_block_rows<Q4_0>},
-      .q4_1 = read_only<Q4_1>(),
-      .q5_0 = read_only<Q5_0>(),
-      .q5_1 = read_only<Q5_1>(),
-      .q8_0 = {matmul<Q8_0>, decode<Q8_0>, encode_q8_0, add_block_rows<Q8_0>},
-      .q2_k = read_only<Q2_K>(),
-      .q3_k = read_only<Q3_K>(),
-      .q4_k = read_only<Q4_K>(),
-      .q5_k = read_only<Q5_K>(),
-      .q6_k = read_only<Q6_K>(),
-      .iq4_nl = read_only<IQ4_NL>(),
-      .iq4_xs = read_only<IQ4_XS>(),
+      .f32 = plain<Plain<float>>(encode_f32),
+      .f16 = plain<Plain<F16>>(encode_f16),
+      .bf16 = plain<Plain<BF16>>(encode_bf16),
+      .q4_0 = cached<Q4_0, Int8Q4_0>(encode_q4_0),
+      .q4_1 = weights<Q4_1, Int8Q4_1>(),
+      .q5_0 = weights<Q5_0, Int8Q5_0>(),
+      .q5_1 = weights<Q5_1, Int8Q5_1>(),
+      .q8_0 = cached<Q8_0, Int8Q8_0>(encode_q8_0),
+      .q2_k = weights<Q2_K, Int8Q2_K>(),
+      .q3_k = weights<Q3_K, Int8Q3_K>(),
+      .q4_k = weights<Q4_K, Int8Q4_K>(),
+      .q5_k = weights<Q5_K, Int8Q5_K>(),
+      .q6_k = weights<Q6_K, Int8Q6_K>(),
+      .iq4_nl = weights<IQ4_NL, Int8IQ4_NL>(),
+      .iq4_xs = weights<IQ4_XS, Int8IQ4_XS>(),
+      .quantize_rows = quantize_rows,
       .add = add_to,
       .scale = scale,
       .relu = relu,

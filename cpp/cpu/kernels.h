@@ -24,11 +24,36 @@ struct Matmul {
   bool add;
 };
 
+// Rows of x rounded to 8 bits: x[i] ~ scale * q[i], with a scale for every 32 elements and the sum
+// of every `group` q's. In the order in which the kernels of one instruction set read them.
+struct Int8Rows {
+  int8_t* q;       // [n_rows, n_in]
+  float* scales;   // [n_rows, n_in / 32]
+  int32_t* sums;   // [n_rows, n_in / group]
+  int64_t n_rows;  // at most kInt8Rows
+  int64_t n_in;
+  int64_t group;
+};
+
+// The limits of one call of int8_matmul, and the workspace that it needs: a panel of weights, and
+// sums of the rows over the panels before it.
+constexpr int64_t kInt8Rows = 240;
+constexpr int64_t kInt8Depth = 1024;
+constexpr int64_t kInt8Columns = 32;
+constexpr int64_t kInt8Group = 16;  // the smallest
+constexpr int64_t kInt8Workspace =
+    kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
+
 // The kernels that read or write one element type.
 struct TypeKernels {
   // Output columns [begin, end). The sum of an output runs in the same order whatever the ranges
-  // and the number of rows.
+  // and the number of rows. nullptr for types that only weights have.
   void (*matmul)(const Matmul& m, int64_t begin, int64_t end);
+  // The same with m.x rounded to 8 bits, in `x`: to the same bits on every instruction set.
+  // `workspace` is kInt8Workspace bytes, aligned to 64. nullptr for types that are not quantised.
+  void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
+                      std::byte* workspace);
+  int64_t int8_group;  // what int8_matmul expects in x.group
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);
@@ -43,6 +68,9 @@ struct CpuKernels {
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
   TypeKernels iq4_nl, iq4_xs;
+
+  // Rows [begin, end) of x [to.n_rows, to.n_in].
+  void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);
 
   void (*add)(float* y, const float* x, int64_t n);         // y += x
   void (*scale)(float* x, int64_t n, float factor);         // x *= factor

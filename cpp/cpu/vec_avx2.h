@@ -77,6 +77,7 @@ Ints load_bytes(const uint8_t* p) {
 Ints sub(Ints a, Ints b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 Ints bit_and(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
 Ints bit_or(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+Ints bit_xor(Ints a, Ints b) { return {_mm256_xor_si256(a.v, b.v)}; }
 Ints shift_left(Ints a, Ints n) { return {_mm256_sllv_epi32(a.v, n.v)}; }
 Ints shift_right(Ints a, Ints n) { return {_mm256_srlv_epi32(a.v, n.v)}; }
 Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
@@ -86,6 +87,66 @@ Vec lookup(const int8_t* table, Ints i) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   const __m256i values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), i.v);
   return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(values, 24), 24))};
+}
+
+// The f16 in the low and the high bits of the lanes.
+Vec high_halves(Ints a) {
+  const __m256i words = _mm256_srli_epi32(a.v, 16);
+  return {_mm256_cvtph_ps(
+      _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)))};
+}
+Vec low_halves(Ints a) { return high_halves(shift_left(a, ints(16))); }
+
+// ---- Four signed bytes in a lane ----
+
+constexpr int kTileRows = 4;
+constexpr int kTileVectors = 1;
+
+Ints load_quads(const int8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+Ints broadcast_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, sizeof(quad));
+  return ints(quad);
+}
+Ints dot_start(int32_t) { return ints(0); }
+
+// maddubs multiplies unsigned by signed bytes: the sign of w goes to x. Two products are at most
+// 2 * 128 * 127, which its 16 bits hold.
+Ints dot(Ints sums, Ints w, Ints x) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w.v), _mm256_sign_epi8(x.v, w.v));
+  return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+
+void store_bytes(int8_t* p, Vec a) {
+  const __m256i all = _mm256_cvtps_epi32(a.v);
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart.
+[[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = (__m256i)q[i];
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {  // quads 0, 1, 2, 3 of four rows; quads 4, ... in the upper half
+    a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  const auto put = [&](int i, __m256i quads) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride), quads);
+  };
+  for (int i = 0; i < 4; ++i) {
+    put(i, _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
+    put(i + 4, _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
+  }
 }
 
 }  // namespace

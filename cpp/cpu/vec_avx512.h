@@ -67,10 +67,56 @@ Ints load_bytes(const uint8_t* p) {
 Ints sub(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 Ints bit_and(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
 Ints bit_or(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+Ints bit_xor(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
 Ints shift_left(Ints a, Ints n) { return {_mm512_sllv_epi32(a.v, n.v)}; }
 Ints shift_right(Ints a, Ints n) { return {_mm512_srlv_epi32(a.v, n.v)}; }
 Vec to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 Vec lookup(const int8_t* table, Ints i) { return {_mm512_permutexvar_ps(i.v, load(table).v)}; }
+
+// The f16 in the low and the high bits of the lanes.
+Vec low_halves(Ints a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
+Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
+
+// ---- Four signed bytes in a lane; dot() is in dot_avx512*.h ----
+
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = 2;
+
+Ints load_quads(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
+Ints broadcast_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, sizeof(quad));
+  return ints(quad);
+}
+
+void store_bytes(int8_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+
+// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart. The first 8 are in the lower halves
+// of the vectors, the others in the upper.
+[[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
+  __m512i a[8], b[8];
+  for (int i = 0; i < 8; ++i) {
+    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)q[i]), (__m256i)q[i + 8], 1);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {  // in each half: quads 0, 1, 2, 3 of four rows, then 4, 5, 6, 7
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+  const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_si512(to + i * stride, _mm512_permutex2var_epi64(a[i], low, a[i + 4]));
+    _mm512_storeu_si512(to + (i + 4) * stride, _mm512_permutex2var_epi64(a[i], high, a[i + 4]));
+  }
+}
 
 }  // namespace
 }  // namespace h2o

@@ -88,12 +88,44 @@ Ints load_bytes(const uint8_t* p) { return {*p}; }
 Ints sub(Ints a, Ints b) { return {a.v - b.v}; }
 Ints bit_and(Ints a, Ints b) { return {a.v & b.v}; }
 Ints bit_or(Ints a, Ints b) { return {a.v | b.v}; }
+Ints bit_xor(Ints a, Ints b) { return {a.v ^ b.v}; }
 Ints shift_left(Ints a, Ints n) { return {a.v << n.v}; }
 Ints shift_right(Ints a, Ints n) {
   return {static_cast<int32_t>(static_cast<uint32_t>(a.v) >> n.v)};
 }
 Vec to_float(Ints a) { return {static_cast<float>(a.v)}; }
 Vec lookup(const int8_t* table, Ints i) { return {static_cast<float>(table[i.v])}; }
+
+// The f16 in the low and the high bits of the lanes.
+Vec low_halves(Ints a) { return {to_float(F16{static_cast<uint16_t>(a.v)})}; }
+Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
+
+// ---- Four signed bytes in a lane ----
+
+constexpr int kTileRows = 4;
+constexpr int kTileVectors = 4;
+
+Ints load_quads(const int8_t* p) {
+  Ints quad;
+  __builtin_memcpy(&quad, p, sizeof(quad));
+  return quad;
+}
+Ints broadcast_quad(const int8_t* p) { return load_quads(p); }
+Ints dot_start(int32_t) { return {0}; }
+Ints dot(Ints sums, Ints w, Ints x) {
+  int8_t a[4], b[4];
+  __builtin_memcpy(a, &w, sizeof(a));
+  __builtin_memcpy(b, &x, sizeof(b));
+  return {sums.v + a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]};
+}
+void store_bytes(int8_t* p, Vec a) { *p = static_cast<int8_t>(a.v); }
+
+// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart.
+[[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
+  for (int i = 0; i < 8; ++i) {
+    __builtin_memcpy(to + i * stride, reinterpret_cast<const int8_t*>(q) + 4 * i, 4);
+  }
+}
 
 }  // namespace
 }  // namespace h2o

@@ -2,10 +2,12 @@
 #include <pybind11/numpy.h>
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/isa/detect.h"
 #include "register.h"
 
@@ -59,7 +61,7 @@ Floats dequantize(const std::string& dtype, const Bytes& data, const std::string
 Floats matmul(const std::string& dtype, const Bytes& w, int32_t n_out, int32_t n_in,
               const Floats& x, const std::string& isa) {
   const DType type = dtype_named(dtype);
-  const CpuKernels& kernels = choose_kernels(isa);
+  const std::unique_ptr<Backend> backend = make_cpu_backend(1, isa);
   const DTypeInfo& layout = info(type);
   require(n_out > 0 && n_in > 0 && n_in % layout.block_size == 0, "[matmul] w is [", n_out, ", ",
           n_in, "], expected rows of one or more blocks of ", layout.block_size);
@@ -69,20 +71,17 @@ Floats matmul(const std::string& dtype, const Bytes& w, int32_t n_out, int32_t n
           n_out, " rows of ", row_bytes);
   require(x.ndim() == 2 && x.shape(1) == n_in, "[matmul] x has ", x.ndim(), " dimensions and ",
           x.size(), " elements, expected [n, ", n_in, "]");
-  const std::vector<std::byte> bytes = copy(w);
+  std::vector<std::byte> bytes = copy(w);
   Floats y({x.shape(0), py::ssize_t{n_out}});
-  const Matmul m{.y = y.mutable_data(),
-                 .x = x.data(),
-                 .w = bytes.data(),
-                 .bias = nullptr,
-                 .n_rows = x.shape(0),
-                 .n_in = n_in,
-                 .w_row_bytes = row_bytes,
-                 .y_stride = n_out,
-                 .add = false};
+  const auto floats = [](const float* data, py::ssize_t rows, int64_t cols) {
+    auto* to = reinterpret_cast<std::byte*>(const_cast<float*>(data));
+    return Tensor{to, DType::f32, rows, cols};
+  };
+  const Tensor x_tensor = floats(x.data(), x.shape(0), n_in);
+  const Tensor y_tensor = floats(y.mutable_data(), x.shape(0), n_out);
   {
     const py::gil_scoped_release release;
-    kernels.of(type).matmul(m, 0, n_out);
+    backend->matmul(y_tensor, x_tensor, {{bytes.data(), type, n_out, n_in}, {}});
   }
   return y;
 }

@@ -2,7 +2,7 @@
 
 A unit of cpu/isa exports its table and nothing else, and calls nothing of C++: of a weak symbol the
 linker keeps one copy, and that one may hold instructions that the CPU lacks. No other object holds
-AVX instructions.
+AVX instructions, and no unit those of a higher one.
 """
 
 import argparse
@@ -14,6 +14,11 @@ from pathlib import Path
 
 # A VEX or EVEX instruction: its mnemonic starts with v, and it has a vector or mask register.
 AVX = re.compile(r"\sv\w+\s.*%[xyz]mm|%[yz]mm|\sk\w+\s.*%k[0-7]")
+
+# What an object must not hold; of the units that are not named here, nothing.
+AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")
+VNNI = re.compile(r"\svpdp\w+\s")
+FORBIDDEN = {None: AVX, "scalar": AVX, "x86_64_v3": AVX512, "x86_64_v4": VNNI}
 
 # Sanitizers add symbols of their own, and a pointer to the unwinder's function: none is code.
 SANITIZER = re.compile(r"_*(asan|odr_asan|tsan|ubsan)|DW\.ref\.__gxx_personality_v0$")
@@ -45,10 +50,10 @@ def symbol_faults(nm: str, path: Path, unit: str) -> list[str]:
     return faults
 
 
-def avx_faults(objdump: str, path: Path) -> list[str]:
+def instruction_faults(objdump: str, path: Path, forbidden: re.Pattern[str]) -> list[str]:
     for line in run(objdump, "-d", "--no-show-raw-insn", path):
-        if AVX.search(line):
-            return [f"AVX instruction {' '.join(line.split())}"]
+        if forbidden.search(line):
+            return [f"instruction {' '.join(line.split())}"]
     return []
 
 
@@ -65,8 +70,8 @@ def main() -> int:
     faults = [] if "scalar" in units.values() else ["no unit of cpu/isa among the objects"]
     for path in args.objects:
         found = symbol_faults(args.nm, path, units[path]) if path in units else []
-        if has_objdump and not units.get(path, "").startswith("x86_64_"):
-            found += avx_faults(args.objdump, path)
+        if has_objdump and (forbidden := FORBIDDEN.get(units.get(path))) is not None:
+            found += instruction_faults(args.objdump, path, forbidden)
         faults += [f"{path}: {fault}" for fault in found]
 
     for fault in faults:

@@ -81,8 +81,9 @@ inline bool cpu_has(std::string_view isa) {
 #ifdef __x86_64__
   if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
   if (isa == "x86_64_v4") return __builtin_cpu_supports("x86-64-v4") != 0;
+  if (isa == "x86_64_v4_vnni") return cpu_has("x86_64_v4") && __builtin_cpu_supports("avx512vnni");
 #endif
-  return isa != "x86_64_v3" && isa != "x86_64_v4";
+  return !isa.starts_with("x86_64_");
 }
 
 }  // namespace h2o

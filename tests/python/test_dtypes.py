@@ -28,6 +28,9 @@ BLOCKS = {
     "IQ4_XS": [0],
 }
 
+# The largest factor of the second of these, where there is one.
+MINS = {"Q4_1": 1, "Q5_1": 1, "Q2_K": 15, "Q4_K": 63, "Q5_K": 63}
+
 each_dtype = pytest.mark.parametrize("dtype", [*PLAIN, *BLOCKS])
 each_isa = pytest.mark.parametrize("isa", _core.isas())
 
@@ -86,22 +89,57 @@ def test_decoding_is_that_of_gguf(dtype: str, isa: str) -> None:
         assert_same_bits(_core.dequantize(dtype, data, isa), decode(dtype, data))
 
 
+def largest_min(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """What a block's elements may have added to them, at most: one number for each block."""
+    if dtype not in MINS:
+        return np.zeros(data.size // block(dtype)[1])
+    least = data.reshape(-1, block(dtype)[1])[:, BLOCKS[dtype][1] :][:, :2]
+    return np.abs(least.copy().view("<f2")[:, 0].astype(np.float64)) * MINS[dtype]
+
+
 @each_isa
 @each_dtype
 def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
     random = np.random.default_rng(2)
     for n_out, n_blocks, n in ((1, 1, 1), (8, 2, 1), (21, 3, 6), (10, 37, 9)):
-        n_in = n_blocks * block(dtype)[0]
+        size = block(dtype)[0]
+        n_in = n_blocks * size
         data = random_blocks(random, dtype, n_out * n_blocks, moderate=True)
         w = decode(dtype, data).reshape(n_out, n_in).astype(np.float64)
         x = random.uniform(-2, 2, size=(n, n_in)).astype(np.float32)
         y = _core.matmul(dtype, data, n_out, n_in, x, isa)
         assert y.shape == (n, n_out)
-        # A product is rounded once by itself (never with fma), in at most n_in sums of its lane and
-        # in 4 sums of 16 lanes: gamma of n_in + 5 roundings to f32.
-        roundings = (n_in + 5) * 2.0**-24
-        bound = roundings / (1 - roundings) * (np.abs(x) @ np.abs(w).T)
+        if dtype in PLAIN:
+            # A product is rounded once by itself (never with fma), in at most n_in sums of its lane
+            # and in 4 sums of 16 lanes: gamma of n_in + 5 roundings to f32.
+            roundings = (n_in + 5) * 2.0**-24
+            off = 0.0
+            magnitude = np.abs(x) @ np.abs(w).T
+        else:
+            # x is rounded to multiples of a 127th of the largest of 32: off by half of one, and a
+            # little for the three roundings on the way to at most 127 of them. The sum over a group
+            # of 16 or more is exact, then scaled by a product (2 roundings); with what the group
+            # adds to its elements, which is separate, there are n_in / 8 sums.
+            step = np.abs(x).reshape(n, -1, 32).max(axis=2, keepdims=True) / 127
+            half = np.broadcast_to(step * (0.5 + 2.0**-14), (n, n_in // 32, 32)).reshape(n, n_in)
+            roundings = (n_in / 8 + 2) * 2.0**-24
+            off = half @ np.abs(w).T
+            least = np.repeat(largest_min(dtype, data), size).reshape(n_out, n_in)
+            magnitude = (np.abs(x) + half) @ (np.abs(w) + 2 * least).T
+        bound = off + roundings / (1 - roundings) * magnitude
         assert np.all(np.abs(y - x @ w.T) <= bound)
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_quantised_weights_give_the_same_on_every_instruction_set(dtype: str, isa: str) -> None:
+    random = np.random.default_rng(4)
+    n_blocks, n_out, n = 5, 37, 11
+    n_in = n_blocks * block(dtype)[0]
+    data = random_blocks(random, dtype, n_out * n_blocks, moderate=True)
+    x = random.normal(size=(n, n_in)).astype(np.float32)
+    y = _core.matmul(dtype, data, n_out, n_in, x, isa)
+    assert_same_bits(y, _core.matmul(dtype, data, n_out, n_in, x, "scalar"))
 
 
 @each_isa

@@ -15,6 +15,7 @@ extern const CpuKernels kernels_scalar;
 #ifdef __x86_64__
 extern const CpuKernels kernels_x86_64_v3;
 extern const CpuKernels kernels_x86_64_v4;
+extern const CpuKernels kernels_x86_64_v4_vnni;
 
 namespace {
 
@@ -57,12 +58,16 @@ bool has_x86_64_v4() {
          (saved_state() & 0xe6) == 0xe6;
 }
 
+// AVX-512 VNNI.
+bool has_x86_64_v4_vnni() { return has_x86_64_v4() && has(cpuid(7).ecx, {11}); }
+
 }  // namespace
 #endif
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
 #ifdef __x86_64__
+  if (has_x86_64_v4_vnni()) tables.push_back(&kernels_x86_64_v4_vnni);
   if (has_x86_64_v4()) tables.push_back(&kernels_x86_64_v4);
   if (has_x86_64_v3()) tables.push_back(&kernels_x86_64_v3);
 #endif

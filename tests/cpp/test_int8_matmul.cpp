@@ -1,0 +1,218 @@
+// The matrix kernels on rows rounded to 8 bits: exact where nothing is rounded, the same bits on
+// every instruction set. How far rounding takes them is tested in Python, against gguf's decoders.
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/isa/detect.h"
+#include "testing.h"
+
+namespace h2o {
+namespace {
+
+struct Type {
+  DType dtype;
+  std::vector<int64_t> halves;  // where the f16 numbers of a block are
+};
+
+const Type kTypes[] = {
+    {DType::q4_0, {0}},    {DType::q4_1, {0, 2}},   {DType::q5_0, {0}},   {DType::q5_1, {0, 2}},
+    {DType::q8_0, {0}},    {DType::q2_k, {80, 82}}, {DType::q3_k, {108}}, {DType::q4_k, {0, 2}},
+    {DType::q5_k, {0, 2}}, {DType::q6_k, {208}},    {DType::iq4_nl, {0}}, {DType::iq4_xs, {0}},
+};
+
+// Blocks of random bits, with 1 as their scales: elements are integers.
+std::vector<std::byte> random_weights(Random& random, const Type& type, int64_t n) {
+  std::vector<std::byte> bytes(byte_size(type.dtype, n));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
+  const uint16_t one = 0x3c00;
+  for (int64_t i = 0; i < std::ssize(bytes); i += info(type.dtype).block_bytes) {
+    for (const int64_t at : type.halves) std::memcpy(&bytes[i + at], &one, sizeof(one));
+  }
+  return bytes;
+}
+
+// Integers whose largest of 32 is 127, so that 1 is the scale and nothing is rounded; the others
+// are small, so that sums stay below 2^24.
+std::vector<float> random_integers(Random& random, int64_t n) {
+  std::vector<float> x(n);
+  for (float& value : x) value = static_cast<float>(random.integer(-3, 3));
+  for (int64_t i = 0; i < n; i += 32) x[i + random.integer(0, 31)] = random.flip() ? 127 : -127;
+  return x;
+}
+
+// y[n_rows, n_out], of which columns [begin, end) are written.
+void multiply(const CpuKernels& table, DType dtype, const Matmul& m, int64_t begin, int64_t end) {
+  const TypeKernels& type = table.of(dtype);
+  std::vector<int8_t> q(m.n_rows * m.n_in);
+  std::vector<float> scales(m.n_rows * m.n_in / 32);
+  std::vector<int32_t> sums(m.n_rows * m.n_in / type.int8_group);
+  const Int8Rows x{q.data(), scales.data(), sums.data(), m.n_rows, m.n_in, type.int8_group};
+  table.quantize_rows(x, m.x, 0, m.n_rows);
+  const auto backend = make_cpu_backend(1, "scalar");
+  const Buffer workspace = backend->allocate(kInt8Workspace);
+  type.int8_matmul(m, x, begin, end, workspace.data());
+}
+
+TEST_CASE("int8_matmul is exact where x needs no rounding, and writes its columns only") {
+  for (const CpuKernels* table : supported_kernels()) {
+    for (const Type& type : kTypes) {
+      CAPTURE(std::string_view(table->isa));
+      CAPTURE(info(type.dtype).name);
+      Random random(1);
+      for (int trial = 0; trial < 12; ++trial) {
+        // The last of these is deeper than a panel.
+        const int64_t n_in = info(type.dtype).block_size * (trial < 10 ? random.integer(1, 3) : 1) +
+                             (trial < 10 ? 0 : kInt8Depth);
+        const int64_t n_out = random.integer(1, 64);
+        const int64_t n_rows = random.integer(1, 9);
+        const int64_t begin = random.integer(0, static_cast<int32_t>(n_out));
+        const int64_t end =
+            random.integer(static_cast<int32_t>(begin), static_cast<int32_t>(n_out));
+        const bool add = random.flip();
+        CAPTURE(n_in);
+        CAPTURE(n_rows);
+        const std::vector<std::byte> w = random_weights(random, type, n_out * n_in);
+        std::vector<float> values(n_out * n_in);
+        table->of(type.dtype).decode(values.data(), w.data(), n_out * n_in);
+        const std::vector<float> x = random_integers(random, n_rows * n_in);
+        const std::vector<float> bias =
+            random.flip() ? random_integers(random, 64) : std::vector<float>();
+        const std::vector<float> before = random_integers(random, n_rows * n_out * 32);
+        std::vector<float> y = before;
+        multiply(*table, type.dtype,
+                 {.y = y.data(),
+                  .x = x.data(),
+                  .w = w.data(),
+                  .bias = bias.empty() ? nullptr : bias.data(),
+                  .n_rows = n_rows,
+                  .n_in = n_in,
+                  .w_row_bytes = byte_size(type.dtype, n_in),
+                  .y_stride = n_out,
+                  .add = add},
+                 begin, end);
+        int n_wrong = 0;
+        for (int64_t r = 0; r < n_rows; ++r) {
+          for (int64_t o = 0; o < n_out; ++o) {
+            double expected = before[r * n_out + o];
+            if (o >= begin && o < end) {
+              if (!add) expected = 0;
+              if (!bias.empty()) expected += bias[o];
+              for (int64_t i = 0; i < n_in; ++i) {
+                expected += double{x[r * n_in + i]} * values[o * n_in + i];
+              }
+            }
+            n_wrong += y[r * n_out + o] != expected;
+          }
+        }
+        CHECK(n_wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("int8_matmul gives the same bits on every instruction set, in every batch and range") {
+  for (const CpuKernels* table : supported_kernels()) {
+    for (const Type& type : kTypes) {
+      CAPTURE(std::string_view(table->isa));
+      CAPTURE(info(type.dtype).name);
+      Random random(2);
+      const int64_t n_in = info(type.dtype).block_size * 2;
+      const int64_t n_out = 45;
+      const int64_t n_rows = 9;
+      const std::vector<std::byte> w = random_weights(random, type, n_out * n_in);
+      const std::vector<float> x = random.reals(n_rows * n_in);
+      Matmul m{.y = nullptr,
+               .x = x.data(),
+               .w = w.data(),
+               .bias = nullptr,
+               .n_rows = n_rows,
+               .n_in = n_in,
+               .w_row_bytes = byte_size(type.dtype, n_in),
+               .y_stride = n_out,
+               .add = false};
+      std::vector<float> whole(n_rows * n_out);
+      m.y = whole.data();
+      multiply(*supported_kernels().back(), type.dtype, m, 0, n_out);
+      for (int64_t row = 0; row < n_rows; ++row) {
+        m.n_rows = n_rows - row;
+        m.x = x.data() + row * n_in;
+        std::vector<float> part(m.n_rows * n_out);
+        m.y = part.data();
+        const int64_t middle = random.integer(0, n_out);
+        multiply(*table, type.dtype, m, 0, middle);
+        multiply(*table, type.dtype, m, middle, n_out);
+        CHECK(same_bits(part, std::span(whole).subspan(row * n_out)));
+      }
+    }
+  }
+}
+
+TEST_CASE("a row that is not finite gives no number, and spoils no other") {
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(std::string_view(table->isa));
+    Random random(3);
+    const int64_t n_in = 64;
+    const Type& type = kTypes[0];
+    const std::vector<std::byte> w = random_weights(random, type, n_in);
+    std::vector<float> x = random_integers(random, 6 * n_in);
+    x[40] = NAN;
+    x[n_in + 3] = INFINITY;
+    x[2 * n_in + 63] = -INFINITY;
+    std::fill_n(x.begin() + 3 * n_in, 32, 1e-40f);  // too small for an inverse
+    std::fill_n(x.begin() + 4 * n_in, n_in, 0.0f);
+    std::vector<float> y(6);
+    multiply(*table, type.dtype,
+             {.y = y.data(),
+              .x = x.data(),
+              .w = w.data(),
+              .bias = nullptr,
+              .n_rows = 6,
+              .n_in = n_in,
+              .w_row_bytes = byte_size(type.dtype, n_in),
+              .y_stride = 1,
+              .add = false},
+             0, 1);
+    for (int row = 0; row < 3; ++row) CHECK(std::isnan(y[row]));
+    std::vector<float> values(n_in);
+    table->of(type.dtype).decode(values.data(), w.data(), n_in);
+    for (int row = 3; row < 6; ++row) {
+      double expected = 0;
+      for (int64_t i = 0; i < n_in; ++i) {
+        if (row > 3 || i >= 32) expected += double{x[row * n_in + i]} * values[i];
+      }
+      CHECK(y[row] == expected);
+    }
+  }
+}
+
+// More rows than are rounded at a time, on more threads than one.
+TEST_CASE("the back end multiplies any number of rows") {
+  Random random(4);
+  const int64_t n_in = 96, n_out = 70, n_rows = 2 * kInt8Rows + 7;
+  std::vector<std::byte> w = random_weights(random, kTypes[0], n_out * n_in);
+  std::vector<float> values(n_out * n_in);
+  choose_kernels("scalar").q4_0.decode(values.data(), w.data(), n_out * n_in);
+  std::vector<float> x = random_integers(random, n_rows * n_in);
+  std::vector<float> y(n_rows * n_out);
+  const auto tensor = [](std::vector<float>& data, int64_t rows, int64_t cols) {
+    return Tensor{reinterpret_cast<std::byte*>(data.data()), DType::f32, rows, cols};
+  };
+  make_cpu_backend(3, "")->matmul(tensor(y, n_rows, n_out), tensor(x, n_rows, n_in),
+                                  {{w.data(), DType::q4_0, n_out, n_in}, {}});
+  int n_wrong = 0;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    for (int64_t o = 0; o < n_out; ++o) {
+      double expected = 0;
+      for (int64_t i = 0; i < n_in; ++i) {
+        expected += double{x[r * n_in + i]} * values[o * n_in + i];
+      }
+      n_wrong += y[r * n_out + o] != expected;
+    }
+  }
+  CHECK(n_wrong == 0);
+}
+
+}  // namespace
+}  // namespace h2o
