@@ -44,6 +44,18 @@ constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
     kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
 
+// y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
+struct AddRows {
+  float* y;               // [n_out, n]
+  const float* p;         // [n_out, p_stride]
+  const std::byte* rows;  // [n_rows, n], rows of row_bytes
+  int64_t n_out;
+  int64_t n_rows;
+  int64_t n;
+  int64_t row_bytes;
+  int64_t p_stride;
+};
+
 // The kernels that read or write one element type.
 struct TypeKernels {
   // Output columns [begin, end). The sum of an output runs in the same order whatever the ranges
@@ -57,9 +69,8 @@ struct TypeKernels {
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);
-  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order. nullptr as encode is.
-  void (*add_rows)(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
-                   int64_t row_bytes);
+  // nullptr as encode is.
+  void (*add_rows)(const AddRows& a);
 };
 
 struct CpuKernels {

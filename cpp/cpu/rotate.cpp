@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/evict.h"
+
 namespace h2o {
 
 void fill_turns(float* turns, const Rope& rope, int32_t position) {
@@ -33,16 +35,6 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
   }
   std::vector<int32_t> order(written);
   rank_slots(head, written, written == head.slots ? *head.next_slot : -1, order.data());
-}
-
-void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order) {
-  int32_t n = 0;
-  for (int32_t i = 0; i < written; ++i) {
-    if (i != dead) order[n++] = i;
-  }
-  std::sort(order, order + n,
-            [&](int32_t a, int32_t b) { return head.positions[a] < head.positions[b]; });
-  for (int32_t rank = 0; rank < n; ++rank) head.ranks[order[rank]] = rank;
 }
 
 }  // namespace h2o
