@@ -170,7 +170,10 @@ class HeadStep {
       turn(kernels_, key, cache_.turns + rank * attention_.rope.n_rot(), attention_.rope);
     };
     const int32_t used = fits_ ? kept_ + segment_.n_rows : written_;
-    for (int32_t i = 0; i < used; ++i) rotate(i, slot_row(cache_, head_, i).k, head_.ranks[i]);
+    for (int32_t i = 0; i < used; ++i) {
+      const bool dead = !fits_ && i == first_;
+      if (!dead) rotate(i, slot_row(cache_, head_, i).k, head_.ranks[i]);
+    }
     for (int32_t row = 0; !fits_ && row < segment_.n_rows; ++row) {
       rotate(head_.slots + row, chunk_row(cache_, head_, chunk_, row).k, kept_ + row);
     }

@@ -26,7 +26,9 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
   std::vector<float> turns(rope.n_rot());
   std::vector<float> key(cache.head_dim);
   const int32_t written = std::min(length, head.slots);
+  const int32_t dead = written == head.slots ? *head.next_slot : -1;
   for (int32_t i = 0; i < written; ++i) {
+    if (i == dead) continue;
     std::byte* stored = head.k + i * cache.k_row_bytes;
     fill_turns(turns.data(), back, -head.positions[i]);
     type.decode(key.data(), stored, cache.head_dim);
@@ -34,7 +36,7 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
     type.encode(stored, key.data(), cache.head_dim);
   }
   std::vector<int32_t> order(written);
-  rank_slots(head, written, written == head.slots ? *head.next_slot : -1, order.data());
+  rank_slots(head, written, dead, order.data());
 }
 
 }  // namespace h2o

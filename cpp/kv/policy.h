@@ -46,6 +46,12 @@ struct KvPolicy {
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
 
+  // How many slots a sequence of up to `max_tokens` tokens needs: one more than the budget, which
+  // does not count the token being decoded (h2o_semantics: a decode query sees H + R + 1 keys).
+  H2O_HD int32_t slots(int32_t max_tokens) const {
+    return budget() + 1 < max_tokens ? static_cast<int32_t>(budget() + 1) : max_tokens;
+  }
+
   // How many of `length` tokens are kept.
   H2O_HD int32_t kept(int32_t length) const {
     return budget() < length ? static_cast<int32_t>(budget()) : length;

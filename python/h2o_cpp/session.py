@@ -32,6 +32,8 @@ def open_session(
     Raises ValueError and MemoryError.
     """
     policies = [policy] if isinstance(policy, Policy) else policy
+    if not policies:
+        raise ValueError("policy is an empty list, expected one for each layer")
     return _core.Session(
         model,
         policies=[one.core() for one in policies],
