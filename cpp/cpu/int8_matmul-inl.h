@@ -23,7 +23,7 @@ constexpr int64_t kQuad = 4;                         // bytes that one lane mult
 constexpr int64_t kActivations = 32;                 // elements of x that share a scale
 constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
 
-static_assert(kInt8Rows % kTileRows == 0 && kColumns <= kInt8Columns);
+static_assert(kColumns <= kInt8Columns);
 
 // ---- Activations ----
 
