@@ -21,9 +21,9 @@ namespace {
 // ---- Matmul ----
 
 // Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
-// its value does not depend on R and O.
+// its value does not depend on R and O. Weights `ahead` bytes further on will be wanted next.
 template <class Type, int R, int O>
-void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
+void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   const float* x[R];
   const std::byte* w[O];
   Vec sums[R][O];
@@ -37,6 +37,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
+      if constexpr (R == 1) block.prefetch(ahead);
       for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
         const auto group = block.group(g);
         for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
@@ -81,7 +82,9 @@ template <class Type>
 void matmul(const Matmul& m, int64_t begin, int64_t end) {
   if (m.n_rows == 1) {  // many columns at once hide the latency of fma
     int64_t o = begin;
-    for (; o + 8 <= end; o += 8) matmul_tile<Type, 1, 8>(m, 0, o);
+    for (; o + 8 <= end; o += 8) {
+      matmul_tile<Type, 1, 8>(m, 0, o, o + 16 <= end ? 8 * m.w_row_bytes : 0);
+    }
     for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
     return;
   }
