@@ -21,9 +21,9 @@ namespace {
 // ---- Matmul ----
 
 // Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
-// its value does not depend on R and O.
+// its value does not depend on R and O. Weights `ahead` bytes further on will be wanted next.
 template <class Type, int R, int O>
-void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
+void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   const float* x[R];
   const std::byte* w[O];
   Vec sums[R][O];
@@ -37,6 +37,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
+      if constexpr (R == 1) block.prefetch(ahead);
       for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
         const auto group = block.group(g);
         for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
@@ -65,21 +66,43 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   }
 }
 
-// Few rows: many columns at once hide the latency of fma. Many rows: each weight read is shared.
+// The same for n <= R rows.
+template <class Type, int R, int O>
+void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
+  if constexpr (R > 1) {
+    if (n < R) return matmul_tile_of<Type, R - 1, O>(n, m, r, o);
+  }
+  matmul_tile<Type, R, O>(m, r, o);
+}
+
+// Of x, what stays in a second-level cache while the columns go by.
+constexpr int64_t kCachedFloats = 192 * 1024;
+
 template <class Type>
 void matmul(const Matmul& m, int64_t begin, int64_t end) {
-  int64_t o = begin;
-  for (; o + 8 <= end; o += 8) {
-    int64_t r = 0;
-    for (; r + 4 <= m.n_rows; r += 4) {
-      for (int j = 0; j < 8; j += 2) matmul_tile<Type, 4, 2>(m, r, o + j);
+  if (m.n_rows == 1) {  // many columns at once hide the latency of fma
+    int64_t o = begin;
+    for (; o + 8 <= end; o += 8) {
+      matmul_tile<Type, 1, 8>(m, 0, o, o + 16 <= end ? 8 * m.w_row_bytes : 0);
     }
-    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 8>(m, r, o);
+    for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
+    return;
   }
-  for (; o < end; ++o) {
-    int64_t r = 0;
-    for (; r + 4 <= m.n_rows; r += 4) matmul_tile<Type, 4, 1>(m, r, o);
-    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 1>(m, r, o);
+  const int64_t n_tiles = kCachedFloats / (m.n_in * kTileRows);
+  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
+  for (int64_t first = 0; first < m.n_rows; first += n_cached) {
+    const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
+    int64_t o = begin;
+    for (; o + kTileColumns <= end; o += kTileColumns) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, kTileColumns>(last - r, m, r, o);
+      }
+    }
+    for (; o < end; ++o) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, 1>(last - r, m, r, o);
+      }
+    }
   }
 }
 

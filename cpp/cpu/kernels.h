@@ -37,8 +37,8 @@ struct Int8Rows {
 
 // The limits of one call of int8_matmul, and the workspace that it needs: a panel of weights, and
 // sums of the rows over the panels before it.
-constexpr int64_t kInt8Rows = 240;
-constexpr int64_t kInt8Depth = 1024;
+constexpr int64_t kInt8Rows = 512;
+constexpr int64_t kInt8Depth = 512;
 constexpr int64_t kInt8Columns = 32;
 constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
