@@ -100,7 +100,7 @@ class HeadStep {
       attend(row, std::min(tile, segment_.n_rows - row));
     }
     if (fits_) {
-      choose_next_slot(cache_, head_, segment_);
+      choose_next_slot(kernels_, head_, segment_, work_.logits);
     } else {
       admit_chunk(cache_, head_, chunk_, segment_, work_.victims);
     }

@@ -30,22 +30,26 @@ void copy_row(const KvView& cache, const KvRow& from, const KvRow& to) {
 
 }  // namespace
 
-void choose_next_slot(const KvView& cache, const KvHead& head, const Segment& segment) {
+void choose_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
+                      float* worths) {
   const int32_t next = segment.position + segment.n_rows;
   const int32_t used = head.policy.kept(segment.position) + segment.n_rows;
   if (!head.evicts() || used < head.slots) {
     *head.next_slot = used;
     return;
   }
-  Victim victim{0, 0, -1};
-  for (int32_t i = 0; i < used; ++i) {
-    const int32_t position = head.positions[i];
-    if (!head.policy.evictable(position, next)) continue;
-    const Victim candidate = victim_of(head, slot_row(cache, head, i), position, next, i);
-    if (victim.slot < 0 || candidate.before(victim)) victim = candidate;
+  const float* worth = head.scores;  // the paper's
+  if (head.scores != nullptr && !head.policy.plain()) {
+    for (int32_t i = 0; i < used; ++i) {
+      const float norm = head.value_norms != nullptr ? head.value_norms[i] : 1.0f;
+      worths[i] = head.policy.worth(head.scores[i], norm, head.positions[i], next);
+    }
+    worth = worths;
   }
-  *head.next_slot = victim.slot;
-  if (segment.rolling) close_rank(head, victim.slot, used);
+  const auto victim = static_cast<int32_t>(kernels.lowest(
+      worth, head.positions, used, head.policy.sinks, head.policy.first_recent(next)));
+  *head.next_slot = victim;
+  if (segment.rolling) close_rank(head, victim, used);
 }
 
 void admit_chunk(const KvView& cache, const KvHead& head, const KvChunk& chunk,

@@ -4,13 +4,15 @@
 #include <cstdint>
 
 #include "core/batch.h"
+#include "cpu/kernels.h"
 #include "kv/view.h"
 
 namespace h2o {
 
 // The rows of `segment` are in the slots from kept on. Chooses the slot of the next token: a free
-// one, or that of the token to evict.
-void choose_next_slot(const KvView& cache, const KvHead& head, const Segment& segment);
+// one, or that of the token to evict. `worths`: scratch, [slots].
+void choose_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
+                      float* worths);
 
 // The rows of `segment` wait in `chunk`. Keeps `budget` of the cached tokens and of them; the
 // chunk's survivors move into the slots of the evicted. `victims`: scratch, [slots + n_rows].

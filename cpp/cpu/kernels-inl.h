@@ -305,6 +305,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .softmax = softmax,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
+      .lowest = lowest,
       .turn = turn,
   };
 }

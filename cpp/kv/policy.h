@@ -68,9 +68,15 @@ struct KvPolicy {
     return weighs_values() ? score * value_norm_l1 : score;
   }
 
+  // Is a worth just the score?
+  H2O_HD bool plain() const { return scoring == Scoring::sum && !value_norm; }
+
+  // The oldest position of the recent window when the next token is at `next`.
+  H2O_HD int32_t first_recent(int32_t next) const { return next > recent ? next - recent : 0; }
+
   // May the token at `position` make room for the one at position `next`?
   H2O_HD bool evictable(int32_t position, int32_t next) const {
-    return position >= sinks && position < int64_t{next} - recent;
+    return position >= sinks && position < first_recent(next);
   }
 };
 
