@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from h2o_cpp.chat_template import Message
+from h2o_cpp.request import StreamOptions
 from h2o_cpp.snapshot import Snapshot
-from h2o_cpp.stream import Stream, StreamOptions
+from h2o_cpp.stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

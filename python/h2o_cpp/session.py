@@ -31,16 +31,20 @@ def open_session(
 
     Raises ValueError and MemoryError.
     """
-    policies = [policy] if isinstance(policy, Policy) else policy
     return _core.Session(
         model,
-        policies=[one.core() for one in policies],
+        policies=core_policies(policy),
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=positions,
     )
+
+
+def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
+    """For the core: one for all layers, or one for each."""
+    return [one.core() for one in ([policy] if isinstance(policy, Policy) else policy)]
 
 
 def chunks(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
-from h2o_cpp.stream import StreamOptions
+from h2o_cpp.request import StreamOptions
 
 
 class _Arguments(Protocol):
