@@ -166,8 +166,10 @@ def add_threads(parser: _Arguments) -> None:
     )
 
 
-def open_generator(args: argparse.Namespace) -> Generator:
-    """The model as the arguments say."""
+def open_generator(
+    args: argparse.Namespace, *, max_sequences: int | None = None, memory: str | None = None
+) -> Generator:
+    """The model as the arguments say, for so many sequences."""
     return Generator(
         args.model,
         hh=args.hh,
@@ -179,6 +181,8 @@ def open_generator(args: argparse.Namespace) -> Generator:
         kv_dtype=args.kv_dtype,
         device=args.device,
         threads=args.threads,
+        max_sequences=max_sequences,
+        memory=memory,
     )
 
 
