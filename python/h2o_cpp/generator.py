@@ -29,7 +29,7 @@ from h2o_cpp.request import (
     text_tokens,
 )
 from h2o_cpp.runtime import Runtime, open_runtime
-from h2o_cpp.session import Positions, chunks
+from h2o_cpp.session import Positions
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
 from h2o_cpp.stream import Stream
@@ -322,8 +322,7 @@ class Generator:
         ids = text_tokens(runtime, tokens)
         with self._turn.hold():
             session.reset(0)
-            parts = chunks(session, ids)
-            return np.concatenate([session.score(0, part) for part in parts])
+            return np.concatenate([session.score(0, part) for part in runtime.chunks(ids)])
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
@@ -338,9 +337,10 @@ class Generator:
         with self._turn.hold():
             found = self._snapshots.get(tokens)
             if found is None:
-                session = self._runtime().session
+                runtime = self._runtime()
+                session = runtime.session
                 session.reset(0)
-                for part in chunks(session, np.asarray(tokens, np.int32)):
+                for part in runtime.chunks(np.asarray(tokens, np.int32)):
                     session.step([(0, part)])
                 found = Snapshot.take(session, tokens, random_state=None)
                 self._snapshots.add(found)

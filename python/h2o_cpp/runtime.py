@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import whole
 from h2o_cpp.capacity import capacity
 from h2o_cpp.policy import Policy, choose_policy
-from h2o_cpp.session import Positions, open_session
+from h2o_cpp.session import Positions, chunks, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
@@ -26,6 +29,10 @@ class Runtime(NamedTuple):
     n_sequences: int
     n_batch: int  # prompt tokens of a sequence that are read at a time
     endless: bool  # whether a text can go on past n_ctx
+
+    def chunks(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+        """Those that sequence 0 reads at a time; see session.chunks."""
+        return chunks(self.session, tokens, n_batch=self.n_batch)
 
     def limit(self) -> str:
         """Why a text ends."""

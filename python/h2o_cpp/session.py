@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
@@ -48,9 +48,12 @@ def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
 
 
 def chunks(
-    session: _core.Session, tokens: NDArray[np.int32], sequence: int = 0
+    session: _core.Session,
+    tokens: NDArray[np.int32],
+    sequence: int = 0,
+    n_batch: int = INT32_MAX,
 ) -> Iterator[NDArray[np.int32]]:
-    """The tokens in chunks, each as long as the next step of the sequence takes.
+    """The tokens in chunks, each as long as the next step of the sequence takes, or n_batch.
 
     A chunk must have been fed before the next is asked for. Raises ValueError if the sequence has
     no room for them all.
@@ -59,6 +62,6 @@ def chunks(
     if len(tokens) > room:
         raise ValueError(f"{len(tokens)} more tokens, the sequence has room for {room}")
     while len(tokens):
-        n = session.chunk(sequence)
+        n = min(n_batch, session.chunk(sequence))
         yield tokens[:n]
         tokens = tokens[n:]

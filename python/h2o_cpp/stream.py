@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from h2o_cpp.continuation import Continuation, Generation
 from h2o_cpp.request import Request
 from h2o_cpp.runtime import Runtime
-from h2o_cpp.session import chunks
 from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.turn import Turn
 
@@ -189,7 +188,8 @@ class Stream(Iterator[str]):
     def _read_prompt(self) -> NDArray[np.float32]:
         stream = weakref.ref(self)
         last = self._turn.take(self._text, lambda: _supersede(stream))
-        session = self._runtime().session
+        runtime = self._runtime()
+        session = runtime.session
         if self._request.after is not None:
             session.load(0, self._request.after.data)
         elif self._resumed is None or last is not self._resumed:
@@ -198,7 +198,7 @@ class Stream(Iterator[str]):
         prompt = self._continuation.unread(session.tokens_seen(0))
         self._continuation.prompt_tokens = len(prompt)
         started = perf_counter()
-        for part in chunks(session, prompt):
+        for part in runtime.chunks(prompt):
             logits = session.step([(0, part)])
             self._continuation.prompt_seconds = perf_counter() - started
             if self._cancelled:
