@@ -8,16 +8,22 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 from h2o_cpp._core import __version__
 from h2o_cpp.bundled import BUNDLED_MODEL
 from h2o_cpp.cache import KVCache, Rope
+from h2o_cpp.capacity import capacity
 from h2o_cpp.chat import Chat
+from h2o_cpp.completion import Completion
+from h2o_cpp.continuation import Generation
+from h2o_cpp.engine import Engine
 from h2o_cpp.generator import Generator
 from h2o_cpp.policy import Policy
 from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.stats import HeadStats, LayerStats, Stats
-from h2o_cpp.stream import Generation, Stream
+from h2o_cpp.stream import Stream
 
 __all__ = [
     "BUNDLED_MODEL",
     "Chat",
+    "Completion",
+    "Engine",
     "Generation",
     "Generator",
     "HeadStats",
@@ -29,4 +35,5 @@ __all__ = [
     "Stats",
     "Stream",
     "__version__",
+    "capacity",
 ]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from h2o_cpp.chat_template import Message
+from h2o_cpp.request import StreamOptions
 from h2o_cpp.snapshot import Snapshot
-from h2o_cpp.stream import Stream, StreamOptions
+from h2o_cpp.stream import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,13 +73,20 @@ class Chat:
         else:
             more = self._template.tokens_after_reply(self._said, [message])
             if isinstance(last, _Past):
-                following: StreamOptions = {**options, "after": last.snapshot}
-                reply = self._generator.stream(more, **following)
+                reply = self._generator.stream(more, after=last.snapshot, **options)
             else:
                 last.close()
-                reply = self._generator.stream([*last.history, *more], **options)
-                reply.resume(last)
+                reply = self._after_stream(last, more, options)
         self._said, self._reply = [*self.messages, message], reply
+        return reply
+
+    def _after_stream(self, last: Stream, more: list[int], options: StreamOptions) -> Stream:
+        request = last.request
+        if request.after is not None and not last.began:  # nobody has listened to the last reply
+            prompt = [*request.prompt, *more]
+            return self._generator.stream(prompt, after=request.after, **options)
+        reply = self._generator.stream([*last.history, *more], **options)
+        reply.follow(last)
         return reply
 
     def _begin(self, message: Message, options: StreamOptions) -> Stream:
@@ -91,8 +99,8 @@ class Chat:
         n = next((i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), 0)
         if n == 0:
             return self._generator.stream(tokens, **options)
-        following: StreamOptions = {**options, "after": self._generator.read(tokens[:n])}
-        return self._generator.stream(tokens[n:], **following)
+        system = self._generator.read(tokens[:n])
+        return self._generator.stream(tokens[n:], after=system, **options)
 
     def fork(self) -> Chat:
         """Another conversation with the same past; from here on they do not know each other.

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Collection, Iterable, Sequence
-from operator import index
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from h2o_cpp import _core
-from h2o_cpp.arguments import number, whole
+from h2o_cpp.arguments import whole
+from h2o_cpp.batch import run_batch
 from h2o_cpp.chat_template import ChatTemplate, Message
-from h2o_cpp.policy import Policy, budget_policy
-from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.continuation import Generation, Text
+from h2o_cpp.engine import Engine
+from h2o_cpp.policy import Policy
+from h2o_cpp.request import (
+    Request,
+    StreamOptions,
+    check_vocabulary,
+    is_batch,
+    make_request,
+    make_requests,
+    prompt_tokens,
+    text_tokens,
+)
+from h2o_cpp.runtime import Runtime, open_runtime
+from h2o_cpp.session import Positions
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
-from h2o_cpp.stream import (
-    ContextFullError,
-    Engine,
-    Generation,
-    Request,
-    Stream,
-    StreamOptions,
-    Text,
-)
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.stream import Stream
 from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
 
 
 class Generator:
@@ -59,6 +61,8 @@ class Generator:
         threads: int | None = None,
         seed: int | None = None,
         snapshot_bytes: int = 256 * 2**20,
+        max_sequences: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
         """Load a model.
 
@@ -82,37 +86,33 @@ class Generator:
         threads: of the CPU; default: one for each processor.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
+        max_sequences: how many prompts are continued at once by generate([...]), stream_many and
+            engine(), each with a cache of its own; default: 1.
+        memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
 
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
         MemoryError.
         """
-        by_name = policy is None or isinstance(policy, str)
-        if not by_name and (hh is not None or recent is not None):
-            raise ValueError("give either a Policy or hh, not both")
-        n_threads = 0 if threads is None else whole("threads", threads, 1)
-        n_batch = whole("n_batch", n_batch, 1)
-        model = _core.Model(os.fspath(path), device=device, threads=n_threads)
-        n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-        self.policy: Policy | Sequence[Policy] = (
-            budget_policy(hh, recent, n_ctx, policy)
-            if policy is None or isinstance(policy, str)
-            else policy
-        )
-        tokenizer = TextTokenizer.of_model(model)
-        session = open_session(
-            model,
-            self.policy,
+        self._open: Runtime | None = open_runtime(
+            path,
+            hh=hh,
+            recent=recent,
+            policy=policy,
             n_ctx=n_ctx,
+            positions=positions,
             n_batch=n_batch,
             kv_dtype=kv_dtype,
-            positions=positions,
+            device=device,
+            threads=threads,
+            max_sequences=max_sequences,
+            memory=memory,
         )
-        self._open: Engine | None = Engine(model, session, tokenizer)
+        self.policy = self._open.policy
         self._turn = Turn()
         self._seeds = random.Random(seed)
         self._snapshots = SnapshotCache(whole("snapshot_bytes", snapshot_bytes, 0, None))
 
-    def _engine(self) -> Engine:
+    def _runtime(self) -> Runtime:
         if self._open is None:
             raise RuntimeError("this Generator is closed")
         return self._open
@@ -120,17 +120,22 @@ class Generator:
     @property
     def n_ctx(self) -> int:
         """The context: the most tokens of a text, prompt included, unless it is endless."""
-        return self._engine().session.n_ctx
+        return self._runtime().session.n_ctx
 
     @property
     def endless(self) -> bool:
         """Whether a text can go on past n_ctx: its positions can roll."""
-        return self._engine().session.can_roll(0)
+        return self._runtime().endless
+
+    @property
+    def max_sequences(self) -> int:
+        """How many prompts can be continued at once."""
+        return self._runtime().n_sequences
 
     @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
-        return self._engine().model.n_vocab
+        return self._runtime().model.n_vocab
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -171,73 +176,115 @@ class Generator:
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.
         """
-        model = self._engine().model
-        tokens = self._prompt(prompt, parse_special, after)
-        if max_tokens is not None:
-            max_tokens = whole("max_tokens", max_tokens, 1, None)
-        stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
-        if not all(stops):
-            raise ValueError("stop has an empty string, which would end every text at once")
-        random_state = None if after is None or seed is not None else after.random_state
-        if seed is None:
-            seed = self._seeds.getrandbits(64)
-        sampler = _core.Sampler(
-            model.n_vocab,
-            temperature=number("temperature", temperature),
-            top_k=whole("top_k", top_k, 0),
-            top_p=number("top_p", top_p),
-            min_p=number("min_p", min_p),
-            repeat_penalty=number("repeat_penalty", repeat_penalty),
-            repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
-            seed=whole("seed", seed, 0, 2**64 - 1),
+        request = self.request(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            seed=seed,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            parse_special=parse_special,
+            after=after,
         )
-        if random_state is not None:
-            sampler.random_state = random_state
-        request = Request(tokens, after, sampler, max_tokens, stops, ignore_eos)
-        return Stream(self._engine, self._turn, request)
+        return Stream(self._runtime, self._turn, request)
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        each: Sequence[StreamOptions] | None = None,
+        after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        each: Sequence[StreamOptions] | None = None,
+        after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Generation | list[Generation]:
         """Continue `prompt` and return the whole text; options as for stream().
 
-        Without max_tokens the text ends at n_ctx, endless or not.
-        """
-        after = options.get("after")
-        tokens = self._prompt(prompt, options.get("parse_special", False), after)
-        if options.get("max_tokens") is None:
-            n_read = len(tokens) + (0 if after is None else len(after.tokens))
-            options["max_tokens"] = max(1, self.n_ctx - n_read + 1)  # the last is not fed
-        with self.stream(tokens, **options) as stream:
-            text = "".join(stream)
-        return Generation(
-            text=text,
-            finish_reason=stream.finish_reason or "cancelled",
-            finish_message=stream.finish_message,
-            prompt_tokens=stream.prompt_tokens,
-            completion_tokens=len(stream.tokens),
-            prompt_seconds=stream.prompt_seconds,
-            decode_seconds=stream.decode_seconds,
-        )
+        A list of prompts gives a list of texts, each the one that its prompt gives alone, as
+        stream_many() computes them.
 
-    def _prompt(
-        self, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
-    ) -> list[int]:
-        """The tokens that a prompt adds to a snapshot, checked."""
-        engine = self._engine()
-        before = 0 if after is None else len(after.tokens)
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, add_special=not before, parse_special=parse_special)
-        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
-            tokens = [index(t) for t in prompt]
-        else:
-            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
-        unread = before - (0 if after is None else after.n_read)
-        if not unread and (len(prompt) == 0 or not tokens):
-            raise ValueError("the prompt is empty")
-        n = before + len(tokens)
-        if n > engine.session.n_ctx and not self.endless:
-            raise ContextFullError(f"the prompt has {n} tokens, {engine.limit()}")
-        _check_vocabulary(tokens, engine.model.n_vocab)
-        return tokens
+        Without max_tokens a text ends at n_ctx, endless or not; after n_ctx more tokens if it is
+        longer already.
+        """
+        if is_batch(prompt):
+            requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
+            return [text for _, text in sorted(self.run(requests), key=itemgetter(0))]
+        request = self.request(prompt, after=after, **options).within(self.n_ctx)
+        with Stream(self._runtime, self._turn, request) as stream:
+            for _ in stream:
+                pass
+        return stream.generation()
+
+    def stream_many(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        each: Sequence[StreamOptions] | None = None,
+        after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Iterator[tuple[int, str]]:
+        """Continue all prompts, `max_sequences` at a time; gives (index of the prompt, piece).
+
+        Each text is the one that stream() gives, bit for bit, whatever else is computed with it.
+
+        each: options of each prompt, that go before those for all.
+
+        Raises as stream() does, before anything is computed.
+        """
+        requests = make_requests(self._runtime(), self._seeds, prompts, each, after, options)
+        pieces = run_batch(self._runtime, self._turn, requests)
+        return ((i, piece) for i, _, piece in pieces if piece)
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Request:
+        """A request for run(), checked; options as for stream(), which says what is raised."""
+        return make_request(self._runtime(), self._seeds, prompt, after=after, **options)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
+        """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
+
+        A request is asked for when it can begin, so there may be any number of them. A text ends
+        as with generate().
+        """
+        bounded = (request.within(self.n_ctx) for request in requests)
+        for i, continuation, _ in run_batch(self._runtime, self._turn, bounded):
+            if continuation.finish_reason is not None:
+                yield i, continuation.generation()
+
+    def engine(self, *, max_queue: int = 64) -> Engine:
+        """Serve requests of many threads or tasks at once, until the Engine is closed.
+
+        Until then nothing else can be computed: other threads wait for it, and in this thread
+        streams raise RuntimeError.
+
+        max_queue: how many requests may wait for a sequence.
+        """
+        return Engine(self._runtime, self._turn, self._seeds, max_queue=max_queue)
 
     def chat(
         self,
@@ -259,7 +306,7 @@ class Generator:
 
     def chat_template(self, template: str | None = None) -> ChatTemplate:
         """The file's chat template, or another one for the same vocabulary."""
-        return ChatTemplate(template, self._engine().tokenizer)
+        return ChatTemplate(template, self._runtime().tokenizer)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -269,34 +316,28 @@ class Generator:
         add_special: with the tokens that the model wants around a text, as beginning-of-text.
         parse_special: special tokens that the text spells, as "</s>", are those tokens.
         """
-        return self._engine().tokenizer.encode(
+        return self._runtime().tokenizer.encode(
             text, add_special=add_special, parse_special=parse_special
         )
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        model, _, tokenizer = self._engine()
-        _check_vocabulary(tokens, model.n_vocab)
-        return tokenizer.decode(tokens)
+        runtime = self._runtime()
+        check_vocabulary(tokens, runtime.model.n_vocab)
+        return runtime.tokenizer.decode(tokens)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
 
         The text is read as a prompt is: in chunks of n_batch, with eviction after each.
         """
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-            hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
-            raise ValueError(f"tokens must be a non-empty sequence of token ids{hint}")
-        engine = self._engine()
-        model, session, _ = engine
-        if ids.size > session.n_ctx and not self.endless:
-            raise ValueError(f"{ids.size} tokens, {engine.limit()}")
-        _check_vocabulary(ids.tolist(), model.n_vocab)
-        with self._turn.hold():
+        runtime = self._runtime()
+        session = runtime.session
+        ids = text_tokens(runtime, tokens)
+        with self._turn.alone():
+            self._turn.settle()
             session.reset(0)
-            parts = chunks(session, ids.astype(np.int32))
-            return np.concatenate([session.score(0, part) for part in parts])
+            return np.concatenate([session.score(0, part) for part in runtime.chunks(ids)])
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
@@ -307,27 +348,29 @@ class Generator:
 
         Raises as stream() does.
         """
-        tokens = self._prompt(prompt, parse_special, None)
-        with self._turn.hold():
-            found = self._snapshots.get(tokens)
-            if found is None:
-                session = self._engine().session
+        tokens = prompt_tokens(self._runtime(), prompt, parse_special, None)
+        found = self._snapshots.get(tokens)
+        if found is None:
+            with self._turn.alone():
+                self._turn.settle()
+                runtime = self._runtime()
+                session = runtime.session
                 session.reset(0)
-                for part in chunks(session, np.asarray(tokens, np.int32)):
+                for part in runtime.chunks(np.asarray(tokens, np.int32)):
                     session.step([(0, part)])
                 found = Snapshot.take(session, tokens, random_state=None)
-                self._snapshots.add(found)
-            return found
+            self._snapshots.add(found)
+        return found
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
-        """A snapshot of the text that was streamed last, also written to `path`.
+        """A snapshot of the text that is or was streamed last, also written to `path`.
 
-        Raises RuntimeError if there is none.
+        Raises RuntimeError if there is none, or something else has been computed since.
         """
-        with self._turn.hold(changes=False) as last:
-            if not isinstance(last, Text):
-                raise RuntimeError("nothing has been streamed yet")
-            snapshot = last.snapshot(self._engine().session)
+        text = self._turn.last
+        if not isinstance(text, Text):
+            raise RuntimeError("there is no text that was streamed last")
+        snapshot = text.save(self._turn, self._runtime().session)
         if path is not None:
             snapshot.save(path)
         return snapshot
@@ -339,25 +382,28 @@ class Generator:
         model, policy or cache type.
         """
         snapshot = source if isinstance(source, Snapshot) else Snapshot.open(source)
-        with self._turn.hold():
-            self._engine().session.load(0, snapshot.data)
+        with self._turn.alone():
+            self._turn.settle()
+            self._runtime().session.load(0, snapshot.data)
         return snapshot
 
     def stats(self, *, layers: bool = False) -> Stats:
         """What the cache holds now, measured; layers: with every layer and KV head of it."""
-        model, session, _ = self._engine()
-        return Stats.of(model, session, layers=layers)
+        runtime = self._runtime()
+        return Stats.of(runtime.model, runtime.session, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of a layer and KV head, ascending, and their scores."""
-        model, session, _ = self._engine()
+        runtime = self._runtime()
+        model = runtime.model
         layer = whole("layer", layer, 0, model.n_layers - 1)
         kv_head = whole("kv_head", kv_head, 0, model.n_kv_heads - 1)
-        return session.kept(layer, kv_head, 0)
+        return runtime.session.kept(layer, kv_head, 0)
 
     def close(self) -> None:
         """Free model and cache; waits for another thread's stream, ends one of this thread."""
-        with self._turn.hold():
+        with self._turn.alone():
+            self._turn.settle()
             self._open = None
 
     def __enter__(self) -> Generator:
@@ -370,9 +416,3 @@ class Generator:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _check_vocabulary(tokens: Iterable[int], n_vocab: int) -> None:
-    for token in tokens:
-        if not 0 <= token < n_vocab:
-            raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral, Real
@@ -183,6 +183,20 @@ def budget_policy(
             f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}"
         )
     return Policy.h2o(heavy=total - n_recent, recent=n_recent)
+
+
+def choose_policy(
+    hh: float | None,
+    recent: float | None,
+    policy: str | Policy | Sequence[Policy] | None,
+    n_ctx: int,
+) -> Policy | Sequence[Policy]:
+    """The policies that a Generator's arguments of these names ask for."""
+    if policy is None or isinstance(policy, str):
+        return budget_policy(hh, recent, n_ctx, policy)
+    if hh is not None or recent is not None:
+        raise ValueError("give either a Policy or hh, not both")
+    return policy
 
 
 def _tokens(name: str, value: float, n_ctx: int) -> int:

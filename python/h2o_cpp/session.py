@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
@@ -31,12 +31,9 @@ def open_session(
 
     Raises ValueError and MemoryError.
     """
-    policies = [policy] if isinstance(policy, Policy) else policy
-    if not policies:
-        raise ValueError("policy is an empty list, expected one for each layer")
     return _core.Session(
         model,
-        policies=[one.core() for one in policies],
+        policies=core_policies(policy),
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_sequences=n_sequences,
@@ -45,10 +42,21 @@ def open_session(
     )
 
 
+def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
+    """For the core: one for all layers, or one for each."""
+    policies = [policy] if isinstance(policy, Policy) else policy
+    if not policies:
+        raise ValueError("policy is an empty list, expected one for each layer")
+    return [one.core() for one in policies]
+
+
 def chunks(
-    session: _core.Session, tokens: NDArray[np.int32], sequence: int = 0
+    session: _core.Session,
+    tokens: NDArray[np.int32],
+    sequence: int = 0,
+    n_batch: int = INT32_MAX,
 ) -> Iterator[NDArray[np.int32]]:
-    """The tokens in chunks, each as long as the next step of the sequence takes.
+    """The tokens in chunks, each as long as the next step of the sequence takes, or n_batch.
 
     A chunk must have been fed before the next is asked for. Raises ValueError if the sequence has
     no room for them all.
@@ -57,6 +65,6 @@ def chunks(
     if len(tokens) > room:
         raise ValueError(f"{len(tokens)} more tokens, the sequence has room for {room}")
     while len(tokens):
-        n = session.chunk(sequence)
+        n = min(n_batch, session.chunk(sequence))
         yield tokens[:n]
         tokens = tokens[n:]

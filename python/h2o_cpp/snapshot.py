@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,24 +82,24 @@ class Snapshot:
 
 
 class SnapshotCache:
-    """The snapshots used last, by the tokens of their texts, as many as fit in a number of bytes.
-
-    For one thread at a time.
-    """
+    """The snapshots used last, by the tokens of their texts; as many as fit in some bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._mutex = threading.Lock()
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
 
     def get(self, tokens: Sequence[int]) -> Snapshot | None:
         """The snapshot of a text, if it is still here."""
-        found = self._snapshots.get(tuple(tokens))
-        if found is not None:
-            self._snapshots.move_to_end(found.tokens)
-        return found
+        with self._mutex:
+            found = self._snapshots.get(tuple(tokens))
+            if found is not None:
+                self._snapshots.move_to_end(found.tokens)
+            return found
 
     def add(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; those that were not used for longest make room."""
-        self._snapshots[snapshot.tokens] = snapshot
-        while sum(s.nbytes for s in self._snapshots.values()) > self._max_bytes:
-            self._snapshots.popitem(last=False)
+        with self._mutex:
+            self._snapshots[snapshot.tokens] = snapshot
+            while sum(s.nbytes for s in self._snapshots.values()) > self._max_bytes:
+                self._snapshots.popitem(last=False)

@@ -62,7 +62,7 @@ class Stats:
     @staticmethod
     def of(model: _core.Model, session: _core.Session, *, layers: bool) -> Stats:
         """Of sequence 0."""
-        seen, kept = session.tokens_seen(0), session.tokens_kept(0)
+        kept, seen = session.tokens_kept(0), session.tokens_seen(0)  # it may be growing
         each = range(model.n_layers) if layers else ()
         return Stats(
             tokens_seen=seen,

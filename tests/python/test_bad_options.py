@@ -119,7 +119,7 @@ class TestGeneratorOptions:
         with pytest.raises(TypeError, match="heavy_hitters"):
             Generator(tiny_opt, heavy_hitters=0.2)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="max_new_tokens"):
-            generator.generate("a", max_new_tokens=3)  # type: ignore[call-arg]
+            generator.generate("a", max_new_tokens=3)  # type: ignore[call-overload]
 
 
 class TestStreamOptions:

@@ -80,7 +80,7 @@ def test_short_options_and_those_of_repeats(capsys: pytest.CaptureFixture[str]) 
     with Generator(BUNDLED_MODEL, n_ctx=90, threads=1) as generator:
         penalty: dict[str, float] = {"repeat_penalty": 1.5, "temperature": 0}
         texts = [
-            generator.generate(PROMPT, max_tokens=80, seed=7, repeat_last_n=n, **penalty).text  # type: ignore[arg-type]
+            generator.generate(PROMPT, max_tokens=80, seed=7, repeat_last_n=n, **penalty).text  # type: ignore[call-overload]
             for n in (-1, 8)
         ]
     assert texts[0] != texts[1]

@@ -142,16 +142,30 @@ def test_a_stream_that_was_never_made() -> None:
     Stream.__new__(Stream).__del__()
 
 
+def read_anew(generator: Generator) -> None:
+    generator.read([5, *divmod(next(_UNREAD), 4000)])
+
+
+def generate_and_save(generator: Generator) -> None:
+    generator.generate(PROMPT, temperature=0, max_tokens=2)
+    generator.load(generator.save())
+
+
+_UNREAD = itertools.count(7)
+
+
 @pytest.mark.parametrize(
-    ("work", "other_first"),
+    "work",
     [
-        (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
-        (lambda g: g.logits([5, 6, 7]), False),
+        lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"),
+        lambda g: g.logits([5, 6, 7]),
+        read_anew,
+        generate_and_save,
     ],
-    ids=["generate", "logits"],
+    ids=["generate", "logits", "read", "save"],
 )
 def test_interrupted_anywhere(
-    tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
+    tiny_opt: Path, expected: str, work: Callable[[Generator], object]
 ) -> None:
     """A KeyboardInterrupt wherever Python looks for signals, its traceback kept alive.
 
@@ -191,8 +205,7 @@ def test_interrupted_anywhere(
             errors.append(interrupt(generator, fuse))
             if errors[-1] is None:
                 break
-            if other_first:
-                Background(lambda: work(generator)).result(10)
+            Background(lambda: work(generator)).result(10)
             work(generator)
             Background(lambda: work(generator)).result(10)
         assert_usable(generator, expected)

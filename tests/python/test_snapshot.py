@@ -187,7 +187,7 @@ def test_a_stream_goes_on_in_another_process(tiny_opt: Path, tmp_path: Path, hh:
 
 def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
-        with pytest.raises(RuntimeError, match="nothing has been streamed yet"):
+        with pytest.raises(RuntimeError, match="no text that was streamed last"):
             generator.save()
         generator.generate("The old man", max_tokens=5, temperature=0, ignore_eos=True)
         snapshot = generator.save(tmp_path / "a.snapshot")
@@ -212,12 +212,12 @@ def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
 def test_a_stream_that_was_overtaken_cannot_be_saved(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
         first = generator.stream("One", max_tokens=3)
-        with pytest.raises(RuntimeError, match="does not hold this stream's text"):
+        with pytest.raises(RuntimeError, match="does not hold this text"):
             first.save()
         list(first)
         first.save()
         generator.generate("Two", max_tokens=3)
-        with pytest.raises(RuntimeError, match="does not hold this stream's text"):
+        with pytest.raises(RuntimeError, match="does not hold this text"):
             first.save()
 
 
@@ -225,7 +225,7 @@ def test_nothing_to_read_after_a_snapshot(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=50) as generator:
         snapshot = generator.read("The old man")
         assert snapshot.n_read == len(snapshot.tokens)
-        with pytest.raises(ValueError, match="the prompt is empty"):
+        with pytest.raises(ValueError, match="empty, and the snapshot has no token left"):
             generator.stream("", after=snapshot)
         with pytest.raises(ValueError, match="the prompt has 54 tokens, n_ctx is 50"):
             generator.stream([5] * 50, after=snapshot)

@@ -14,6 +14,7 @@ from h2o_cpp.cli import (
     chat,
     convert,
     eval,
+    generate,
     info,
     inspect,
     perplexity,
@@ -30,6 +31,7 @@ class _Command(Protocol):
 
 _COMMANDS: dict[str, tuple[_Command, str]] = {
     "run": (run, "continue a text"),
+    "generate": (generate, "continue many prompts, from a file to a file"),
     "chat": (chat, "converse with a model"),
     "info": (info, "describe a GGUF file"),
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.options import add_options, open_generator, read_text, stream_options
 from h2o_cpp.cli.run import show
-from h2o_cpp.stream import ContextFullError
+from h2o_cpp.request import ContextFullError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

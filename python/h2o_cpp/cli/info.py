@@ -12,6 +12,7 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import kv_dtypes
+from h2o_cpp.capacity import capacity
 from h2o_cpp.policy import budget_policy
 
 _LONG = 8  # arrays longer than this are counted, not shown
@@ -23,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a GGUF file")
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="say how many sequences have their caches in SIZE (4GiB)"
+    )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
@@ -31,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     file = _core.GgufFile(args.file)
     metadata, tensors = file.metadata(), file.tensors()
     summary = dict(summarise(metadata, tensors))
+    if args.memory is not None:
+        summary |= dict(_capacities(args.file, metadata, args.memory))
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
         names = ("name", "type", "shape", "bytes")
@@ -107,6 +113,12 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
                 **kv_dtypes("f16"),
             ),
         )
+
+
+def _capacities(file: Path, metadata: Mapping[str, Any], memory: str) -> Iterator[tuple[str, int]]:
+    n_ctx = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    for name, hh in (("full", None), ("hh=0.2", 0.2)):
+        yield f"sequences of {n_ctx} tokens in {memory}, {name}", capacity(file, memory, hh=hh)
 
 
 def mebibytes(n: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
-from h2o_cpp.stream import StreamOptions
+from h2o_cpp.request import StreamOptions
 
 
 class _Arguments(Protocol):
@@ -166,8 +166,10 @@ def add_threads(parser: _Arguments) -> None:
     )
 
 
-def open_generator(args: argparse.Namespace) -> Generator:
-    """The model as the arguments say."""
+def open_generator(
+    args: argparse.Namespace, *, max_sequences: int | None = None, memory: str | None = None
+) -> Generator:
+    """The model as the arguments say, for so many sequences."""
     return Generator(
         args.model,
         hh=args.hh,
@@ -179,6 +181,8 @@ def open_generator(args: argparse.Namespace) -> Generator:
         kv_dtype=args.kv_dtype,
         device=args.device,
         threads=args.threads,
+        max_sequences=max_sequences,
+        memory=memory,
     )
 
 

@@ -64,14 +64,21 @@ class TextTokenizer:
             raise ValueError(f"{model.file.path}: {error}") from None
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        begins: bool = True,
     ) -> list[int]:
         """Tokens of `text`.
 
         add_special: with the tokens that the model wants at the beginning and the end of a text.
         parse_special: special tokens that `text` spells are those tokens instead of text.
+        begins: it does not continue another text, so a space may belong in front.
         """
-        ids = self.encode_parts(self.special.split(text) if parse_special else [text])
+        parts = self.special.split(text) if parse_special else [text]
+        ids = self.encode_parts(parts, begins=begins)
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def encode_chat(self, parts: Iterable[int | str]) -> list[int]:

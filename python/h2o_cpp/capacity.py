@@ -1,0 +1,139 @@
+"""How many sequences fit in a memory budget."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from h2o_cpp import _core
+from h2o_cpp.arguments import kv_dtypes, whole
+from h2o_cpp.policy import Policy, choose_policy
+from h2o_cpp.session import Positions
+
+_UNITS = {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate(("", "K", "M", "G", "T"))
+    for unit, base in (("B", 1000), ("iB", 1024))
+    if prefix or unit == "B"
+}
+_RANK_BYTES = 4  # of each slot whose sequence may roll
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the size of a cache depends on."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_ctx_train: int
+    learned_positions: bool
+
+    @staticmethod
+    def of_model(model: _core.Model) -> ModelShape:
+        """Of a model that is loaded."""
+        return ModelShape(
+            model.n_layers,
+            model.n_kv_heads,
+            model.head_dim,
+            model.n_ctx_train,
+            model.learned_positions,
+        )
+
+    @staticmethod
+    def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
+        """Of a GGUF file's; None if it is no model, or one whose layers differ."""
+        architecture = metadata.get("general.architecture", "")
+
+        def key(name: str) -> Any:
+            return metadata.get(f"{architecture}.{name}")
+
+        heads, width = key("attention.head_count"), key("embedding_length")
+        head_dim = key("attention.key_length")
+        if not head_dim and isinstance(width, int) and isinstance(heads, int) and heads:
+            head_dim = width // heads
+        kv_heads = key("attention.head_count_kv") or heads
+        sizes = (key("block_count"), kv_heads, head_dim, key("context_length"))
+        if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
+            return None
+        return ModelShape(*sizes, learned_positions=architecture == "opt")
+
+
+def capacity(
+    model: str | os.PathLike[str] | _core.Model,
+    memory: int | str,
+    *,
+    hh: float | None = None,
+    recent: float | None = None,
+    policy: str | Policy | Sequence[Policy] | None = None,
+    n_ctx: int | None = None,
+    kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
+) -> int:
+    """How many sequences have their caches in `memory`: "4GiB", "1.5GB" or a number of bytes.
+
+    The memory is that of the caches alone: weights and activations come on top. The other
+    arguments are those of Generator; 0 is the answer when not even one fits.
+
+    Raises FileNotFoundError and ValueError.
+    """
+    n_bytes = bytes_of(memory)
+    if isinstance(model, _core.Model):
+        shape = ModelShape.of_model(model)
+    else:
+        metadata = _core.GgufFile(os.fspath(model)).metadata()
+        found = ModelShape.of_metadata(metadata)
+        if found is None:
+            raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
+        shape = found
+    n_ctx = shape.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1, shape.n_ctx_train)
+    chosen = choose_policy(hh, recent, policy, n_ctx)
+    each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
+    return n_bytes // each
+
+
+def slab_bytes(
+    shape: ModelShape,
+    policy: Policy | Sequence[Policy],
+    *,
+    n_ctx: int,
+    kv_dtype: str | tuple[str, str],
+    positions: Positions,
+) -> int:
+    """Bytes of the cache of one sequence; those of several are at most as many times as much."""
+    policies = [policy] * shape.n_layers if isinstance(policy, Policy) else policy
+    if len(policies) == 1:
+        policies = [*policies] * shape.n_layers
+    rolls = not shape.learned_positions and positions != "original"
+    rolls = rolls and all(one.budget is not None and one.budget < n_ctx for one in policies)
+    n_bytes = 0
+    for one in policies:
+        slots = n_ctx if one.budget is None else min(one.budget + 1, n_ctx)
+        n_bytes += rolls * _aligned(_RANK_BYTES * slots * shape.n_kv_heads)
+        n_bytes += _core.cache_bytes(
+            n_layers=1,
+            n_kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            policy=one.core(),
+            max_tokens=n_ctx,
+            **kv_dtypes(kv_dtype),
+        )
+    return n_bytes
+
+
+def bytes_of(memory: int | str) -> int:
+    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"."""
+    if not isinstance(memory, str):
+        return whole("memory", memory, 1, None)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", memory)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"memory={memory!r}, expected bytes or a size such as 4GiB or 512MB")
+    return whole("memory", int(float(match[1]) * _UNITS[match[2]]), 1, None)
+
+
+def _aligned(n_bytes: int) -> int:
+    """The core begins every array on a cache line of 64 bytes."""
+    return -(-n_bytes // 64) * 64

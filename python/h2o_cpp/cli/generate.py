@@ -1,0 +1,85 @@
+"""Continue many prompts, from a file to a file. A job that was stopped, or killed, goes on where it
+was when it is started again: lines that the output has are not computed again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import perf_counter
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp.cli.options import add_options, open_generator, stream_options
+from h2o_cpp.offline import Output, generate_lines
+
+_MAX_SEQUENCES = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--input", type=Path, required=True, metavar="FILE", help="a JSON object in each line"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE",
+        help="add a JSON object to FILE for each text that has ended",
+    )  # fmt: skip
+    parser.add_argument(
+        "--field", default="prompt", metavar="NAME",
+        help="where the prompt is in an object (default: %(default)s)",
+    )  # fmt: skip
+    at_once = parser.add_mutually_exclusive_group()
+    at_once.add_argument(
+        "--max-sequences", type=int, metavar="N",
+        help=f"continue N prompts at once (default: {_MAX_SEQUENCES})",
+    )  # fmt: skip
+    at_once.add_argument(
+        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
+    )
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the output; progress, bad lines and a closing line go to stderr."""
+    with args.input.open("rb") as file:
+        n_lines = sum(bool(line.strip()) for line in file)
+    n_sequences = args.max_sequences
+    if n_sequences is None and args.memory is None:
+        n_sequences = _MAX_SEQUENCES
+    n_written = n_tokens = n_bad = 0
+
+    def report(number: int, reason: str) -> None:
+        nonlocal n_bad
+        n_bad += 1
+        tqdm.write(f"{args.input}:{number}: {reason}", file=sys.stderr)
+        bar.update()
+
+    with (
+        open_generator(args, max_sequences=n_sequences, memory=args.memory) as generator,
+        Output(args.output) as output,
+        tqdm(total=n_lines, initial=len(output.finished), unit=" prompts", disable=None) as bar,
+    ):
+        n_found = len(output.finished)
+        started = perf_counter()
+        for generation in generate_lines(
+            generator,
+            args.input,
+            output,
+            report=report,
+            field=args.field,
+            seed=args.seed,
+            options=stream_options(args),
+        ):
+            n_written += 1
+            n_tokens += generation.completion_tokens
+            speed = n_tokens / (perf_counter() - started)
+            bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+            bar.update()
+        seconds = perf_counter() - started
+    print(
+        f"[{n_written} texts written, {n_found} were there, {n_bad} bad lines | "
+        f"{n_tokens} tokens, {n_tokens / seconds:.0f}/s]",
+        file=sys.stderr,
+    )
+    return 0

@@ -1,0 +1,153 @@
+"""Offline jobs: from a file of prompts to a file of texts; one that was killed goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from h2o_cpp.continuation import Generation
+from h2o_cpp.generator import Generator
+from h2o_cpp.request import Request, StreamOptions
+
+_BEGINNING = b'{"index": '  # of every line of output
+
+
+class Output:
+    """A file of texts, a JSON object in each line; only whole lines are added.
+
+    It belongs to one process at a time. `finished` has the indices of the lines that are there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file. A last line that is not whole, as a kill leaves it, is cut off.
+
+        Raises ValueError for a file that was not written so, which is left as it is, or one that
+        another process is writing.
+        """
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.seek(0)
+            whole, torn = self._read(path)
+            if torn:
+                self._file.truncate(whole)
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"{path}: another job is writing it") from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, path: Path) -> tuple[int, bytes]:
+        """Bytes of the whole lines, and what follows them."""
+        self.finished: set[int] = set()
+        whole = 0
+        for n, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
+                return whole, line
+            index = _index(line)
+            if index is None or index in self.finished:
+                raise ValueError(f"{path}:{n}: this is not the output of a job")
+            self.finished.add(index)
+            whole += len(line)
+        return whole, b""
+
+    def write(self, index: int, fields: dict[str, Any]) -> None:
+        """Add a line, which is in the file when this returns."""
+        line = json.dumps({"index": index, **fields}, ensure_ascii=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        self.finished.add(index)
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def generate_lines(
+    generator: Generator,
+    prompts: Path,
+    output: Output,
+    *,
+    report: Callable[[int, str], None],
+    field: str = "prompt",
+    seed: int | None = None,
+    options: StreamOptions,
+) -> Iterator[Generation]:
+    """Continue the prompt of each line that the output does not have; gives what was written.
+
+    prompts: a JSON object in each line, whose `field` is a text or a list of token ids; its "id",
+        if it has one, is that of the line of output. Empty lines are passed over.
+    report: called for a line that cannot be continued, with its number, from 1, and the reason.
+    seed: the text of a line depends on it and the line's index, from 0, not on the other lines.
+
+    Lines are written as their texts end, so not in their order.
+    """
+    lines: list[tuple[int, dict[str, Any]]] = []  # of each request
+
+    def requests() -> Iterator[Request]:
+        with prompts.open("rb") as file:
+            for index, line in enumerate(file):
+                if index in output.finished or not line.strip():
+                    continue
+                try:
+                    prompt, fields = _parse(line, field)
+                    own: StreamOptions = {**options, "seed": line_seed(seed, index)}
+                    request = generator.request(prompt, **own)
+                except (ValueError, TypeError, RecursionError) as error:
+                    report(index + 1, str(error))
+                    continue
+                lines.append((index, fields))
+                yield request
+
+    for i, generation in generator.run(requests()):
+        index, fields = lines[i]
+        written = {
+            **fields,
+            "text": generation.text,
+            "finish_reason": generation.finish_reason,
+            "prompt_tokens": generation.prompt_tokens,
+            "completion_tokens": generation.completion_tokens,
+        }
+        output.write(index, written)
+        yield generation
+
+
+def line_seed(seed: int | None, index: int) -> int | None:
+    """The seed of a line; different lines have unrelated ones."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little")
+
+
+def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any]]:
+    """The prompt, and the fields that the output line takes over."""
+    value = json.loads(line.decode())
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    if field not in value:
+        raise ValueError(f"it has no {field!r}")
+    fields = {"id": value["id"]} if "id" in value else {}
+    json.dumps(fields, ensure_ascii=False).encode()  # raises for half a surrogate pair
+    return value[field], fields
+
+
+def _index(line: bytes) -> int | None:
+    """The index that a whole line of output has."""
+    try:
+        index = json.loads(line)["index"] if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return index if isinstance(index, int) else None

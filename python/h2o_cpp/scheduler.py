@@ -1,0 +1,159 @@
+"""Continuous batching: which tokens of which sequences make up the next forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp.continuation import Continuation
+from h2o_cpp.policy import Policy
+from h2o_cpp.request import ContextFullError, Request
+from h2o_cpp.runtime import Runtime
+from h2o_cpp.session import core_policies
+
+
+@dataclass(eq=False)
+class _Row:
+    """A continuation and the sequence that computes it."""
+
+    sequence: int
+    continuation: Continuation
+    unread: NDArray[np.int32]  # of its tokens: what is left of the prompt, or the newest
+
+
+class Scheduler:
+    """Continues many requests at once, one forward pass for all of them at a time.
+
+    Each has a sequence of the session, with a cache of its own, from start() until it ends; then
+    the sequence is free for another. A step decodes a token of everyone whose prompt has been
+    read, so that nobody waits for another one's prompt. Beside them it reads chunks of prompts, in
+    the order of arrival, as many as the session's batch has room for; one always fits.
+
+    Chunks are n_batch tokens long, but for the last of a prompt, and one that does not fit is read
+    later, not shortened: where a prompt is cut decides what is evicted, so it must not depend on
+    who else is there. As a row's results do not depend on the other rows either, each request gets
+    the tokens that it gets alone, bit for bit.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._free = [*reversed(range(runtime.n_sequences))]
+        self._rows: dict[Continuation, _Row] = {}  # in order of arrival
+
+    @property
+    def n_free(self) -> int:
+        """How many requests can be started."""
+        return len(self._free)
+
+    @property
+    def n_active(self) -> int:
+        """How many have been, and have not ended."""
+        return len(self._rows)
+
+    def start(self, request: Request) -> Continuation:
+        """Give a request a free sequence.
+
+        Raises ValueError if its policy needs more or other slots than there are, if its snapshot
+        does not go with the sequence, and if its prompt is longer than the context.
+        """
+        session, sequence = self._runtime.session, self._free[-1]
+        continuation = Continuation(self._runtime, request)
+        try:
+            self._reset(sequence, request.policy)
+            if request.after is not None:
+                session.load(sequence, request.after.data)
+            unread = continuation.unread(session.tokens_seen(sequence))
+            if len(unread) > session.room(sequence):
+                n = len(continuation.text.tokens)
+                raise ContextFullError(f"the prompt has {n} tokens, {self._runtime.limit()}")
+        except BaseException:
+            self._restore(sequence, request)
+            raise
+        self._free.pop()
+        continuation.prompt_tokens = len(unread)
+        self._rows[continuation] = _Row(sequence, continuation, unread)
+        return continuation
+
+    def cancel(self, continuation: Continuation) -> None:
+        """End it, if it has not ended."""
+        if continuation in self._rows:
+            continuation.end("cancelled")
+            self._release(self._rows[continuation])
+
+    def step(self) -> list[tuple[Continuation, str]]:
+        """One forward pass: who has got another token, and the text it completes, often empty.
+
+        A ValueError ends those that it is about, and is then their `error`. Another error, as
+        MemoryError, is raised, and nothing is known of the sequences then.
+        """
+        inputs = self._next_inputs()
+        started = perf_counter()
+        results = self._forward([(row.sequence, part) for row, part in inputs])
+        seconds = perf_counter() - started
+        pieces = []
+        for (row, part), result in zip(inputs, results, strict=True):
+            continuation = row.continuation
+            if continuation.tokens:
+                continuation.decode_seconds += seconds
+            else:
+                continuation.prompt_seconds += seconds
+            row.unread = row.unread[len(part) :]
+            if isinstance(result, ValueError):
+                piece = continuation.end("cancelled", result)
+            elif len(row.unread):
+                continue
+            else:
+                piece = continuation.push(self._runtime, row.sequence, result)
+                row.unread = np.asarray(continuation.tokens[-1:], np.int32)
+            continuation.said.write(piece)
+            pieces.append((continuation, piece))
+            if continuation.finish_reason is not None:
+                self._release(row)
+        return pieces
+
+    def _next_inputs(self) -> list[tuple[_Row, NDArray[np.int32]]]:
+        """Rows, each with the tokens that its sequence is to read."""
+        session = self._runtime.session
+        decoding = [row for row in self._rows.values() if row.continuation.tokens]
+        reading = [row for row in self._rows.values() if not row.continuation.tokens]
+        inputs = [(row, row.unread) for row in decoding]
+        left = session.n_batch - len(decoding)
+        for row in reading:
+            n = min(len(row.unread), self._runtime.n_batch, session.chunk(row.sequence))
+            if n <= left:
+                inputs.append((row, row.unread[:n]))
+                left -= n
+        return inputs
+
+    def _forward(
+        self, inputs: list[tuple[int, NDArray[np.int32]]]
+    ) -> Sequence[NDArray[np.float32] | ValueError]:
+        """For each the logits [n_vocab] after its last token, or what is wrong with it."""
+        if not inputs:
+            return []
+        try:
+            return [*self._runtime.session.step(inputs)]
+        except ValueError as error:  # nothing has changed, and it may be about one of them
+            if len(inputs) == 1:
+                return [error]
+            return [result for one in inputs for result in self._forward([one])]
+
+    def _release(self, row: _Row) -> None:
+        del self._rows[row.continuation]
+        self._restore(row.sequence, row.continuation.request)
+        self._free.append(row.sequence)
+
+    def _restore(self, sequence: int, request: Request) -> None:
+        """Leave the sequence empty, with the policy of all."""
+        policy = None if request.policy is None else self._runtime.policy
+        self._reset(sequence, policy)
+
+    def _reset(self, sequence: int, policy: Policy | Sequence[Policy] | None) -> None:
+        policies = () if policy is None else core_policies(policy)
+        self._runtime.session.reset(sequence, policies)
