@@ -20,12 +20,6 @@ namespace h2o {
 
 struct KvView;
 
-// One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
-struct Attention {
-  Tensor out, q, k, v;
-  float scale;  // of the logits, usually 1 / sqrt(head_dim)
-};
-
 // How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or
 // (i, i + n_rot / 2). The other dimensions pass through.
 enum class RopeLayout { none, pairs, halves };
@@ -34,6 +28,16 @@ struct Rope {
   RopeLayout layout = RopeLayout::none;
   Tensor frequencies;   // [1, n_rot / 2] f32: radians per position
   float magnitude = 1;  // scales cosine and sine (YaRN's attention factor)
+
+  int64_t n_rot() const { return 2 * frequencies.cols; }
+};
+
+// One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
+// q and k come unrotated and are not to be read afterwards.
+struct Attention {
+  Tensor out, q, k, v;
+  Rope rope;    // of q and k; no layout: they are not rotated
+  float scale;  // of the logits, usually 1 / sqrt(head_dim)
 };
 
 class Backend {
@@ -75,9 +79,6 @@ class Backend {
   // y += x w.weight^T + w.bias: a residual
   virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;
 
-  // Rotates the heads of x [n, n_heads * head_dim] by the positions of the batch.
-  virtual void rope(Tensor x, int32_t head_dim, const Rope& rope, const Batch& batch) = 0;
-
   // x = max(x, 0)
   virtual void relu(Tensor x) = 0;
 
@@ -93,13 +94,25 @@ class Backend {
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
 
-  // Bytes of workspace that attend() needs for caches of this shape (pointers not yet set).
+  // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
+  // which of them are null.
   virtual size_t attend_workspace(const KvView& shape) const = 0;
 
-  // Store, attend, score, choose: for every segment and kv_head, the new rows join the cache,
-  // every row attends to the kept tokens and to the rows of its segment up to itself, the
+  // Rotate, store, attend, score, choose: for every segment and kv_head, the new rows join the
+  // cache, every row attends to the kept tokens and to the rows of its segment up to itself, the
   // attention each token received is added to its score, and what no longer fits is evicted.
+  //
+  // Keys are stored rotated by their positions, but unrotated where the segment is rolling: then
+  // they are rotated as they are read, by cache.turns of their ranks.
   virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
+
+  // turns [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude, and
+  // then the sines.
+  virtual void fill_turns(Tensor turns, const Rope& rope) = 0;
+
+  // A sequence of `length` tokens begins to roll: what is stored of it becomes unrotated, up to
+  // the rounding of the cache's type, and gets its ranks.
+  virtual void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) = 0;
 };
 
 }  // namespace h2o

@@ -13,6 +13,7 @@ struct Segment {
   int32_t position;  // of its first row = tokens this sequence has seen before
   int32_t row;       // its first row in the batch
   int32_t n_rows;    // 1 when decoding, more when prefilling
+  bool rolling;      // rotary positions are ranks among what the cache keeps
 };
 
 // Rows of any number of sequences, each at most once; some prefilling, some decoding.
@@ -32,8 +33,9 @@ struct Batch {
   }
 
   // Appends the next tokens of a sequence that has seen `position` tokens so far.
-  void add(int32_t sequence, int32_t position, std::span<const int32_t> next) {
-    segments.push_back({sequence, position, n_rows(), static_cast<int32_t>(next.size())});
+  void add(int32_t sequence, int32_t position, std::span<const int32_t> next,
+           bool rolling = false) {
+    segments.push_back({sequence, position, n_rows(), static_cast<int32_t>(next.size()), rolling});
     for (int32_t token : next) {
       tokens.push_back(token);
       positions.push_back(position++);

@@ -82,12 +82,6 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void rope(Tensor x, int32_t head_dim, const Rope& rope, const Batch& batch) override {
-    for_rows(x, [&](int64_t i) {
-      rotate_heads(row(x, i), x.cols / head_dim, head_dim, rope, batch.positions[i]);
-    });
-  }
-
   void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, false); }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, true); }
@@ -119,6 +113,7 @@ class CpuBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
+    if (attention.rope.layout != RopeLayout::none) rotate(attention, cache, batch);
     int64_t work = 0;
     for (const Segment& s : batch.segments) {
       const int64_t keys = std::min(s.position, cache.slots) + int64_t{s.n_rows};
@@ -135,7 +130,48 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void fill_turns(Tensor turns, const Rope& rope) override {
+    for (int64_t i = 0; i < turns.rows; ++i) {
+      h2o::fill_turns(row(turns, i), rope, static_cast<int32_t>(i));
+    }
+  }
+
+  void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) override {
+    for (int32_t h = 0; h < cache.n_kv_heads; ++h) {
+      roll_head(kernels_, cache, rope, cache.head(sequence, h), length);
+    }
+  }
+
  private:
+  // The queries and, but for rolling segments, the keys.
+  void rotate(const Attention& attention, const KvView& cache, const Batch& batch) {
+    const int64_t head_dim = cache.head_dim;
+    const auto turn_heads = [&](const Tensor& x, int64_t i, const float* turns) {
+      for (float* head = row(x, i); head < row(x, i + 1); head += head_dim) {
+        turn(kernels_, head, turns, attention.rope);
+      }
+    };
+    const auto turn_row = [&](const Segment& segment, int64_t i, float* turns) {
+      const int32_t before = segment.rolling
+                                 ? cache.policies[segment.sequence].kept(segment.position)
+                                 : segment.position;
+      const int32_t position = before + static_cast<int32_t>(i - segment.row);
+      h2o::fill_turns(turns, attention.rope, position);
+      turn_heads(attention.q, i, turns);
+      if (!segment.rolling) turn_heads(attention.k, i, turns);
+    };
+    const size_t workspace = head_workspace(cache);
+    parallel(batch.n_rows(), attention.q.rows * attention.q.cols,
+             [&](int thread, int64_t begin, int64_t end) {
+               float* turns = reinterpret_cast<float*>(cache.workspace + thread * workspace);
+               const Segment* segment = &batch.segments[0];
+               for (int64_t i = begin; i < end; ++i) {
+                 while (i >= segment->row + segment->n_rows) ++segment;
+                 turn_row(*segment, i, turns);
+               }
+             });
+  }
+
   static void copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }

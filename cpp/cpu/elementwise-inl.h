@@ -26,6 +26,31 @@ void add_to(float* y, const float* x, int64_t n) {
   for (; i < n; ++i) y[i] += x[i];
 }
 
+void scale(float* x, int64_t n, float factor) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, mul(load(x + i), broadcast(factor)));
+  for (; i < n; ++i) x[i] *= factor;
+}
+
+void turn(float* x, const float* turns, int64_t n_rot, bool pairs) {
+  const int64_t half = n_rot / 2;
+  const int64_t apart = pairs ? 1 : half;
+  int64_t i = 0;
+  for (; !pairs && i + kWidth <= half; i += kWidth) {
+    const Vec a = load(x + i), b = load(x + half + i);
+    const Vec cosine = load(turns + i), sine = load(turns + half + i);
+    store(x + i, sub(mul(a, cosine), mul(b, sine)));
+    store(x + half + i, add(mul(a, sine), mul(b, cosine)));
+  }
+  for (; i < half; ++i) {
+    float* pair = x + (pairs ? 2 * i : i);
+    const float a = pair[0];
+    const float b = pair[apart];
+    pair[0] = a * turns[i] - b * turns[half + i];
+    pair[apart] = a * turns[half + i] + b * turns[i];
+  }
+}
+
 void relu(float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(x + i, max(load(x + i), zero()));

@@ -44,6 +44,18 @@ constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
     kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
 
+// y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
+struct AddRows {
+  float* y;               // [n_out, n]
+  const float* p;         // [n_out, p_stride]
+  const std::byte* rows;  // [n_rows, n], rows of row_bytes
+  int64_t n_out;
+  int64_t n_rows;
+  int64_t n;
+  int64_t row_bytes;
+  int64_t p_stride;
+};
+
 // The kernels that read or write one element type.
 struct TypeKernels {
   // Output columns [begin, end). The sum of an output runs in the same order whatever the ranges
@@ -57,9 +69,8 @@ struct TypeKernels {
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);
-  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order. nullptr as encode is.
-  void (*add_rows)(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
-                   int64_t row_bytes);
+  // nullptr as encode is.
+  void (*add_rows)(const AddRows& a);
 };
 
 struct CpuKernels {
@@ -73,6 +84,7 @@ struct CpuKernels {
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);
 
   void (*add)(float* y, const float* x, int64_t n);         // y += x
+  void (*scale)(float* x, int64_t n, float factor);         // x *= factor
   void (*relu)(float* x, int64_t n);                        // x = max(x, 0)
   void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
@@ -82,6 +94,10 @@ struct CpuKernels {
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
+
+  // Turns the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
+  // and then sines are in turns [n_rot].
+  void (*turn)(float* x, const float* turns, int64_t n_rot, bool pairs);
 
   const TypeKernels& of(DType dtype) const;
 };

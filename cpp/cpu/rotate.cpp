@@ -1,26 +1,42 @@
 #include "cpu/rotate.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "cpu/evict.h"
 
 namespace h2o {
 
-void rotate_heads(float* x, int64_t n_heads, int64_t head_dim, const Rope& rope, int32_t position) {
+void fill_turns(float* turns, const Rope& rope, int32_t position) {
   const int64_t half = rope.frequencies.cols;
-  const bool pairs = rope.layout == RopeLayout::pairs;
-  const int64_t apart = pairs ? 1 : half;  // of the two dimensions that turn together
   for (int64_t i = 0; i < half; ++i) {
     // In f32, as transformers and llama.cpp do.
     const float angle = static_cast<float>(position) * rope.frequencies.floats()[i];
-    const float cosine = std::cos(angle) * rope.magnitude;
-    const float sine = std::sin(angle) * rope.magnitude;
-    float* pair = x + (pairs ? 2 * i : i);
-    for (int64_t h = 0; h < n_heads; ++h, pair += head_dim) {
-      const float a = pair[0];
-      const float b = pair[apart];
-      pair[0] = a * cosine - b * sine;
-      pair[apart] = a * sine + b * cosine;
-    }
+    turns[i] = std::cos(angle) * rope.magnitude;
+    turns[half + i] = std::sin(angle) * rope.magnitude;
   }
+}
+
+void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope, const KvHead& head,
+               int32_t length) {
+  const TypeKernels& type = kernels.of(cache.k_dtype);
+  Rope back = rope;
+  back.magnitude = 1 / rope.magnitude;
+  std::vector<float> turns(rope.n_rot());
+  std::vector<float> key(cache.head_dim);
+  const int32_t written = std::min(length, head.slots);
+  const int32_t dead = written == head.slots ? *head.next_slot : -1;
+  for (int32_t i = 0; i < written; ++i) {
+    if (i == dead) continue;
+    std::byte* stored = head.k + i * cache.k_row_bytes;
+    fill_turns(turns.data(), back, -head.positions[i]);
+    type.decode(key.data(), stored, cache.head_dim);
+    turn(kernels, key.data(), turns.data(), rope);
+    type.encode(stored, key.data(), cache.head_dim);
+  }
+  std::vector<int32_t> order(written);
+  rank_slots(head, written, dead, order.data());
 }
 
 }  // namespace h2o

@@ -10,29 +10,42 @@
 namespace h2o {
 namespace {
 
-// Where the slots of all layers lie in one buffer.
-struct Storage {
-  Storage(const KvPolicy& policy, const KvShape& shape) {
-    const int64_t heads = int64_t{shape.n_layers} * shape.n_sequences * shape.n_kv_heads;
-    const int64_t all_slots = heads * slots(policy, shape);
-    Layout layout;
-    k = layout.place(all_slots * byte_size(shape.k_dtype, shape.head_dim));
-    v = layout.place(all_slots * byte_size(shape.v_dtype, shape.head_dim));
-    positions = layout.place(all_slots * int64_t{sizeof(int32_t)});
-    scores = layout.place(policy.keeps_scores() ? all_slots * int64_t{sizeof(float)} : 0);
-    next_slot = layout.place(heads * int64_t{sizeof(int32_t)});
-    size = layout.size();
-  }
+const KvPolicy& of_layer(std::span<const KvPolicy> policies, int32_t layer) {
+  return policies.size() == 1 ? policies[0] : policies[layer];
+}
 
-  // One slot more than the budget: the token being decoded is not counted (h2o_semantics: a decode
-  // query sees H + R + 1 keys). Never more than the sequence can be long.
-  static int32_t slots(const KvPolicy& policy, const KvShape& shape) {
-    return static_cast<int32_t>(std::min<int64_t>(policy.budget() + 1, shape.max_tokens));
-  }
+// A layer's arrays, one after another in `layout`; with storage nullptr they are only measured.
+KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
+                   const KvShape& shape) {
+  KvView view{};
+  view.k_dtype = shape.k_dtype;
+  view.v_dtype = shape.v_dtype;
+  view.n_heads = shape.n_heads;
+  view.n_kv_heads = shape.n_kv_heads;
+  view.head_dim = shape.head_dim;
+  view.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
+  view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
+  view.slots = policy.slots(shape.max_tokens);
+  view.max_rows = shape.max_rows;
 
-  int64_t k, v, positions, scores, next_slot;  // offsets
-  size_t size;
-};
+  const int64_t heads = int64_t{shape.n_sequences} * shape.n_kv_heads;
+  const int64_t slots = heads * view.slots;
+  const auto place = [&](auto*& array, bool wanted, int64_t n, int64_t bytes_each) {
+    if (!wanted) return;
+    const int64_t offset = layout.place(n * bytes_each);
+    if (storage == nullptr) return;
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(storage + offset);
+  };
+  place(view.k, true, slots, view.k_row_bytes);
+  place(view.v, true, slots, view.v_row_bytes);
+  place(view.positions, true, slots, sizeof(int32_t));
+  place(view.scores, policy.keeps_scores(), slots, sizeof(float));
+  place(view.value_norms, policy.weighs_values(), slots, sizeof(float));
+  place(view.ranks, shape.may_roll(), slots, sizeof(int32_t));
+  place(view.next_slot, true, heads, sizeof(int32_t));
+  place(view.policies, true, shape.n_sequences, sizeof(KvPolicy));
+  return view;
+}
 
 void validate_dtype(DType dtype, int32_t head_dim) {
   const std::span<const DType> dtypes = kv_dtypes();
@@ -65,6 +78,12 @@ void validate(const KvShape& shape) {
   }
 }
 
+void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
+  require(policies.size() == 1 || std::ssize(policies) == n_layers, "[kv cache] ", policies.size(),
+          " policies for ", n_layers, " layers, expected one, or one for each");
+  for (const KvPolicy& policy : policies) validate(policy);
+}
+
 }  // namespace
 
 std::span<const DType> kv_dtypes() {
@@ -73,68 +92,74 @@ std::span<const DType> kv_dtypes() {
   return kTypes;
 }
 
-KvCache::KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
+KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape) {
-  validate(policy);
-  validate(shape);
+  storage_ = backend.allocate(bytes(policies, shape));
   lengths_.assign(shape.n_sequences, 0);
-
-  view_ = {};
-  view_.policy = policy;
-  view_.k_dtype = shape.k_dtype;
-  view_.v_dtype = shape.v_dtype;
-  view_.n_heads = shape.n_heads;
-  view_.n_kv_heads = shape.n_kv_heads;
-  view_.head_dim = shape.head_dim;
-  view_.slots = Storage::slots(policy, shape);
-  view_.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
-  view_.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
-
-  const Storage at(policy, shape);
-  storage_ = backend.allocate(at.size);
-  view_.k = storage_.data() + at.k;
-  view_.v = storage_.data() + at.v;
-  view_.positions = reinterpret_cast<int32_t*>(storage_.data() + at.positions);
-  view_.next_slot = reinterpret_cast<int32_t*>(storage_.data() + at.next_slot);
-  if (policy.keeps_scores()) {
-    view_.scores = reinterpret_cast<float*>(storage_.data() + at.scores);
+  rolling_.assign(shape.n_sequences, false);
+  policies_.resize(size_t{1} * shape.n_layers * shape.n_sequences);
+  Layout layout;
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    layers_.push_back(place_layer(layout, storage_.data(), of_layer(policies, l), shape));
   }
-
+  for (int32_t s = 0; s < shape.n_sequences; ++s) set_policies(s, policies);
   reserve_rows(shape.max_rows);
+}
+
+size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) {
+  validate(shape);
+  validate(policies, shape.n_layers);
+  Layout layout;
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    place_layer(layout, nullptr, of_layer(policies, l), shape);
+  }
+  return layout.size();
 }
 
 void KvCache::reserve_rows(int32_t max_rows) {
   KvShape shape = shape_;
-  KvView view = view_;  // the cache stays as it is should there be no memory
   shape.max_rows = max_rows;
-  view.max_rows = max_rows;
   validate(shape);
 
-  const int64_t rows = view.evicts() ? int64_t{shape.n_kv_heads} * max_rows : 0;
+  KvView largest = layers_[0];  // its needs are every layer's
+  for (const KvView& view : layers_) {
+    largest.slots = std::max(largest.slots, view.slots);
+    if (view.scores != nullptr) largest.scores = view.scores;
+    if (view.value_norms != nullptr) largest.value_norms = view.value_norms;
+  }
+  largest.max_rows = max_rows;
+  const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
+  const int64_t n_ranks = int64_t{largest.slots} + max_rows;
   Layout layout;
-  const int64_t chunk_k = layout.place(rows * view.k_row_bytes);
-  const int64_t chunk_v = layout.place(rows * view.v_row_bytes);
+  const int64_t chunk_k = layout.place(rows * largest.k_row_bytes);
+  const int64_t chunk_v = layout.place(rows * largest.v_row_bytes);
   const int64_t chunk_scores = layout.place(rows * int64_t{sizeof(float)});
-  const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(view)));
-  scratch_ = backend_.allocate(layout.size());
-  view.chunk_k = scratch_.data() + chunk_k;
-  view.chunk_v = scratch_.data() + chunk_v;
-  view.chunk_scores = reinterpret_cast<float*>(scratch_.data() + chunk_scores);
-  view.workspace = scratch_.data() + workspace;
+  const int64_t chunk_norms = layout.place(rows * int64_t{sizeof(float)});
+  const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
+  // The cache stays as it is should there be no memory.
+  Buffer scratch = backend_.allocate(layout.size());
+  Buffer turns = allocate_turns(n_ranks);
+  scratch_ = std::move(scratch);
+  turns_ = std::move(turns);
   shape_ = shape;
-  view_ = view;
+  for (KvView& view : layers_) {
+    view.max_rows = max_rows;
+    view.chunk_k = scratch_.data() + chunk_k;
+    view.chunk_v = scratch_.data() + chunk_v;
+    view.chunk_scores = reinterpret_cast<float*>(scratch_.data() + chunk_scores);
+    view.chunk_value_norms = reinterpret_cast<float*>(scratch_.data() + chunk_norms);
+    view.turns = turns_.as<float>();
+    view.workspace = scratch_.data() + workspace;
+  }
 }
 
-KvView KvCache::layer(int32_t layer) const {
-  const int64_t heads = int64_t{layer} * shape_.n_sequences * shape_.n_kv_heads;
-  const int64_t slots = heads * view_.slots;
-  KvView view = view_;
-  view.k += slots * view_.k_row_bytes;
-  view.v += slots * view_.v_row_bytes;
-  view.positions += slots;
-  if (view.scores != nullptr) view.scores += slots;
-  view.next_slot += heads;
-  return view;
+// The turns of ranks 0 .. n - 1, if sequences may roll.
+Buffer KvCache::allocate_turns(int64_t n_ranks) const {
+  if (!shape_.may_roll()) return {};
+  const int64_t n_rot = shape_.rope.n_rot();
+  Buffer turns = backend_.allocate(n_ranks * n_rot * sizeof(float));
+  backend_.fill_turns({turns.data(), DType::f32, n_ranks, n_rot}, shape_.rope);
+  return turns;
 }
 
 int32_t KvCache::length(int32_t sequence) const {
@@ -142,14 +167,28 @@ int32_t KvCache::length(int32_t sequence) const {
   return lengths_[sequence];
 }
 
-int32_t KvCache::kept(int32_t sequence) const {
+int32_t KvCache::kept(int32_t layer, int32_t sequence) const {
   check_sequence(sequence);
-  return static_cast<int32_t>(std::min<int64_t>(lengths_[sequence], policy().budget()));
+  check_layer(layer);
+  return policy(layer, sequence).kept(lengths_[sequence]);
+}
+
+int32_t KvCache::kept(int32_t sequence) const {
+  int32_t most = 0;
+  for (int32_t l = 0; l < shape_.n_layers; ++l) most = std::max(most, kept(l, sequence));
+  return most;
+}
+
+bool KvCache::evicts(int32_t layer, int32_t sequence) const {
+  return layers_[layer].slots > policy(layer, sequence).budget();
 }
 
 int32_t KvCache::room(int32_t sequence) const {
   check_sequence(sequence);
-  const int32_t limit = view_.evicts() ? std::numeric_limits<int32_t>::max() : view_.slots;
+  int32_t limit = std::numeric_limits<int32_t>::max();
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    if (!evicts(l, sequence)) limit = std::min(limit, layers_[l].slots);
+  }
   return limit - lengths_[sequence];
 }
 
@@ -159,25 +198,83 @@ void KvCache::advance(const Batch& batch) {
   }
 }
 
-void KvCache::reset(int32_t sequence) {
+void KvCache::set_length(int32_t sequence, int32_t length) {
   check_sequence(sequence);
-  lengths_[sequence] = 0;
-  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);
+  lengths_[sequence] = length;
+}
+
+bool KvCache::can_roll(int32_t sequence) const {
+  check_sequence(sequence);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    backend_.write(layer(l).head(sequence, 0).next_slot, zeros.data(),
+    if (!evicts(l, sequence)) return false;
+  }
+  return shape_.may_roll();
+}
+
+bool KvCache::rolling(int32_t sequence) const {
+  check_sequence(sequence);
+  return rolling_[sequence];
+}
+
+void KvCache::roll(int32_t sequence) {
+  require(
+      can_roll(sequence), "[kv cache] sequence ", sequence,
+      " cannot take rolling positions: that needs a cache made for it and a policy that evicts");
+  if (rolling_[sequence]) return;
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    backend_.roll(layers_[l], shape_.rope, sequence, lengths_[sequence]);
+  }
+  rolling_[sequence] = true;
+}
+
+void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
+  check_sequence(sequence);
+  if (!policies.empty()) {
+    check_policies(policies);
+    set_policies(sequence, policies);
+  }
+  lengths_[sequence] = 0;
+  rolling_[sequence] = false;
+  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);
+  for (const KvView& view : layers_) {
+    backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
                    zeros.size() * sizeof(int32_t));
+  }
+}
+
+void KvCache::check_policies(std::span<const KvPolicy> policies) const {
+  validate(policies, shape_.n_layers);
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    const KvPolicy& policy = of_layer(policies, l);
+    const int32_t slots = policy.slots(shape_.max_tokens);
+    require(slots <= layers_[l].slots, "[kv cache] the policy needs ", slots, " slots, layer ", l,
+            " has ", layers_[l].slots);
+    require(!policy.keeps_scores() || layers_[l].scores != nullptr,
+            "[kv cache] the policy needs scores, which this cache was made without");
+    require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
+            "[kv cache] the policy needs norms of values, which this cache was made without");
+    // Whoever was told that texts are endless here must not find one that ends.
+    require(!shape_.may_roll() || layers_[l].slots > policy.budget(),
+            "[kv cache] the policy does not evict, in a cache whose sequences may roll");
+  }
+}
+
+void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies) {
+  for (int32_t l = 0; l < shape_.n_layers; ++l) {
+    policies_[l * shape_.n_sequences + sequence] = of_layer(policies, l);
+    backend_.write(layers_[l].policies + sequence, &of_layer(policies, l), sizeof(KvPolicy));
   }
 }
 
 std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
   check_sequence(sequence);
-  require(layer >= 0 && layer < shape_.n_layers, "[kv cache] layer ", layer, ", the model has ",
-          shape_.n_layers);
+  check_layer(layer);
   require(kv_head >= 0 && kv_head < shape_.n_kv_heads, "[kv cache] kv_head ", kv_head,
           ", a layer has ", shape_.n_kv_heads);
 
-  const KvHead head = this->layer(layer).head(sequence, kv_head);
-  const int32_t written = std::min(lengths_[sequence], view_.slots);
+  const KvView& view = layers_[layer];
+  const KvHead head = view.head(policy(layer, sequence), sequence, kv_head);
+  const int32_t written = std::min(lengths_[sequence], head.slots);
   std::vector<int32_t> positions(written);
   std::vector<float> scores(written);
   int32_t next_slot = 0;
@@ -195,15 +292,14 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
   return entries;
 }
 
-size_t KvCache::bytes(const KvPolicy& policy, const KvShape& shape) {
-  h2o::validate(policy);
-  validate(shape);
-  return Storage(policy, shape).size;
-}
-
 void KvCache::check_sequence(int32_t sequence) const {
   require(sequence >= 0 && sequence < shape_.n_sequences, "[kv cache] sequence ", sequence,
           ", the cache has ", shape_.n_sequences);
+}
+
+void KvCache::check_layer(int32_t layer) const {
+  require(layer >= 0 && layer < shape_.n_layers, "[kv cache] layer ", layer, ", the model has ",
+          shape_.n_layers);
 }
 
 }  // namespace h2o

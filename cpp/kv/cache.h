@@ -24,60 +24,89 @@ struct KvShape {
   int32_t max_rows = 1;        // of a batch
   DType k_dtype = DType::f16;  // one of kv_dtypes(), whose blocks divide head_dim
   DType v_dtype = DType::f16;
+  Rope rope = {};  // by which sequences may roll; no layout: none may
+
+  bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
 
 // A kept token.
 struct KvEntry {
   int32_t position;
-  float score;  // 0 when the policy keeps no scores
+  float score;  // attention received; 0 when the policy keeps no scores
 };
 
 class KvCache {
  public:
-  // Allocates everything. Throws InvalidArgument, OutOfMemory.
-  KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape);
+  // Allocates everything. `policies`: one, or one for each layer; they size the slots of every
+  // sequence. Throws InvalidArgument, OutOfMemory.
+  KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape);
+  KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
+      : KvCache(backend, {&policy, 1}, shape) {}
 
-  KvView layer(int32_t layer) const;
-
+  Backend& backend() const { return backend_; }
+  const KvView& layer(int32_t layer) const { return layers_[layer]; }
   const KvShape& shape() const { return shape_; }
-  const KvPolicy& policy() const { return view_.policy; }
-  int32_t slots() const { return view_.slots; }
+  const KvPolicy& policy(int32_t layer, int32_t sequence) const {
+    return policies_[layer * shape_.n_sequences + sequence];
+  }
 
-  // Tokens a sequence has seen, and how many of them it keeps (per layer and kv_head).
+  // Tokens a sequence has seen, and how many of them a layer keeps (in each kv_head); without a
+  // layer, the layer that keeps most.
   int32_t length(int32_t sequence) const;
+  int32_t kept(int32_t layer, int32_t sequence) const;
   int32_t kept(int32_t sequence) const;
 
-  // How many more tokens a sequence can take; unbounded (INT32_MAX) once the policy evicts.
+  // How many more tokens a sequence can take; unbounded (INT32_MAX) once every layer evicts.
   int32_t room(int32_t sequence) const;
 
   // The batch has been through every layer: its rows are now part of their sequences.
   void advance(const Batch& batch);
 
+  // Its slots have been written from elsewhere: a sequence now has this many tokens.
+  void set_length(int32_t sequence, int32_t length);
+
   // Makes room for batches of up to `max_rows` rows.
   void reserve_rows(int32_t max_rows);
 
-  // Forgets a sequence.
-  void reset(int32_t sequence);
+  // From now on the positions of a sequence are ranks among what it keeps: its keys are stored
+  // unrotated and rotated when they are read, so that no position is ever larger than the cache
+  // (h2o_semantics: rolling). Throws InvalidArgument unless the sequence can_roll().
+  void roll(int32_t sequence);
+  bool rolling(int32_t sequence) const;
+  bool can_roll(int32_t sequence) const;
+
+  // Forgets a sequence. It goes on with `policies` if there are any (one, or one for each layer).
+  // Throws InvalidArgument, and has then changed nothing, if they need more slots than there are,
+  // or scores that there are none of, or if sequences may roll and these do not evict.
+  void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
   // The kept tokens in position order.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Bytes that grow with the budget: K, V, positions, scores, next slots. Measured: the size of
+  // Bytes that grow with the budget: K, V, and what is known of each slot. Measured: the size of
   // what was allocated.
   size_t bytes() const { return storage_.size(); }
 
-  // What bytes() would be for another policy. Throws as the constructor does.
-  static size_t bytes(const KvPolicy& policy, const KvShape& shape);
+  // What bytes() would be for other policies. Throws as the constructor does.
+  static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
  private:
   void check_sequence(int32_t sequence) const;
+  void check_layer(int32_t layer) const;
+  bool evicts(int32_t layer, int32_t sequence) const;
+  void check_policies(std::span<const KvPolicy> policies) const;
+  void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
+  Buffer allocate_turns(int64_t n_ranks) const;
 
   Backend& backend_;
   KvShape shape_;
-  KvView view_;                   // of layer 0
-  Buffer storage_;                // every layer's slots
-  Buffer scratch_;                // one chunk and the back end's workspace, shared by all layers
-  std::vector<int32_t> lengths_;  // [n_sequences]
+  std::vector<KvView> layers_;
+  std::vector<KvPolicy> policies_;  // [n_layers, n_sequences]
+  std::vector<int32_t> lengths_;    // [n_sequences]
+  std::vector<char> rolling_;       // [n_sequences]
+  Buffer storage_;                  // every layer's slots
+  Buffer scratch_;                  // one chunk and the back end's workspace, shared by all layers
+  Buffer turns_;                    // of every rank, if sequences may roll
 };
 
 }  // namespace h2o

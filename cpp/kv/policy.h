@@ -12,6 +12,12 @@
 
 namespace h2o {
 
+enum class Scoring : int32_t {
+  sum,      // attention received (H2O)
+  mean,     // attention received per token that could give it (RoCo, arXiv 2402.06262)
+  inverse,  // the least attention received: keeps what H2O evicts, for the paper's ablation
+};
+
 // One rule for every policy: the first `sinks` positions stay, the newest `recent` positions stay,
 // and of the rest the `heavy` ones with the largest accumulated attention stay (the heavy hitters
 // of arXiv 2306.14048, section 4).
@@ -24,6 +30,8 @@ namespace h2o {
 //
 // With heavy = 0 exactly one token may go, the oldest one past the sinks: the rule is a ring, and
 // no scores are kept.
+//
+// What "largest" means can be varied; the defaults are the paper's.
 struct KvPolicy {
   static constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
 
@@ -31,11 +39,34 @@ struct KvPolicy {
   int32_t heavy = 0;
   int32_t recent = kUnbounded;  // besides the token being decoded
 
+  Scoring scoring = Scoring::sum;
+  float decay = 1;          // what is left of a score after each token (A2SF, arXiv 2407.20485)
+  bool value_norm = false;  // a score counts times |v|_1 of its value (VATP, arXiv 2406.12335)
+
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
 
-  // Does choosing what to evict need scores?
+  // How many slots a sequence of up to `max_tokens` tokens needs: one more than the budget, which
+  // does not count the token being decoded (h2o_semantics: a decode query sees H + R + 1 keys).
+  H2O_HD int32_t slots(int32_t max_tokens) const {
+    return budget() + 1 < max_tokens ? static_cast<int32_t>(budget() + 1) : max_tokens;
+  }
+
+  // How many of `length` tokens are kept.
+  H2O_HD int32_t kept(int32_t length) const {
+    return budget() < length ? static_cast<int32_t>(budget()) : length;
+  }
+
+  // Does choosing what to evict need scores, and norms of values?
   H2O_HD bool keeps_scores() const { return heavy > 0; }
+  H2O_HD bool weighs_values() const { return heavy > 0 && value_norm; }
+
+  // What a token at `position` is worth when the next one is at `next`: the lowest goes.
+  H2O_HD float worth(float score, float value_norm_l1, int32_t position, int32_t next) const {
+    if (scoring == Scoring::mean) score /= static_cast<float>(next - position);
+    if (scoring == Scoring::inverse) score = -score;
+    return weighs_values() ? score * value_norm_l1 : score;
+  }
 
   // May the token at `position` make room for the one at position `next`?
   H2O_HD bool evictable(int32_t position, int32_t next) const {
@@ -43,19 +74,21 @@ struct KvPolicy {
   }
 };
 
-// A token that may be evicted. The lowest score goes first; of equal scores the younger goes, so
-// that every back end picks the same one. Scores are never NaN: softmax sees to that.
+// A token that may be evicted. The one of lowest worth goes first; of equals the younger, so that
+// every back end picks the same one. A worth is never NaN: softmax sees to
+// that, and attend() to finite norms.
 struct Victim {
-  float score;
+  float worth;
   int32_t position;
   int32_t slot;
 
   H2O_HD bool before(const Victim& other) const {
-    return score < other.score || (score == other.score && position > other.position);
+    return worth < other.worth || (worth == other.worth && position > other.position);
   }
 };
 
-// Throws InvalidArgument, with the numbers, unless the policy keeps at least one token.
+// Throws InvalidArgument, with the numbers, unless the policy keeps at least one token and decay is
+// from 0 to 1.
 void validate(const KvPolicy& policy);
 
 }  // namespace h2o

@@ -15,56 +15,78 @@ namespace h2o {
 // Roles are predicates on position and score, never places: no row is ever moved. Between steps
 // at most one row of a filled pool is dead, the one in `next_slot`.
 struct KvHead {
+  KvPolicy policy;
+  int32_t slots;       // that the policy needs, at most the layer's
   std::byte* k;        // [slots, head_dim] in k_dtype
   std::byte* v;        // [slots, head_dim]
   int32_t* positions;  // [slots]
   float* scores;       // [slots] attention received so far; nullptr unless the policy needs it
+  float* value_norms;  // [slots] |v|_1; nullptr unless the policy needs it
+  int32_t* ranks;      // [slots] how many kept tokens are older; nullptr unless the cache may roll
   int32_t* next_slot;  // where the next token goes
+
+  H2O_HD bool evicts() const { return slots > policy.budget(); }
 };
 
 // Rows of a chunk that is longer than the free slots wait here until the chunk has been attended.
 struct KvChunk {
-  std::byte* k;   // [max_rows, head_dim]
-  std::byte* v;   // [max_rows, head_dim]
-  float* scores;  // [max_rows]
+  std::byte* k;        // [max_rows, head_dim]
+  std::byte* v;        // [max_rows, head_dim]
+  float* scores;       // [max_rows]
+  float* value_norms;  // [max_rows]
 };
 
 struct KvView {
-  KvPolicy policy;
   DType k_dtype;
   DType v_dtype;
   int32_t n_heads;  // query heads; n_heads / n_kv_heads of them share a kv_head
   int32_t n_kv_heads;
   int32_t head_dim;
-  int32_t slots;        // per sequence and kv_head
+  int32_t slots;        // per sequence and kv_head, of this layer
   int32_t max_rows;     // of a batch
   int64_t k_row_bytes;  // of one slot's K, [head_dim] in k_dtype
   int64_t v_row_bytes;
 
-  // Layer bases; [n_sequences, n_kv_heads, slots, ...]
+  // Bases; [n_sequences, n_kv_heads, slots, ...]
   std::byte* k;
   std::byte* v;
   int32_t* positions;
-  float* scores;       // nullptr unless policy.keeps_scores()
+  float* scores;       // nullptr unless a policy keeps scores
+  float* value_norms;  // nullptr unless a policy weighs by them
+  int32_t* ranks;      // nullptr unless the cache may roll
   int32_t* next_slot;  // [n_sequences, n_kv_heads]
+  KvPolicy* policies;  // [n_sequences]
 
   // Shared by all layers; [n_kv_heads, max_rows, ...], row = row of the batch
   std::byte* chunk_k;
   std::byte* chunk_v;
   float* chunk_scores;
+  float* chunk_value_norms;
+  const float* turns;    // [ranks, n_rot] as Backend::fill_turns; nullptr unless it may roll
   std::byte* workspace;  // as many bytes as the back end asked for
 
-  H2O_HD bool evicts() const { return slots > policy.budget(); }
-
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
+    return head(policies[sequence], sequence, kv_head);
+  }
+
+  // For whoever cannot read `policies`, which lie in the back end's memory.
+  H2O_HD KvHead head(const KvPolicy& policy, int32_t sequence, int32_t kv_head) const {
     const int64_t i = int64_t{sequence} * n_kv_heads + kv_head;
-    return {k + i * slots * k_row_bytes, v + i * slots * v_row_bytes, positions + i * slots,
-            scores != nullptr ? scores + i * slots : nullptr, next_slot + i};
+    return {policy,
+            policy.slots(slots),
+            k + i * slots * k_row_bytes,
+            v + i * slots * v_row_bytes,
+            positions + i * slots,
+            policy.keeps_scores() ? scores + i * slots : nullptr,
+            policy.weighs_values() ? value_norms + i * slots : nullptr,
+            ranks != nullptr ? ranks + i * slots : nullptr,
+            next_slot + i};
   }
 
   H2O_HD KvChunk chunk(int32_t kv_head, int32_t row) const {
     const int64_t i = int64_t{kv_head} * max_rows + row;
-    return {chunk_k + i * k_row_bytes, chunk_v + i * v_row_bytes, chunk_scores + i};
+    return {chunk_k + i * k_row_bytes, chunk_v + i * v_row_bytes, chunk_scores + i,
+            chunk_value_norms + i};
   }
 };
 

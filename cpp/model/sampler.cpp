@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 #include "core/error.h"
 
@@ -26,6 +27,16 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   counts_.assign(n_vocab, 0);
   candidates_.reserve(n_vocab);
   weights_.reserve(n_vocab);
+}
+
+std::string Sampler::random_state() const { return text(random_); }
+
+void Sampler::set_random_state(const std::string& state) {
+  std::istringstream in(state);
+  std::mt19937_64 random;
+  in >> random;
+  require(!in.fail(), "[sampler] the random state makes no sense");
+  random_ = random;
 }
 
 void Sampler::accept(int32_t token) {

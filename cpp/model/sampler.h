@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace h2o {
@@ -27,6 +28,10 @@ class Sampler {
 
   // A token of the text so far, prompt or generated.
   void accept(int32_t token);
+
+  // What the next random numbers depend on, as text; and back. Throws InvalidArgument for others.
+  std::string random_state() const;
+  void set_random_state(const std::string& state);
 
   // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
   // A NaN counts as -infinity.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kv/sequence_image.h"
 #include "model/forward.h"
 
 namespace h2o {
@@ -11,6 +12,7 @@ namespace {
 constexpr int32_t kLogitsRows = 32;  // computed at a time when every row's are wanted
 
 SessionOptions resolve(const Config& config, SessionOptions options) {
+  if (options.policies.empty()) options.policies.emplace_back();
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
   require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
           options.n_ctx, ", expected 1 to ", config.n_ctx_train, ", as trained");
@@ -24,7 +26,24 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
   return options;
 }
 
-KvShape shape_of(const Config& config, const SessionOptions& options) {
+// Every layer evicts before the trained length: then ranks are always positions that the model
+// knows, and there is one for the token after them.
+bool may_roll(const Config& config, const SessionOptions& options) {
+  const bool bounded =
+      std::all_of(options.policies.begin(), options.policies.end(),
+                  [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
+  if (options.positions == Positions::rolling) {
+    require(config.family->rope != RopeLayout::none, "[session] ", config.family->architecture,
+            " has learned positions, which cannot roll");
+    require(bounded, "[session] rolling positions need a policy that keeps fewer tokens than ",
+            options.n_ctx, " in every layer");
+  }
+  return bounded && config.family->rope != RopeLayout::none &&
+         options.positions != Positions::original;
+}
+
+KvShape shape_of(const Model& model, const SessionOptions& options) {
+  const Config& config = model.config;
   return {
       .n_layers = config.n_layers,
       .n_sequences = options.n_sequences,
@@ -35,6 +54,7 @@ KvShape shape_of(const Config& config, const SessionOptions& options) {
       .max_rows = options.n_batch,
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
+      .rope = may_roll(config, options) ? model.weights.rope : Rope{},
   };
 }
 
@@ -43,7 +63,7 @@ KvShape shape_of(const Config& config, const SessionOptions& options) {
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
     : model_(std::move(model)),
       options_(resolve(model_->config, options)),
-      cache_(*model_->backend, options_.policy, shape_of(model_->config, options_)) {
+      cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
   const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
@@ -52,12 +72,14 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
   batch_.segments.reserve(options_.n_sequences);
+  for (int32_t s = 0; s < options_.n_sequences; ++s) start(s);
 }
 
 std::span<const float> Session::step(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
   check(inputs);
   Backend& b = *model_->backend;
+  roll_on(inputs);
   fill_batch(inputs);
   b.run(batch_, [&] {
     forward(b, model_->config, model_->weights, batch_, cache_, activations_);
@@ -74,6 +96,7 @@ void Session::score(const Input& input,
   const std::lock_guard lock(model_->mutex);
   check({&input, 1});
   Backend& b = *model_->backend;
+  roll_on({&input, 1});
   fill_batch({&input, 1});
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
@@ -91,14 +114,62 @@ void Session::score(const Input& input,
   }
 }
 
-void Session::reset(int32_t sequence) {
+void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   const std::lock_guard lock(model_->mutex);
-  cache_.reset(sequence);
+  cache_.reset(sequence, policies);
+  start(sequence);
+}
+
+std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const {
+  const std::lock_guard lock(model_->mutex);
+  text.n_read = cache_.length(sequence);
+  require(std::ssize(text.tokens) >= text.n_read, "[session] a text of ", text.tokens.size(),
+          " tokens for sequence ", sequence, ", which has read ", text.n_read);
+  const auto positions = static_cast<uint8_t>(positions_of(sequence));
+  ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
+  write_sequence(cache_, sequence, writer);
+  return end_snapshot(std::move(writer));
+}
+
+SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
+  const std::lock_guard lock(model_->mutex);
+  OpenSnapshot open = open_snapshot(snapshot);
+  if (open.model != model_->fingerprint) throw FormatError("[snapshot] it is of another model");
+  if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
+    throw FormatError("[snapshot] its positions are of another kind: original, rolling or auto");
+  }
+  for (int32_t token : open.text.tokens) {
+    if (token < 0 || token >= model_->config.n_vocab) {
+      throw FormatError(
+          text("[snapshot] it has token ", token, ", the vocabulary has ", model_->config.n_vocab));
+    }
+  }
+  const int32_t n_read = open.text.n_read;
+  if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
+    throw FormatError(text("[snapshot] it has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
+  }
+  read_sequence(cache_, sequence, n_read, open.cache);
+  return std::move(open.text);
 }
 
 int32_t Session::room(int32_t sequence) const {
   const std::lock_guard lock(model_->mutex);
   return room_unlocked(sequence);
+}
+
+int32_t Session::chunk(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return chunk_unlocked(sequence);
+}
+
+bool Session::can_roll(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.can_roll(sequence);
+}
+
+bool Session::rolling(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.rolling(sequence);
 }
 
 int32_t Session::tokens_seen(int32_t sequence) const {
@@ -111,13 +182,48 @@ int32_t Session::tokens_kept(int32_t sequence) const {
   return cache_.kept(sequence);
 }
 
+int32_t Session::tokens_kept(int32_t sequence, int32_t layer) const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.kept(layer, sequence);
+}
+
 std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
   const std::lock_guard lock(model_->mutex);
   return cache_.entries(layer, sequence, kv_head);
 }
 
 int32_t Session::room_unlocked(int32_t sequence) const {
-  return std::min(cache_.room(sequence), options_.n_ctx - cache_.length(sequence));
+  const int32_t room = cache_.room(sequence);
+  if (cache_.can_roll(sequence)) return room;
+  return std::min(room, options_.n_ctx - cache_.length(sequence));
+}
+
+int32_t Session::chunk_unlocked(int32_t sequence) const {
+  const int32_t chunk = std::min(options_.n_batch, room_unlocked(sequence));
+  if (!cache_.can_roll(sequence)) return chunk;
+  // Up to the trained length positions are ranks while nothing rolls.
+  const int32_t n_ctx_train = model_->config.n_ctx_train;
+  const int32_t length = cache_.length(sequence);
+  const bool rolls = cache_.rolling(sequence) || length >= n_ctx_train;
+  return std::min(chunk, n_ctx_train - (rolls ? cache_.kept(sequence) : length));
+}
+
+void Session::start(int32_t sequence) {
+  if (options_.positions == Positions::rolling) cache_.roll(sequence);
+}
+
+// Where nothing can roll, all are original.
+Positions Session::positions_of(int32_t sequence) const {
+  return cache_.can_roll(sequence) ? options_.positions : Positions::original;
+}
+
+void Session::roll_on(std::span<const Input> inputs) {
+  for (const Input& input : inputs) {
+    const bool at_the_end = cache_.length(input.sequence) >= model_->config.n_ctx_train;
+    if (at_the_end && cache_.can_roll(input.sequence)) {
+      cache_.roll(input.sequence);
+    }
+  }
 }
 
 void Session::check(std::span<const Input> inputs) const {
@@ -129,6 +235,9 @@ void Session::check(std::span<const Input> inputs) const {
     const int64_t left = room_unlocked(sequence);
     require(std::ssize(tokens) <= left, "[session] ", tokens.size(), " more tokens for sequence ",
             sequence, ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
+    const int64_t chunk = chunk_unlocked(sequence);
+    require(std::ssize(tokens) <= chunk, "[session] ", tokens.size(), " tokens of sequence ",
+            sequence, " in one step, it can take ", chunk);
     for (size_t j = 0; j < i; ++j) {
       require(inputs[j].sequence != sequence, "[session] sequence ", sequence, " is named twice");
     }
@@ -145,7 +254,8 @@ void Session::check(std::span<const Input> inputs) const {
 void Session::fill_batch(std::span<const Input> inputs) {
   batch_.clear();
   for (const Input& input : inputs) {
-    batch_.add(input.sequence, cache_.length(input.sequence), input.tokens);
+    const int32_t sequence = input.sequence;
+    batch_.add(sequence, cache_.length(sequence), input.tokens, cache_.rolling(sequence));
     batch_.want_last();
   }
 }

@@ -10,16 +10,25 @@
 #include "kv/cache.h"
 #include "model/activations.h"
 #include "model/model.h"
+#include "model/snapshot.h"
 
 namespace h2o {
 
+// Where the tokens of a rotary model are, as far as attention sees it.
+enum class Positions {
+  original,  // where they are in the text, which ends at n_ctx
+  rolling,   // their ranks among what the cache keeps: the text may go on for ever
+  automatic  // original up to the trained length, then rolling, if the policy evicts
+};
+
 struct SessionOptions {
-  KvPolicy policy;        // default: full cache
-  int32_t n_ctx = 0;      // the most tokens a sequence can have; 0 = as trained
+  std::vector<KvPolicy> policies;  // one, or one for each layer; none = full cache
+  int32_t n_ctx = 0;      // the most tokens a sequence can have unless it can roll; 0 = as trained
   int32_t n_batch = 512;  // the most rows of one forward pass
   int32_t n_sequences = 1;
   DType k_dtype = DType::f16;  // of the cached keys
   DType v_dtype = DType::f16;  // and values
+  Positions positions = Positions::automatic;
 };
 
 // The next tokens of one sequence.
@@ -34,9 +43,9 @@ class Session {
   Session(std::shared_ptr<Model> model, const SessionOptions& options);
 
   // One forward pass: appends the tokens to their sequences, each named at most once, at most
-  // n_batch tokens together. Every token attends to what was kept before and to those before it;
-  // eviction comes after. Returns the logits [n_inputs, n_vocab] that follow each input's last
-  // token, valid until the next call. On InvalidArgument nothing has changed.
+  // n_batch tokens together and chunk() of each. Every token attends to what was kept before and to
+  // those before it; eviction comes after. Returns the logits [n_inputs, n_vocab] that follow each
+  // input's last token, valid until the next call. On InvalidArgument nothing has changed.
   std::span<const float> step(std::span<const Input> inputs);
 
   // step() of a single sequence, giving the logits after every token: sink(i, logits of token i).
@@ -44,16 +53,32 @@ class Session {
   void score(const Input& input,
              const std::function<void(int32_t i, std::span<const float> logits)>& sink);
 
-  // Forgets a sequence's tokens.
-  void reset(int32_t sequence);
+  // Forgets a sequence's tokens; it goes on with `policies`, if there are any, as
+  // KvCache::reset has it.
+  void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
-  // How many more tokens a sequence can take.
+  // A sequence as bytes, with its text; and back, after which everything goes on as it would have
+  // there, bit for bit. load() throws FormatError, and has then changed nothing, for bytes that are
+  // damaged, or of another model, policy or cache type.
+  // `n_read` of the text is the session's own to say. save() throws InvalidArgument if the text has
+  // fewer tokens than were read.
+  std::vector<std::byte> save(int32_t sequence, SnapshotText text) const;
+  SnapshotText load(int32_t sequence, std::span<const std::byte> snapshot);
+
+  // How many more tokens a sequence can take, and how many of them the next step can. A step ends
+  // at the trained length, where a sequence begins to roll.
   int32_t room(int32_t sequence) const;
+  int32_t chunk(int32_t sequence) const;
 
-  // Tokens a sequence has seen, how many of them are kept (per layer and kv_head), and which.
-  // These wait for a step that another thread is at.
+  // Can a sequence go on past the trained length, with rolling positions; and does it now?
+  bool can_roll(int32_t sequence) const;
+  bool rolling(int32_t sequence) const;
+
+  // Tokens a sequence has seen, how many of them are kept (per layer and kv_head; without a layer:
+  // in the one that keeps most), and which. These wait for a step that another thread is at.
   int32_t tokens_seen(int32_t sequence) const;
   int32_t tokens_kept(int32_t sequence) const;
+  int32_t tokens_kept(int32_t sequence, int32_t layer) const;
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
   const Model& model() const { return *model_; }
@@ -62,7 +87,11 @@ class Session {
   size_t cache_bytes() const { return cache_.bytes(); }
 
  private:
+  void start(int32_t sequence);                 // which is empty
+  void roll_on(std::span<const Input> inputs);  // those that have reached the trained length
+  Positions positions_of(int32_t sequence) const;
   int32_t room_unlocked(int32_t sequence) const;
+  int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
 

@@ -23,10 +23,6 @@ DType kv_dtype(const std::string& name) {
   throw InvalidArgument(text("[kv cache] kv_dtype is '", name, "', expected one of ", names));
 }
 
-KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent) {
-  return {.sinks = sinks, .heavy = heavy, .recent = recent.value_or(KvPolicy::kUnbounded)};
-}
-
 py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
   const auto n = std::ssize(entries);
   py::array_t<int32_t> positions(n);

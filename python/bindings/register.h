@@ -4,7 +4,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +20,6 @@ void register_session(pybind11::module_& m);
 
 // "f32", "f16", "bf16", "q8_0" or "q4_0". Throws InvalidArgument.
 DType kv_dtype(const std::string& name);
-
-// recent = None: unbounded, the full cache.
-KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent);
 
 // (positions, scores) as numpy arrays.
 pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);

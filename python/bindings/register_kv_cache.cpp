@@ -1,11 +1,11 @@
-// KvCache for Python: one layer and one sequence of the cache, with the engine's own attention.
+// KvPolicy, and KvCache for Python: one layer of the cache with the engine's own attention.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "backends/make_backend.h"
@@ -20,54 +20,106 @@ namespace {
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
+// (sequence, its number of rows), in the order of the rows.
+using Lengths = std::vector<std::pair<int32_t, int32_t>>;
+
+KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
+                   const std::string& score, float decay, bool value_norm) {
+  const std::vector<std::pair<std::string, Scoring>> scorings = {
+      {"sum", Scoring::sum}, {"mean", Scoring::mean}, {"inverse", Scoring::inverse}};
+  for (const auto& [name, scoring] : scorings) {
+    if (name == score) {
+      return {sinks, heavy, recent.value_or(KvPolicy::kUnbounded), scoring, decay, value_norm};
+    }
+  }
+  throw InvalidArgument(text("[policy] score is '", score, "', expected sum, mean or inverse"));
+}
+
+// Rotary positions of a cache, or none.
+struct Rotary {
+  std::vector<float> frequencies;
+  bool pairs;
+  bool rolling;
+};
+
 class AttentionCache {
  public:
-  AttentionCache(const KvPolicy& policy, const KvShape& shape, const std::string& device,
-                 int n_threads)
-      : backend_(make_backend(device, n_threads)), cache_(*backend_, policy, shape) {}
+  AttentionCache(const KvPolicy& policy, const KvShape& shape, const std::optional<Rotary>& rotary,
+                 const std::string& device, int n_threads)
+      : backend_(make_backend(device, n_threads)),
+        rope_(upload(rotary, shape.head_dim)),
+        rolling_(rotary && rotary->rolling),
+        cache_(*backend_, policy, rolls(shape)) {
+    for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
+  }
 
-  Floats attend(const Floats& q, const Floats& k, const Floats& v) {
+  Floats attend(const Floats& q, const Floats& k, const Floats& v, const Lengths& lengths) {
     const KvShape& shape = cache_.shape();
     const py::ssize_t n = q.ndim() == 3 ? q.shape(0) : 0;
     check("q", q, n, shape.n_heads);
     check("k", k, n, shape.n_kv_heads);
     check("v", v, n, shape.n_kv_heads);
-    require(n > 0, "[attend] q has no rows, expected at least one");
     Floats out({n, py::ssize_t{shape.n_heads}, py::ssize_t{shape.head_dim}});
     float* result = out.mutable_data();
     {
       const py::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
-      run(result, q.data(), k.data(), v.data(), n);
+      check(lengths, n);
+      run(result, q.data(), k.data(), v.data(), lengths, n);
     }
     return out;
   }
 
   // Kept positions and their scores, in position order.
-  py::tuple kept(int32_t kv_head) {
+  py::tuple kept(int32_t kv_head, int32_t sequence) {
     std::vector<KvEntry> entries;
     {
       const py::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
-      entries = cache_.entries(0, 0, kv_head);
+      entries = cache_.entries(0, sequence, kv_head);
     }
     return kept_arrays(entries);
   }
 
-  void reset() {
+  void reset(int32_t sequence, const std::optional<KvPolicy>& policy) {
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    cache_.reset(0);
+    if (policy) {
+      cache_.reset(sequence, {&*policy, 1});
+    } else {
+      cache_.reset(sequence);
+    }
+    start(sequence);
   }
 
   size_t nbytes() const { return cache_.bytes(); }
-  int32_t length() {
+  int32_t length(int32_t sequence) {
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    return cache_.length(0);
+    return cache_.length(sequence);
   }
 
  private:
+  Rope upload(const std::optional<Rotary>& rotary, int32_t head_dim) {
+    if (!rotary) return {};
+    const auto n = std::ssize(rotary->frequencies);
+    require(n > 0 && 2 * n <= head_dim, "[kv cache] ", n,
+            " rotary frequencies, expected 1 to head_dim / 2");
+    frequencies_ = backend_->allocate(n * sizeof(float));
+    backend_->write(frequencies_.data(), rotary->frequencies.data(), n * sizeof(float));
+    return {.layout = rotary->pairs ? RopeLayout::pairs : RopeLayout::halves,
+            .frequencies = {frequencies_.data(), DType::f32, 1, n}};
+  }
+
+  KvShape rolls(KvShape shape) const {
+    if (rolling_) shape.rope = rope_;
+    return shape;
+  }
+
+  void start(int32_t sequence) {
+    if (rolling_) cache_.roll(sequence);
+  }
+
   void check(const char* name, const Floats& x, py::ssize_t n, int32_t heads) const {
     const int32_t head_dim = cache_.shape().head_dim;
     std::string got;
@@ -77,10 +129,26 @@ class AttentionCache {
             "] with the same n for q, k and v");
   }
 
-  void run(float* out, const float* q, const float* k, const float* v, int64_t n) {
+  void check(const Lengths& lengths, int64_t n) const {
+    int64_t total = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const auto [sequence, rows] = lengths[i];
+      require(rows > 0, "[attend] sequence ", sequence, " has no rows, expected at least one");
+      require(rows <= cache_.room(sequence), "[attend] ", rows, " more tokens for sequence ",
+              sequence, ", the cache has room for ", cache_.room(sequence), " (max_tokens ",
+              cache_.shape().max_tokens, ")");
+      for (size_t j = 0; j < i; ++j) {
+        require(lengths[j].first != sequence, "[attend] sequence ", sequence, " is named twice");
+      }
+      total += rows;
+    }
+    require(total == n && n > 0, "[attend] the sequences have ", total, " rows, q has ", n,
+            ", expected the same number and at least one");
+  }
+
+  void run(float* out, const float* q, const float* k, const float* v, const Lengths& lengths,
+           int64_t n) {
     const KvShape& shape = cache_.shape();
-    require(n <= cache_.room(0), "[attend] ", n, " more tokens, the cache has room for ",
-            cache_.room(0), " (max_tokens ", shape.max_tokens, ")");
     if (n > shape.max_rows) cache_.reserve_rows(static_cast<int32_t>(n));
 
     const auto upload = [&](const float* data, int64_t heads, Buffer& buffer) {
@@ -94,75 +162,69 @@ class AttentionCache {
         .q = upload(q, shape.n_heads, q_),
         .k = upload(k, shape.n_kv_heads, k_),
         .v = upload(v, shape.n_kv_heads, v_),
+        .rope = rope_,
         .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
     };
     Batch batch;
-    batch.add(0, cache_.length(0), std::vector<int32_t>(n));
+    for (const auto& [sequence, rows] : lengths) {
+      batch.add(sequence, cache_.length(sequence), std::vector<int32_t>(rows),
+                cache_.rolling(sequence));
+    }
     backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(0), batch); });
     cache_.advance(batch);
     backend_->read(out, attention.out.data, attention.out.bytes());
   }
 
   std::unique_ptr<Backend> backend_;
+  Buffer frequencies_;
+  const Rope rope_;
+  const bool rolling_;
   KvCache cache_;
   Buffer out_, q_, k_, v_;
   std::mutex mutex_;
 };
 
-// x [n, n_heads, head_dim] turned by positions [n] with the back end's own rotary embedding.
-Floats rope(const Floats& x, const py::array_t<int32_t, py::array::c_style>& positions,
-            const Floats& frequencies, bool pairs) {
-  require(
-      x.ndim() == 3 && x.size() > 0 && positions.ndim() == 1 && positions.shape(0) == x.shape(0),
-      "[rope] x must be [n, n_heads, head_dim], not empty, and positions [n]");
-  require(frequencies.ndim() == 1 && 2 * frequencies.shape(0) <= x.shape(2),
-          "[rope] more frequencies than half of head_dim");
-  Floats out({x.shape(0), x.shape(1), x.shape(2)});
-  std::copy_n(x.data(), x.size(), out.mutable_data());
-  Batch batch;
-  batch.positions.assign(positions.data(), positions.data() + positions.size());
-  const auto tensor = [](const float* data, int64_t rows, int64_t cols) {
-    return Tensor{reinterpret_cast<std::byte*>(const_cast<float*>(data)), DType::f32, rows, cols};
-  };
-  make_backend("cpu", 1)->rope(tensor(out.data(), x.shape(0), x.shape(1) * x.shape(2)),
-                               static_cast<int32_t>(x.shape(2)),
-                               {.layout = pairs ? RopeLayout::pairs : RopeLayout::halves,
-                                .frequencies = tensor(frequencies.data(), 1, frequencies.shape(0))},
-                               batch);
-  return out;
-}
-
 }  // namespace
 
 void register_kv_cache(py::module_& m) {
-  py::class_<AttentionCache>(m, "KvCache", "One layer of the cache, for one sequence.")
-      .def(py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t sinks,
-                       int32_t heavy, std::optional<int32_t> recent, int32_t max_tokens,
-                       const std::string& k_dtype, const std::string& v_dtype,
-                       const std::string& device, int n_threads) {
-             return std::make_unique<AttentionCache>(kv_policy(sinks, heavy, recent),
-                                                     KvShape{.n_heads = n_heads,
-                                                             .n_kv_heads = n_kv_heads,
-                                                             .head_dim = head_dim,
-                                                             .max_tokens = max_tokens,
-                                                             .k_dtype = kv_dtype(k_dtype),
-                                                             .v_dtype = kv_dtype(v_dtype)},
-                                                     device, n_threads);
+  py::class_<KvPolicy>(m, "KvPolicy", "Which tokens survive a step.")
+      .def(py::init(&kv_policy), py::kw_only(), py::arg("sinks"), py::arg("heavy"),
+           py::arg("recent"), py::arg("score"), py::arg("decay"), py::arg("value_norm"));
+
+  py::class_<Rotary>(m, "Rotary", "Rotary positions of a KvCache.")
+      .def(py::init([](std::vector<float> frequencies, bool pairs, bool rolling) {
+             return Rotary{std::move(frequencies), pairs, rolling};
+           }),
+           py::arg("frequencies"), py::kw_only(), py::arg("pairs"), py::arg("rolling"));
+
+  py::class_<AttentionCache>(m, "KvCache", "One layer of the cache.")
+      .def(py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
+                       const KvPolicy& policy, int32_t n_sequences, int32_t max_tokens,
+                       const std::optional<Rotary>& rotary, const std::string& k_dtype,
+                       const std::string& v_dtype, const std::string& device, int n_threads) {
+             const KvShape shape{.n_sequences = n_sequences,
+                                 .n_heads = n_heads,
+                                 .n_kv_heads = n_kv_heads,
+                                 .head_dim = head_dim,
+                                 .max_tokens = max_tokens,
+                                 .k_dtype = kv_dtype(k_dtype),
+                                 .v_dtype = kv_dtype(v_dtype)};
+             return std::make_unique<AttentionCache>(policy, shape, rotary, device, n_threads);
            }),
            py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
-           py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
+           py::arg("policy"), py::arg("n_sequences"), py::arg("max_tokens"), py::arg("rotary"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"), py::arg("threads"))
-      .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"))
-      .def("kept", &AttentionCache::kept, py::arg("kv_head"))
-      .def("reset", &AttentionCache::reset)
-      .def_property_readonly("nbytes", &AttentionCache::nbytes)
-      .def_property_readonly("length", &AttentionCache::length);
+      .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"),
+           py::arg("lengths"))
+      .def("kept", &AttentionCache::kept, py::arg("kv_head"), py::arg("sequence"))
+      .def("reset", &AttentionCache::reset, py::arg("sequence"), py::arg("policy"))
+      .def("length", &AttentionCache::length, py::arg("sequence"))
+      .def_property_readonly("nbytes", &AttentionCache::nbytes);
 
   m.def(
       "cache_bytes",
-      [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t sinks, int32_t heavy,
-         std::optional<int32_t> recent, int32_t max_tokens, const std::string& k_dtype,
-         const std::string& v_dtype) {
+      [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, const KvPolicy& policy,
+         int32_t max_tokens, const std::string& k_dtype, const std::string& v_dtype) {
         const KvShape shape{.n_layers = n_layers,
                             .n_heads = n_kv_heads,
                             .n_kv_heads = n_kv_heads,
@@ -170,14 +232,11 @@ void register_kv_cache(py::module_& m) {
                             .max_tokens = max_tokens,
                             .k_dtype = kv_dtype(k_dtype),
                             .v_dtype = kv_dtype(v_dtype)};
-        return KvCache::bytes(kv_policy(sinks, heavy, recent), shape);
+        return KvCache::bytes({&policy, 1}, shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
-      py::arg("sinks"), py::arg("heavy"), py::arg("recent"), py::arg("max_tokens"),
-      py::arg("k_dtype"), py::arg("v_dtype"),
-      "Bytes that a cache would allocate for one sequence.");
-  m.def("rope", &rope, py::arg("x"), py::arg("positions"), py::arg("frequencies"), py::kw_only(),
-        py::arg("pairs"), "Rotary position embedding, as the CPU back end computes it.");
+      py::arg("policy"), py::arg("max_tokens"), py::arg("k_dtype"), py::arg("v_dtype"),
+      "Bytes of a cache: K, V, positions and scores of every layer.");
 }
 
 }  // namespace h2o::python

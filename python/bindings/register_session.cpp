@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backends/make_backend.h"
+#include "core/error.h"
 #include "model/sampler.h"
 #include "model/session.h"
 #include "register.h"
@@ -31,16 +34,25 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
   return std::make_shared<Model>(path, make_backend(device, n_threads));
 }
 
-std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, int32_t sinks, int32_t heavy,
-                                      std::optional<int32_t> recent, int32_t n_ctx, int32_t n_batch,
-                                      int32_t n_sequences, const std::string& k_dtype,
-                                      const std::string& v_dtype) {
-  const SessionOptions options{.policy = kv_policy(sinks, heavy, recent),
+Positions positions_of(const std::string& name) {
+  if (name == "original") return Positions::original;
+  if (name == "rolling") return Positions::rolling;
+  if (name == "auto") return Positions::automatic;
+  throw InvalidArgument(
+      text("[session] positions is '", name, "', expected original, rolling or auto"));
+}
+
+std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
+                                      int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
+                                      const std::string& k_dtype, const std::string& v_dtype,
+                                      const std::string& positions) {
+  const SessionOptions options{.policies = std::move(policies),
                                .n_ctx = n_ctx,
                                .n_batch = n_batch,
                                .n_sequences = n_sequences,
                                .k_dtype = kv_dtype(k_dtype),
-                               .v_dtype = kv_dtype(v_dtype)};
+                               .v_dtype = kv_dtype(v_dtype),
+                               .positions = positions_of(positions)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -77,6 +89,38 @@ py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t s
   return kept_arrays(entries);
 }
 
+py::bytes save(const Session& session, int32_t sequence, std::vector<int32_t> tokens,
+               std::string note) {
+  std::vector<std::byte> bytes;
+  {
+    const py::gil_scoped_release release;
+    bytes = session.save(sequence, {std::move(tokens), std::move(note), 0});
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::byte> bytes_of(const py::bytes& data) {
+  const std::string_view view = data;
+  return std::as_bytes(std::span(view));
+}
+
+// (tokens, note, n_read)
+using Text = std::tuple<std::vector<int32_t>, std::string, int32_t>;
+
+Text load(Session& session, int32_t sequence, const py::bytes& snapshot) {
+  const std::span<const std::byte> bytes = bytes_of(snapshot);
+  const py::gil_scoped_release release;
+  SnapshotText text = session.load(sequence, bytes);
+  return {std::move(text.tokens), std::move(text.note), text.n_read};
+}
+
+Text read_snapshot(const py::bytes& snapshot) {
+  const std::span<const std::byte> bytes = bytes_of(snapshot);
+  const py::gil_scoped_release release;
+  SnapshotText text = open_snapshot(bytes).text;
+  return {std::move(text.tokens), std::move(text.note), text.n_read};
+}
+
 int32_t sample(Sampler& sampler, const Floats& logits) {
   const std::span<const float> values{logits.data(), static_cast<size_t>(logits.size())};
   const py::gil_scoped_release release;
@@ -95,6 +139,9 @@ void register_session(py::module_& m) {
           py::return_value_policy::reference_internal)
       .def_property_readonly("architecture",
                              [](const Model& m) { return m.config.family->architecture; })
+      .def_property_readonly(
+          "learned_positions",
+          [](const Model& m) { return m.config.family->rope == RopeLayout::none; })
       .def_property_readonly("n_ctx_train", [](const Model& m) { return m.config.n_ctx_train; })
       .def_property_readonly("n_layers", [](const Model& m) { return m.config.n_layers; })
       .def_property_readonly("n_heads", [](const Model& m) { return m.config.n_heads; })
@@ -103,24 +150,48 @@ void register_session(py::module_& m) {
       .def_property_readonly("n_vocab", [](const Model& m) { return m.config.n_vocab; });
 
   py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
-      .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(), py::arg("sinks"),
-           py::arg("heavy"), py::arg("recent"), py::arg("n_ctx"), py::arg("n_batch"),
-           py::arg("n_sequences"), py::arg("k_dtype"), py::arg("v_dtype"))
+      .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
+           py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
+           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"))
       .def("step", &step, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
-      .def("reset", &Session::reset, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reset",
+          [](Session& s, int32_t sequence, const std::vector<KvPolicy>& policies) {
+            s.reset(sequence, policies);
+          },
+          py::arg("sequence"), py::arg("policies") = std::vector<KvPolicy>{},
+          py::call_guard<py::gil_scoped_release>())
+      .def("save", &save, py::arg("sequence"), py::arg("tokens"), py::arg("note"))
+      .def("load", &load, py::arg("sequence"), py::arg("snapshot"))
       .def("room", &Session::room, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
+      .def("chunk", &Session::chunk, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
+      .def("can_roll", &Session::can_roll, py::arg("sequence"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("rolling", &Session::rolling, py::arg("sequence"),
+           py::call_guard<py::gil_scoped_release>())
       .def("kept", &kept, py::arg("layer"), py::arg("kv_head"), py::arg("sequence"))
       .def("tokens_seen", &Session::tokens_seen, py::arg("sequence"),
            py::call_guard<py::gil_scoped_release>())
-      .def("tokens_kept", &Session::tokens_kept, py::arg("sequence"),
-           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "tokens_kept",
+          [](const Session& s, int32_t sequence, std::optional<int32_t> layer) {
+            return layer ? s.tokens_kept(sequence, *layer) : s.tokens_kept(sequence);
+          },
+          py::arg("sequence"), py::arg("layer") = py::none(),
+          py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("n_ctx", [](const Session& s) { return s.options().n_ctx; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
       .def_property_readonly("cache_bytes", &Session::cache_bytes)
       .def_property_readonly("full_cache_bytes", [](const Session& s) {
-        return KvCache::bytes(KvPolicy{}, s.cache_shape());
+        const KvPolicy full;
+        KvShape shape = s.cache_shape();
+        shape.rope = {};
+        return KvCache::bytes({&full, 1}, shape);
       });
+
+  m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
+        "Tokens, note and n_read of a snapshot.");
 
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
       .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,
@@ -137,6 +208,7 @@ void register_session(py::module_& m) {
            py::arg("n_vocab"), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
            py::arg("seed"))
+      .def_property("random_state", &Sampler::random_state, &Sampler::set_random_state)
       .def("accept", &Sampler::accept, py::arg("token"))
       .def("sample", &sample, py::arg("logits"));
 }

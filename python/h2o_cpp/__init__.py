@@ -7,10 +7,12 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 
 from h2o_cpp._core import __version__
 from h2o_cpp.bundled import BUNDLED_MODEL
-from h2o_cpp.cache import KVCache
+from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
-from h2o_cpp.generator import Generator, Stats
+from h2o_cpp.generator import Generator
 from h2o_cpp.policy import Policy
+from h2o_cpp.snapshot import Snapshot
+from h2o_cpp.stats import HeadStats, LayerStats, Stats
 from h2o_cpp.stream import Generation, Stream
 
 __all__ = [
@@ -18,8 +20,12 @@ __all__ = [
     "Chat",
     "Generation",
     "Generator",
+    "HeadStats",
     "KVCache",
+    "LayerStats",
     "Policy",
+    "Rope",
+    "Snapshot",
     "Stats",
     "Stream",
     "__version__",

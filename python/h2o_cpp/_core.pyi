@@ -34,6 +34,21 @@ class GgufModel:
     @property
     def files(self) -> list[GgufFile]: ...
 
+class KvPolicy:
+    def __init__(
+        self,
+        *,
+        sinks: int,
+        heavy: int,
+        recent: int | None,
+        score: str,
+        decay: float,
+        value_norm: bool,
+    ) -> None: ...
+
+class Rotary:
+    def __init__(self, frequencies: Sequence[float], *, pairs: bool, rolling: bool) -> None: ...
+
 class KvCache:
     def __init__(
         self,
@@ -41,44 +56,40 @@ class KvCache:
         n_kv_heads: int,
         head_dim: int,
         *,
-        sinks: int,
-        heavy: int,
-        recent: int | None,
+        policy: KvPolicy,
+        n_sequences: int,
         max_tokens: int,
+        rotary: Rotary | None,
         k_dtype: str,
         v_dtype: str,
         device: str,
         threads: int,
     ) -> None: ...
     def attend(
-        self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32]
+        self,
+        q: NDArray[np.float32],
+        k: NDArray[np.float32],
+        v: NDArray[np.float32],
+        lengths: Sequence[tuple[int, int]],
     ) -> NDArray[np.float32]: ...
-    def kept(self, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
-    def reset(self) -> None: ...
+    def kept(
+        self, kv_head: int, sequence: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+    def reset(self, sequence: int, policy: KvPolicy | None) -> None: ...
+    def length(self, sequence: int) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    @property
-    def length(self) -> int: ...
 
 def cache_bytes(
     *,
     n_layers: int,
     n_kv_heads: int,
     head_dim: int,
-    sinks: int,
-    heavy: int,
-    recent: int | None,
+    policy: KvPolicy,
     max_tokens: int,
     k_dtype: str,
     v_dtype: str,
 ) -> int: ...
-def rope(
-    x: NDArray[np.float32],
-    positions: NDArray[np.int32],
-    frequencies: NDArray[np.float32],
-    *,
-    pairs: bool,
-) -> NDArray[np.float32]: ...
 
 class Model:
     def __init__(self, path: str | os.PathLike[str], *, device: str, threads: int) -> None: ...
@@ -88,6 +99,8 @@ class Model:
     def file(self) -> GgufFile: ...
     @property
     def architecture(self) -> str: ...
+    @property
+    def learned_positions(self) -> bool: ...
     @property
     def n_ctx_train(self) -> int: ...
     @property
@@ -106,24 +119,28 @@ class Session:
         self,
         model: Model,
         *,
-        sinks: int,
-        heavy: int,
-        recent: int | None,
+        policies: Sequence[KvPolicy],
         n_ctx: int,
         n_batch: int,
         n_sequences: int,
         k_dtype: str,
         v_dtype: str,
+        positions: str,
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def score(self, sequence: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
-    def reset(self, sequence: int) -> None: ...
+    def reset(self, sequence: int, policies: Sequence[KvPolicy] = ()) -> None: ...
     def room(self, sequence: int) -> int: ...
+    def save(self, sequence: int, tokens: Sequence[int], note: str) -> bytes: ...
+    def load(self, sequence: int, snapshot: bytes) -> tuple[list[int], str, int]: ...
+    def chunk(self, sequence: int) -> int: ...
+    def can_roll(self, sequence: int) -> bool: ...
+    def rolling(self, sequence: int) -> bool: ...
     def kept(
         self, layer: int, kv_head: int, sequence: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
     def tokens_seen(self, sequence: int) -> int: ...
-    def tokens_kept(self, sequence: int) -> int: ...
+    def tokens_kept(self, sequence: int, layer: int | None = None) -> int: ...
     @property
     def n_ctx(self) -> int: ...
     @property
@@ -133,7 +150,10 @@ class Session:
     @property
     def full_cache_bytes(self) -> int: ...
 
+def read_snapshot(snapshot: bytes) -> tuple[list[int], str, int]: ...
+
 class Sampler:
+    random_state: str
     def __init__(
         self,
         n_vocab: int,

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes, whole
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, whole
 from h2o_cpp.policy import Policy
 
 
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of queries and keys (RoFormer, arXiv 2104.09864).
+
+    theta: base of the frequencies. n_rot: rotated dimensions of a head, default: all.
+    layout: dimensions that turn together are (i, i + n_rot / 2), "halves" (GPT-NeoX), or
+        (2 i, 2 i + 1), "pairs" (Llama's GGUF files).
+    positions: "original", in the text; or "rolling", ranks among what is kept, by which keys are
+        rotated as they are read.
+    """
+
+    theta: float = 10000.0
+    n_rot: int | None = None
+    layout: Literal["halves", "pairs"] = "halves"
+    positions: Literal["original", "rolling"] = "original"
+
+    def core(self, head_dim: int) -> _core.Rotary:
+        """For the core."""
+        for name, value, known in (
+            ("layout", self.layout, ("halves", "pairs")),
+            ("positions", self.positions, ("original", "rolling")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}, expected {known[0]} or {known[1]}")
+        n_rot = head_dim if self.n_rot is None else whole("n_rot", self.n_rot, 2, head_dim)
+        if n_rot % 2:
+            raise ValueError(f"n_rot={n_rot}, expected an even number")
+        if not 0 < number("theta", self.theta) < float("inf"):
+            raise ValueError(f"theta={self.theta!r}, expected a number above 0")
+        return _core.Rotary(
+            [self.theta ** (-i / n_rot) for i in range(0, n_rot, 2)],
+            pairs=self.layout == "pairs",
+            rolling=self.positions == "rolling",
+        )
+
+
 class KVCache:
-    """One layer's cache for one sequence, running the attention code of the engine.
+    """One layer's cache, for one sequence or several, running the attention code of the engine.
 
     Raises ValueError for shapes and policies that make no sense, MemoryError when it does not fit.
     """
@@ -23,68 +63,99 @@ class KVCache:
         head_dim: int,
         policy: Policy,
         *,
+        n_sequences: int = 1,
         max_tokens: int | None = None,
+        rope: Rope | None = None,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
         """Allocate the slots.
 
-        n_heads / n_kv_heads query heads share a KV head. max_tokens bounds the sequence: required
+        n_heads / n_kv_heads query heads share a KV head. max_tokens bounds a sequence: required
         with Policy.full(); otherwise only needed where it is smaller than the policy's budget.
-        kv_dtype is "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
+        rope: how queries and keys are rotated; default: not at all.
+        kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
         for K and V.
         """
         if max_tokens is None:
             if policy.budget is None:
                 raise ValueError("KVCache: Policy.full() needs max_tokens")
             max_tokens = min(policy.budget + 1, INT32_MAX)
-        self.policy = policy
+        n_sequences = whole("n_sequences", n_sequences, 1)
+        self._policies = [policy] * n_sequences
         self._cache = _core.KvCache(
             whole("n_heads", n_heads, 1),
             whole("n_kv_heads", n_kv_heads, 1),
             whole("head_dim", head_dim, 1),
-            **policy.limits(),
+            policy=policy.core(),
+            n_sequences=n_sequences,
+            rotary=None if rope is None else rope.core(whole("head_dim", head_dim, 1)),
             max_tokens=whole("max_tokens", max_tokens, 1),
             **kv_dtypes(kv_dtype),
             device=device,
             threads=0 if threads is None else whole("threads", threads, 1),
         )
 
+    @property
+    def policy(self) -> Policy:
+        """What bounds sequence 0."""
+        return self._policies[0]
+
     def __repr__(self) -> str:
         return f"<KVCache: {self.policy}, {len(self)} tokens seen, {self.nbytes} bytes>"
 
-    def attend(self, q: ArrayLike, k: ArrayLike, v: ArrayLike) -> NDArray[np.float32]:
+    def attend(
+        self,
+        q: ArrayLike,
+        k: ArrayLike,
+        v: ArrayLike,
+        lengths: Mapping[int, int] | None = None,
+    ) -> NDArray[np.float32]:
         """Feed the next n >= 1 tokens; return their attention output, then evict.
 
         q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i
         sees what was kept before and the tokens of this call up to itself. Logits are scaled by
         1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32.
+
+        lengths: how many of the rows each sequence has, by sequence, in the order of the rows;
+        default: all are of sequence 0. The result is that of each sequence alone.
         """
-        return self._cache.attend(
-            np.asarray(q, np.float32), np.asarray(k, np.float32), np.asarray(v, np.float32)
-        )
+        q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+        if lengths is None:
+            lengths = {0: len(q) if q.ndim else 0}
+        return self._cache.attend(q, k, v, list(lengths.items()))
 
-    def positions(self, kv_head: int = 0) -> NDArray[np.int32]:
+    def positions(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.int32]:
         """Kept positions, ascending."""
-        return self._cache.kept(kv_head)[0]
+        return self._cache.kept(kv_head, sequence)[0]
 
-    def scores(self, kv_head: int = 0) -> NDArray[np.float32]:
+    def scores(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.float32]:
         """Attention each kept position has received, summed over the query heads of the group.
 
         In the order of positions(); zeros under a policy without heavy hitters.
         """
-        return self._cache.kept(kv_head)[1]
+        return self._cache.kept(kv_head, sequence)[1]
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self._cache.reset()
+    def reset(self, sequence: int = 0, policy: Policy | None = None) -> None:
+        """Forget a sequence; its slots are free for another text.
+
+        policy: what bounds it from now on; it must do with the slots and the scores that the
+        policy of the cache has.
+        """
+        self._cache.reset(sequence, None if policy is None else policy.core())
+        if policy is not None:
+            self._policies[sequence] = policy
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for slots: K, V, positions and scores."""
         return self._cache.nbytes
 
+    def tokens_seen(self, sequence: int = 0) -> int:
+        """Tokens of a sequence so far, kept or not."""
+        return self._cache.length(sequence)
+
     def __len__(self) -> int:
-        """Tokens seen so far, kept or not."""
-        return self._cache.length
+        """Tokens seen so far by sequence 0, kept or not."""
+        return self.tokens_seen()

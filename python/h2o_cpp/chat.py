@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from h2o_cpp.chat_template import Message
+from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.stream import Stream, StreamOptions
 
 if TYPE_CHECKING:
@@ -13,12 +16,21 @@ if TYPE_CHECKING:
     from h2o_cpp.generator import Generator
 
 
+@dataclass(frozen=True)
+class _Past:
+    """A reply that another conversation has heard."""
+
+    text: str
+    snapshot: Snapshot
+
+
 class Chat:
     """A conversation with a Generator's model, for one thread.
 
     Each turn reads only what is new: what the model said stays in the cache token by token, and
     what was evicted stays evicted. If the Generator has streamed something else in between, the
-    next turn reads the whole conversation again, as one prompt.
+    next turn reads the whole conversation again, as one prompt. A system prompt is read on its own
+    and remembered (Generator.read), so that another conversation with it begins at once.
     """
 
     def __init__(
@@ -36,7 +48,7 @@ class Chat:
         self._said: list[Message] = []
         if system is not None:
             self._said.append({"role": "system", "content": system})
-        self._reply: Stream | None = None  # to the last message
+        self._reply: Stream | _Past | None = None  # to the last message
 
     @property
     def messages(self) -> list[Message]:
@@ -53,15 +65,74 @@ class Chat:
         Raises ValueError for a conversation longer than n_ctx, a message that the template
         refuses, and options out of range; the conversation is then as before.
         """
-        message = {"role": "user", "content": text}
+        message: Message = {"role": "user", "content": text}
         last = self._reply
         if last is None:
-            tokens = self._template.tokens([*self._said, message])
-            reply = self._generator.stream(tokens, **options)
+            reply = self._begin(message, options)
         else:
-            last.close()
-            tokens = [*last.history, *self._template.tokens_after_reply(self._said, [message])]
-            reply = self._generator.stream(tokens, **options)
-            reply.resume(last)
+            more = self._template.tokens_after_reply(self._said, [message])
+            if isinstance(last, _Past):
+                following: StreamOptions = {**options, "after": last.snapshot}
+                reply = self._generator.stream(more, **following)
+            else:
+                last.close()
+                reply = self._generator.stream([*last.history, *more], **options)
+                reply.resume(last)
         self._said, self._reply = [*self.messages, message], reply
         return reply
+
+    def _begin(self, message: Message, options: StreamOptions) -> Stream:
+        tokens = self._template.tokens([*self._said, message])
+        if not self._said:
+            return self._generator.stream(tokens, **options)
+        # The system prompt is what does not depend on the first message.
+        other: Message = {"role": "user", "content": f"-{message['content']}"}
+        others = self._template.tokens([*self._said, other])
+        n = next((i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), 0)
+        if n == 0:
+            return self._generator.stream(tokens, **options)
+        following: StreamOptions = {**options, "after": self._generator.read(tokens[:n])}
+        return self._generator.stream(tokens[n:], **following)
+
+    def fork(self) -> Chat:
+        """Another conversation with the same past; from here on they do not know each other.
+
+        Raises RuntimeError before the first reply, or if the Generator has streamed something else
+        since the last.
+        """
+        other = Chat.__new__(Chat)
+        other._generator, other._template = self._generator, self._template
+        other._said = [*self._said]
+        other._reply = _Past(self._heard().text, self._snapshot())
+        return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation and what is kept of it to a file. Raises as fork() does."""
+        self._snapshot().save(path)
+
+    @staticmethod
+    def load(
+        generator: Generator, path: str | os.PathLike[str], *, template: str | None = None
+    ) -> Chat:
+        """Go on with a conversation that was saved.
+
+        Raises FileNotFoundError, and ValueError for another file, model, policy or cache type.
+        """
+        snapshot = generator.load(path)
+        chat = Chat(generator, template=template)
+        try:
+            *said, reply = snapshot.note
+            chat._said = [{"role": m["role"], "content": m["content"]} for m in said]
+            chat._reply = _Past(str(reply["content"]), snapshot)
+        except (TypeError, KeyError, ValueError):
+            raise ValueError(f"{os.fspath(path)}: it is no conversation") from None
+        return chat
+
+    def _heard(self) -> Stream | _Past:
+        if self._reply is None:
+            raise RuntimeError("the conversation has not begun")
+        return self._reply
+
+    def _snapshot(self) -> Snapshot:
+        reply = self._heard()
+        return reply.snapshot if isinstance(reply, _Past) else reply.save(note=self.messages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,8 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.chat_template import ChatTemplate, Message
-from h2o_cpp.policy import Policy, h2o_budget
-from h2o_cpp.session import open_session
+from h2o_cpp.policy import Policy, budget_policy
+from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.snapshot import Snapshot, SnapshotCache
+from h2o_cpp.stats import Stats
 from h2o_cpp.stream import (
     ContextFullError,
     Engine,
@@ -25,6 +26,7 @@ from h2o_cpp.stream import (
     Request,
     Stream,
     StreamOptions,
+    Text,
 )
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
@@ -33,21 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the cache holds now. Every layer and KV head keeps the same number of tokens."""
-
-    tokens_seen: int
-    tokens_kept: int
-    evictions: int  # tokens_seen - tokens_kept
-    cache_bytes: int  # allocated for K, V, positions and scores, all layers
-    full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
-    n_ctx: int
-    n_layers: int
-    n_kv_heads: int
-    backend: str
 
 
 class Generator:
@@ -63,13 +50,15 @@ class Generator:
         *,
         hh: float | None = None,
         recent: float | None = None,
-        policy: Policy | None = None,
+        policy: str | Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
+        positions: Positions = "auto",
         n_batch: int = 512,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
+        snapshot_bytes: int = 256 * 2**20,
     ) -> None:
         """Load a model.
 
@@ -77,8 +66,14 @@ class Generator:
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
-        policy: any other Policy, instead of hh.
-        n_ctx: the most tokens of a text, prompt included; default and limit: as trained.
+        policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
+            h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
+        n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
+            there, prompt included, unless its positions can roll.
+        positions: of the tokens of a rotary model. "original": where they are in the text.
+            "rolling": their ranks among what the cache keeps, so that a text never ends. "auto":
+            original up to the trained length, and then rolling, where the policy evicts. Models
+            with learned positions, as OPT, have the original ones.
         n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
@@ -86,22 +81,36 @@ class Generator:
         device: "auto", "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each processor.
         seed: makes the whole series of generations repeatable; default: different each time.
+        snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
 
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
         MemoryError.
         """
-        if policy is not None and (hh is not None or recent is not None):
-            raise ValueError("give either policy or hh, not both")
+        by_name = policy is None or isinstance(policy, str)
+        if not by_name and (hh is not None or recent is not None):
+            raise ValueError("give either a Policy or hh, not both")
         n_threads = 0 if threads is None else whole("threads", threads, 1)
         n_batch = whole("n_batch", n_batch, 1)
         model = _core.Model(os.fspath(path), device=device, threads=n_threads)
         n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-        self.policy = policy if policy is not None else h2o_budget(hh, recent, n_ctx)
+        self.policy: Policy | Sequence[Policy] = (
+            budget_policy(hh, recent, n_ctx, policy)
+            if policy is None or isinstance(policy, str)
+            else policy
+        )
         tokenizer = TextTokenizer.of_model(model)
-        session = open_session(model, self.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
+        session = open_session(
+            model,
+            self.policy,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            kv_dtype=kv_dtype,
+            positions=positions,
+        )
         self._open: Engine | None = Engine(model, session, tokenizer)
         self._turn = Turn()
         self._seeds = random.Random(seed)
+        self._snapshots = SnapshotCache(whole("snapshot_bytes", snapshot_bytes, 0, None))
 
     def _engine(self) -> Engine:
         if self._open is None:
@@ -110,8 +119,13 @@ class Generator:
 
     @property
     def n_ctx(self) -> int:
-        """The most tokens of a text, prompt included."""
+        """The context: the most tokens of a text, prompt included, unless it is endless."""
         return self._engine().session.n_ctx
+
+    @property
+    def endless(self) -> bool:
+        """Whether a text can go on past n_ctx: its positions can roll."""
+        return self._engine().session.can_roll(0)
 
     @property
     def n_vocab(self) -> int:
@@ -139,37 +153,32 @@ class Generator:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         parse_special: bool = False,
+        after: Snapshot | None = None,
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
-        max_tokens: at most this many; default: until the end of text or of the context.
+        max_tokens: at most this many; default: until the end of text or of the context, if it
+            has one (see `endless`).
         temperature: 0 is greedy. top_k, top_p, min_p: 0, 1 and 0 switch them off.
         repeat_penalty: for the last repeat_last_n tokens (-1: all); 1 is none.
         seed: the same seed, prompt and options give the same text.
         stop: strings that end the text; they are not part of it.
         ignore_eos: go on after the end-of-text token.
         parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
+        after: go on from this snapshot; the prompt then follows its text, and may be empty. Without
+            a seed its random numbers go on too: the text is the one that would have been.
 
-        Raises ValueError for an empty prompt, one longer than n_ctx, and options out of range,
-        TypeError for a prompt that is neither text nor token ids.
+        Raises ValueError for an empty prompt, one longer than the context, and options out of
+        range, TypeError for a prompt that is neither text nor token ids.
         """
-        model, session, _ = self._engine()
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, parse_special=parse_special)
-        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
-            tokens = [index(t) for t in prompt]
-        else:
-            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
-        if len(prompt) == 0 or not tokens:
-            raise ValueError("the prompt is empty")
-        if len(tokens) > session.n_ctx:
-            raise ContextFullError(f"the prompt has {len(tokens)} tokens, n_ctx is {session.n_ctx}")
-        _check_vocabulary(tokens, model.n_vocab)
+        model = self._engine().model
+        tokens = self._prompt(prompt, parse_special, after)
         if max_tokens is not None:
             max_tokens = whole("max_tokens", max_tokens, 1, None)
         stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
         if not all(stops):
             raise ValueError("stop has an empty string, which would end every text at once")
+        random_state = None if after is None or seed is not None else after.random_state
         if seed is None:
             seed = self._seeds.getrandbits(64)
         sampler = _core.Sampler(
@@ -182,21 +191,53 @@ class Generator:
             repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
             seed=whole("seed", seed, 0, 2**64 - 1),
         )
-        request = Request(tokens, sampler, max_tokens, stops, ignore_eos)
+        if random_state is not None:
+            sampler.random_state = random_state
+        request = Request(tokens, after, sampler, max_tokens, stops, ignore_eos)
         return Stream(self._engine, self._turn, request)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Generation:
-        """Continue `prompt` and return the whole text; options as for stream()."""
-        with self.stream(prompt, **options) as stream:
+        """Continue `prompt` and return the whole text; options as for stream().
+
+        Without max_tokens the text ends at n_ctx, endless or not.
+        """
+        after = options.get("after")
+        tokens = self._prompt(prompt, options.get("parse_special", False), after)
+        if options.get("max_tokens") is None:
+            n_read = len(tokens) + (0 if after is None else len(after.tokens))
+            options["max_tokens"] = max(1, self.n_ctx - n_read + 1)  # the last is not fed
+        with self.stream(tokens, **options) as stream:
             text = "".join(stream)
         return Generation(
             text=text,
             finish_reason=stream.finish_reason or "cancelled",
+            finish_message=stream.finish_message,
             prompt_tokens=stream.prompt_tokens,
             completion_tokens=len(stream.tokens),
             prompt_seconds=stream.prompt_seconds,
             decode_seconds=stream.decode_seconds,
         )
+
+    def _prompt(
+        self, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
+    ) -> list[int]:
+        """The tokens that a prompt adds to a snapshot, checked."""
+        engine = self._engine()
+        before = 0 if after is None else len(after.tokens)
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, add_special=not before, parse_special=parse_special)
+        elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
+            tokens = [index(t) for t in prompt]
+        else:
+            raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
+        unread = before - (0 if after is None else after.n_read)
+        if not unread and (len(prompt) == 0 or not tokens):
+            raise ValueError("the prompt is empty")
+        n = before + len(tokens)
+        if n > engine.session.n_ctx and not self.endless:
+            raise ContextFullError(f"the prompt has {n} tokens, {engine.limit()}")
+        _check_vocabulary(tokens, engine.model.n_vocab)
+        return tokens
 
     def chat(
         self,
@@ -247,32 +288,65 @@ class Generator:
         if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
             hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
             raise ValueError(f"tokens must be a non-empty sequence of token ids{hint}")
-        model, session, _ = self._engine()
-        if ids.size > session.n_ctx:
-            raise ValueError(f"{ids.size} tokens, n_ctx is {session.n_ctx}")
+        engine = self._engine()
+        model, session, _ = engine
+        if ids.size > session.n_ctx and not self.endless:
+            raise ValueError(f"{ids.size} tokens, {engine.limit()}")
         _check_vocabulary(ids.tolist(), model.n_vocab)
         with self._turn.hold():
             session.reset(0)
-            chunks = range(0, ids.size, session.n_batch)
-            return np.concatenate(
-                [session.score(0, ids[i : i + session.n_batch].astype(np.int32)) for i in chunks]
-            )
+            parts = chunks(session, ids.astype(np.int32))
+            return np.concatenate([session.score(0, part) for part in parts])
 
-    def stats(self) -> Stats:
-        """What the cache holds now, measured."""
+    def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
+        """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
+
+        The prompt is read on its own, and evicted to the budget; stream(..., after=snapshot) goes
+        on from there. A prompt that was read before is not read again: its snapshot is still in
+        memory, unless others have needed the room (`snapshot_bytes`).
+
+        Raises as stream() does.
+        """
+        tokens = self._prompt(prompt, parse_special, None)
+        with self._turn.hold():
+            found = self._snapshots.get(tokens)
+            if found is None:
+                session = self._engine().session
+                session.reset(0)
+                for part in chunks(session, np.asarray(tokens, np.int32)):
+                    session.step([(0, part)])
+                found = Snapshot.take(session, tokens, random_state=None)
+                self._snapshots.add(found)
+            return found
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
+        """A snapshot of the text that was streamed last, also written to `path`.
+
+        Raises RuntimeError if there is none.
+        """
+        with self._turn.hold(changes=False) as last:
+            if not isinstance(last, Text):
+                raise RuntimeError("nothing has been streamed yet")
+            snapshot = last.snapshot(self._engine().session)
+        if path is not None:
+            snapshot.save(path)
+        return snapshot
+
+    def load(self, source: str | os.PathLike[str] | Snapshot) -> Snapshot:
+        """A snapshot, of a file or another Generator, that stream(..., after=...) can go on from.
+
+        Raises FileNotFoundError, and ValueError for a damaged file and for a snapshot of another
+        model, policy or cache type.
+        """
+        snapshot = source if isinstance(source, Snapshot) else Snapshot.open(source)
+        with self._turn.hold():
+            self._engine().session.load(0, snapshot.data)
+        return snapshot
+
+    def stats(self, *, layers: bool = False) -> Stats:
+        """What the cache holds now, measured; layers: with every layer and KV head of it."""
         model, session, _ = self._engine()
-        seen, kept = session.tokens_seen(0), session.tokens_kept(0)
-        return Stats(
-            tokens_seen=seen,
-            tokens_kept=kept,
-            evictions=seen - kept,
-            cache_bytes=session.cache_bytes,
-            full_cache_bytes=session.full_cache_bytes,
-            n_ctx=session.n_ctx,
-            n_layers=model.n_layers,
-            n_kv_heads=model.n_kv_heads,
-            backend=model.backend,
-        )
+        return Stats.of(model, session, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of a layer and KV head, ascending, and their scores."""

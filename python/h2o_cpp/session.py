@@ -1,30 +1,62 @@
-"""Opening sessions: a model, a policy and the sizes, as the core takes them."""
+"""Sessions: sequences of a model, opened with a policy, and fed as much as they take at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import kv_dtypes
 from h2o_cpp.policy import Policy
 
+Positions: TypeAlias = Literal["auto", "original", "rolling"]
+
 
 def open_session(
     model: _core.Model,
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     *,
     n_ctx: int,
     n_batch: int,
     n_sequences: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
 ) -> _core.Session:
     """Sequences of `model`, empty, each with a cache that `policy` bounds.
 
+    policy: one for all layers, or one for each.
+
     Raises ValueError and MemoryError.
     """
+    policies = [policy] if isinstance(policy, Policy) else policy
+    if not policies:
+        raise ValueError("policy is an empty list, expected one for each layer")
     return _core.Session(
         model,
-        **policy.limits(),
+        policies=[one.core() for one in policies],
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
+        positions=positions,
     )
+
+
+def chunks(
+    session: _core.Session, tokens: NDArray[np.int32], sequence: int = 0
+) -> Iterator[NDArray[np.int32]]:
+    """The tokens in chunks, each as long as the next step of the sequence takes.
+
+    A chunk must have been fed before the next is asked for. Raises ValueError if the sequence has
+    no room for them all.
+    """
+    room = session.room(sequence)
+    if len(tokens) > room:
+        raise ValueError(f"{len(tokens)} more tokens, the sequence has room for {room}")
+    while len(tokens):
+        n = session.chunk(sequence)
+        yield tokens[:n]
+        tokens = tokens[n:]

@@ -59,14 +59,26 @@ class Turn:
         for bell in bells:
             bell.release()
 
+    def holds(self, holder: object) -> bool:
+        """Whether it is this holder's turn."""
+        with self._mutex:
+            return self._holder is holder
+
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Take the turn for the length of a `with`."""
+    def hold(self, *, changes: bool = True) -> Iterator[object]:
+        """Take the turn for the length of a `with`; gives who had it last.
+
+        changes: whether the sequence is then another; if not, whoever had it last still did.
+        """
         holder = object()
+        last: object = None
         try:
-            self.take(holder, _ended)
-            yield
+            last = self.take(holder, _ended)
+            yield last
         finally:
+            with self._mutex:
+                if not changes and self._holder is holder:
+                    self._last = last
             self.give_back(holder)
 
 

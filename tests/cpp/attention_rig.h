@@ -1,6 +1,7 @@
 // Attention for the tests: the back end's own through a KvCache, and what feeds it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <span>
@@ -43,17 +44,45 @@ inline float attention_scale(const KvShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-// A cache of its own on the CPU; H2O_ISA chooses the instruction set.
+// Rotary positions of any head.
+inline Rope rope_of(int32_t head_dim) {
+  static const std::vector<float> frequencies = [] {
+    std::vector<float> powers;
+    for (int i = 0; i < 64; ++i) powers.push_back(std::pow(0.7f, static_cast<float>(i)));
+    return powers;
+  }();
+  auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(frequencies.data()));
+  return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
+}
+
+// A cache of its own on the CPU; H2O_ISA chooses the instruction set. Where the shape may roll, it
+// does from the start, unless `original`, with rotary positions.
 class Rig {
  public:
-  Rig(const KvPolicy& policy, const KvShape& shape, int n_threads = 1)
-      : backend_(make_backend("cpu", n_threads)), cache_(*backend_, policy, shape) {}
+  Rig(const KvPolicy& policy, const KvShape& shape, int n_threads = 1, bool original = false)
+      : Rig(std::span(&policy, 1), shape, n_threads, original) {}
+
+  Rig(std::span<const KvPolicy> policies, const KvShape& shape, int n_threads = 1,
+      bool original = false)
+      : backend_(make_backend("cpu", n_threads)),
+        cache_(*backend_, policies, shape),
+        rolling_(shape.may_roll() && !original) {
+    for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
+  }
+
+  void reset(int32_t sequence, std::span<const KvPolicy> policies = {}) {
+    cache_.reset(sequence, policies);
+    start(sequence);
+  }
+
+  void roll(int32_t sequence) { cache_.roll(sequence); }
 
   // The attention output [n, n_heads * head_dim] of the rows of `pieces`, one after the other.
   std::vector<float> attend(const std::vector<Piece>& pieces, const Qkv& in) {
     Batch batch;
     for (const Piece& piece : pieces) {
-      batch.add(piece.sequence, cache_.length(piece.sequence), std::vector<int32_t>(piece.n_rows));
+      batch.add(piece.sequence, cache_.length(piece.sequence), std::vector<int32_t>(piece.n_rows),
+                cache_.rolling(piece.sequence));
     }
     const KvShape& shape = cache_.shape();
     std::vector<float> out(in.q.size(), NAN);
@@ -62,12 +91,14 @@ class Rig {
       return Tensor{reinterpret_cast<std::byte*>(const_cast<float*>(x.data())), DType::f32,
                     batch.n_rows(), heads * shape.head_dim};
     };
-    const Attention attention{.out = tensor(out, shape.n_heads),
-                              .q = tensor(in.q, shape.n_heads),
-                              .k = tensor(in.k, shape.n_kv_heads),
-                              .v = tensor(in.v, shape.n_kv_heads),
-                              .scale = attention_scale(shape)};
     for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
+      const Qkv rotated = in;  // in place
+      const Attention attention{.out = tensor(out, shape.n_heads),
+                                .q = tensor(rotated.q, shape.n_heads),
+                                .k = tensor(rotated.k, shape.n_kv_heads),
+                                .v = tensor(rotated.v, shape.n_kv_heads),
+                                .rope = shape.rope,
+                                .scale = attention_scale(shape)};
       backend_->attend(attention, cache_.layer(layer), batch);
     }
     cache_.advance(batch);
@@ -82,20 +113,26 @@ class Rig {
   }
 
  private:
+  void start(int32_t sequence) {
+    if (rolling_) roll(sequence);
+  }
+
   std::unique_ptr<Backend> backend_;
   KvCache cache_;
+  const bool rolling_;
 };
+
+inline bool same_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const KvEntry& x, const KvEntry& y) {
+    return x.position == y.position && same_bits(x.score, y.score);
+  });
+}
 
 // Do two caches keep the same tokens of a sequence, with the same bits of score?
 inline bool same_entries(const Rig& a, int32_t sequence_a, const Rig& b, int32_t sequence_b,
                          int32_t n_kv_heads) {
   for (int32_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) {
-    const std::vector<KvEntry> x = a.entries(sequence_a, kv_head);
-    const std::vector<KvEntry> y = b.entries(sequence_b, kv_head);
-    if (x.size() != y.size()) return false;
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (x[i].position != y[i].position || !same_bits(x[i].score, y[i].score)) return false;
-    }
+    if (!same_entries(a.entries(sequence_a, kv_head), b.entries(sequence_b, kv_head))) return false;
   }
   return true;
 }

@@ -124,22 +124,21 @@ TEST_CASE("rms_norm") {
   }
 }
 
-TEST_CASE("rotate_heads turns pairs, and leaves the other dimensions alone") {
+TEST_CASE("rotary position embedding turns pairs, and leaves the other dimensions alone") {
   Random random(4);
   for (const RopeLayout layout : {RopeLayout::pairs, RopeLayout::halves}) {
-    for (const int64_t half : {1, 3, 8}) {
-      const int64_t n_heads = 3;
+    for (const int64_t half : {1, 3, 8, 21}) {
       const int64_t head_dim = 2 * half + 5;
       std::vector<float> frequencies = random.reals(half, 0.001f, 1);
       const Rope rope{
           layout, {reinterpret_cast<std::byte*>(frequencies.data()), DType::f32, 1, half}, 1.25f};
       for (const int32_t position : {0, 1, 1000, 100000}) {
-        const std::vector<float> x = random.reals(n_heads * head_dim);
-        std::vector<float> y = x;
-        rotate_heads(y.data(), n_heads, head_dim, rope, position);
-        for (int64_t h = 0; h < n_heads; ++h) {
-          const float* from = x.data() + h * head_dim;
-          const float* to = y.data() + h * head_dim;
+        std::vector<float> turns(rope.n_rot());
+        fill_turns(turns.data(), rope, position);
+        for (const CpuKernels* kernels : supported_kernels()) {
+          const std::vector<float> from = random.reals(head_dim);
+          std::vector<float> to = from;
+          turn(*kernels, to.data(), turns.data(), rope);
           for (int64_t i = 0; i < half; ++i) {
             const int64_t first = layout == RopeLayout::pairs ? 2 * i : i;
             const int64_t second = layout == RopeLayout::pairs ? 2 * i + 1 : i + half;

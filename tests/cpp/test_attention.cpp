@@ -232,15 +232,16 @@ TEST_CASE("the bytes are what the budget needs, however many tokens go by") {
   Rig rig(policy, shape);
   const size_t bytes = rig.cache().bytes();
   // K and V in f16, positions and scores of budget + 1 slots for each layer, sequence and kv_head;
-  // the next slots; each of the five arrays rounded up to a cache line.
+  // the next slots, and each sequence's policy; a layer's six arrays are each rounded up to a cache
+  // line.
   const size_t heads = 3 * 2 * 2;
-  const size_t needed = heads * (12 * (2 * 16 * 2 + 4 + 4) + 4);
+  const size_t needed = heads * (12 * (2 * 16 * 2 + 4 + 4) + 4) + 3 * 2 * sizeof(KvPolicy);
   CHECK(bytes >= needed);
-  CHECK(bytes < needed + 5 * 64);
-  CHECK(KvCache::bytes(policy, shape) == bytes);
+  CHECK(bytes < needed + 3 * 6 * 64);
+  CHECK(KvCache::bytes({&policy, 1}, shape) == bytes);
   KvShape longer = shape;
   longer.max_tokens = 1'000'000;
-  CHECK(KvCache::bytes(policy, longer) == bytes);
+  CHECK(KvCache::bytes({&policy, 1}, longer) == bytes);
 
   Random random(3);
   for (int i = 0; i < 50; ++i) {
@@ -279,7 +280,7 @@ TEST_CASE("a cache that cannot be is refused") {
   huge.n_layers = huge.n_sequences = huge.max_tokens = 1 << 30;
   CHECK_THROWS_AS(make({}, huge), OutOfMemory);
 
-  KvCache cache(*backend, {}, good);
+  KvCache cache(*backend, KvPolicy{}, good);
   CHECK_THROWS_AS(cache.reset(1), InvalidArgument);
   CHECK_THROWS_AS(cache.reset(-1), InvalidArgument);
   CHECK_THROWS_AS(cache.room(1), InvalidArgument);

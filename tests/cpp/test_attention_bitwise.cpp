@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "attention_rig.h"
+#include "core/error.h"
 
 namespace h2o {
 namespace {
@@ -12,9 +13,18 @@ constexpr KvPolicy kWindow{.sinks = 0, .heavy = 0, .recent = 20};
 constexpr KvPolicy kSinks{.sinks = 4, .heavy = 0, .recent = 16};
 constexpr KvPolicy kH2o{.sinks = 0, .heavy = 12, .recent = 8};
 constexpr KvPolicy kH2oSinks{.sinks = 2, .heavy = 10, .recent = 0};
-constexpr KvPolicy kPolicies[] = {kFull, kWindow, kSinks, kH2o, kH2oSinks};
+constexpr KvPolicy kMean{.sinks = 1, .heavy = 9, .recent = 6, .scoring = Scoring::mean};
+constexpr KvPolicy kWeighed{
+    .sinks = 0, .heavy = 11, .recent = 9, .decay = 0.75f, .value_norm = true};
+constexpr KvPolicy kPolicies[] = {kFull, kWindow, kSinks, kH2o, kH2oSinks, kMean, kWeighed};
 
-KvShape shape_of(int32_t n_sequences, DType dtype) {
+// What differs from one run of a test to the next.
+struct Kind {
+  DType dtype;
+  bool may_roll;
+};
+
+KvShape shape_of(int32_t n_sequences, const Kind& kind) {
   return {.n_layers = 1,
           .n_sequences = n_sequences,
           .n_heads = 8,
@@ -22,19 +32,22 @@ KvShape shape_of(int32_t n_sequences, DType dtype) {
           .head_dim = 24,
           .max_tokens = 400,
           .max_rows = 150,
-          .k_dtype = dtype,
-          .v_dtype = dtype};
+          .k_dtype = kind.dtype,
+          .v_dtype = kind.dtype,
+          .rope = kind.may_roll ? rope_of(24) : Rope{}};
 }
 
 template <class Body>
 void for_all(const Body& body) {
   for (const KvPolicy& policy : kPolicies) {
-    for (const DType dtype : {DType::f32, DType::f16}) {
+    for (const Kind& kind : {Kind{DType::f32, false}, {DType::f16, false}, {DType::f16, true}}) {
+      if (kind.may_roll && policy.recent == KvPolicy::kUnbounded) continue;
       CAPTURE(policy.sinks);
       CAPTURE(policy.heavy);
       CAPTURE(policy.recent);
-      CAPTURE(info(dtype).name);
-      body(policy, dtype);
+      CAPTURE(info(kind.dtype).name);
+      CAPTURE(kind.may_roll);
+      body(policy, kind);
     }
   }
 }
@@ -52,11 +65,11 @@ int32_t n_rows(const std::vector<Piece>& pieces) {
 }
 
 TEST_CASE("sequences of a batch do not see each other") {
-  for_all([](const KvPolicy& policy, DType dtype) {
-    const KvShape shape = shape_of(3, dtype);
+  for_all([](const KvPolicy& policy, const Kind& kind) {
+    const KvShape shape = shape_of(3, kind);
     Rig together(policy, shape);
     std::vector<std::unique_ptr<Rig>> alone;
-    for (int i = 0; i < 3; ++i) alone.push_back(std::make_unique<Rig>(policy, shape_of(1, dtype)));
+    for (int i = 0; i < 3; ++i) alone.push_back(std::make_unique<Rig>(policy, shape_of(1, kind)));
     Random random(1);
     for (const std::vector<Piece>& pieces : kBatches) {
       const Qkv in = random_qkv(random, shape, n_rows(pieces));
@@ -77,8 +90,8 @@ TEST_CASE("sequences of a batch do not see each other") {
 }
 
 TEST_CASE("the number of threads does not show") {
-  for_all([](const KvPolicy& policy, DType dtype) {
-    const KvShape shape = shape_of(3, dtype);
+  for_all([](const KvPolicy& policy, const Kind& kind) {
+    const KvShape shape = shape_of(3, kind);
     Rig one(policy, shape, 1);
     Rig two(policy, shape, 2);
     Rig three(policy, shape, 3);
@@ -97,8 +110,8 @@ TEST_CASE("the number of threads does not show") {
 }
 
 TEST_CASE("a sequence that was reset is new, and the others are as they were") {
-  for_all([](const KvPolicy& policy, DType dtype) {
-    const KvShape shape = shape_of(2, dtype);
+  for_all([](const KvPolicy& policy, const Kind& kind) {
+    const KvShape shape = shape_of(2, kind);
     for (const int32_t past : {1, 20, 21, 22, 50}) {
       CAPTURE(past);
       Rig used(policy, shape);
@@ -109,7 +122,7 @@ TEST_CASE("a sequence that was reset is new, and the others are as they were") {
       used.attend({{0, past}, {1, 30}}, first);
       used.attend({{0, 1}}, random_qkv(random, shape, 1));
       fresh.attend({{1, 30}}, first.rows(shape, past, 30));
-      used.cache().reset(0);
+      used.reset(0);
       CHECK(used.cache().length(0) == 0);
       CHECK(used.cache().kept(0) == 0);
       CHECK(used.entries(0, 0).empty());
@@ -125,7 +138,7 @@ TEST_CASE("a sequence that was reset is new, and the others are as they were") {
 
 TEST_CASE("a budget that is never reached is the full cache") {
   for (const DType dtype : {DType::f32, DType::f16}) {
-    const KvShape shape = shape_of(1, dtype);
+    const KvShape shape = shape_of(1, {dtype, false});
     for (const KvPolicy& policy : {KvPolicy{.sinks = 0, .heavy = 60, .recent = 60},
                                    KvPolicy{.sinks = 4, .heavy = 0, .recent = 116},
                                    KvPolicy{.sinks = 0, .heavy = 120, .recent = 0}}) {
@@ -144,8 +157,8 @@ TEST_CASE("a budget that is never reached is the full cache") {
 }
 
 TEST_CASE("a chunk that fits is its tokens one by one") {
-  for_all([](const KvPolicy& policy, DType dtype) {
-    const KvShape shape = shape_of(1, dtype);
+  for_all([](const KvPolicy& policy, const Kind& kind) {
+    const KvShape shape = shape_of(1, kind);
     const bool bounded = policy.budget() < shape.max_tokens;
     const int32_t fits = bounded ? static_cast<int32_t>(policy.budget()) + 1 : 50;
     Random random(5);
@@ -177,7 +190,7 @@ TEST_CASE("a chunk that fits is its tokens one by one") {
 }
 
 TEST_CASE("layers do not see each other") {
-  KvShape shape = shape_of(2, DType::f16);
+  KvShape shape = shape_of(2, {DType::f16, true});
   Rig one(kH2o, shape);
   shape.n_layers = 3;
   Rig three(kH2o, shape);
@@ -187,6 +200,103 @@ TEST_CASE("layers do not see each other") {
     CHECK(same_bits(one.attend({{1, n}}, in), three.attend({{1, n}}, in)));
     CHECK(same_entries(one, 1, three, 1, shape.n_kv_heads));
   }
+}
+
+TEST_CASE("each layer keeps what its own policy says") {
+  KvShape shape = shape_of(1, {DType::f32, false});
+  shape.n_layers = 3;
+  const KvPolicy policies[] = {kH2o, kWindow, kFull};
+  Rig layers(policies, shape);
+  shape.n_layers = 1;
+  CHECK(layers.cache().room(0) == shape.max_tokens);  // the full layer's
+  Random random(7);
+  Rig h2o(kH2o, shape), window(kWindow, shape), full(kFull, shape);
+  Rig* const alone[] = {&h2o, &window, &full};
+  for (const int32_t n : {7, 1, 40, 1, 1}) {
+    const Qkv in = random_qkv(random, shape, n);
+    layers.attend({{0, n}}, in);
+    for (int32_t l = 0; l < 3; ++l) {
+      alone[l]->attend({{0, n}}, in);
+      CHECK(layers.cache().kept(l, 0) == alone[l]->cache().kept(0));
+      for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+        CHECK(same_entries(layers.cache().entries(l, 0, h), alone[l]->entries(0, h)));
+      }
+    }
+  }
+  CHECK(layers.cache().kept(0) == 50);
+}
+
+TEST_CASE("each sequence keeps what its own policy says") {
+  for (const bool may_roll : {false, true}) {
+    const Kind kind{DType::f16, may_roll};
+    const KvPolicy small{.sinks = 1, .heavy = 3, .recent = 5};
+    Rig together(kH2o, shape_of(3, kind));
+    together.reset(1, {&small, 1});
+    together.reset(2, {&kWindow, 1});
+    Rig one(kH2o, shape_of(1, kind));
+    Rig two(small, shape_of(1, kind));
+    Rig three(kWindow, shape_of(1, kind));
+    Rig* const alone[] = {&one, &two, &three};
+    Random random(8);
+    for (const std::vector<Piece>& pieces : kBatches) {
+      const KvShape& shape = together.cache().shape();
+      const Qkv in = random_qkv(random, shape, n_rows(pieces));
+      const std::vector<float> out = together.attend(pieces, in);
+      int64_t row = 0;
+      const int64_t width = shape.n_heads * shape.head_dim;
+      for (const auto& [sequence, n] : pieces) {
+        const std::vector<float> expected =
+            alone[sequence]->attend({{0, n}}, in.rows(shape, row, n));
+        CHECK(same_bits({out.begin() + row * width, out.begin() + (row + n) * width}, expected));
+        CHECK(same_entries(together, sequence, *alone[sequence], 0, shape.n_kv_heads));
+        row += n;
+      }
+    }
+    CHECK(together.cache().kept(1) == 9);
+    CHECK(together.cache().kept(0) == 20);
+  }
+  Rig window(kWindow, shape_of(1, {DType::f16, false}));
+  CHECK_THROWS_WITH_AS(window.reset(0, {&kFull, 1}), doctest::Contains("needs 400 slots"),
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(window.reset(0, {&kH2o, 1}), doctest::Contains("needs scores"),
+                       InvalidArgument);
+  Rig h2o(kH2o, shape_of(1, {DType::f16, false}));
+  CHECK_THROWS_WITH_AS(h2o.reset(0, {&kWeighed, 1}), doctest::Contains("needs norms"),
+                       InvalidArgument);
+}
+
+// Original positions until nothing has been evicted are ranks: a cache that begins to roll then has
+// the same keys as one that rolled from the start, but for turning them forth and back.
+TEST_CASE("a sequence begins to roll in the middle") {
+  const KvShape shape = shape_of(2, {DType::f32, true});
+  for (const int32_t past : {0, 1, 15, 20, 35}) {
+    CAPTURE(past);
+    Rig always(kH2o, shape);
+    Rig later(kH2o, shape, 1, true);
+    Random random(9);
+    const Qkv first = random_qkv(random, shape, past);
+    if (past > 0) {
+      // One chunk: its rows see each other at their positions in both.
+      const std::vector<float> a = always.attend({{1, past}}, first);
+      const std::vector<float> b = later.attend({{1, past}}, first);
+      for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-4f);
+    }
+    CHECK_FALSE(later.cache().rolling(1));
+    later.roll(1);
+    CHECK(later.cache().rolling(1));
+    CHECK_FALSE(later.cache().rolling(0));
+    for (const int32_t n : {1, 1, 12, 30, 1, 1}) {
+      const Qkv in = random_qkv(random, shape, n);
+      const std::vector<float> a = always.attend({{1, n}}, in);
+      const std::vector<float> b = later.attend({{1, n}}, in);
+      // An angle of up to 35 is off by 35 * 2^-24, a rotation by that and three roundings, forth
+      // and back; a logit of 24 products below 16 by 24 * 16 * 1e-5 / sqrt(24) at the very worst.
+      for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-3f);
+    }
+  }
+  Rig full(kFull, shape_of(1, {DType::f32, false}));
+  CHECK_THROWS_WITH_AS(full.roll(0), doctest::Contains("cannot take rolling positions"),
+                       InvalidArgument);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ constexpr KvPolicy kSinks{.sinks = 4, .heavy = 0, .recent = 12};
 
 SessionOptions options_of(const KvPolicy& policy, int32_t n_sequences = 1,
                           DType kv_dtype = DType::f16) {
-  return {.policy = policy,
+  return {.policies = {policy},
           .n_ctx = 128,
           .n_batch = 96,
           .n_sequences = n_sequences,

@@ -20,7 +20,7 @@ TEST_CASE("options out of range are refused") {
   refused([](SessionOptions& o) { o.n_ctx = -1; });
   refused([&](SessionOptions& o) { o.n_ctx = model->config.n_ctx_train + 1; });
   refused([](SessionOptions& o) { o.v_dtype = DType::q5_0; });
-  refused([](SessionOptions& o) { o.policy = {.sinks = 0, .heavy = 0, .recent = 0}; });
+  refused([](SessionOptions& o) { o.policies = {{.sinks = 0, .heavy = 0, .recent = 0}}; });
 
   Session whole(model, {});
   CHECK(whole.room(0) == model->config.n_ctx_train);
@@ -35,7 +35,8 @@ TEST_CASE("a step that is refused changes nothing") {
   for (const KvPolicy& policy :
        {KvPolicy{}, KvPolicy{.sinks = 0, .heavy = 5, .recent = 3}, KvPolicy{.recent = 8}}) {
     CAPTURE(policy.heavy);
-    const SessionOptions options{.policy = policy, .n_ctx = 64, .n_batch = 20, .n_sequences = 2};
+    const SessionOptions options{
+        .policies = {policy}, .n_ctx = 64, .n_batch = 20, .n_sequences = 2};
     Session tried(model, options);
     Session calm(model, options);
     Random random(1);

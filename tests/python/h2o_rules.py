@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_cpp import Policy
+from h2o_cpp import Policy, Rope
 
 Array = NDArray[np.float64]
 
@@ -26,6 +26,19 @@ class Kept:
     score: float = 0.0
 
 
+def rotated(x: Array, position: int, rope: Rope) -> Array:
+    """A head turned by the angles of a position."""
+    n_rot = len(x) if rope.n_rot is None else rope.n_rot
+    angles = position * rope.theta ** (-np.arange(0, n_rot, 2) / n_rot)
+    apart = n_rot // 2 if rope.layout == "halves" else 1
+    first = np.arange(n_rot // 2) * (1 if rope.layout == "halves" else 2)
+    a, b = x[first], x[first + apart]
+    turned: Array = x.copy()
+    turned[first] = a * np.cos(angles) - b * np.sin(angles)
+    turned[first + apart] = a * np.sin(angles) + b * np.cos(angles)
+    return turned
+
+
 @dataclass
 class ReferenceCache:
     """Feed chunks; see what is kept. `margin` is the smallest gap that decided an eviction."""
@@ -33,6 +46,7 @@ class ReferenceCache:
     n_heads: int
     n_kv_heads: int
     policy: Policy
+    rope: Rope | None = None
     seen: int = 0
     margin: float = np.inf
     heads: list[list[Kept]] = field(default_factory=list)
@@ -50,8 +64,12 @@ class ReferenceCache:
             kept += [Kept(self.seen + t, k[t, g], v[t, g]) for t in range(n)]
             for t in range(n):
                 visible = kept[: n_before + t + 1]
+                keys = [self._key(e, rank) for rank, e in enumerate(visible)]
+                for e in visible:
+                    e.score *= self.policy.decay
                 for h in range(g * group, (g + 1) * group):
-                    logits = np.array([q[t, h] @ e.k for e in visible]) / np.sqrt(head_dim)
+                    query = self._key(Kept(self.seen + t, q[t, h], q[t, h]), n_before + t)
+                    logits = np.array([query @ key for key in keys]) / np.sqrt(head_dim)
                     p = np.exp(logits - logits.max())
                     p /= p.sum()
                     out[t, h] = sum(p_e * e.v for p_e, e in zip(p, visible, strict=True))
@@ -61,6 +79,19 @@ class ReferenceCache:
         self.heads = [self._survivors(kept) for kept in self.heads]
         return out
 
+    def _key(self, e: Kept, rank: int) -> Array:
+        if self.rope is None:
+            return e.k
+        return rotated(e.k, rank if self.rope.positions == "rolling" else e.position, self.rope)
+
+    def _worth(self, e: Kept) -> float:
+        worth = e.score
+        if self.policy.score == "mean":
+            worth /= self.seen - e.position
+        if self.policy.score == "inverse":
+            worth = -worth
+        return worth * float(np.abs(e.v).sum()) if self.policy.value_norm else worth
+
     def _survivors(self, kept: list[Kept]) -> list[Kept]:
         policy = self.policy
         if policy.n_recent is None or policy.budget is None or len(kept) <= policy.budget:
@@ -68,8 +99,8 @@ class ReferenceCache:
         first_recent = self.seen - policy.n_recent
         safe = [e for e in kept if e.position < policy.n_sinks or e.position >= first_recent]
         rest = [e for e in kept if policy.n_sinks <= e.position < first_recent]
-        rest.sort(key=lambda e: (-e.score, e.position))  # of equal scores the older stays
+        rest.sort(key=lambda e: (-self._worth(e), e.position))  # of equals the older stays
         if 0 < policy.n_heavy < len(rest):
-            gap = rest[policy.n_heavy - 1].score - rest[policy.n_heavy].score
+            gap = self._worth(rest[policy.n_heavy - 1]) - self._worth(rest[policy.n_heavy])
             self.margin = min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)

@@ -122,9 +122,6 @@ def test_scores_have_an_order_whatever_the_keys(bad: float, kv_dtype: str) -> No
 
 def test_arguments_of_the_core() -> None:
     """Private, and still no reason to crash."""
-    empty = np.zeros((1, 1, 0), np.float32)
-    with pytest.raises(ValueError, match="not empty"):
-        _core.rope(empty, np.zeros(1, np.int32), np.zeros(0, np.float32), pairs=True)
     with pytest.raises(ValueError, match="n_vocab is 0"):
         _core.Sampler(
             0, temperature=0, top_k=0, top_p=1, min_p=0, repeat_penalty=1, repeat_last_n=0, seed=0
@@ -132,12 +129,13 @@ def test_arguments_of_the_core() -> None:
     with pytest.raises(TypeError):
         _core.Session(
             None,  # type: ignore[arg-type]
-            **Policy.full().limits(),
+            policies=[Policy.full().core()],
             n_ctx=8,
             n_batch=8,
             n_sequences=1,
             k_dtype="f16",
             v_dtype="f16",
+            positions="auto",
         )
 
 

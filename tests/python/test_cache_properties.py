@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from h2o_cpp import KVCache, Policy
+from h2o_cpp import KVCache, Policy, Rope
 from h2o_rules import ReferenceCache
 
 POLICIES = st.one_of(
@@ -20,6 +21,16 @@ POLICIES = st.one_of(
     st.builds(Policy.sinks, st.integers(0, 3), st.integers(1, 8)),
     st.builds(Policy.h2o, st.integers(1, 6), st.integers(0, 6), st.integers(0, 2)),
     st.builds(Policy.h2o, st.just(0), st.integers(1, 6)),
+)
+
+OPTIONS = st.builds(
+    Policy.h2o,
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(0, 2),
+    score=st.sampled_from(["sum", "mean", "inverse"]),
+    decay=st.sampled_from([1.0, 0.9, 0.25, 0.0]),
+    value_norm=st.booleans(),
 )
 
 
@@ -46,7 +57,11 @@ class Text:
         return [q * 2, k, v]
 
     def cache(
-        self, policy: Policy, kv_dtype: str | tuple[str, str] = "f32", threads: int = 1
+        self,
+        policy: Policy,
+        kv_dtype: str | tuple[str, str] = "f32",
+        threads: int = 1,
+        rope: Rope | None = None,
     ) -> KVCache:
         return KVCache(
             self.n_heads,
@@ -56,6 +71,7 @@ class Text:
             max_tokens=self.n,
             kv_dtype=kv_dtype,
             threads=threads,
+            rope=rope,
         )
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:
@@ -85,15 +101,47 @@ def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
 
 @given(texts(), POLICIES)
 def test_equals_the_rules(text: Text, policy: Policy) -> None:
-    cache = text.cache(policy)
-    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy)
+    equals_the_rules(text, policy, None)
+
+
+@given(texts(), OPTIONS)
+def test_options_equal_the_rules(text: Text, policy: Policy) -> None:
+    equals_the_rules(text, policy, None)
+
+
+@given(
+    texts(),
+    st.one_of(POLICIES, OPTIONS),
+    st.integers(1, 20),
+    st.integers(0, 1),
+    st.sampled_from(["halves", "pairs"]),
+    st.sampled_from(["original", "rolling"]),
+)
+def test_rotary_positions_equal_the_rules(
+    text: Text,
+    policy: Policy,
+    half: int,
+    unrotated: int,
+    layout: Literal["halves", "pairs"],
+    positions: Literal["original", "rolling"],
+) -> None:
+    if policy.budget is None or policy.budget >= text.n:
+        positions = "original"  # what never evicts cannot roll
+    rope = Rope(theta=100.0, n_rot=2 * half, layout=layout, positions=positions)
+    equals_the_rules(replace(text, head_dim=2 * half + unrotated), policy, rope)
+
+
+def equals_the_rules(text: Text, policy: Policy, rope: Rope | None) -> None:
+    cache = text.cache(policy, rope=rope)
+    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy, rope)
     q, k, v = text.arrays()
     done = 0
     for n in text.chunks:
         rows = slice(done, done + n)
         expected = reference.attend(*(x[rows].astype(np.float64) for x in (q, k, v)))
         # A choice between scores closer than float32 can tell apart may honestly differ.
-        assume(reference.margin > 1e-4)
+        # The norm of a value is at most 40 * 5 in size.
+        assume(reference.margin > (1e-4 if not policy.value_norm else 2e-2))
         out = cache.attend(q[rows], k[rows], v[rows])
         done += n
         # Logits are below 2 * 40 * 4 in size and carry 40 roundings of 2^-24: e^logit is right to
@@ -244,8 +292,8 @@ def test_nbytes_is_what_the_formula_says() -> None:
         cache = KVCache(8, n_kv_heads, head_dim, policy, kv_dtype=kv_dtype)
         kv = 2 * n_kv_heads * slots * head_dim * size
         position_and_score = n_kv_heads * slots * 8
-        next_slots = 64  # four int32, in a cache line
-        assert cache.nbytes == kv + position_and_score + next_slots
+        next_slots, policies = 64, 64  # four int32 and a policy, in a cache line each
+        assert cache.nbytes == kv + position_and_score + next_slots + policies
 
 
 @pytest.mark.parametrize(
@@ -261,8 +309,9 @@ def test_nbytes_is_what_the_formula_says() -> None:
 )
 def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
     cache = KVCache(4, 2, 4, Policy.full(), max_tokens=8)
+    q, k, v = (np.zeros(shape, np.float32) for shape in shapes)
     with pytest.raises(ValueError, match=message):
-        cache.attend(*[np.zeros(shape, np.float32) for shape in shapes])
+        cache.attend(q, k, v)
     assert len(cache) == 0
 
 
@@ -297,3 +346,78 @@ def test_full_policy_needs_a_limit() -> None:
 def test_too_large_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match=r"bytes|memory"):
         KVCache(1024, 1024, 1024, Policy.full(), max_tokens=2**30)
+
+
+@given(texts(), st.lists(POLICIES, min_size=2, max_size=3), st.integers(0, 2**32 - 1))
+def test_sequences_of_one_cache_are_caches_of_their_own(
+    text: Text, policies: list[Policy], seed: int
+) -> None:
+    """Each with its own policy, fed in batches of any lengths, and used again after a reset."""
+    random = np.random.default_rng(seed)
+    largest = Policy.h2o(20, 20, 20)  # slots, and scores, for any of them
+    sizes = (text.n_heads, text.n_kv_heads, text.head_dim)
+    policies = [Policy.window(8) if p.budget is None else p for p in policies]
+    together = KVCache(*sizes, largest, n_sequences=len(policies), kv_dtype="f32")
+    for _ in range(2):
+        alone = [KVCache(*sizes, p, kv_dtype="f32") for p in policies]
+        for s, policy in enumerate(policies):
+            together.reset(s, policy)
+        for _ in range(6):
+            chosen = random.permutation(len(policies))[: random.integers(1, len(policies) + 1)]
+            lengths = {int(s): int(random.integers(1, 12)) for s in chosen}
+            q, k, v = (
+                random.normal(size=(sum(lengths.values()), heads, text.head_dim))
+                for heads in (text.n_heads, text.n_kv_heads, text.n_kv_heads)
+            )
+            out = together.attend(q, k, v, lengths)
+            begin = 0
+            for s, n in lengths.items():
+                rows = slice(begin, begin + n)
+                np.testing.assert_array_equal(out[rows], alone[s].attend(q[rows], k[rows], v[rows]))
+                begin += n
+                for g in range(text.n_kv_heads):
+                    np.testing.assert_array_equal(
+                        together.positions(g, sequence=s), alone[s].positions(g)
+                    )
+                    np.testing.assert_array_equal(
+                        together.scores(g, sequence=s), alone[s].scores(g)
+                    )
+        assert together.tokens_seen(0) == len(alone[0])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({0: 1, 2: 1}, "sequence 2, the cache has 2"),
+        ({0: 2, 1: 1}, "3 rows, q has 2"),
+        ({0: 2, 1: 0}, "sequence 1 has no rows"),
+        ({}, "0 rows, q has 2"),
+    ],
+)
+def test_bad_lengths(lengths: dict[int, int], message: str) -> None:
+    cache = KVCache(2, 1, 4, Policy.window(4), n_sequences=2)
+    q, kv = np.zeros((2, 2, 4)), np.zeros((2, 1, 4))
+    with pytest.raises(ValueError, match=message):
+        cache.attend(q, kv, kv, lengths)
+    assert cache.tokens_seen(0) == cache.tokens_seen(1) == 0
+
+
+def test_policies_that_do_not_fit() -> None:
+    cache = KVCache(2, 1, 4, Policy.window(4), max_tokens=100)
+    with pytest.raises(ValueError, match="needs 6 slots, layer 0 has 5"):
+        cache.reset(0, Policy.window(5))
+    with pytest.raises(ValueError, match="needs scores"):
+        cache.reset(0, Policy.h2o(2, 2))
+    with pytest.raises(ValueError, match="cannot take rolling positions"):
+        KVCache(2, 1, 4, Policy.full(), max_tokens=9, rope=Rope(positions="rolling"))
+    for rope in (Rope(layout="thirds"), Rope(positions="relative")):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="expected"):
+            KVCache(2, 1, 4, Policy.window(4), rope=rope)
+    for rope in (Rope(n_rot=6), Rope(n_rot=3), Rope(theta=0), Rope(theta=float("inf"))):
+        with pytest.raises(ValueError, match="expected"):
+            KVCache(2, 1, 4, Policy.window(4), rope=rope)
+    rolling = KVCache(2, 1, 4, Policy.window(4), rope=Rope(positions="rolling"), max_tokens=99)
+    rolling.attend(np.ones((6, 2, 4)), np.ones((6, 1, 4)), np.ones((6, 1, 4)))
+    with pytest.raises(ValueError, match="needs 99 slots"):
+        rolling.reset(0, Policy.full())
+    assert (len(rolling), rolling.policy) == (6, Policy.window(4))  # as it was

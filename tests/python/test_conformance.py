@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h2o_cpp import KVCache, Policy, _core
+from h2o_cpp import KVCache, Policy, Rope
 
 DOCUMENT: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "h2o_cases.json").read_text()
@@ -146,33 +146,33 @@ def test_scores_accumulate_in_full_precision() -> None:
     )
 
 
-ROPE_CASES = {c["id"]: c for c in DOCUMENT["rope_cases"] if c["position_mode"] == "original"}
+ROPE_CASES = {c["id"]: c for c in DOCUMENT["rope_cases"]}
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("layout", ["halves", "pairs"])
 @pytest.mark.parametrize("name", ROPE_CASES)
-def test_rope_case(name: str, pairs: bool) -> None:
-    """Keys are stored rotated at their true positions. The layout only permutes dimensions."""
+def test_rope_case(name: str, layout: Literal["halves", "pairs"]) -> None:
+    """Keys are stored rotated at their true positions, or unrotated and rotated by their ranks when
+    they are read. The layout only permutes dimensions."""
     case = ROPE_CASES[name]
     n_heads, n_kv_heads, head_dim = case["n_q_heads"], case["n_kv_heads"], case["rope"]["head_dim"]
-    frequencies = case["rope"]["theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
     interleave = np.arange(head_dim).reshape(2, -1).T.ravel()  # halves -> adjacent pairs
     q, k, v = (np.array(case[x], np.float32).transpose(1, 0, 2) for x in "qkv")
-    if pairs:
+    if layout == "pairs":
         q, k = q[..., interleave], k[..., interleave]
-    cache = KVCache(n_heads, n_kv_heads, head_dim, policy_of(case), kv_dtype="f32")
+    rope = Rope(theta=case["rope"]["theta"], layout=layout, positions=case["position_mode"])
+    cache = KVCache(n_heads, n_kv_heads, head_dim, policy_of(case), kv_dtype="f32", rope=rope)
     done = 0
     for step, expected in zip(case["schedule"], case["expected"], strict=True):
         rows = slice(done, done + step["tokens"])
-        positions = np.arange(rows.start, rows.stop, dtype=np.int32)
-        turned_q, turned_k = (
-            _core.rope(x[rows], positions, frequencies.astype(np.float32), pairs=pairs)
-            for x in (q, k)
-        )
-        out = cache.attend(turned_q, turned_k, v[rows])
+        out = cache.attend(q[rows], k[rows], v[rows])
         done = rows.stop
         for g in range(n_kv_heads):
             assert cache.positions(g).tolist() == expected["kept"][g]
             if case["policy"] == "h2o":
                 np.testing.assert_allclose(cache.scores(g), expected["scores"][g], atol=1e-5)
         np.testing.assert_allclose(out[-1], expected["out_last"], rtol=0, atol=1e-5)
+
+
+def test_all_rope_cases_are_run() -> None:
+    assert len(ROPE_CASES) == len(DOCUMENT["rope_cases"]) == 8

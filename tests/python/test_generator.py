@@ -14,7 +14,7 @@ import pytest
 
 from background import PROMPT
 from generating import generate
-from h2o_cpp import BUNDLED_MODEL, Generation, Generator, KVCache, Policy, Stats
+from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
 
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
 frees_at_once = pytest.mark.skipif(
@@ -268,3 +268,32 @@ print((before - resident()) / cache)
             [sys.executable, "-W", "error", "-c", program], env=os.environ | tunables, text=True
         )
         assert float(output) > 0.9
+
+
+def test_stats_of_layers_and_heads(tiny_opt: Path) -> None:
+    policies = [Policy.h2o(4, 4), Policy.window(5), Policy.h2o(2, 9), Policy.full()]
+    policies += [Policy.window(3)] * 2
+    with Generator(tiny_opt, policy=policies, n_ctx=60, threads=1) as generator:
+        assert generator.stats(layers=True).layers[0].heads[0] == HeadStats(-1, -1, 0.0)
+        generator.generate([5] * 20, max_tokens=21, temperature=0, ignore_eos=True)
+        assert generator.stats().layers == ()
+        stats = generator.stats(layers=True)
+        assert stats.tokens_kept == stats.tokens_seen == 40
+        assert [layer.tokens_kept for layer in stats.layers] == [8, 5, 11, 40, 3, 3]
+        assert [layer.evictions for layer in stats.layers] == [32, 35, 29, 0, 37, 37]
+        for i, layer in enumerate(stats.layers):
+            assert len(layer.heads) == stats.n_kv_heads
+            for h, head in enumerate(layer.heads):
+                positions, scores = generator.kept(i, h)
+                assert head.oldest == min(positions)
+                assert head.score == pytest.approx(scores.sum(), rel=1e-5)
+                if i in (1, 3, 4, 5):  # no scores are kept
+                    assert (head.heaviest, head.score) == (-1, 0.0)
+                else:
+                    assert head.heaviest == positions[list(scores).index(max(scores))]
+        assert stats.layers[1].heads[0].oldest == 35
+
+
+def test_policies_of_layers_are_as_many_as_layers(tiny_opt: Path) -> None:
+    with pytest.raises(ValueError, match="3 policies for 6 layers"):
+        Generator(tiny_opt, policy=[Policy.window(5)] * 3)

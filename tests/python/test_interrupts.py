@@ -103,7 +103,7 @@ def test_a_computation_fails(generator: Generator, expected: str) -> None:
     """A token is checked where it is read, here after the stream began."""
     prompt = [5, 6]
     stream = generator.stream(prompt, max_tokens=5)
-    stream._request.prompt[1] = 4096  # type: ignore[index]
+    stream._text.tokens[1] = 4096
     with pytest.raises(ValueError, match="token 4096"):
         next(stream)
     assert stream.finish_reason == "cancelled"

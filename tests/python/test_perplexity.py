@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import sys
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.perplexity import measure, perplexity
+from h2o_cpp.perplexity import at_budgets, measure, perplexity, stream_losses
+from h2o_cpp.policy import POLICIES
+from h2o_cpp.session import open_session
 
 N_CTX = 48
 
@@ -60,15 +64,7 @@ def test_full_cache(
 def test_one_token_at_a_time_predicts_from_what_is_kept(
     model: _core.Model, tokens: list[int], policy: Policy
 ) -> None:
-    session = _core.Session(
-        model,
-        **policy.limits(),
-        n_ctx=N_CTX,
-        n_batch=1,
-        n_sequences=1,
-        k_dtype="f16",
-        v_dtype="f16",
-    )
+    session = open_session(model, policy, n_ctx=N_CTX, n_batch=1)
     total = 0.0
     for i in range(N_CTX - 1):
         [row] = session.step([(0, np.array([tokens[i]], np.int32))]).astype(np.float64)
@@ -108,6 +104,9 @@ def test_measure(model: _core.Model, tokens: list[int]) -> None:
         ({"stride": 0}, "stride=0"),
         ({"stride": N_CTX}, "stride=48"),
         ({"chunk": 0}, "chunk=0"),
+        ({"budgets": [float("nan")]}, "budget nan"),
+        ({"streaming": True, "stride": 5}, "stride is of windows"),
+        ({"streaming": True}, "room for"),
     ],
 )
 def test_bad_options(
@@ -167,3 +166,82 @@ def test_every_window_has_its_beginning(
     value, n, _ = perplexity(model, text, Policy.full(), n_ctx=N_CTX, beginning=beginning)
     assert n == len(expected)
     assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_keep_as_many_as_they_are_asked_to(name: str, n: int) -> None:
+    [budgeted] = at_budgets([name], [1.0], n)  # and each is one that there is, even of 1 token
+    assert budgeted.policy.budget == budgeted.kept == n
+
+
+def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[int]) -> None:
+    text = tokens[:41]  # 40 predictions: segments of 4
+    with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
+        expected = losses(generator, text)
+    got, _ = stream_losses(model, text, Policy.full(), n_ctx=N_CTX, chunk=7)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+    [full, window] = measure(
+        model,
+        text[1:],
+        policies=["window"],
+        budgets=[0.25],
+        n_ctx=N_CTX,
+        beginning=text[:1],
+        streaming=True,
+    )
+    assert full.tokens == 40
+    assert full.perplexity == pytest.approx(exp(sum(expected) / 40), rel=1e-9)
+    fours = [exp(sum(expected[i : i + 4]) / 4) for i in range(0, 40, 4)]
+    assert full.segments == pytest.approx(fours, rel=1e-9)
+    # a window of 12 has forgotten nothing while it predicts the first 12 of 40
+    assert window.segments[:3] == pytest.approx(full.segments[:3], rel=1e-9)
+    assert window.segments[4:] != pytest.approx(full.segments[4:], rel=1e-3)
+
+
+def test_streaming_goes_on_where_positions_roll(data: Path) -> None:
+    model = _core.Model(data / "golden" / "llama_gqa2_tied.gguf", device="cpu", threads=1)
+    text = [7 * i % 61 for i in range(3 * model.n_ctx_train)]
+    session = open_session(model, Policy.window(10), n_ctx=40, n_batch=1)
+    total = 0.0
+    for token, following in pairwise(text):
+        [row] = session.step([(0, np.array([token], np.int32))]).astype(np.float64)
+        total += row.max() + log(np.exp(row - row.max()).sum()) - row[following]
+    [window] = measure(
+        model, text, policies=["window"], budgets=[0.25], n_ctx=40, streaming=True
+    )  # and no full cache
+    assert window.tokens == len(text) - 1
+    assert window.perplexity == pytest.approx(exp(total / window.tokens), rel=1e-9)
+
+
+def test_streaming_command(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "60"]
+    arguments += ["--policy", "h2o+sinks", "--budget", "0.01", "--streaming", "--csv"]
+    assert main([*arguments, str(tmp_path / "o.csv")]) == 0
+    out = capsys.readouterr().out
+    with (tmp_path / "o.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["policy"] for row in rows] == ["full", "h2o+sinks"]
+    last = [f"{float(rows[1][f'segment_{i + 1}']):.3f}" for i in range(10)]
+    assert " | ".join(last) in out
+    assert "60 tokens predicted, in one pass" in out
+
+
+def test_plot(tiny_opt: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 10, encoding="utf-8")
+    arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "24"]
+    assert main([*arguments, "--budget", "0.3,0.6", "--plot", str(tmp_path / "o.png")]) == 0
+    assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib(
+    tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before anything is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["perplexity", str(tiny_opt), "no such text", "--plot", "o.png"]) == 1
+    assert 'pip install "h2o-cpp[eval]"' in capsys.readouterr().err

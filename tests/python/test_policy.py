@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.policy import h2o_budget
+from h2o_cpp.policy import POLICIES, budget_policy
 
 CASES: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "h2o_cases.json").read_text(encoding="utf-8")
@@ -98,13 +98,13 @@ def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
     ratio, tokens, budget = row["ratio"], row["tokens"], row["budget"]
     if budget == 0:
         with pytest.raises(ValueError, match=r"hh=.*keeps no token"):
-            h2o_budget(ratio, None, tokens)
+            budget_policy(ratio, None, tokens)
     else:
-        policy = h2o_budget(ratio, None, tokens)
+        policy = budget_policy(ratio, None, tokens)
         assert policy.budget == budget
         assert policy == Policy.h2o(heavy=budget // 2, recent=budget - budget // 2)
     # as a share of hh = all of it
-    policy = h2o_budget(1.0, ratio, tokens)
+    policy = budget_policy(1.0, ratio, tokens)
     assert policy == Policy.h2o(heavy=tokens - budget, recent=budget)
 
 
@@ -132,18 +132,18 @@ def test_fractions_are_cut_as_the_authors_do(row: dict[str, Any]) -> None:
 def test_hh_and_recent(
     hh: float, recent: float | None, n_ctx: int, heavy: int, newest: int
 ) -> None:
-    assert h2o_budget(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=newest)
+    assert budget_policy(hh, recent, n_ctx) == Policy.h2o(heavy=heavy, recent=newest)
 
 
 @pytest.mark.parametrize("hh", [1, np.int64(1)])
 def test_one_token_is_no_budget(hh: int) -> None:
     """Beside 1.0, which is everything."""
     with pytest.raises(ValueError, match=r"hh=1 is one token; write 1\.0 for all of n_ctx"):
-        h2o_budget(hh, None, 2048)
+        budget_policy(hh, None, 2048)
 
 
 def test_no_hh_is_the_full_cache() -> None:
-    assert h2o_budget(None, None, 2048) == Policy.full()
+    assert budget_policy(None, None, 2048) == Policy.full()
 
 
 @given(st.floats(0, 1), st.integers(1, 100_000))
@@ -151,9 +151,9 @@ def test_any_fraction(ratio: float, n_ctx: int) -> None:
     total = int(ratio * n_ctx)
     if total == 0:
         with pytest.raises(ValueError, match="hh="):
-            h2o_budget(ratio, None, n_ctx)
+            budget_policy(ratio, None, n_ctx)
         return
-    policy = h2o_budget(ratio, None, n_ctx)
+    policy = budget_policy(ratio, None, n_ctx)
     assert policy.budget == total
     assert policy.n_recent is not None
     assert 0 <= policy.n_recent - policy.n_heavy <= 1
@@ -164,7 +164,7 @@ def test_any_fraction(ratio: float, n_ctx: int) -> None:
 )
 def test_bad_hh(tiny_opt: Path, hh: Any) -> None:
     with pytest.raises(ValueError, match=r"^hh="):
-        h2o_budget(hh, None, 2048)
+        budget_policy(hh, None, 2048)
     with pytest.raises(ValueError, match=r"^hh="):
         Generator(tiny_opt, hh=hh)
 
@@ -174,14 +174,14 @@ def test_bad_hh(tiny_opt: Path, hh: Any) -> None:
 )
 def test_bad_recent(tiny_opt: Path, recent: Any) -> None:
     with pytest.raises(ValueError, match=r"^recent="):
-        h2o_budget(0.2, recent, 2048)
+        budget_policy(0.2, recent, 2048)
     with pytest.raises(ValueError, match=r"^recent="):
         Generator(tiny_opt, hh=0.2, recent=recent)
 
 
 def test_recent_without_hh() -> None:
     with pytest.raises(ValueError, match="recent is part of hh"):
-        h2o_budget(None, 3, 2048)
+        budget_policy(None, 3, 2048)
 
 
 def test_generator_takes_hh_of_its_own_context_or_a_policy(tiny_opt: Path) -> None:
@@ -191,5 +191,27 @@ def test_generator_takes_hh_of_its_own_context_or_a_policy(tiny_opt: Path) -> No
     assert Generator(tiny_opt, hh=20, recent=5).policy == Policy.h2o(15, 5)
     assert Generator(tiny_opt, policy=Policy.sinks(4, 60)).policy == Policy.sinks(4, 60)
     for options in ({"hh": 0.2}, {"recent": 4}, {"hh": 0.2, "recent": 4}):
-        with pytest.raises(ValueError, match="either policy or hh"):
+        with pytest.raises(ValueError, match="either a Policy or hh"):
             Generator(tiny_opt, policy=Policy.full(), **options)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_by_name_keep_hh(tiny_opt: Path, name: str) -> None:
+    with Generator(tiny_opt, hh=20, policy=name) as generator:
+        assert generator.policy == POLICIES[name](20)
+        assert POLICIES[name](20).budget == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "lru", "hh": 20}, "'lru' is not one of h2o, window"),
+        ({"policy": "window"}, "'window' needs hh"),
+        ({"policy": "window", "hh": 20, "recent": 5}, "either recent or policy 'window'"),
+    ],
+)
+def test_policies_by_name_that_make_no_sense(
+    tiny_opt: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Generator(tiny_opt, **options)

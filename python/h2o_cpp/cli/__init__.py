@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from h2o_cpp import __version__
-from h2o_cpp.cli import chat, convert, info, perplexity, quantize, run
+from h2o_cpp.cli import (
+    analyze,
+    chat,
+    convert,
+    eval,
+    info,
+    inspect,
+    perplexity,
+    quantize,
+    retrieve,
+    run,
+)
 
 
 class _Command(Protocol):
@@ -23,7 +34,11 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "info": (info, "describe a GGUF file"),
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
     "quantize": (quantize, "make a GGUF file smaller"),
+    "inspect": (inspect, "show what the cache kept of a text"),
     "perplexity": (perplexity, "measure what eviction costs on a text"),
+    "analyze": (analyze, "see how attention is spread over a text"),
+    "retrieve": (retrieve, "see what eviction loses of a prompt"),
+    "eval": (eval, "score a model on benchmark tasks under eviction"),
 }
 
 

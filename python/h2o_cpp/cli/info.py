@@ -12,7 +12,7 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import kv_dtypes
-from h2o_cpp.policy import h2o_budget
+from h2o_cpp.policy import budget_policy
 
 _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000
@@ -95,14 +95,14 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
     if not all(isinstance(n, int) and 0 < n < 2**24 for n in (n_layers, n_kv_heads, head_dim)):
         return  # a file without a model, or one whose layers differ
     for name, hh in (("full", None), ("hh=0.2", 0.2)):
-        policy = h2o_budget(hh, None, _CACHE_TOKENS)
+        policy = budget_policy(hh, None, _CACHE_TOKENS)
         yield (
             f"cache of {_CACHE_TOKENS} tokens, {name}",
             _core.cache_bytes(
                 n_layers=n_layers,
                 n_kv_heads=n_kv_heads,
                 head_dim=head_dim,
-                **policy.limits(),
+                policy=policy.core(),
                 max_tokens=_CACHE_TOKENS,
                 **kv_dtypes("f16"),
             ),

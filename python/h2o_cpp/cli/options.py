@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.policy import POLICIES
 from h2o_cpp.stream import StreamOptions
 
 
@@ -29,52 +31,17 @@ _SAMPLING: tuple[tuple[str, type, float, str], ...] = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add them."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        type=Path,
-        default=BUNDLED_MODEL,
-        metavar="FILE",
-        help="GGUF file (default: the bundled tiny model)",
-    )
+    add_model(parser)
     parser.add_argument(
         "-n",
         "--max-tokens",
         type=int,
         default=128,
         metavar="N",
-        help="generate at most N tokens (default: %(default)s)",
+        help="generate at most N tokens; -1: until the text ends (default: %(default)s)",
     )
 
-    cache = parser.add_argument_group("cache")
-    cache.add_argument(
-        "--hh",
-        type=_amount,
-        metavar="X",
-        help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
-        "hitters, half recent (default: keep all)",
-    )
-    cache.add_argument(
-        "--recent",
-        type=_amount,
-        metavar="X",
-        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
-    )
-    cache.add_argument(
-        "-c",
-        "--n-ctx",
-        type=int,
-        metavar="N",
-        help="most tokens of a text, prompt included (default and limit: as trained)",
-    )
-    cache.add_argument(
-        "--n-batch",
-        type=int,
-        default=512,
-        metavar="N",
-        help="prompt tokens read at a time (default: %(default)s)",
-    )
-    add_kv_dtype(cache)
+    add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
     for name, kind, default, meaning in _SAMPLING:
@@ -105,6 +72,68 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on after the end of text (default: end there)",
     )
 
+    add_machine(parser)
+
+
+def add_model(parser: _Arguments) -> None:
+    """Add --model."""
+    parser.add_argument(
+        "-m",
+        "--model",
+        type=Path,
+        default=BUNDLED_MODEL,
+        metavar="FILE",
+        help="GGUF file (default: the bundled tiny model)",
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
+    """Add the group of what the cache keeps; n_batch is the default of --n-batch."""
+    cache = parser.add_argument_group("cache")
+    cache.add_argument(
+        "--hh",
+        type=_amount,
+        metavar="X",
+        help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
+        "hitters, half recent (default: keep all)",
+    )
+    cache.add_argument(
+        "--recent",
+        type=_amount,
+        metavar="X",
+        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
+    )
+    cache.add_argument(
+        "--policy",
+        metavar="NAME",
+        help=f"keep --hh by another policy, one of {','.join(POLICIES)} (default: h2o)",
+    )
+    cache.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        help="the context: what --hh is a share of, and the most tokens of a text whose positions "
+        "do not roll (default and limit: as trained)",
+    )
+    cache.add_argument(
+        "--positions",
+        choices=("auto", "original", "rolling"),
+        default="auto",
+        help="of a rotary model; auto: rolling past the trained length (default: %(default)s)",
+    )
+    cache.add_argument(
+        "--n-batch",
+        type=int,
+        default=n_batch,
+        metavar="N",
+        help="prompt tokens read at a time (default: %(default)s)",
+    )
+    add_kv_dtype(cache)
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the group of where to compute."""
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--device",
@@ -143,6 +172,8 @@ def open_generator(args: argparse.Namespace) -> Generator:
         args.model,
         hh=args.hh,
         recent=args.recent,
+        policy=args.policy,
+        positions=args.positions,
         n_ctx=args.n_ctx,
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
@@ -154,7 +185,7 @@ def open_generator(args: argparse.Namespace) -> Generator:
 def stream_options(args: argparse.Namespace) -> StreamOptions:
     """How to generate, as the arguments say."""
     return {
-        "max_tokens": args.max_tokens,
+        "max_tokens": None if args.max_tokens == -1 else args.max_tokens,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,
@@ -165,6 +196,13 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
         "stop": args.stop,
         "ignore_eos": args.ignore_eos,
     }
+
+
+def read_prompt(text: str, file: Path | None) -> str:
+    """A text, or that of stdin ("-") or of a file without the last newline."""
+    if file is not None:
+        return read_text(file).removesuffix("\n")
+    return sys.stdin.read().removesuffix("\n") if text == "-" else text
 
 
 def read_text(file: Path) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import csv
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import nan
 from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
+from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
-from h2o_cpp.perplexity import POLICIES, Measurement, measure
+from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
+from h2o_cpp.policy import POLICIES
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -22,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
     parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
     parser.add_argument(
-        "--policy", type=_names, default=list(POLICIES), metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: all); the full cache is always measured",
+        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
+        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        "measured",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", type=_fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
+        "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
     )  # fmt: skip
     parser.add_argument(
@@ -43,15 +48,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="read only N tokens of the text (default: all)"
     )
+    parser.add_argument(
+        "--streaming", action="store_true",
+        help="read the text in one pass and show each tenth of it by itself (default: windows)",
+    )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
     )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
+    figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.text)
     n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
     model = _core.Model(args.model, device="cpu", threads=n_threads)
@@ -69,32 +82,60 @@ def run(args: argparse.Namespace) -> int:
         stride=args.stride,
         chunk=args.chunk,
         kv_dtype=args.kv_dtype,
+        streaming=args.streaming,
     )
-    print("| policy | budget | kept | perplexity | of full | cache |")
-    print("|---|---|---|---|---|---|")
+    columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]
+    columns += [str(i + 1) for i in range(N_SEGMENTS)] if args.streaming else []
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
     measured: list[Measurement] = []
-    total = 1 + len(args.policy) * len(args.budget)
+    full = nan
+    total = len(args.policy) * len(args.budget) + 1
     for row in tqdm(rows, total=total, disable=None, leave=False):
         measured.append(row)
+        full = row.perplexity if row.policy == "full" else full
+        segments = "".join(f" {value:.3f} |" for value in row.segments)
         tqdm.write(
             f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
-            f"| {row.perplexity / measured[0].perplexity:.3f} | {mebibytes(row.cache_bytes)} |"
+            f"| {row.perplexity / full:.3f} | {mebibytes(row.cache_bytes)} |" + segments
         )
-    print(f"\n{measured[0].tokens} tokens predicted, in windows of {n_ctx}, {args.chunk} at a time")
+    how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
+    print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
     if args.csv is not None:
-        with args.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Measurement)])
-            writer.writeheader()
-            writer.writerows(map(asdict, measured))
+        write_csv(args.csv, [_flat(row) for row in measured])
+    if figure is not None:
+        axes = figure.subplots()
+        evicting = [row for row in measured if row.policy != "full"]
+        points = [(row.policy, row.budget, row.perplexity) for row in evicting]
+        draw_budgets(axes, points, full)
+        axes.set_ylabel("perplexity")
+        figure.savefig(args.plot)
     return 0
 
 
-def _names(text: str) -> list[str]:
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows as a CSV file; the first one names the columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def names(text: str) -> list[str]:
+    """A list of names, as an argument."""
     return text.split(",")
 
 
-def _fractions(text: str) -> list[float]:
+def fractions(text: str) -> list[float]:
+    """A list of fractions, as an argument."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
+
+
+def _flat(row: Measurement) -> dict[str, object]:
+    """A row of the CSV file, where each segment has a column."""
+    flat = asdict(row)
+    segments = flat.pop("segments")
+    return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from h2o_cpp import Generator
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_options, open_generator, read_text, stream_options
+from h2o_cpp.cli.options import add_options, open_generator, read_prompt, stream_options
 from h2o_cpp.stream import Stream, StreamOptions
 
 
@@ -31,20 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stream to stdout; the closing line goes to stderr, so that a pipe holds nothing but text."""
-    prompt = _prompt(args)
+    prompt = read_prompt(args.prompt, args.file)
     options: StreamOptions = {**stream_options(args), "parse_special": args.parse_special}
     with open_generator(args) as generator:
         stream = generator.stream(prompt, **options)
         print(prompt, end="", flush=True)
         return show(generator, stream)
-
-
-def _prompt(args: argparse.Namespace) -> str:
-    """The text; of stdin and of a file without the last newline."""
-    if args.file is not None:
-        return read_text(args.file).removesuffix("\n")
-    prompt: str = args.prompt
-    return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
 
 
 def show(generator: Generator, stream: Stream) -> int:
@@ -70,5 +62,5 @@ def summary(generator: Generator, stream: Stream) -> str:
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
         f"cache {mebibytes(stats.cache_bytes)}, full {mebibytes(stats.full_cache_bytes)} "
         f"({share:.0%}) | {stats.evictions} evicted of {stats.tokens_seen} | "
-        f"end: {stream.finish_reason}]"
+        f"end: {stream.finish_message or stream.finish_reason}]"
     )

@@ -1,0 +1,101 @@
+// Values as bytes and back, little-endian as every machine we run on is: for snapshots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "core/error.h"
+
+namespace h2o {
+
+class ByteWriter {
+ public:
+  template <class T>
+  void put(const T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);  // nothing with padding
+    put(std::span(&value, 1));
+  }
+  template <class T>
+  void put(std::span<const T> values) {
+    const size_t begin = bytes_.size();
+    bytes_.resize(begin + values.size_bytes());
+    if (!values.empty()) std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
+  }
+  // Its length, then its bytes.
+  void put_text(std::string_view text) {
+    put(uint64_t{text.size()});
+    put(std::span(text));
+  }
+
+  // Room for n more bytes, to be written by the caller.
+  std::byte* extend(size_t n) {
+    bytes_.resize(bytes_.size() + n);
+    return bytes_.data() + bytes_.size() - n;
+  }
+
+  std::vector<std::byte>& bytes() { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// Treats its input as hostile.
+class ByteReader {
+ public:
+  // `what` begins the messages.
+  ByteReader(std::string_view what, std::span<const std::byte> bytes)
+      : what_(what), bytes_(bytes) {}
+
+  // Throws FormatError where there are no more bytes.
+  std::span<const std::byte> take(uint64_t n) {
+    if (n > bytes_.size()) throw FormatError(text(what_, " ends too early"));
+    const std::span<const std::byte> taken = bytes_.first(n);
+    bytes_ = bytes_.subspan(n);
+    return taken;
+  }
+  template <class T>
+  T get() {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  template <class T>
+  std::vector<T> get(uint64_t n) {
+    if (n > bytes_.size() / sizeof(T)) throw FormatError(text(what_, " ends too early"));
+    std::vector<T> values(n);
+    if (n > 0) std::memcpy(values.data(), take(n * sizeof(T)).data(), n * sizeof(T));
+    return values;
+  }
+  std::string_view get_text() {
+    const std::span<const std::byte> bytes = take(get<uint64_t>());
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+  std::string_view what() const { return what_; }
+  size_t left() const { return bytes_.size(); }
+
+ private:
+  std::string_view what_;
+  std::span<const std::byte> bytes_;
+};
+
+// A checksum against accidents, not against malice: FNV-1a over words of 8 bytes, the last padded
+// with zeros, beginning with `seed`.
+inline uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed = 14695981039346656037U) {
+  uint64_t sum = seed ^ bytes.size();
+  for (size_t i = 0; i < bytes.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, bytes.size() - i < 8 ? bytes.size() - i : 8);
+    sum = (sum ^ word) * 1099511628211U;
+    sum ^= sum >> 29;  // so that high bits count too
+  }
+  return sum;
+}
+
+}  // namespace h2o

@@ -1,0 +1,85 @@
+"""Measure the observations of the H2O paper on a model and a text: sparsity, power law, removal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp import _core
+from h2o_cpp.analysis.attention import accumulated_attention, attention_rows
+from h2o_cpp.analysis.panels import draw_report
+from h2o_cpp.analysis.plots import new_figure
+from h2o_cpp.analysis.power_law import LEAST_TOKENS
+from h2o_cpp.analysis.report import REMOVALS, Report
+from h2o_cpp.analysis.sparsity import sparsity
+from h2o_cpp.arguments import whole
+from h2o_cpp.cli.options import add_threads, read_text
+from h2o_cpp.perplexity import measure
+from h2o_cpp.tokenizer import TextTokenizer
+
+_MAX_TOKENS = 2048
+_BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N",
+        help=f"read only N tokens of the text (default: as trained, at most {_MAX_TOKENS})",
+    )  # fmt: skip
+    add_threads(parser)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers here too (default: nowhere)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw them in four panels (default: not)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tables."""
+    figure = None if args.plot is None else new_figure(10, 8)
+    text = read_text(args.text)
+    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
+    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    n = min(model.n_ctx_train, _MAX_TOKENS)
+    n = n if args.max_tokens is None else whole("max_tokens", args.max_tokens, 1)
+    tokenizer = TextTokenizer.of_model(model)
+    beginning = tokenizer.encode("")
+    words = tokenizer.encode(text, add_special=False)[: n - len(beginning)]
+    tokens = [*beginning, *words]
+    if len(tokens) < LEAST_TOKENS:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected at least {LEAST_TOKENS}")
+
+    accumulated = accumulated_attention(model, tokens)
+    rows = attention_rows(model, tokens)
+    rows = tqdm(rows, total=len(tokens), desc="rows", disable=None, leave=False)
+    layer_sparsity = sparsity(rows)
+    measured = measure(
+        model,
+        words,
+        policies=list(REMOVALS),
+        budgets=_BUDGETS,
+        n_ctx=len(tokens),
+        beginning=beginning,
+    )
+    n_measured = 1 + len(REMOVALS) * len(_BUDGETS)
+    removal = list(tqdm(measured, total=n_measured, desc="removal", disable=None, leave=False))
+    report = Report.of(tokens, layer_sparsity, accumulated, removal)
+
+    print(f"{len(tokens)} tokens of {args.text}\n")
+    print("\n".join(report.lines()))
+    if model.n_kv_heads < model.n_heads:
+        group = model.n_heads // model.n_kv_heads
+        print(f"\nA row of attention is the sum over the {group} query heads of a KV head.")
+    if args.json is not None:
+        args.json.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    if figure is not None:
+        draw_report(figure, report)
+        figure.savefig(args.plot)
+    return 0

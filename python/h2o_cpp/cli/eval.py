@@ -1,0 +1,107 @@
+"""Score a model on benchmark tasks under eviction, through lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+from h2o_cpp.cli.options import add_kv_dtype, add_threads
+from h2o_cpp.policy import POLICIES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument(
+        "--tasks", required=True, metavar="NAME,...",
+        help="with --data of copa,openbookqa,piqa,rte,winogrande,mathqa; without, any of lm_eval's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="take the tasks from files in DIR (default: from the Hugging Face Hub)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hh", type=float, metavar="X", help="keep a fraction of each request (default: keep all)"
+    )
+    parser.add_argument(
+        "--policy", default="h2o", metavar="NAME",
+        help=f"what that is, one of {','.join(POLICIES)} (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-fewshot", type=int, metavar="N",
+        help="examples in front of each question (default: as the task says, mostly 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only N documents of each task (default: all)"
+    )
+    parser.add_argument(
+        "-c",
+        "--n-ctx",
+        type=int,
+        metavar="N",
+        help="most tokens of a request (default: as trained)",
+    )
+    parser.add_argument(
+        "--chunk", type=int, metavar="N",
+        help="read contexts N tokens at a time, with eviction after each (default: in one piece)",
+    )  # fmt: skip
+    add_kv_dtype(parser)
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME",
+        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+    )  # fmt: skip
+    add_threads(parser)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the scores here too (default: nowhere)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, the rows of a task as soon as it is done."""
+    try:
+        from h2o_cpp.eval.model import H2oModel
+        from h2o_cpp.eval.scores import evaluate
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: `pip install lm-eval`, or the extra `eval`") from None
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own tasks' defaults
+    model = H2oModel(
+        args.model,
+        hh=args.hh,
+        policy=args.policy,
+        n_ctx=args.n_ctx,
+        chunk=args.chunk,
+        kv_dtype=args.kv_dtype,
+        device=args.device,
+        threads=args.threads,
+    )
+    scores = evaluate(
+        model, args.tasks.split(","), data=args.data, num_fewshot=args.num_fewshot, limit=args.limit
+    )
+    print("| task | metric | value | ± | n | kept | cache | truncated |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows = []
+    for row in scores:
+        rows.append(asdict(row))
+        stderr = "" if row.stderr is None else f"{row.stderr:.4f}"
+        print(
+            f"| {row.task} | {row.metric} | {row.value:.4f} | {stderr} | {row.n} | {row.kept:.1f} "
+            f"| {row.cache_bytes / 2**10:.1f} KiB | {row.truncated} |",
+            flush=True,
+        )
+    if args.json is not None:
+        settings = {
+            "model": args.model.name,
+            "hh": args.hh,
+            "policy": args.policy,
+            "num_fewshot": args.num_fewshot,
+            "limit": args.limit,
+            "n_ctx": model.budgeted.n_ctx,
+            "chunk": args.chunk,
+            "kv_dtype": args.kv_dtype,
+        }
+        text = json.dumps({"settings": settings, "scores": rows}, indent=2)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    return 0

@@ -1,0 +1,128 @@
+"""Measure what is still found in a prompt under eviction: every policy at every budget."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp import _core
+from h2o_cpp.analysis.plots import draw_budgets, new_figure
+from h2o_cpp.arguments import whole
+from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
+from h2o_cpp.cli.perplexity import fractions, names, write_csv
+from h2o_cpp.policy import POLICIES
+from h2o_cpp.retrieval.measurement import Measurement, measure
+from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
+from h2o_cpp.tokenizer import TextTokenizer
+
+_LENGTH = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument(
+        "--task", type=names, default=list(TASKS), metavar="NAME,...",
+        help=f"of {','.join(TASKS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
+        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        "measured",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
+        help="fractions of the length that are kept (default: 0.1,0.2,0.4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--length", type=int, metavar="N",
+        help=f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=int, default=20, metavar="N", help="of each task (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=32, metavar="N",
+        help="prompt tokens read at a time, with eviction after each (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-s", "--seed", type=int, default=0, metavar="N",
+        help="the same seed gives the same prompts (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE",
+        help="UTF-8 text that fills the prompts (default: a paragraph, again and again)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE",
+        help="samples of kv, a JSON object with context and answer on each line "
+        "(default: made at random)",
+    )  # fmt: skip
+    add_kv_dtype(parser)
+    add_threads(parser)
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE",
+        help="plot log-likelihood against budget, a panel for each task (default: not)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, a row as soon as it is measured."""
+    figure = None if args.plot is None else new_figure(5 * len(args.task), 4)
+    filler = FILLER if args.text is None else read_text(args.text)
+    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
+    n_samples = whole("samples", args.samples, 1)
+    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    length = min(model.n_ctx_train, _LENGTH)
+    length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
+    tokenizer = TextTokenizer.of_model(model)
+    tasks = {
+        task: read_samples(tokenizer, args.data, n_samples)
+        if task == "kv" and args.data is not None
+        else make_samples(
+            tokenizer, task, n=n_samples, length=length, filler=filler, seed=args.seed
+        )
+        for task in args.task
+    }
+    rows = measure(
+        model,
+        tasks,
+        policies=args.policy,
+        budgets=args.budget,
+        n_ctx=length,
+        chunk=args.chunk,
+        kv_dtype=args.kv_dtype,
+    )
+    print("| task | policy | budget | kept | log-likelihood | of full | error | exact | samples |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    measured: list[Measurement] = []
+    total = len(tasks) * (2 + len(args.policy) * len(args.budget))
+    for row in tqdm(rows, total=total, disable=None, leave=False):
+        measured.append(row)
+        tqdm.write(
+            f"| {row.task} | {row.policy} | {row.budget:g} | {row.kept} "
+            f"| {row.log_likelihood:.3f} | {row.of_full:+.3f} | {row.error:.3f} | {row.exact:.0%} "
+            f"| {row.samples} |"
+        )
+    print(
+        f"\nprompts of up to {length} tokens, read {args.chunk} at a time; "
+        "log-likelihood of a token of the answer, in nats"
+    )
+    if args.csv is not None:
+        write_csv(args.csv, [asdict(row) for row in measured])
+    if figure is not None:
+        panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+        for axes, task in zip(panels, tasks, strict=True):
+            full, absent, *rest = (row for row in measured if row.task == task)
+            points = [(row.policy, row.budget, row.log_likelihood) for row in rest]
+            axes.axhline(absent.log_likelihood, linestyle=":", color="black", label="absent")
+            draw_budgets(axes, points, full.log_likelihood)
+            axes.set(title=task, ylabel="log-likelihood of a token, nats")
+        figure.savefig(args.plot)
+    return 0

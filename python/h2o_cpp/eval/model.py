@@ -1,0 +1,113 @@
+"""A model with a bounded cache as lm-evaluation-harness (lm_eval) knows models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp.eval.budgeted import BudgetedModel
+
+_MAX_GEN_TOKS = 256  # where a task does not say; as lm_eval's own models have it
+
+
+@register_model("h2o_cpp")
+class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
+    """The model `h2o_cpp` of lm_eval; BudgetedModel explains budgets and eviction.
+
+    A rolling likelihood has one token of context in its first window, so nearly all of its text is
+    read under eviction.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: object = None,
+        max_batch_size: object = None,
+        **options: Any,
+    ) -> None:
+        """Load a model; path and options as for BudgetedModel.
+
+        batch_size, max_batch_size: lm_eval always passes them; requests are answered one by one.
+        """
+        super().__init__()
+        self.budgeted = BudgetedModel(path, **options)
+        self._tokenizer = self.budgeted.tokenizer
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The end of text, where the vocabulary has one."""
+        return self._tokenizer.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token in front of a text that has no context."""
+        for token in (self._tokenizer.bos, self._tokenizer.eos):
+            if token is not None:
+                return token
+        raise ValueError("the vocabulary has no token for the beginning or the end of a text")
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: object
+    ) -> list[int]:
+        """Tokens of a text, by default with those that the model wants around it."""
+        return self._tokenizer.encode(string, add_special=add_special_tokens is not False)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm_eval writes beside its own configuration into the results."""
+        model = self.budgeted
+        return {"hh": model.hh, "policy": model.policy, "usage": asdict(model.usage)}
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihoods of whole texts, each token predicted once, in windows of n_ctx."""
+        answers = []
+        for request in tqdm(requests, disable=disable_tqdm or None):
+            windows = get_rolling_token_windows(
+                token_list=self.tok_encode(*request.args),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.budgeted.n_ctx,
+                context_len=1,
+            )
+            pairs = map(make_disjoint_window, windows)
+            answers.append(sum(self.budgeted.loglikelihood(*pair)[0] for pair in pairs))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+        return answers
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_: object,
+    ) -> list[tuple[float, bool]]:
+        answers = []
+        for texts, context, continuation in tqdm(requests, disable=disable_tqdm or None):
+            answers.append(self.budgeted.loglikelihood(context, continuation))
+            self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
+        return answers
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Greedy continuations, each up to the first of its stop strings; ValueError to sample."""
+        answers = []
+        for request in tqdm(requests, disable=disable_tqdm or None):
+            context, options = request.args
+            if options.get("do_sample") and options.get("temperature") != 0:
+                raise ValueError("do_sample is true, but only greedy text is generated")
+            until = options.get("until") or ()
+            text = self.budgeted.generate(
+                self.tok_encode(context),
+                max_tokens=options.get("max_gen_toks", _MAX_GEN_TOKS),
+                stop=(until,) if isinstance(until, str) else tuple(filter(None, until)),
+            )
+            answers.append(text)
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return answers

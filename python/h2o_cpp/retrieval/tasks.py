@@ -1,0 +1,184 @@
+"""Prompts with a fact somewhere in them, and the answer that only the fact gives away."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from h2o_cpp.tokenizer import TextTokenizer
+
+# From Herman Melville, Moby-Dick (1851).
+FILLER = (
+    "Some years ago, never mind how long precisely, having little or no money in my purse, and "
+    "nothing particular to interest me on shore, I thought I would sail about a little and see the "
+    "watery part of the world. It is a way I have of driving off the spleen and regulating the "
+    "circulation. Whenever I find myself growing grim about the mouth; whenever it is a damp, "
+    "drizzly November in my soul; whenever I find myself involuntarily pausing before coffin "
+    "warehouses, and bringing up the rear of every funeral I meet, then I account it high time to "
+    "get to sea as soon as I can. There is nothing surprising in this. If they but knew it, almost "
+    "all men in their degree, some time or other, cherish very nearly the same feelings towards "
+    "the ocean with me. "
+)
+
+_KV_HEAD = (
+    "Extract the value corresponding to the specified key in the JSON object below. \n"
+    " JSON data:\n{"
+)
+_NEEDLE = " The secret number is"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt in tokens, in three parts, and its answer; without the fact it cannot be known."""
+
+    before: list[int]
+    fact: list[int]
+    after: list[int]  # ends with the question
+    answer: list[int]
+
+    @property
+    def prompt(self) -> list[int]:
+        """What is read before the answer."""
+        return [*self.before, *self.fact, *self.after]
+
+    @property
+    def without_fact(self) -> list[int]:
+        """The same prompt, had the fact never been in it."""
+        return [*self.before, *self.after]
+
+
+class _Writer:
+    """Makes samples of `length` tokens, answer included."""
+
+    def __init__(self, tokenizer: TextTokenizer, length: int, filler: str, seed: str) -> None:
+        self.random = random.Random(seed)
+        self.beginning = tokenizer.encode("")
+        self.source = tokenizer.encode(filler, add_special=False)
+        self._tokenizer = tokenizer
+        self._length = length
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a part in the middle of a text."""
+        return self._tokenizer.encode_parts([text], begins=False)
+
+    def room(self, *parts: Sequence[int]) -> int:
+        """How many tokens are left beside the beginning and these parts."""
+        needed = len(self.beginning) + sum(map(len, parts))
+        if needed > self._length:
+            raise ValueError(f"length={self._length}, the task needs {needed} tokens or more")
+        return self._length - needed
+
+    def filler(self, n: int, source: Sequence[int] | None = None) -> list[int]:
+        """n tokens of a text that begins anywhere, and again where it ends."""
+        source = self.source if source is None else source
+        start = self.random.randrange(len(source))
+        return [source[(start + i) % len(source)] for i in range(n)]
+
+    def copy(self) -> Sample:
+        """A passage, filler, and the passage again: its second reading is the answer."""
+        source = self.filler(len(self.source))
+        n = max(1, min(self._length // 4, len(source) // 2))
+        passage, rest = source[:n], source[n:] or source
+        filler = self.filler(self.room(passage, passage), rest)
+        return Sample(self.beginning, passage, filler, passage)
+
+    def needle(self) -> Sample:
+        """A number, anywhere in the first half of the text."""
+        return self._needle(lambda room: self.random.randint(0, room // 2))
+
+    def recency(self) -> Sample:
+        """A number, a sixteenth of the text before it is asked for."""
+        return self._needle(lambda room: max(0, room - self._length // 16))
+
+    def _needle(self, depth: Callable[[int], int]) -> Sample:
+        question = self.encode(_NEEDLE)
+        answer = self.encode(f" {self.random.randint(1000, 9999)}")
+        fact = [*question, *answer, *self.encode(".")]
+        room = self.room(fact, question, answer)
+        filler, n_before = self.filler(room), depth(room)
+        before, after = filler[:n_before], filler[n_before:]
+        return Sample([*self.beginning, *before], fact, [*after, *question], answer)
+
+    def kv(self) -> Sample:
+        """As many pairs of a JSON object as there is room for; the value of one is asked for."""
+        key, value = self._word(), self._word()
+        head, fact, answer = self.encode(_KV_HEAD), self._pair(key, value), self.encode(value)
+        question = self.encode(f'}}\n\nKey: "{key}"\nCorresponding Value: ')
+        room = self.room(head, fact, question, answer)
+        pairs: list[list[int]] = []
+        while len(pair := self._pair(self._word(), self._word())) <= room:
+            pairs.append(pair)
+            room -= len(pair)
+        i = self.random.randint(0, len(pairs))
+        return Sample(
+            [*self.beginning, *head, *chain.from_iterable(pairs[:i])],
+            fact,
+            [*chain.from_iterable(pairs[i:]), *question],
+            answer,
+        )
+
+    def _word(self) -> str:
+        return f"{self.random.getrandbits(32):08x}"
+
+    def _pair(self, key: str, value: str) -> list[int]:
+        return self.encode(f'"{key}": "{value}", ')
+
+
+# By name; each makes one sample.
+TASKS: Mapping[str, Callable[[_Writer], Sample]] = {
+    "copy": _Writer.copy,
+    "needle": _Writer.needle,
+    "kv": _Writer.kv,
+    "recency": _Writer.recency,
+}
+
+
+def make_samples(
+    tokenizer: TextTokenizer,
+    task: str,
+    *,
+    n: int,
+    length: int,
+    filler: str = FILLER,
+    seed: int = 0,
+) -> list[Sample]:
+    """n samples of a task of TASKS, each of at most `length` tokens with its answer.
+
+    The same arguments give the same samples. Raises ValueError for an unknown task, an empty
+    filler and a length in which the task has no room.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task {task!r} is not one of {', '.join(TASKS)}")
+    writer = _Writer(tokenizer, length, filler, f"{task} {seed}")
+    if not writer.source:
+        raise ValueError("the filler has no tokens")
+    return [TASKS[task](writer) for _ in range(n)]
+
+
+def read_samples(tokenizer: TextTokenizer, file: Path, n: int) -> list[Sample]:
+    """The first n samples of a JSON-lines file: a `context` and the `answer` that is in it.
+
+    Raises OSError, and ValueError naming the line.
+    """
+    samples = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in zip(range(1, n + 1), lines, strict=False):
+            try:
+                document = json.loads(line)
+                context, answer = str(document["context"]), str(document["answer"])
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(
+                    f'{file}:{number}: expected an object with "context" and "answer"'
+                ) from None
+            if not answer or answer not in context:
+                raise ValueError(f"{file}:{number}: the answer is not in the context")
+            before, fact, after = context.partition(answer)
+            parts = (tokenizer.encode_parts([part], begins=False) for part in (fact, after, answer))
+            samples.append(Sample(tokenizer.encode(before), *parts))
+    if not samples:
+        raise ValueError(f"{file}: no samples")
+    return samples

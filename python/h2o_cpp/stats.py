@@ -1,0 +1,78 @@
+"""What the cache of a session holds, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+
+
+@dataclass(frozen=True)
+class HeadStats:
+    """What one KV head keeps now."""
+
+    oldest: int  # the lowest position; -1 when nothing has been read
+    heaviest: int  # the position with the largest score, the oldest of equals; -1 without scores
+    score: float  # attention that the kept tokens have received, in all
+
+    @staticmethod
+    def of(positions: NDArray[np.int32], scores: NDArray[np.float32]) -> HeadStats:
+        """Of the kept positions, ascending, and their scores."""
+        return HeadStats(
+            oldest=int(positions[0]) if len(positions) else -1,
+            heaviest=int(positions[scores.argmax()]) if scores.any() else -1,
+            score=float(scores.sum(dtype=np.float64)),
+        )
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """What one layer keeps now."""
+
+    tokens_kept: int  # in each KV head
+    evictions: int
+    heads: tuple[HeadStats, ...]
+
+    @staticmethod
+    def of(model: _core.Model, session: _core.Session, layer: int) -> LayerStats:
+        """Of one layer of sequence 0."""
+        kept = session.tokens_kept(0, layer)
+        heads = (HeadStats.of(*session.kept(layer, h, 0)) for h in range(model.n_kv_heads))
+        return LayerStats(kept, session.tokens_seen(0) - kept, tuple(heads))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the cache holds now. Every KV head of a layer keeps the same number of tokens."""
+
+    tokens_seen: int
+    tokens_kept: int  # in the layer that keeps most
+    evictions: int  # tokens_seen - tokens_kept
+    cache_bytes: int  # allocated for K, V, positions and scores, all layers
+    full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
+    n_ctx: int
+    n_layers: int
+    n_kv_heads: int
+    backend: str
+    layers: tuple[LayerStats, ...] = ()  # if they were asked for
+
+    @staticmethod
+    def of(model: _core.Model, session: _core.Session, *, layers: bool) -> Stats:
+        """Of sequence 0."""
+        seen, kept = session.tokens_seen(0), session.tokens_kept(0)
+        each = range(model.n_layers) if layers else ()
+        return Stats(
+            tokens_seen=seen,
+            tokens_kept=kept,
+            evictions=seen - kept,
+            cache_bytes=session.cache_bytes,
+            full_cache_bytes=session.full_cache_bytes,
+            n_ctx=session.n_ctx,
+            n_layers=model.n_layers,
+            n_kv_heads=model.n_kv_heads,
+            backend=model.backend,
+            layers=tuple(LayerStats.of(model, session, layer) for layer in each),
+        )

@@ -1,0 +1,190 @@
+"""Likelihoods and text within a budget that is a fraction of each request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.cli import main
+from h2o_cpp.eval.budgeted import BudgetedModel
+from h2o_cpp.session import open_session
+from scripted_opt import END, scripted_opt
+
+CONTEXT = "It was a bright morning, and the old man went down to the sea with"
+CONTINUATION = " his son, who had been a sailor."
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Iterator[Generator]:
+    with Generator(tiny_opt, threads=1) as generator:
+        yield generator
+
+
+@pytest.fixture(scope="module")
+def context(generator: Generator) -> list[int]:
+    return generator.tokenize(CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def continuation(generator: Generator) -> list[int]:
+    return generator.tokenize(CONTINUATION, add_special=False)
+
+
+def log_likelihood(logits: np.ndarray[Any, Any], tokens: Sequence[int]) -> float:
+    """Of tokens, each from the row of logits in front of it."""
+    exact = logits.astype(np.float64)
+    p = np.exp(exact - exact.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return float(np.log(p[np.arange(len(tokens)), tokens]).sum())
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5])
+def test_full_cache(
+    tiny_opt: Path,
+    generator: Generator,
+    context: list[int],
+    continuation: list[int],
+    chunk: int | None,
+) -> None:
+    """However the context is read; and a continuation longer than what is scored at a time."""
+    model = BudgetedModel(tiny_opt, chunk=chunk, threads=1)
+    said = generator.stream(context, max_tokens=150, temperature=0, ignore_eos=True)
+    assert "".join(said)
+    for tokens, is_greedy in ((continuation, False), (said.tokens.tolist(), True)):
+        rows = generator.logits([*context, *tokens])[len(context) - 1 : -1]
+        total, greedy = model.loglikelihood(context, tokens)
+        assert total == pytest.approx(log_likelihood(rows, tokens), rel=1e-9)
+        assert greedy == is_greedy
+    n = len(context) + len(continuation) - 1  # the last token is never fed
+    assert model.usage.requests == 2
+    assert model.usage.kept == (n + len(context) + 149) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("h2o", Policy.h2o(4, 5)), ("window", Policy.window(9)), ("sinks", Policy.sinks(4, 5))],
+)
+def test_a_continuation_is_predicted_from_what_is_kept(
+    tiny_opt: Path, context: list[int], continuation: list[int], name: str, policy: Policy
+) -> None:
+    n = len(context) + len(continuation)
+    hh = 9.5 / n  # cut to 9
+    core = _core.Model(tiny_opt, device="cpu", threads=1)
+    session = open_session(core, policy, n_ctx=n - 1, n_batch=len(context))
+    fed = [context, *([token] for token in continuation[:-1])]
+    rows = np.concatenate([session.step([(0, np.array(tokens, np.int32))]) for tokens in fed])
+    model = BudgetedModel(tiny_opt, hh=hh, policy=name, threads=1)
+    total, _ = model.loglikelihood(context, continuation)
+    assert total == pytest.approx(log_likelihood(rows, continuation), rel=1e-9)
+    assert model.usage.kept == 9
+    assert model.usage.cache_bytes == session.cache_bytes
+    whole, _ = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation)
+    assert total != pytest.approx(whole, rel=1e-3)
+
+
+def test_the_first_prediction_sees_the_whole_context(
+    tiny_opt: Path, context: list[int], continuation: list[int]
+) -> None:
+    full = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation[:1])
+    assert BudgetedModel(tiny_opt, hh=0.1, threads=1).loglikelihood(context, continuation[:1]) == (
+        full
+    )
+    in_chunks = BudgetedModel(tiny_opt, hh=0.1, chunk=4, threads=1)
+    assert in_chunks.loglikelihood(context, continuation[:1]) != full
+
+
+def test_a_budget_of_everything_is_the_full_cache(
+    tiny_opt: Path, context: list[int], continuation: list[int]
+) -> None:
+    full, _ = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation)
+    everything = BudgetedModel(tiny_opt, hh=1.0, threads=1)
+    total, _ = everything.loglikelihood(context, continuation)
+    assert total == pytest.approx(full, rel=1e-12)  # but for the order of a sum in double precision
+
+
+def test_at_least_one_token_is_kept(tiny_opt: Path, context: list[int]) -> None:
+    model = BudgetedModel(tiny_opt, hh=0.01, threads=1)
+    model.loglikelihood(context[:3], context[3:6])
+    assert model.usage.kept == 1
+
+
+def test_a_long_text_loses_its_beginning(
+    tiny_opt: Path, context: list[int], continuation: list[int]
+) -> None:
+    n_ctx = len(continuation) + 4
+    short = BudgetedModel(tiny_opt, n_ctx=n_ctx, threads=1)
+    expected = short.loglikelihood(context[-5:], continuation)
+    assert short.usage.truncated == 0
+    assert short.loglikelihood(context, continuation) == expected
+    assert short.usage.truncated == 1
+    text = short.generate(context, max_tokens=4)
+    assert text == short.generate(context[4 - n_ctx :], max_tokens=4)
+    assert short.usage.truncated == 2
+    short.clear_usage()
+    assert short.usage.requests == short.usage.truncated == 0
+
+
+def test_generate(tiny_opt: Path, generator: Generator, context: list[int]) -> None:
+    expected = generator.generate(context, max_tokens=40, temperature=0).text
+    model = BudgetedModel(tiny_opt, threads=1)
+    assert model.generate(context, max_tokens=40) == expected
+    middle, late = expected[17:20], expected[25:28]
+    assert (
+        model.generate(context, max_tokens=40, stop=(late, middle))
+        == (expected[: min(expected.index(middle), expected.index(late))])
+    )
+
+
+def test_generate_within_a_fraction_of_the_prompt(tiny_opt: Path, context: list[int]) -> None:
+    model = BudgetedModel(tiny_opt, hh=0.5, threads=1)
+    n = len(context) // 2
+    with Generator(tiny_opt, policy=Policy.h2o(n // 2, n - n // 2), threads=1) as generator:
+        expected = generator.generate(context, max_tokens=30, temperature=0).text
+    assert model.generate(context, max_tokens=30) == expected
+    assert model.usage.kept == n
+
+
+def test_generation_ends_at_the_end_of_text(tmp_path: Path) -> None:
+    path = scripted_opt([*b"abcd", END]).write(tmp_path / "scripted.gguf")
+    assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=10) == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hh": 0.0}, "hh=0.0"),
+        ({"hh": 1.5}, "hh=1.5"),
+        ({"hh": "x"}, "hh='x'"),
+        ({"policy": "lru"}, "policy 'lru' is not one of"),
+        ({"n_ctx": 1}, "n_ctx=1"),
+        ({"n_ctx": 4096}, "n_ctx=4096"),
+        ({"chunk": 0}, "chunk=0"),
+    ],
+)
+def test_bad_options(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BudgetedModel(tiny_opt, **options)
+
+
+def test_bad_requests(tiny_opt: Path) -> None:
+    model = BudgetedModel(tiny_opt, n_ctx=8, threads=1)
+    for context, continuation in (([], [5]), ([5], []), ([5], [5] * 9)):
+        with pytest.raises(ValueError, match="tokens of context"):
+            model.loglikelihood(context, continuation)
+    with pytest.raises(ValueError, match="max_tokens=8"):
+        model.generate([5], max_tokens=8)
+
+
+def test_without_lm_eval(
+    tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "h2o_cpp.eval.model", raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.instance", None)
+    assert main(["eval", str(tiny_opt), "--tasks", "copa"]) == 1
+    assert "pip install lm-eval" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""Texts longer than the model was trained for."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.session import Positions, chunks, open_session
+from llama_rules import ReferenceLlama
+
+N_TRAIN = 40  # positions of the golden models
+N_VOCAB = 61
+
+
+@pytest.fixture(scope="module")
+def llama(data: Path) -> Path:
+    return data / "golden" / "llama_gqa2_tied.gguf"
+
+
+@pytest.fixture(scope="module")
+def model(llama: Path) -> _core.Model:
+    return _core.Model(llama, device="cpu", threads=1)
+
+
+def random_tokens(seed: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
+
+
+@pytest.mark.parametrize("positions", ["auto", "rolling"])
+@pytest.mark.parametrize("n_batch", [1, 7, 64])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy.h2o(6, 8),
+        Policy.h2o(4, 4, sinks=2, score="mean"),
+        Policy.window(9),
+        Policy.sinks(2, 30),
+    ],
+    ids=str,
+)
+def test_logits_equal_the_rules(
+    llama: Path, model: _core.Model, policy: Policy, n_batch: int, positions: Positions
+) -> None:
+    """Before, at and far beyond the trained length, in chunks as the session takes them."""
+    session = open_session(
+        model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype="f32", positions=positions
+    )
+    reference = ReferenceLlama(llama, policy, rolls_at=N_TRAIN if positions == "auto" else 0)
+    lengths = []
+    for part in chunks(session, random_tokens(3, 130)):
+        logits = session.score(0, part)
+        expected = reference.step(part.tolist())
+        lengths.append(len(part))
+        # Far from the next choice of what to evict; and float32 is good to 1e-6 here, see
+        # random_models.float32_tolerance.
+        assert reference.margin > 1e-5
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-4)
+    assert sum(lengths) == 130 == session.tokens_seen(0)
+    budget = policy.budget
+    assert budget is not None
+    assert max(lengths) <= min(n_batch, N_TRAIN)
+    assert session.rolling(0)
+    if n_batch == 64 and positions == "auto":
+        # Up to the trained length as ever; then a chunk's last rank is a trained position.
+        assert lengths[:2] == [N_TRAIN, N_TRAIN - budget]
+
+
+def test_auto_is_original_up_to_the_trained_length(model: _core.Model) -> None:
+    tokens = random_tokens(4, N_TRAIN)
+    both = [
+        open_session(model, Policy.h2o(6, 8), n_ctx=N_TRAIN, n_batch=1, positions=positions)
+        for positions in ("auto", "original")
+    ]
+    for token in tokens:
+        auto, original = (session.step([(0, np.array([token]))]) for session in both)
+        np.testing.assert_array_equal(auto, original)
+    assert not both[0].rolling(0)
+    with pytest.raises(ValueError, match=r"room for 0 \(n_ctx 40\)"):
+        both[1].step([(0, tokens[:1])])
+    both[0].step([(0, tokens[:1])])
+    assert both[0].rolling(0)
+    both[0].reset(0)
+    assert not both[0].rolling(0)
+
+
+def test_a_step_ends_at_the_trained_length(model: _core.Model) -> None:
+    session = open_session(model, Policy.window(30), n_ctx=N_TRAIN, n_batch=64)
+    assert session.chunk(0) == N_TRAIN
+    with pytest.raises(ValueError, match="41 tokens of sequence 0 in one step, it can take 40"):
+        session.step([(0, random_tokens(1, 41))])
+    assert session.tokens_seen(0) == 0
+    session.step([(0, random_tokens(1, 40))])
+    assert session.chunk(0) == 10  # ranks 30 to 39
+
+
+@pytest.mark.parametrize(
+    ("positions", "policy", "message"),
+    [
+        ("rolling", Policy.full(), "keeps fewer tokens than 40"),
+        ("rolling", Policy.h2o(20, 20), "keeps fewer tokens than 40"),
+        ("relative", Policy.window(4), "expected original, rolling or auto"),
+    ],
+)
+def test_what_cannot_roll(
+    model: _core.Model, positions: Positions, policy: Policy, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_session(model, policy, n_ctx=N_TRAIN, n_batch=1, positions=positions)
+
+
+def test_full_caches_end(llama: Path) -> None:
+    with Generator(llama) as full, Generator(llama, hh=1.0) as all_kept:
+        for generator in (full, all_kept):
+            assert not generator.endless
+            generation = generator.generate([5] * 10, temperature=0, ignore_eos=True)
+            assert generation.completion_tokens == N_TRAIN - 10 + 1  # the last is not fed
+            stream = generator.stream([5] * 10, temperature=0, ignore_eos=True)
+            list(stream)
+            assert stream.finish_reason == "length"
+            assert "n_ctx is 40; a text goes on only where the policy evicts" in (
+                stream.finish_message
+            )
+
+
+def test_learned_positions_end(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, hh=8, n_batch=2048) as generator:
+        assert not generator.endless
+        stream = generator.stream([5] * 2040, temperature=0, ignore_eos=True)
+        list(stream)
+        assert stream.finish_reason == "length"
+        assert len(stream.tokens) == 9
+        assert stream.finish_message == (
+            "the context is full: n_ctx is 2048, and the model has learned no positions after that"
+        )
+        with pytest.raises(ValueError, match="2049 tokens, n_ctx is 2048, and the model has lear"):
+            generator.stream([5] * 2049)
+    with pytest.raises(ValueError, match="opt has learned positions, which cannot roll"):
+        Generator(tiny_opt, hh=0.2, positions="rolling")
+
+
+def test_prompts_longer_than_everything(llama: Path) -> None:
+    """A prompt of 1000 tokens for a model of 40 positions is read in chunks."""
+    prompt = [int(t) for t in random_tokens(7, 1000)]
+    with Generator(llama, hh=0.5, kv_dtype="f32") as generator:
+        assert generator.endless
+        stream = generator.stream(prompt, max_tokens=5, temperature=0, ignore_eos=True)
+        list(stream)
+        reference = ReferenceLlama(llama, Policy.h2o(10, 10), rolls_at=N_TRAIN)
+        logits = reference.step(prompt[:40])
+        done = 40
+        while done < len(prompt):
+            logits = reference.step(prompt[done : done + 20])
+            done += 20
+        assert reference.margin > 1e-5
+        tokens = []
+        for _ in range(5):
+            tokens.append(int(logits[-1].argmax()))
+            logits = reference.step(tokens[-1:])
+        assert stream.tokens.tolist() == tokens
+        assert generator.logits(prompt[:100]).shape == (100, N_VOCAB)
+
+
+def test_generate_without_a_limit_ends_at_the_context(llama: Path) -> None:
+    with Generator(llama, hh=0.5) as generator:
+        short = generator.generate([5, 6, 7], ignore_eos=True)
+        assert (short.completion_tokens, short.finish_reason) == (N_TRAIN - 3 + 1, "length")
+        long = generator.generate([5] * 100, ignore_eos=True)
+        assert long.completion_tokens == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_soak(llama: Path) -> None:
+    """20,000 tokens through 20 slots: memory stands still, and logits stay finite."""
+    page = resource.getpagesize()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    with Generator(llama, hh=0.5) as g:
+        stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)
+        cache_bytes = g.stats().cache_bytes
+        for _ in stream:
+            if len(stream.tokens) >= 2000:
+                break
+        before = resident()
+        for _ in stream:
+            if len(stream.tokens) >= 20000:
+                break
+        # The text itself grows by 18,000 tokens of 4 bytes, and as much again as characters.
+        assert resident() - before < 1 << 20
+        assert g.stats().cache_bytes == cache_bytes
+        assert g.stats().tokens_seen >= 20000
+        assert g.stats().tokens_kept == 20
+        for head in range(2):
+            positions, scores = g.kept(0, head)
+            assert len(positions) == 20
+            assert np.isfinite(scores).all()
+        # Every token of a random model is about equally likely, however long it has gone on.
+        assert len(set(stream.tokens[-2000:])) > N_VOCAB // 2

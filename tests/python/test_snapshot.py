@@ -1,0 +1,318 @@
+"""Snapshots: exact continuations, files that are refused, prompts that are read once, and forks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from h2o_cpp import Chat, Generator, Policy, Snapshot, _core
+from h2o_cpp.session import chunks, open_session
+
+N_TRAIN = 40  # positions of the golden models
+N_VOCAB = 61
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<reply>"
+
+
+@pytest.fixture(scope="module")
+def llama(data: Path) -> Path:
+    return data / "golden" / "llama_gqa2_tied.gguf"
+
+
+@pytest.fixture(scope="module")
+def model(llama: Path) -> _core.Model:
+    return _core.Model(llama, device="cpu", threads=1)
+
+
+def read(session: _core.Session, tokens: list[int]) -> None:
+    for part in chunks(session, np.array(tokens, np.int32)):
+        session.step([(0, part)])
+
+
+POLICIES = st.one_of(
+    st.just(Policy.full()),
+    st.builds(Policy.window, st.integers(1, 12)),
+    st.builds(Policy.sinks, st.integers(0, 3), st.integers(1, 12)),
+    st.builds(
+        Policy.h2o,
+        st.integers(1, 8),
+        st.integers(0, 8),
+        st.integers(0, 2),
+        score=st.sampled_from(["sum", "mean"]),
+        decay=st.sampled_from([1.0, 0.5]),
+        value_norm=st.booleans(),
+    ),
+)
+
+
+@given(
+    policy=POLICIES,
+    kv_dtype=st.sampled_from(["f32", "f16", "bf16"]),
+    n_batch=st.integers(1, 40),
+    n_before=st.integers(1, 100),
+    n_after=st.integers(1, 30),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_what_follows_is_what_would_have_followed(
+    model: _core.Model,
+    policy: Policy,
+    kv_dtype: str,
+    n_batch: int,
+    n_before: int,
+    n_after: int,
+    seed: int,
+) -> None:
+    """Bit for bit, also past the trained length; the reader has a past of its own."""
+    sessions = [
+        open_session(model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype=kv_dtype)
+        for _ in range(2)
+    ]
+    original, copy = sessions
+    if not original.can_roll(0):
+        n_before, n_after = min(n_before, 20), min(n_after, 20)
+    tokens = np.random.default_rng(seed).integers(0, N_VOCAB, n_before + n_after).tolist()
+    read(original, tokens[:n_before])
+    read(copy, tokens[: n_after + 1])
+    data = original.save(0, tokens[:n_before], "a note")
+    assert copy.load(0, data) == (tokens[:n_before], "a note", n_before)
+    assert copy.save(0, tokens[:n_before], "a note") == data
+    for token in tokens[n_before:]:
+        one, other = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
+        np.testing.assert_array_equal(one, other)
+    for layer in range(model.n_layers):
+        for head in range(model.n_kv_heads):
+            for a, b in zip(*(s.kept(layer, head, 0) for s in sessions), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def saved(model: _core.Model) -> bytes:
+    session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
+    read(session, [1, 2, 3] * 20)
+    return session.save(0, [1, 2, 3] * 20, "{}")
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.DataObject) -> None:
+    session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
+    read(session, [5, 6, 7] * 9)
+    before = session.save(0, [5] * 27, "")
+    damaged = bytearray(saved)
+    match data.draw(st.sampled_from(["flip", "cut", "longer", "empty"])):
+        case "flip":
+            i = data.draw(st.integers(0, len(saved) - 1))
+            damaged[i] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            damaged = damaged[: data.draw(st.integers(0, len(saved) - 1))]
+        case "longer":
+            damaged += data.draw(st.binary(min_size=1, max_size=9))
+        case "empty":
+            damaged = bytearray(data.draw(st.binary(max_size=40)))
+    with pytest.raises(ValueError, match=r"\[snapshot\]"):
+        session.load(0, bytes(damaged))
+    assert session.save(0, [5] * 27, "") == before  # nothing has changed
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        (Policy.h2o(5, 4), {}, "another policy: in layer 0 it has 0 sinks, 4 heavy, 4 recent"),
+        (Policy.h2o(4, 4, score="mean"), {}, "another policy"),
+        (Policy.h2o(4, 4, decay=0.5), {}, "another policy"),
+        (Policy.h2o(4, 4), {"kv_dtype": "f32"}, "keys in F16, this cache in F32"),
+        (Policy.h2o(4, 4), {"kv_dtype": ("f16", "bf16")}, "values in F16, this cache in BF16"),
+        (Policy.h2o(4, 4), {"positions": "original"}, "positions are of another kind"),
+        (Policy.h2o(4, 4), {"positions": "rolling"}, "positions are of another kind"),
+    ],
+    ids=str,
+)
+def test_other_sessions_refuse(
+    model: _core.Model, saved: bytes, policy: Policy, options: dict[str, str], message: str
+) -> None:
+    session = open_session(model, policy, n_ctx=N_TRAIN, n_batch=8, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        session.load(0, saved)
+
+
+def test_other_models_refuse(data: Path, model: _core.Model, saved: bytes) -> None:
+    other = _core.Model(data / "golden" / "qwen3.gguf", device="cpu", threads=1)
+    session = open_session(other, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
+    with pytest.raises(ValueError, match="of another model"):
+        session.load(0, saved)
+    full = open_session(model, Policy.full(), n_ctx=30, n_batch=8)
+    read(full, [1] * 30)
+    small = open_session(model, Policy.full(), n_ctx=29, n_batch=8)
+    with pytest.raises(ValueError, match="it has 30 tokens, n_ctx is 29"):
+        small.load(0, full.save(0, [1] * 30, ""))
+    with pytest.raises(ValueError, match="29 tokens for sequence 0, which has read 30"):
+        full.save(0, [1] * 29, "")
+    bounded = [
+        open_session(model, Policy.window(9), n_ctx=n, n_batch=8, positions="original")
+        for n in (30, 20)
+    ]
+    read(bounded[0], [1] * 21)
+    with pytest.raises(ValueError, match="it has 21 tokens, n_ctx is 20"):
+        bounded[1].load(0, bounded[0].save(0, [1] * 21, ""))
+
+
+# ---- Generators ----
+
+
+@pytest.mark.parametrize("hh", [None, 16, 60])
+def test_a_stream_goes_on_in_another_process(tiny_opt: Path, tmp_path: Path, hh: int) -> None:
+    """As it would have: the random numbers too."""
+    with Generator(tiny_opt, hh=hh, n_ctx=200, seed=5) as generator:
+        options = {"temperature": 1.0, "repeat_penalty": 1.1, "ignore_eos": True}
+        stream = generator.stream("The old man", max_tokens=60, **options)  # type: ignore[arg-type]
+        for _ in stream:
+            if len(stream.tokens) == 25:
+                stream.save(tmp_path / "a.snapshot")
+        list(stream)
+        whole = stream.tokens.tolist()
+    with Generator(tiny_opt, hh=hh, n_ctx=200) as generator:
+        snapshot = generator.load(tmp_path / "a.snapshot")
+        assert list(snapshot.tokens) == stream.history[: 25 + len(stream.history) - 60]
+        rest = generator.stream("", after=snapshot, max_tokens=35, **options)  # type: ignore[arg-type]
+        list(rest)
+        assert rest.tokens.tolist() == whole[25:]
+        assert rest.history == stream.history
+        other = generator.stream("", after=snapshot, max_tokens=35, seed=1, **options)  # type: ignore[arg-type]
+        list(other)
+        assert other.tokens.tolist() != whole[25:]
+
+
+def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
+    with Generator(tiny_opt, n_ctx=100) as generator:
+        with pytest.raises(RuntimeError, match="nothing has been streamed yet"):
+            generator.save()
+        generator.generate("The old man", max_tokens=5, temperature=0, ignore_eos=True)
+        snapshot = generator.save(tmp_path / "a.snapshot")
+        assert Snapshot.open(tmp_path / "a.snapshot") == snapshot
+        assert snapshot.n_read == len(snapshot.tokens) - 1
+        assert (
+            repr(snapshot) == f"<Snapshot: {len(snapshot.tokens)} tokens, {snapshot.nbytes} bytes>"
+        )
+        once = generator.generate(" and", after=snapshot, max_tokens=9, temperature=0)
+        generator.generate("Something else", max_tokens=3)
+        again = generator.generate(
+            " and", after=generator.load(snapshot), max_tokens=9, temperature=0
+        )
+        assert once.text == again.text
+        assert (
+            once.prompt_tokens
+            == again.prompt_tokens
+            == len(generator.tokenize(" and", add_special=False)) + 1
+        )
+
+
+def test_a_stream_that_was_overtaken_cannot_be_saved(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, n_ctx=100) as generator:
+        first = generator.stream("One", max_tokens=3)
+        with pytest.raises(RuntimeError, match="does not hold this stream's text"):
+            first.save()
+        list(first)
+        first.save()
+        generator.generate("Two", max_tokens=3)
+        with pytest.raises(RuntimeError, match="does not hold this stream's text"):
+            first.save()
+
+
+def test_nothing_to_read_after_a_snapshot(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, n_ctx=50) as generator:
+        snapshot = generator.read("The old man")
+        assert snapshot.n_read == len(snapshot.tokens)
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            generator.stream("", after=snapshot)
+        with pytest.raises(ValueError, match="the prompt has 54 tokens, n_ctx is 50"):
+            generator.stream([5] * 50, after=snapshot)
+
+
+def test_a_prompt_is_read_once(tiny_opt: Path) -> None:
+    text = "The old man looked at the sea for a long time, and then he said:"
+    with Generator(tiny_opt, hh=8, n_ctx=100) as generator:
+        first = generator.read(text)
+        generator.generate("Something else", max_tokens=3)
+        assert generator.read(text) is first
+        # Read on its own and evicted, and then the question: as the session does it.
+        expected = open_session(
+            _core.Model(tiny_opt, device="cpu", threads=1), Policy.h2o(4, 4), n_ctx=100, n_batch=99
+        )
+        read(expected, generator.tokenize(text))
+        more = generator.tokenize(" Listen", add_special=False)
+        logits = expected.step([(0, np.array(more, np.int32))])
+        answer = generator.generate(" Listen", after=first, max_tokens=1, temperature=0)
+        assert answer.text == generator.detokenize([int(logits.argmax())])
+        assert answer.prompt_tokens == len(more)
+    with Generator(tiny_opt, hh=8, n_ctx=100, snapshot_bytes=first.nbytes) as generator:
+        kept = generator.read(text)
+        generator.read("Another text")  # takes its room
+        assert generator.read(text) is not kept
+
+
+def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
+    with Generator(tiny_opt, n_ctx=50) as generator:
+        with pytest.raises(FileNotFoundError):
+            generator.load(tmp_path / "none")
+        with pytest.raises(ValueError, match=r"tiny-opt.gguf: \[snapshot\] it is no snapshot"):
+            generator.load(tiny_opt)
+        session = open_session(
+            _core.Model(tiny_opt, device="cpu", threads=1), Policy.full(), n_ctx=50, n_batch=9
+        )
+        for note in ("", "[]", "{}", '{"random_state": 1, "note": 1}'):
+            (tmp_path / "a").write_bytes(session.save(0, [], note))
+            with pytest.raises(ValueError, match="not saved by h2o_cpp"):
+                generator.load(tmp_path / "a")
+        note = '{"random_state": "x", "note": null}'
+        snapshot = Snapshot.of(session.save(0, [5], note))
+        with pytest.raises(ValueError, match="random state makes no sense"):
+            generator.stream("a", after=snapshot)
+
+
+# ---- Conversations ----
+
+
+def test_a_fork_goes_its_own_way(tiny_opt: Path, tmp_path: Path) -> None:
+    with Generator(tiny_opt, hh=40, n_ctx=400) as generator:
+        options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+
+        def hear(chat: Chat, text: str) -> str:
+            return "".join(chat.say(text, **options))  # type: ignore[arg-type]
+
+        chat = Chat(generator, system="Be brief.", template=TEMPLATE)
+        with pytest.raises(RuntimeError, match="has not begun"):
+            chat.fork()
+        hear(chat, "Who are you?")
+        fork = chat.fork()
+        chat.save(tmp_path / "chat")
+        alone = [hear(chat, "And then?"), hear(chat, "Why?")]
+        assert [hear(fork, "And then?"), hear(fork, "Why?")] == alone
+        assert fork.messages == chat.messages
+        loaded = Chat.load(generator, tmp_path / "chat", template=TEMPLATE)
+        assert loaded.messages == chat.messages[:3]
+        again = loaded.fork()
+        assert [hear(loaded, "And then?"), hear(loaded, "Why?")] == alone
+        assert hear(again, "Something else?") != alone[0]
+        assert again.messages[:3] == chat.messages[:3]
+        generator.generate("Once", max_tokens=2)
+        with pytest.raises(RuntimeError, match="does not hold"):
+            chat.fork()
+        generator.save(tmp_path / "text")
+        with pytest.raises(ValueError, match="it is no conversation"):
+            Chat.load(generator, tmp_path / "text", template=TEMPLATE)
+
+
+def test_a_system_prompt_is_read_once(tiny_opt: Path) -> None:
+    system = "You are an old sailor who tells stories of the sea. " * 5
+    with Generator(tiny_opt, hh=40, n_ctx=400) as generator:
+        first = Chat(generator, system=system, template=TEMPLATE).say("Hello", max_tokens=3)
+        list(first)
+        second = Chat(generator, system=system, template=TEMPLATE).say("Who?", max_tokens=3)
+        list(second)
+        n_system = len(generator.tokenize(system))
+        assert first.prompt_tokens < 20 < n_system
+        assert second.prompt_tokens < 20
+        assert second.history[: n_system // 2] == first.history[: n_system // 2]
