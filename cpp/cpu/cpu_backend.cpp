@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "core/error.h"
 #include "cpu/attention.h"
@@ -270,8 +269,8 @@ class CpuBackend final : public Backend {
 
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa) {
   require(n_threads >= 0 && n_threads <= 1024, "[cpu] threads is ", n_threads,
-          ", it must be 0 (all) to 1024");
-  if (n_threads == 0) n_threads = std::max(1U, std::thread::hardware_concurrency());
+          ", it must be 0 (all cores) to 1024");
+  if (n_threads == 0) n_threads = physical_cores();
   return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa));
 }
 

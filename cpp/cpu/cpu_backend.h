@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-// n_threads = 0: one for each processor. isa empty: the fastest this CPU runs.
+// n_threads = 0: one for each core. isa empty: the fastest this CPU runs.
 // Throws InvalidArgument for an instruction set this CPU does not run.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa);
 

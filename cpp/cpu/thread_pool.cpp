@@ -1,5 +1,9 @@
 #include "cpu/thread_pool.h"
 
+#include <algorithm>
+#include <fstream>
+#include <string>
+
 namespace h2o {
 namespace {
 
@@ -29,6 +33,18 @@ void wait_while(const std::atomic<T>& value, T old) {
 }
 
 }  // namespace
+
+int physical_cores() {
+  const int n = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  int n_cores = 0;
+  for (int cpu = 0; cpu < n; ++cpu) {
+    const std::string directory = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
+    std::ifstream siblings(directory + "/topology/thread_siblings_list");
+    int first = -1;
+    if (siblings >> first && first == cpu) ++n_cores;
+  }
+  return n_cores > 0 ? n_cores : n;
+}
 
 // Delegating: should a thread not start, the destructor stops those that did.
 ThreadPool::ThreadPool(int n_threads) : ThreadPool() {

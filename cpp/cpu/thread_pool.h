@@ -9,6 +9,10 @@
 
 namespace h2o {
 
+// How many cores this machine has: of hardware threads that share one, the first counts. As many
+// as there are processors where the system does not say.
+int physical_cores();
+
 class ThreadPool {
  public:
   // n_threads >= 1, counting the caller's. Throws std::system_error if one cannot be started.
