@@ -146,9 +146,10 @@ def test_a_stream_that_was_never_made() -> None:
     ("work", "other_first"),
     [
         (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
+        (lambda g: g.generate([[5, 6], [7]], temperature=0, max_tokens=2), False),
         (lambda g: g.logits([5, 6, 7]), False),
     ],
-    ids=["generate", "logits"],
+    ids=["generate", "batch", "logits"],
 )
 def test_interrupted_anywhere(
     tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
