@@ -18,7 +18,8 @@ def run_batch(
     """Pieces of the texts as they come, with the indices of their requests.
 
     Every request's last piece, then with a finish_reason, comes even if it is empty. A request is
-    asked for when there is a sequence for it, so there may be any number of them.
+    asked for when there is a sequence for it, so there may be any number of them. Without
+    max_tokens a text ends at n_ctx.
 
     Raises ValueError for a request that cannot be started, and RuntimeError if the thread has begun
     another stream in between.
@@ -27,6 +28,7 @@ def run_batch(
     going_on = threading.Lock()  # held while it computes; and for ever by what has ended it
     try:
         turn.take(holder, lambda: going_on.acquire(blocking=False))
+        n_ctx = runtime().session.n_ctx
         scheduler = Scheduler(runtime())
         todo = iter(enumerate(requests))
         index: dict[Continuation, int] = {}
@@ -36,7 +38,7 @@ def run_batch(
             try:
                 while scheduler.n_free and (following := next(todo, None)) is not None:
                     i, request = following
-                    index[scheduler.start(request)] = i
+                    index[scheduler.start(request.within(n_ctx))] = i
                 pieces = scheduler.step()
             finally:
                 going_on.release()

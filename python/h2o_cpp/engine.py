@@ -20,6 +20,7 @@ from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.request import Request, StreamOptions, make_request
 from h2o_cpp.runtime import Runtime
 from h2o_cpp.scheduler import Scheduler
+from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Engine:
         *,
         hh: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
+        after: Snapshot | None = None,
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
@@ -71,7 +73,7 @@ class Engine:
         RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
         pieces are read.
         """
-        request = self._request(prompt, hh, policy, options)
+        request = self._request(prompt, hh, policy, after, options)
         place = self._worker.places.ask()
         try:
             place.result(timeout)
@@ -88,10 +90,11 @@ class Engine:
         *,
         hh: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
+        after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """submit() for asyncio: other tasks go on while the queue is full."""
-        request = self._request(prompt, hh, policy, options)
+        request = self._request(prompt, hh, policy, after, options)
         place = self._worker.places.ask()
         try:
             await asyncio.wrap_future(place)
@@ -105,11 +108,14 @@ class Engine:
         prompt: str | Sequence[int],
         hh: float | None,
         policy: str | Policy | Sequence[Policy] | None,
+        after: Snapshot | None,
         options: StreamOptions,
     ) -> Request:
         n_ctx = self._runtime.session.n_ctx
         own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
-        request = make_request(self._runtime, self._seeds, prompt, policy=own, **options)
+        request = make_request(
+            self._runtime, self._seeds, prompt, after=after, policy=own, **options
+        )
         return request.within(n_ctx)
 
     def _enqueue(self, request: Request) -> Completion:

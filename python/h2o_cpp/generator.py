@@ -220,13 +220,13 @@ class Generator:
     ) -> Generation | list[Generation]:
         """Continue `prompt` and return the whole text; options as for stream().
 
-        A list of prompts gives a list of texts, each the one that its prompt gives alone, as
-        stream_many() computes them.
+        A list of prompts gives a list of texts, each the one that its prompt gives alone; they are
+        computed, and `each` is, as in stream_many().
 
         Without max_tokens a text ends at n_ctx, endless or not; after n_ctx more tokens if it is
         longer already.
         """
-        if is_batch(prompt):
+        if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
             return [text for _, text in sorted(self.run(requests), key=itemgetter(0))]
         request = self.request(prompt, after=after, **options).within(self.n_ctx)
@@ -245,9 +245,9 @@ class Generator:
     ) -> Iterator[tuple[int, str]]:
         """Continue all prompts, `max_sequences` at a time; gives (index of the prompt, piece).
 
-        Each text is the one that stream() gives, bit for bit, whatever else is computed with it.
+        Each text is the one that generate() gives, bit for bit, whatever is computed with it.
 
-        each: options of each prompt, that go before those for all.
+        each: options of each prompt, that go before those for all; otherwise as for stream().
 
         Raises as stream() does, before anything is computed.
         """
@@ -271,8 +271,7 @@ class Generator:
         A request is asked for when it can begin, so there may be any number of them. A text ends
         as with generate().
         """
-        bounded = (request.within(self.n_ctx) for request in requests)
-        for i, continuation, _ in run_batch(self._runtime, self._turn, bounded):
+        for i, continuation, _ in run_batch(self._runtime, self._turn, requests):
             if continuation.finish_reason is not None:
                 yield i, continuation.generation()
 

@@ -94,7 +94,10 @@ def generate_lines(
     seed: the text of a line depends on it and the line's index, from 0, not on the other lines.
 
     Lines are written as their texts end, so not in their order.
+
+    Raises ValueError for options out of range.
     """
+    generator.request([0], **options)
     lines: list[tuple[int, dict[str, Any]]] = []  # of each request
 
     def requests() -> Iterator[Request]:

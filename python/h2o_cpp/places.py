@@ -41,6 +41,10 @@ class Places:
 
     def withdraw(self, place: Future[None]) -> None:
         """It is not wanted any more, whether it has been got or not."""
+        with self._mutex:
+            if place in self._waiting:
+                self._waiting.remove(place)
+                return
         if not place.cancel():
             self.give_back()
 

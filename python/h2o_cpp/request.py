@@ -155,9 +155,9 @@ def make_request(
 
 def is_batch(prompt: object) -> bool:
     """Whether it is a list of prompts, and not one prompt: a text, or a list of tokens."""
-    return isinstance(prompt, list | tuple) and any(
-        isinstance(one, str | Sequence | np.ndarray) for one in prompt
-    )
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
 def make_requests(

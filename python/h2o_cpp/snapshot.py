@@ -86,6 +86,7 @@ class SnapshotCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._n_bytes = 0
         self._mutex = threading.Lock()
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
 
@@ -100,6 +101,9 @@ class SnapshotCache:
     def add(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; those that were not used for longest make room."""
         with self._mutex:
+            before = self._snapshots.pop(snapshot.tokens, None)
             self._snapshots[snapshot.tokens] = snapshot
-            while sum(s.nbytes for s in self._snapshots.values()) > self._max_bytes:
-                self._snapshots.popitem(last=False)
+            self._n_bytes += snapshot.nbytes - (0 if before is None else before.nbytes)
+            while self._n_bytes > self._max_bytes:
+                _, oldest = self._snapshots.popitem(last=False)
+                self._n_bytes -= oldest.nbytes

@@ -96,11 +96,11 @@ def test_texts_that_roll(positions: Any) -> None:
 def test_texts_after_snapshots(tiny_opt: Path) -> None:
     with Generator(tiny_opt, hh=30, n_ctx=300, max_sequences=2, threads=1) as generator:
         system = generator.read("The old man looked at the sea, and after a time he said:")
-        options: list[Any] = [{"after": system, "seed": n} for n in range(4)]
+        options: list[Any] = [{"seed": n} for n in range(4)]
         questions = [" Listen", " I", " My boy", " Then"]
-        together = generator.generate(questions, each=options, max_tokens=20)
+        together = generator.generate(questions, after=system, each=options, max_tokens=20)
         alone = [
-            generator.generate(question, max_tokens=20, **own)
+            generator.generate(question, after=system, max_tokens=20, **own)
             for question, own in zip(questions, options, strict=True)
         ]
         assert [one.text for one in together] == [one.text for one in alone]
@@ -297,6 +297,21 @@ def test_options_of_each(generator: Generator) -> None:
     assert (texts[2].finish_reason, texts[2].text) == ("stop", ', "I am not a ')
     with pytest.raises(ValueError, match="each has 1 options for 2 prompts"):
         generator.generate(["a", "b"], each=[{}])
+    with pytest.raises(TypeError, match="must be a list of prompts"):
+        generator.generate("a", each=[{}])  # type: ignore[call-overload]
+
+
+def test_texts_that_could_go_on_for_ever_end_at_the_context() -> None:
+    with Generator(golden("llama_gqa2_tied"), hh=8, max_sequences=2, threads=1) as generator:
+        assert generator.endless
+        prompts = [[5] * 3, [6] * 50]
+        alone = [generator.generate(prompt, seed=1, ignore_eos=True) for prompt in prompts]
+        assert [text.completion_tokens for text in alone] == [N_CTX - 3 + 1, N_CTX]
+        together = generator.generate(prompts, seed=1, ignore_eos=True)
+        assert [text.text for text in together] == [text.text for text in alone]
+        pieces = [*generator.stream_many(prompts, seed=1, ignore_eos=True)]
+        for n, text in enumerate(alone):
+            assert "".join(piece for i, piece in pieces if i == n) == text.text
 
 
 def test_without_a_seed_texts_are_those_of_a_series(tiny_opt: Path) -> None:

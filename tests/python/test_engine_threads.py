@@ -149,6 +149,7 @@ class TestBackPressure:
                 engine.submit([5], timeout=0)
             with pytest.raises(queue.Full):
                 engine.submit([5], timeout=0.01)
+            assert not engine._worker.places._waiting
             waiting = Background(lambda: engine.submit([6], **SHORT))
             assert waiting.runs(0.1)
             first.close()

@@ -155,17 +155,18 @@ _UNREAD = itertools.count(7)
 
 
 @pytest.mark.parametrize(
-    "work",
+    ("work", "other_first"),
     [
-        lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"),
-        lambda g: g.logits([5, 6, 7]),
-        read_anew,
-        generate_and_save,
+        (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
+        (lambda g: g.generate([[5, 6], [7]], temperature=0, max_tokens=2), False),
+        (lambda g: g.logits([5, 6, 7]), True),
+        (read_anew, True),
+        (generate_and_save, True),
     ],
-    ids=["generate", "logits", "read", "save"],
+    ids=["generate", "batch", "logits", "read", "save"],
 )
 def test_interrupted_anywhere(
-    tiny_opt: Path, expected: str, work: Callable[[Generator], object]
+    tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
 ) -> None:
     """A KeyboardInterrupt wherever Python looks for signals, its traceback kept alive.
 
@@ -205,7 +206,8 @@ def test_interrupted_anywhere(
             errors.append(interrupt(generator, fuse))
             if errors[-1] is None:
                 break
-            Background(lambda: work(generator)).result(10)
+            if other_first:
+                Background(lambda: work(generator)).result(10)
             work(generator)
             Background(lambda: work(generator)).result(10)
         assert_usable(generator, expected)

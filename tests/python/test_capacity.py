@@ -1,0 +1,119 @@
+"""How many sequences fit in memory, against what sessions allocate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator, Policy, capacity
+from h2o_cpp.capacity import bytes_of
+from h2o_cpp.cli import main
+
+LINE = 64  # bytes that the arrays of a layer are aligned to
+N_ARRAYS = 8  # of a layer, at most
+
+
+@pytest.mark.parametrize(
+    ("memory", "n"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("512MiB", 512 * 2**20),
+        ("1.5GB", 1_500_000_000),
+        (" 10 KiB ", 10_240),
+        ("7kB", None),
+        ("3B", 3),
+        ("2TB", 2 * 10**12),
+        (123, 123),
+        ("123", None),
+        ("GiB", None),
+        ("-1GiB", None),
+        ("1,5GB", None),
+        ("4 gigabytes", None),
+        ("0.1B", None),
+        ("0GiB", None),
+        (0, None),
+        (-5, None),
+        (1.5, None),
+        (None, None),
+        (True, None),
+    ],
+)
+def test_sizes(memory: Any, n: int | None) -> None:
+    if n is not None:
+        assert bytes_of(memory) == n
+        return
+    with pytest.raises(ValueError, match="memory="):
+        bytes_of(memory)
+
+
+@pytest.mark.parametrize("model", ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hh": 0.2},
+        {"hh": 0.2, "n_ctx": 30, "kv_dtype": "f32"},
+        {"hh": 10, "recent": 3, "kv_dtype": ("f32", "f16")},
+        {"hh": 0.5, "policy": "value"},
+        {"hh": 10, "policy": "window"},
+        {"policy": Policy.h2o(20, 30)},
+        {"policy": [Policy.window(4), Policy.h2o(3, 3)]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", ["auto", "original"])
+def test_what_is_allocated(data: Path, model: str, options: dict[str, Any], positions: Any) -> None:
+    """As many sequences as fit take no more than the memory, and another one would."""
+    path = data / "golden" / f"{model}.gguf"
+    n_layers = 3 if model == "opt_untied" else 2
+    if isinstance(options.get("policy"), list):
+        options = {"policy": [*options["policy"], Policy.window(5)][:n_layers]}
+    options = {**options, "positions": positions}
+    memory = 300_000
+    n = capacity(path, memory, **options)
+    assert n > 1
+    with Generator(path, memory=memory, threads=1, **options) as generator:
+        assert generator.max_sequences == n
+        used = generator.stats().cache_bytes
+    assert used <= memory
+    # Each array of a sequence counts as if it were aligned by itself.
+    with Generator(path, max_sequences=n + 1, threads=1, **options) as generator:
+        assert generator.stats().cache_bytes > memory - (n + 1) * n_layers * N_ARRAYS * LINE
+    assert capacity(path, used // n - n_layers * N_ARRAYS * LINE, **options) == 0
+
+
+def test_memory_that_is_not_enough(tiny_opt: Path) -> None:
+    assert capacity(tiny_opt, "1MiB") == 0
+    with pytest.raises(ValueError, match="memory='1MiB' is less than the cache of one sequence"):
+        Generator(tiny_opt, memory="1MiB")
+    with pytest.raises(ValueError, match="give either max_sequences or memory, not both"):
+        Generator(tiny_opt, memory="1GiB", max_sequences=2)
+    with pytest.raises(ValueError, match="max_sequences=0"):
+        Generator(tiny_opt, max_sequences=0)
+    with pytest.raises(ValueError, match="n_ctx=4096"):
+        capacity(tiny_opt, "1GiB", n_ctx=4096)
+
+
+def test_more_memory_than_a_batch_has_rows_for(data: Path) -> None:
+    path = data / "golden" / "opt_head_dim_one.gguf"
+    with Generator(path, memory="1GiB", hh=2, n_batch=65000, threads=1) as generator:
+        assert generator.max_sequences == 65536 - 65000 + 1
+        assert generator.generate([[5, 6]], max_tokens=2, ignore_eos=True)[0].completion_tokens == 2
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        capacity(tmp_path / "none", "1GiB")
+
+
+def test_info_shows_it(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tiny_opt), "--memory", "100MiB"]) == 0
+    out = capsys.readouterr().out
+    for name, hh in (("full", None), ("hh=0.2", 0.2)):
+        n = capacity(tiny_opt, "100MiB", hh=hh)
+        (line,) = (line for line in out.splitlines() if f"in 100MiB, {name}" in line)
+        assert line.split()[-1] == str(n)
+    assert main(["info", str(tiny_opt), "--memory", "much"]) == 1
+    assert "memory='much', expected bytes or a size such as 4GiB" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""h2o-cpp generate: from a file of prompts to a file of texts, whatever comes in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.cli import main
+from h2o_cpp.offline import Output, line_seed
+
+OPTIONS = ["-n", "12", "--seed", "5", "--threads", "1", "--n-ctx", "200", "--hh", "0.2"]
+
+
+def write(path: Path, *lines: Any) -> Path:
+    """Objects as JSON; text and bytes as they are."""
+    with path.open("wb") as file:
+        for line in lines:
+            data = line.encode() if isinstance(line, str) else line
+            data = data if isinstance(data, bytes) else json.dumps(data).encode()
+            file.write(data + b"\n")
+    return path
+
+
+def read(path: Path) -> dict[int, dict[str, Any]]:
+    """The output by index; nothing is doubled."""
+    text = path.read_text(encoding="utf-8")
+    assert not text or text.endswith("\n")
+    lines = [json.loads(line) for line in text.splitlines()]
+    by_index = {line.pop("index"): line for line in lines}
+    assert len(by_index) == len(lines)
+    return by_index
+
+
+def arguments(prompts: Path, output: Path, *options: str) -> list[str]:
+    return ["generate", "--input", str(prompts), "--output", str(output), *OPTIONS, *options]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    lines = [{"id": f"p{n}", "prompt": f"Chapter {n}. The old"} for n in range(25)]
+    return write(tmp_path / "prompts.jsonl", *lines)
+
+
+def test_each_line_as_if_it_were_alone(
+    tiny_opt: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    assert main(arguments(prompts, output)) == 0
+    err = capsys.readouterr().err
+    lines = read(output)
+    assert sorted(lines) == list(range(25))
+    with Generator(tiny_opt, hh=0.2, n_ctx=200, threads=1) as generator:
+        for n, line in lines.items():
+            alone = generator.generate(f"Chapter {n}. The old", max_tokens=12, seed=line_seed(5, n))
+            assert line == {
+                "id": f"p{n}",
+                "text": alone.text,
+                "finish_reason": alone.finish_reason,
+                "prompt_tokens": alone.prompt_tokens,
+                "completion_tokens": alone.completion_tokens,
+            }
+    n_tokens = sum(line["completion_tokens"] for line in lines.values())
+    assert f"[25 texts written, 0 were there, 0 bad lines | {n_tokens} tokens, " in err
+
+
+@pytest.mark.parametrize("at_once", [["--max-sequences", "1"], ["--memory", "20MiB"]])
+def test_how_many_at_once_does_not_matter(
+    prompts: Path, tmp_path: Path, at_once: list[str]
+) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    assert main(arguments(prompts, one)) == 0
+    assert main(arguments(prompts, other, *at_once)) == 0
+    assert read(one) == read(other)
+
+
+def test_bad_lines_are_reported_and_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write(
+        tmp_path / "prompts.jsonl",
+        {"question": "Who", "id": 7},
+        "",
+        "no JSON",
+        {"prompt": "Who"},
+        b'{"question": "caf\xe9"}',
+        '["question"]',
+        {"question": ""},
+        {"question": 5},
+        '{"question": "Who", "id": "\\ud800"}',
+        "[" * 100_000,
+        {"question": [5, 6, 4096]},
+        {"question": "word " * 300},
+        {"question": [5, 6]},
+    )
+    output = tmp_path / "out.jsonl"
+    for n_written, n_found in ((2, 0), (0, 2)):
+        assert main(arguments(prompts, output, "--field", "question")) == 0
+        *reports, summary = capsys.readouterr().err.splitlines()
+        numbers = [int(line.removeprefix(f"{prompts}:").split(":")[0]) for line in reports]
+        assert numbers == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+        counts = f"[{n_written} texts written, {n_found} were there, 10 bad lines | "
+        assert summary.startswith(counts)
+        lines = read(output)
+        assert sorted(lines) == [0, 12]
+        assert lines[0]["id"] == 7
+        assert "id" not in lines[12]
+    assert reports[1].endswith("it has no 'question'")
+    assert reports[3].endswith("it is no JSON object")
+    assert reports[8].endswith("token 4096 is not in the vocabulary of 4096")
+
+
+def test_a_torn_line_is_written_again(prompts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    assert main(arguments(prompts, output)) == 0
+    whole = output.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for cut in (1, 5, len(lines[7]) // 2, len(lines[7]) - 1):
+        output.write_bytes(b"".join(lines[:7]) + lines[7][:cut])
+        assert main(arguments(prompts, output)) == 0
+        assert sorted(output.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes",
+        b"my notes\n",
+        b'{"index": 1}\nmy notes\n',
+        b'{"index": 1}\nmy notes',
+        b'{"index": 1}\n{"index": 1}\n',
+        b'{"index": "1"}\n',
+        b'{"prompt": "The"}\n',
+        b"[]\n",
+    ],
+)
+def test_other_files_are_left_as_they_are(
+    prompts: Path, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(content)
+    assert main(arguments(prompts, output)) == 1
+    assert "this is not the output of a job" in capsys.readouterr().err
+    assert output.read_bytes() == content
+
+
+def test_one_job_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Output(path):
+        program = f"from h2o_cpp.cli import main; main(['generate', '--input', {str(path)!r}, "
+        program += f"'--output', {str(path)!r}])"
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+    assert f"error: {path}: another job is writing it" in done.stderr
+    with Output(path) as output:
+        assert output.finished == set()
+
+
+def test_killed_again_and_again(prompts: Path, tmp_path: Path) -> None:
+    """At random moments of writing; what the jobs leave together is what one writes alone."""
+    expected, output = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
+    options = ["-n", "60", "--ignore-eos", "--max-sequences", "3"]
+    assert main(arguments(prompts, expected, *options)) == 0
+    rng = random.Random(2)
+    n_killed = 0
+    for _ in range(25):
+        before = output.stat().st_size if output.exists() else 0
+        job = subprocess.Popen(
+            [sys.executable, "-m", "h2o_cpp", *arguments(prompts, output, *options)],
+            stderr=subprocess.DEVNULL,
+        )
+        while job.poll() is None and (not output.exists() or output.stat().st_size == before):
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        job.send_signal(signal.SIGKILL)
+        if job.wait() == 0:
+            break
+        n_killed += 1
+    else:
+        assert main(arguments(prompts, output, *options)) == 0
+    assert n_killed > 1
+    assert sorted(output.read_bytes().splitlines()) == sorted(expected.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "1KiB"], "memory='1KiB' is less than the cache of one sequence takes"),
+        (["--max-sequences", "0"], "max_sequences=0"),
+        (["--temperature", "-1"], "temperature"),
+    ],
+)
+def test_options_that_make_no_sense(
+    prompts: Path,
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(arguments(prompts, tmp_path / "out.jsonl", *options)) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_are_not_there(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(tmp_path / "none", tmp_path / "out.jsonl")) == 1
+    assert main(arguments(prompts, tmp_path / "none" / "out.jsonl")) == 1
+    assert capsys.readouterr().err.count("No such file or directory") == 2
