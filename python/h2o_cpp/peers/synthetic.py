@@ -211,7 +211,7 @@ def _rows(
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
-    """A byte-level BPE: special tokens, the bytes, and as many pairs of bytes as there is room for."""
+    """A byte-level BPE: special tokens, the bytes, and pairs of bytes in the rest of the ids."""
     characters = sorted(ByteLevel.alphabet())
     n_pairs = n_vocab - N_SPECIAL - len(characters)
     if not 0 <= n_pairs <= len(characters) ** 2:
