@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -57,7 +58,11 @@ class EngineProcess:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # a request that it has not read
+                    pipe.close()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -84,11 +89,9 @@ class EngineProcess:
         """The answer, or what it has under a key."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # it has ended, and may have said why
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it may have said why
         if not select.select([self._process.stdout], [], [], self._timeout)[0]:
             raise EngineError(f"no answer in {self._timeout:.0f} s")
         line = self._process.stdout.readline()

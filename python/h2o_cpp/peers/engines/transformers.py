@@ -26,9 +26,8 @@ class Transformers(StepEngine):
         self._dtype = dtype
         options = {key: value for key, value in config.items() if key != "model_type"}
         model_config = transformers.AutoConfig.for_model(config["model_type"], **options)
-        self._model: Any = transformers.AutoModelForCausalLM.from_config(
-            model_config, dtype=getattr(torch, dtype)
-        ).eval()
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        self._model: Any = make(model_config, dtype=getattr(torch, dtype)).eval()
         super().__init__(config["vocab_size"])
         self.reset()
 
