@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.peers.process import Answer, EngineError, EngineProcess
 
 _PAUSE = 0.2  # seconds in which threads of the engine before go to sleep
+_WARM_UP = 8  # tokens
 
 
 class Contestant(NamedTuple):
@@ -75,6 +77,11 @@ class Comparison:
                 if key in engine.description:
                     self.record(contestant.name, key, engine.description[key])
 
+    def warm_up(self) -> None:
+        """Have them touch their weights for the first time; nothing is recorded."""
+        for name in list(self._engines):
+            self._attempt(name, lambda engine: engine.prefill(_WARM_UP))
+
     def close(self, name: str) -> None:
         """End one of them."""
         if name in self._engines:
@@ -90,13 +97,7 @@ class Comparison:
             for request in requests:
                 for name in list(self._engines):
                     sleep(_PAUSE)
-                    try:
-                        for answer in request.put_to(self._engines[name]):
-                            self.record(name, request.measure, request.n / sum(answer.seconds))
-                            self.record(name, f"{request.measure} rss", answer.peak_rss_bytes)
-                    except EngineError as error:
-                        self.absent(name, str(error))
-                        self.close(name)
+                    self._attempt(name, partial(self._put, request, name))
 
     def record(self, engine: str, measure: str, value: float, note: str = "") -> None:
         """A value, measured elsewhere."""
@@ -107,3 +108,15 @@ class Comparison:
     def absent(self, engine: str, reason: str) -> None:
         """An engine that is not measured."""
         self._results.add(Record(self._section, self._model, engine, "absent", note=reason))
+
+    def _put(self, request: Request, name: str, engine: EngineProcess) -> None:
+        for answer in request.put_to(engine):
+            self.record(name, request.measure, request.n / sum(answer.seconds))
+            self.record(name, f"{request.measure} rss", answer.peak_rss_bytes)
+
+    def _attempt(self, name: str, what: Callable[[EngineProcess], object]) -> None:
+        try:
+            what(self._engines[name])
+        except EngineError as error:
+            self.absent(name, str(error))
+            self.close(name)

@@ -62,9 +62,8 @@ def _machine(records: Sequence[Record]) -> Iterator[str]:
     for name, engines in values_of(records, 0).items():
         ours = {measure: values[-1] for measure, values in engines[OURS].items()}
         yield (
-            f"{name}, {ours['processors']:.0f} processors, {ours['threads']:.0f} threads,"
-            f" reads {ours['read bandwidth'] / 1e9:.1f} GB/s. Matrix products of 2048 x 2048,"
-            " in 10^9 operations per second:"
+            f"{name}, {ours['processors']:.0f} processors, {ours['threads']:.0f} threads."
+            " The fastest matrix products of 2048 x 2048:"
         )
         yield ""
         peaks = [
@@ -73,13 +72,13 @@ def _machine(records: Sequence[Record]) -> Iterator[str]:
             if library != OURS
             for type_name, values in measures.items()
         ]
-        yield from table(["library", "type", "10^9/s"], peaks)
+        yield from table(["library", "type", "10^9 operations/s"], peaks)
 
 
 def _versions(records: Sequence[Record]) -> Iterator[str]:
-    versions = {r.note: None for r in records if r.measure == "start"}
+    versions = {f"{r.engine.partition(',')[0]} {r.note}" for r in records if r.measure == "start"}
     if versions:
-        yield f"{OURS} {', '.join(versions)}."
+        yield f"{'; '.join(sorted(versions))}."
         yield ""
 
 
@@ -90,7 +89,6 @@ def _speed(values: Values) -> Iterator[str]:
         for measure in engines[OURS]
         if measure.startswith(("prefill", "decode")) and not measure.endswith("rss")
     )
-    measures.pop("prefill 8", None)  # which touches the weights
     peers = dict.fromkeys(name for engines in values.values() for name in engines if name != OURS)
     for measure in sorted(measures, key=lambda name: (name[0] == "d", int(name.split()[1]))):
         kind, n = measure.split()
@@ -101,21 +99,27 @@ def _speed(values: Values) -> Iterator[str]:
         rows = []
         for model, engines in values.items():
             ours = engines[OURS].get(measure, [])
-            limit = _of_limit(engines[OURS], kind, ours)
+            limit = _use(engines[OURS], kind, ours)
             row = [model, _cell(ours), limit]
             rows.append(row + [_cell(engines[p].get(measure, []), ours) for p in peers])
         unit = "GFLOP/s" if kind == "prefill" else "GB/s"
         yield from table(["model", OURS, unit, *peers], rows)
     yield (
-        "GB/s: bytes of weights and cache that decoding reads, times tokens per second. GFLOP/s:"
-        " of the matrix products of the layers."
+        "GB/s: what decoding reads of weights and cache for each token, times tokens per second;"
+        " per cent of what as many threads read of a large array just before. GFLOP/s: of the"
+        " matrix products of the layers."
     )
     yield ""
 
 
-def _of_limit(ours: Mapping[str, Sequence[float]], kind: str, rates: Sequence[float]) -> str:
-    per_token = ours.get("flops per token" if kind == "prefill" else "bytes per token")
-    return f"{median(rates) * per_token[-1] / 1e9:.1f}" if rates and per_token else ""
+def _use(ours: Mapping[str, Sequence[float]], kind: str, rates: Sequence[float]) -> str:
+    """What is computed or read in a second."""
+    if not rates:
+        return ""
+    if kind == "prefill":
+        return f"{median(rates) * ours['flops per token'][-1] / 1e9:.0f}"
+    read = median(rates) * ours["bytes per token"][-1]
+    return f"{read / 1e9:.1f} ({read / ours['read bandwidth'][-1]:.0%})"
 
 
 def _contexts(values: Values) -> Iterator[str]:
@@ -139,7 +143,10 @@ def _contexts(values: Values) -> Iterator[str]:
                         cells.append(_cell(found, theirs, of_theirs=True))
                 rows.append(cells)
             yield from table(["cache", *map(str, contexts)], rows)
-    yield "Here a factor is the median divided by llama.cpp's at the same context."
+    yield (
+        "Here a factor is the median divided by llama.cpp's at the same context. Memory is that of"
+        " the process; in each of them the interpreter and this package's imports are a part of it."
+    )
     yield ""
 
 
@@ -158,7 +165,7 @@ def _machinery(values: Values) -> Iterator[str]:
                 window, h2o = ([1 / value for value in rates] for rates in (window, h2o))
             cells = [_microseconds(window), _microseconds(h2o)]
             rows.append([model, *cells, f"{median(h2o) / median(window) - 1:+.1%}"])
-    yield "Microseconds of a step, in a cache that is full:"
+    yield "Microseconds of a step, in a cache that is full: median and quartiles."
     yield ""
     yield from table(["", "window", "h2o", "h2o takes"], rows)
 
@@ -182,26 +189,21 @@ def _start(values: Values) -> Iterator[str]:
             continue
         rows = []
         for name, measures in engines.items():
-            prefill = next((m for m in measures if m.startswith("prefill")), None)
-            rate = f"{prefill} rss" in measures and measures[str(prefill)]
-            n = int(str(prefill).split()[1]) if rate else 0
-            rows.append(
-                [
-                    name,
-                    _seconds(measures.get("import_seconds", [])),
-                    _seconds(measures.get("load_seconds", [])),
-                    _seconds([n / value for value in rate] if rate else []),
-                    _seconds(
-                        [s + n / r for s, r in zip(measures["start"], rate, strict=True)]
-                        if rate
-                        else []
-                    ),
-                ]
-            )
+            prompt = [
+                int(measure.split()[1]) / rate
+                for measure, rates in measures.items()
+                if measure.startswith("prefill") and not measure.endswith("rss")
+                for rate in rates
+            ]
+            parts = [measures[key] for key in ("import_seconds", "load_seconds")] + [prompt]
+            first = sum(median(part) for part in parts if part)
+            rows.append([name, *map(_seconds, parts), f"{first:.3f}"])
         yield f"{model}, seconds:"
         yield ""
-        head = ["", "import", "load", "prompt", "from a new process to the first token"]
+        head = ["", "import", "load", "prompt", "first token"]
         yield from table(head, rows)
+        yield "The first token comes after all three, from the page cache."
+        yield ""
 
 
 def _seconds(values: Sequence[float]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +77,6 @@ def measure_machine(bench: Bench) -> None:
 
     record(OURS, "processors", machine.n_processors())
     record(OURS, "threads", bench.threads)
-    record(OURS, "read bandwidth", machine.read_bandwidth(bench.threads))
     for library in ("numpy", "torch"):
         try:
             peaks = matmul_peak(library, bench.threads)
@@ -96,7 +94,7 @@ def measure_speed(bench: Bench) -> None:
         for type_name in plan.types:
             path = bench.models.gguf(shape, type_name)
             with Comparison(bench.results, 1, f"{shape} {type_name}") as comparison:
-                _record_limits(comparison, path, plan.context + plan.n_decode / 2)
+                _record_limits(comparison, bench, path)
                 n_ctx = max(plan.prompts) + plan.n_decode
                 for one in everyone(bench.models, shape, type_name, bench.threads, n_ctx):
                     if isinstance(one, Contestant):
@@ -105,7 +103,7 @@ def measure_speed(bench: Bench) -> None:
                         comparison.absent(*one)
                 first, *longer = (Request(n) for n in plan.prompts)
                 decode = Request(plan.n_decode, plan.context)
-                comparison.ask([Request(8)])  # weights are touched for the first time
+                comparison.warm_up()
                 comparison.ask([first, decode, *longer])
                 comparison.ask([first, decode], plan.rounds - 1)
 
@@ -210,19 +208,22 @@ def measure_start(bench: Bench) -> None:
         bench.results.add(
             Record(4, f"{shape} {type_name}", OURS, "import_seconds", (machine.import_seconds(),))
         )
-    size = "" if bench.wheel is None else f"{bench.wheel.name}"
-    values = () if bench.wheel is None else (float(os.path.getsize(bench.wheel)),)
-    bench.results.add(Record(4, "wheel", OURS, "bytes", values, size or "no --wheel was given"))
+    wheel = bench.wheel
+    sizes = () if wheel is None else (float(wheel.stat().st_size),)
+    note = "no --wheel was given" if wheel is None else wheel.name
+    bench.results.add(Record(4, "wheel", OURS, "bytes", sizes, note))
 
 
-def _record_limits(comparison: Comparison, path: Path, n_seen: float) -> None:
-    """What a token reads and computes in our engine."""
+def _record_limits(comparison: Comparison, bench: Bench, path: Path) -> None:
+    """What a token reads and computes in our engine, and what memory gives now."""
+    n_seen = bench.plan.context + bench.plan.n_decode / 2
     model = _core.GgufModel(path)
     tensors = weights(model.files)
     loaded = _core.Model(path, device="cpu", threads=1)
     per_token = loaded.n_layers * kv_bytes(loaded.n_kv_heads, loaded.head_dim, "f16")
     comparison.record(OURS, "bytes per token", decode_weight_bytes(tensors) + n_seen * per_token)
     comparison.record(OURS, "flops per token", prefill_flops(tensors))
+    comparison.record(OURS, "read bandwidth", machine.read_bandwidth(bench.threads))
 
 
 SECTIONS: dict[int, Callable[[Bench], None]] = {

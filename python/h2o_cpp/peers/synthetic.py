@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -122,7 +122,11 @@ _METADATA_TYPES = {
     float: GGUFValueType.FLOAT32,
     str: GGUFValueType.STRING,
 }
-_FILE_TYPES = {"F32": LlamaFileType.ALL_F32, "F16": LlamaFileType.MOSTLY_F16}
+_FILE_TYPES = {
+    "F32": LlamaFileType.ALL_F32,
+    "F16": LlamaFileType.MOSTLY_F16,
+    **{name: mix.file_type for name, mix in MIXES.items()},
+}
 
 
 def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) -> None:
@@ -145,12 +149,13 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
     metadata["general.architecture"] = family.architecture
     types = _types(specs, metadata, type_name)
     random = np.random.default_rng(seed)
-    draw = lru_cache(maxsize=8)(lambda n_cols, type: _rows(random, n_cols, type))
+    most_rows = max(spec.shape[0] for spec in specs)
+    draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
 
     with atomic_output(path) as output, closing(GGUFWriter(output, family.architecture)) as writer:
         writer.add_type("model")
         writer.add_name(f"random weights, {type_name}")
-        writer.add_file_type(_FILE_TYPES.get(type_name) or MIXES[type_name].file_type)
+        writer.add_file_type(_FILE_TYPES[type_name])
         writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
             if key != "general.architecture":  # the writer has added it
@@ -198,10 +203,11 @@ def _types(
 
 
 def _rows(
-    random: np.random.Generator, n_cols: int, type: GGMLQuantizationType
+    random: np.random.Generator, most: int, n_cols: int, type: GGMLQuantizationType
 ) -> NDArray[np.uint8]:
     """Random rows as blocks; their scale makes outputs about as large as inputs."""
-    values = random.standard_normal((max(1, _PIECE // n_cols), n_cols), np.float32)
+    n_rows = min(most, max(1, _PIECE // n_cols))
+    values = random.standard_normal((n_rows, n_cols), np.float32)
     values /= np.float32(n_cols**0.5)
     if type is GGMLQuantizationType.F32:
         return values.view(np.uint8)

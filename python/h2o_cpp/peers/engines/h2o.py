@@ -65,8 +65,7 @@ class H2o(StepEngine):
         """What it is, and the size of its cache."""
         return {
             "name": "h2o.cpp",
-            "version": __version__,
-            "backend": self.model.backend,
+            "version": f"{__version__} {self.model.backend}",
             "cache": str(self.policy),
             "cache_bytes": self.session.cache_bytes,
             "load_seconds": self.load_seconds,
