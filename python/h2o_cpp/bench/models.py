@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from shutil import rmtree
+from tempfile import TemporaryDirectory
 
 from h2o_cpp.peers.process import EngineError
 from h2o_cpp.peers.synthetic import SHAPES, Config, write_model
@@ -29,15 +29,19 @@ class Models:
     def ctranslate2(self, shape: str) -> Path:
         """The directory of an OPT in int8. Raises EngineError if it cannot be made."""
         path = self._directory / f"{shape}-ctranslate2"
-        if not path.exists():
+        if path.exists():
+            return path
+        with TemporaryDirectory(dir=self._directory) as parent:
+            directory = Path(parent) / "model"
+            directory.mkdir()
             done = subprocess.run(
-                [sys.executable, "-m", "h2o_cpp.peers.ctranslate2_model", shape, str(path)],
+                [sys.executable, "-m", "h2o_cpp.peers.ctranslate2_model", shape, str(directory)],
                 capture_output=True,
                 text=True,
             )
             if done.returncode:
-                rmtree(path, ignore_errors=True)
                 raise EngineError((done.stderr.splitlines() or ["no output"])[-1])
+            directory.rename(path)
         return path
 
 
