@@ -17,7 +17,7 @@ from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.bench.report import render, values_of
 from h2o_cpp.bench.sections import QUICK, Bench, measure_contexts, measure_speed
 from h2o_cpp.peers.process import EngineError, EngineProcess
-from h2o_cpp.peers.synthetic import SHAPES
+from h2o_cpp.peers.shapes import SHAPES
 from test_bench_synthetic import small
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from h2o_cpp import Generator, _core
 from h2o_cpp.convert.conversion import FAMILIES
-from h2o_cpp.peers.synthetic import N_SPECIAL, SHAPES, TYPES, Config, write_model
+from h2o_cpp.peers.shapes import SHAPES, Config
+from h2o_cpp.peers.synthetic import N_SPECIAL, TYPES, write_model
 from h2o_cpp.quantize import quantize
 from llama_gguf import types
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from h2o_cpp.peers.process import EngineError
-from h2o_cpp.peers.synthetic import SHAPES, Config, write_model
+from h2o_cpp.peers.shapes import SHAPES, Config
+from h2o_cpp.peers.synthetic import write_model
 
 
 class Models:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from h2o_cpp.peers.synthetic import SHAPES
+from h2o_cpp.peers.shapes import SHAPES
 
 
 def vocabulary(n_vocab: int) -> list[str]:

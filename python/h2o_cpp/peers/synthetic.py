@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from functools import lru_cache, partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import (
@@ -26,86 +26,8 @@ from h2o_cpp import _core
 from h2o_cpp.atomic import atomic_output
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.peers.shapes import Config
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
-
-Config = dict[str, Any]
-
-
-def _llama(**sizes: Any) -> Config:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-    } | sizes
-
-
-# config.json of each model, as far as it says what is computed.
-SHAPES: dict[str, Config] = {
-    "TinyLlama-1.1B": _llama(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        vocab_size=32000,
-        max_position_embeddings=2048,
-    ),
-    "OPT-1.3B": {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-        "hidden_size": 2048,
-        "word_embed_proj_dim": 2048,
-        "ffn_dim": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": True,
-    },
-    "SmolLM2-135M": _llama(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        max_position_embeddings=8192,
-        rope_theta=100000.0,
-        tie_word_embeddings=True,
-    ),
-    "Pythia-410M": {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        # Pythia's is the exact "gelu", which llama.cpp does not know.
-        "hidden_act": "gelu_new",
-        "use_parallel_residual": True,
-        "layer_norm_eps": 1e-5,
-        "rotary_pct": 0.25,
-        "rotary_emb_base": 10000,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-    },
-    # Every head has its own keys and values, so that the cache is as large as caches get.
-    "MHA-12": _llama(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=12,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        vocab_size=32000,
-        max_position_embeddings=65536,
-    ),
-}
 
 # Types of the weight matrices: those that the converter and the quantiser write.
 TYPES = ("F32", "F16", *MIXES)
@@ -146,11 +68,8 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
         key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
         for key, value in family.metadata(config).items()
     }
-    metadata["general.architecture"] = family.architecture
-    types = _types(specs, metadata, type_name)
-    random = np.random.default_rng(seed)
-    most_rows = max(spec.shape[0] for spec in specs)
-    draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
+    architecture = {"general.architecture": family.architecture}
+    types = _types(specs, architecture | metadata, type_name)
 
     with atomic_output(path) as output, closing(GGUFWriter(output, family.architecture)) as writer:
         writer.add_type("model")
@@ -158,31 +77,41 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
         writer.add_file_type(_FILE_TYPES[type_name])
         writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in metadata.items():
-            if key != "general.architecture":  # the writer has added it
-                writer.add_key_value(key, value, _METADATA_TYPES[type(value)])
+            writer.add_key_value(key, value, _METADATA_TYPES[type(value)])
         _add_vocabulary(writer, config["vocab_size"], add_bos=family.add_bos)
-        for spec in specs:
-            shape = _shape(spec)
-            block_size, block_bytes = GGML_QUANT_SIZES[types[spec.gguf]]
-            writer.add_tensor_info(
-                spec.gguf,
-                shape,
-                np.dtype(np.float32),  # not uint8, which would make `shape` count bytes
-                prod(shape) // block_size * block_bytes,
-                raw_dtype=types[spec.gguf],
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for spec in specs:
-            shape = _shape(spec)
-            if len(shape) == 1:
-                value = 1 if spec.gguf.endswith("norm.weight") else 0
-                writer.write_tensor_data(np.full(shape, value, np.float32))
-                continue
-            rows = draw(shape[1], types[spec.gguf])
-            first = random.integers(len(rows))
-            writer.write_tensor_data(rows[(first + np.arange(shape[0])) % len(rows)])
+        _write_tensors(writer, specs, types, np.random.default_rng(seed))
+
+
+def _write_tensors(
+    writer: GGUFWriter,
+    specs: list[TensorSpec],
+    types: Mapping[str, GGMLQuantizationType],
+    random: np.random.Generator,
+) -> None:
+    for spec in specs:
+        shape = _shape(spec)
+        block_size, block_bytes = GGML_QUANT_SIZES[types[spec.gguf]]
+        writer.add_tensor_info(
+            spec.gguf,
+            shape,
+            np.dtype(np.float32),  # not uint8, which would make `shape` count bytes
+            prod(shape) // block_size * block_bytes,
+            raw_dtype=types[spec.gguf],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    most_rows = max(spec.shape[0] for spec in specs)
+    draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
+    for spec in specs:
+        shape = _shape(spec)
+        if len(shape) == 1:
+            value = 1 if spec.gguf.endswith("norm.weight") else 0
+            writer.write_tensor_data(np.full(shape, value, np.float32))
+            continue
+        rows = draw(shape[1], types[spec.gguf])
+        first = random.integers(len(rows))
+        writer.write_tensor_data(rows[(first + np.arange(shape[0])) % len(rows)])
 
 
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
