@@ -70,6 +70,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   h2o::python::register_dtype(m);
   h2o::python::register_gguf(m);
   h2o::python::register_kv_cache(m);
+  h2o::python::register_machine(m);
   h2o::python::register_quantize(m);
   h2o::python::register_session(m);
 }

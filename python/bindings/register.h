@@ -15,6 +15,7 @@ namespace h2o::python {
 void register_dtype(pybind11::module_& m);
 void register_gguf(pybind11::module_& m);
 void register_kv_cache(pybind11::module_& m);
+void register_machine(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from h2o_cpp import __version__
 from h2o_cpp.cli import (
     analyze,
+    bench,
     chat,
     convert,
     eval,
@@ -40,6 +41,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "perplexity": (perplexity, "measure what eviction costs on a text"),
     "analyze": (analyze, "see how attention is spread over a text"),
     "retrieve": (retrieve, "see what eviction loses of a prompt"),
+    "bench": (bench, "measure how fast a model file is"),
     "eval": (eval, "score a model on benchmark tasks under eviction"),
 }
 

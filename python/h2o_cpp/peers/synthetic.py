@@ -2,95 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGML_QUANT_VERSION,
+    GGMLQuantizationType,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    TokenType,
+)
+from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
 
-_N_BYTES = 256  # byte tokens, after <unk>, <s> and </s>
+from h2o_cpp import _core
+from h2o_cpp.atomic import atomic_output
+from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.peers.shapes import Config
+from h2o_cpp.quantize.mix import MIXES, Model, choose_types
 
+# Types of the weight matrices: those that the converter and the quantiser write.
+TYPES = ("F32", "F16", *MIXES)
 
-@dataclass(frozen=True)
-class LlamaShape:
-    """Sizes of a model of architecture `llama`."""
+# <s>, <pad>, </s> and <unk>, with ids as OPT has them.
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+N_SPECIAL = len(_SPECIAL)
 
-    n_embd: int
-    n_ff: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    n_vocab: int
-    tied: bool
+_PIECE = 1 << 22  # random values that are drawn and quantised; every tensor is made of them
 
-
-SHAPES = {
-    "SmolLM2-135M": LlamaShape(576, 1536, 30, 9, 3, 49152, tied=True),
-    "TinyLlama-1.1B": LlamaShape(2048, 5632, 22, 32, 4, 32000, tied=False),
+_METADATA_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+}
+_FILE_TYPES = {
+    "F32": LlamaFileType.ALL_F32,
+    "F16": LlamaFileType.MOSTLY_F16,
+    **{name: mix.file_type for name, mix in MIXES.items()},
 }
 
 
-def write_llama(path: Path, shape: LlamaShape, *, n_ctx: int = 2048, seed: int = 0) -> None:
-    """Write a model in F32, one tensor at a time."""
-    random = np.random.default_rng(seed)
-    with closing(GGUFWriter(path, "llama")) as writer:
-        writer.add_context_length(n_ctx)
-        writer.add_embedding_length(shape.n_embd)
-        writer.add_block_count(shape.n_layers)
-        writer.add_feed_forward_length(shape.n_ff)
-        writer.add_head_count(shape.n_heads)
-        writer.add_head_count_kv(shape.n_kv_heads)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_rope_dimension_count(shape.n_embd // shape.n_heads)
-        writer.add_vocab_size(shape.n_vocab)
-        _add_vocabulary(writer, shape.n_vocab)
-        tensors = list(_tensors(shape))
-        for name, size in tensors:
-            nbytes = 4 * int(np.prod(size))
-            writer.add_tensor_info(name, size, np.dtype(np.float32), nbytes)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for name, size in tensors:
-            if name.endswith("norm.weight"):
-                values = np.ones(size, np.float32)
-            else:  # outputs about as large as inputs
-                values = random.standard_normal(size, np.float32) / np.float32(size[-1] ** 0.5)
-            writer.write_tensor_data(values)
+def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) -> None:
+    """Write the GGUF file of a model with the sizes that `config` says, as config.json does.
+
+    type_name: one of TYPES; the mixes of the quantiser choose a type for each tensor. Weights are
+    rows of a few million random values, each tensor's from another row on, so that a large model
+    is written in the time its bytes take. Norms are 1, biases 0. Memory holds one tensor at a time.
+
+    Raises ValueError for an unknown type, and for a config that no family can express.
+    """
+    if type_name not in TYPES:
+        raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(TYPES)}")
+    family = FAMILIES[config["architectures"][0]]
+    specs = list(family.tensors(config))
+    metadata = {
+        key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
+        for key, value in family.metadata(config).items()
+    }
+    architecture = {"general.architecture": family.architecture}
+    types = _types(specs, architecture | metadata, type_name)
+
+    with atomic_output(path) as output, closing(GGUFWriter(output, family.architecture)) as writer:
+        writer.add_type("model")
+        writer.add_name(f"random weights, {type_name}")
+        writer.add_file_type(_FILE_TYPES[type_name])
+        writer.add_quantization_version(GGML_QUANT_VERSION)
+        for key, value in metadata.items():
+            writer.add_key_value(key, value, _METADATA_TYPES[type(value)])
+        _add_vocabulary(writer, config["vocab_size"], add_bos=family.add_bos)
+        _write_tensors(writer, specs, types, np.random.default_rng(seed))
 
 
-def _tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    n_embd, n_ff = shape.n_embd, shape.n_ff
-    kv_width = n_embd // shape.n_heads * shape.n_kv_heads
-    yield "token_embd.weight", (shape.n_vocab, n_embd)
-    for i in range(shape.n_layers):
-        for name, size in (
-            ("attn_norm", (n_embd,)),
-            ("attn_q", (n_embd, n_embd)),
-            ("attn_k", (kv_width, n_embd)),
-            ("attn_v", (kv_width, n_embd)),
-            ("attn_output", (n_embd, n_embd)),
-            ("ffn_norm", (n_embd,)),
-            ("ffn_gate", (n_ff, n_embd)),
-            ("ffn_up", (n_ff, n_embd)),
-            ("ffn_down", (n_embd, n_ff)),
-        ):
-            yield f"blk.{i}.{name}.weight", size
-    yield "output_norm.weight", (n_embd,)
-    if not shape.tied:
-        yield "output.weight", (shape.n_vocab, n_embd)
+def _write_tensors(
+    writer: GGUFWriter,
+    specs: list[TensorSpec],
+    types: Mapping[str, GGMLQuantizationType],
+    random: np.random.Generator,
+) -> None:
+    for spec in specs:
+        shape = _shape(spec)
+        block_size, block_bytes = GGML_QUANT_SIZES[types[spec.gguf]]
+        writer.add_tensor_info(
+            spec.gguf,
+            shape,
+            np.dtype(np.float32),  # not uint8, which would make `shape` count bytes
+            prod(shape) // block_size * block_bytes,
+            raw_dtype=types[spec.gguf],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    most_rows = max(spec.shape[0] for spec in specs)
+    draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
+    for spec in specs:
+        shape = _shape(spec)
+        if len(shape) == 1:
+            value = 1 if spec.gguf.endswith("norm.weight") else 0
+            writer.write_tensor_data(np.full(shape, value, np.float32))
+            continue
+        rows = draw(shape[1], types[spec.gguf])
+        first = random.integers(len(rows))
+        writer.write_tensor_data(rows[(first + np.arange(shape[0])) % len(rows)])
 
 
-def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
-    """<unk>, <s>, </s>, the bytes, and words without meaning."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(_N_BYTES))]
-    types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * _N_BYTES]
-    n_words = n_vocab - len(tokens)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([*tokens, *(f"w{i}" for i in range(n_words))])
-    writer.add_token_scores([0.0] * len(tokens) + [-float(i) for i in range(n_words)])
-    writer.add_token_types([*types, *[TokenType.NORMAL] * n_words])
-    writer.add_bos_token_id(1)
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    n_rows, *columns = spec.shape
+    return (n_rows - spec.skip_rows, *columns)
+
+
+def _types(
+    specs: list[TensorSpec], metadata: Config, type_name: str
+) -> dict[str, GGMLQuantizationType]:
+    """As the converter and the quantiser choose them: F32 for all but matrices."""
+    shapes = {spec.gguf: _shape(spec) for spec in specs}
+    types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
+    if type_name in MIXES:
+        return types | choose_types(MIXES[type_name], Model.of(metadata), shapes)
+    matrices = [name for name in shapes if len(shapes[name]) > 1 and name != "position_embd.weight"]
+    return types | dict.fromkeys(matrices, GGMLQuantizationType[type_name])
+
+
+def _rows(
+    random: np.random.Generator, most: int, n_cols: int, type: GGMLQuantizationType
+) -> NDArray[np.uint8]:
+    """Random rows as blocks; their scale makes outputs about as large as inputs."""
+    n_rows = min(most, max(1, _PIECE // n_cols))
+    values = random.standard_normal((n_rows, n_cols), np.float32)
+    values /= np.float32(n_cols**0.5)
+    if type is GGMLQuantizationType.F32:
+        return values.view(np.uint8)
+    if type is GGMLQuantizationType.F16:
+        return values.astype(np.float16).view(np.uint8)
+    return _core.quantize(type.name, values, threads=1)
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
+    """A byte-level BPE: special tokens, the bytes, and pairs of bytes in the rest of the ids."""
+    characters = sorted(ByteLevel.alphabet())
+    n_pairs = n_vocab - N_SPECIAL - len(characters)
+    if not 0 <= n_pairs <= len(characters) ** 2:
+        raise ValueError(f"vocab_size {n_vocab}: there are no so many bytes and pairs of them")
+    pairs = list(islice(product(characters, repeat=2), n_pairs))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_SPECIAL, *characters, *(left + right for left, right in pairs)])
+    writer.add_token_types(
+        [TokenType.CONTROL] * N_SPECIAL + [TokenType.NORMAL] * (n_vocab - N_SPECIAL)
+    )
+    writer.add_token_merges([f"{left} {right}" for left, right in pairs])
+    writer.add_bos_token_id(0)
+    writer.add_pad_token_id(1)
     writer.add_eos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(add_bos)

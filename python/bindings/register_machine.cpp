@@ -1,0 +1,15 @@
+// The limits of the machine for Python.
+#include "cpu/machine.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+
+void register_machine(py::module_& m) {
+  m.def("read_bandwidth", &read_bandwidth, py::arg("nbytes"), py::kw_only(), py::arg("threads"),
+        py::arg("passes"), py::call_guard<py::gil_scoped_release>(),
+        "Bytes per second that the threads together read: the fastest of some passes.");
+}
+
+}  // namespace h2o::python

@@ -1,0 +1,1 @@
+"""Measuring speed: one file (`measurement`), and engines beside each other (`comparison`)."""

@@ -1,0 +1,49 @@
+"""What a comparison has measured, in a file of one JSON line for each record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Record:
+    """Values of one measure of an engine on a model; several records add up.
+
+    section: of the report; 0 is the machine. values: empty if it could not be measured, and then
+    `note` says why; otherwise `note` is a version, a size or whatever there is to say.
+    """
+
+    section: int
+    model: str
+    engine: str
+    measure: str
+    values: tuple[float, ...] = ()
+    note: str = ""
+
+
+class Results:
+    """A file of records. What has been added is in it, whatever happens next."""
+
+    def __init__(self, path: Path) -> None:
+        """The file need not exist yet."""
+        self._path = path
+
+    def add(self, record: Record) -> None:
+        """At the end of the file."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+    def forget(self, sections: Iterable[int]) -> None:
+        """Remove sections that are to be measured again."""
+        gone = set(sections)
+        kept = [json.dumps(asdict(record)) for record in self if record.section not in gone]
+        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def __iter__(self) -> Iterator[Record]:
+        if self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)
+                yield Record(**{**fields, "values": tuple(fields["values"])})

@@ -1,0 +1,95 @@
+"""Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
+
+Decoding one token reads all weights but the tables that are looked up, and K and V of the tokens
+that are kept; "of read bandwidth" compares that with an array that as many threads read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from h2o_cpp.bench.measurement import Measurement, Spread, measure
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import add_cache, add_model, add_threads
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_model(parser)
+    parser.add_argument(
+        "--prompt", type=int, default=512, metavar="N",
+        help="read a prompt of N random tokens (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=int, default=128, metavar="N",
+        help="decode after N tokens (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", "--tokens", type=int, default=32, metavar="N",
+        help="decode N tokens (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="K",
+        help="do it K times, for the median (default: %(default)s)",
+    )  # fmt: skip
+    add_cache(parser)
+    add_threads(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, and print a table or JSON."""
+    found = measure(
+        args.model,
+        prompt=args.prompt,
+        context=args.context,
+        n=args.tokens,
+        rounds=args.rounds,
+        threads=args.threads,
+        hh=args.hh,
+        recent=args.recent,
+        policy=args.policy,
+        n_ctx=args.n_ctx,
+        n_batch=args.n_batch,
+        positions=args.positions,
+        kv_dtype=args.kv_dtype,
+    )
+    if args.json:
+        document = asdict(found)
+        for name in ("prefill_spread", "decode_spread"):
+            document[name] = list(document[name])
+        print(json.dumps(document, indent=2))
+        return 0
+    rows = _rows(found)
+    width = max(map(len, rows))
+    print(f"{found.model} on {found.machine}, {found.isa}, {found.threads} threads")
+    for name, value in rows.items():
+        print(f"  {name:{width}}  {value}")
+    return 0
+
+
+def _rows(found: Measurement) -> dict[str, str]:
+    return {
+        f"prefill of {found.prompt_tokens} tokens": _rate(
+            found.prefill_tokens_per_second, found.prefill_spread
+        ),
+        "of numpy's f32 matmul": f"{found.f32_flops_fraction:.0%}"
+        f" of {found.f32_flops / 1e9:.0f} GFLOP/s",
+        f"decode of {found.decode_tokens} after {found.context_tokens}": _rate(
+            found.decode_tokens_per_second, found.decode_spread
+        ),
+        "of read bandwidth": f"{found.read_bandwidth_fraction:.0%}"
+        f" of {found.read_bandwidth / 1e9:.1f} GB/s",
+        "read for a token": f"weights {mebibytes(found.decode_weight_bytes)},"
+        f" K and V {mebibytes(found.decode_kv_bytes)}",
+        "weights": mebibytes(found.weight_bytes),
+        "cache": f"{mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}",
+        "most memory resident": mebibytes(found.peak_rss_bytes),
+        "load, import": f"{found.load_seconds:.3f} s, {found.import_seconds:.3f} s",
+    }
+
+
+def _rate(median: float, spread: Spread) -> str:
+    return f"{median:.1f} tokens/s ({spread.low:.1f} to {spread.high:.1f})"

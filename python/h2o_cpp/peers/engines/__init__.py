@@ -1,0 +1,1 @@
+"""Engines to measure, one module for each, run as processes that speak JSON lines (`serving`)."""

@@ -1,0 +1,76 @@
+"""This engine, as one of those that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from h2o_cpp import __version__, _core
+from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
+from h2o_cpp.policy import Policy, budget_policy
+from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.tokenizer import TextTokenizer
+
+
+class H2o(StepEngine):
+    """A session, opened and fed as a Generator does."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        threads: int | None = None,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        hh: float | None = None,
+        recent: float | None = None,
+        policy: str | None = None,
+        positions: Positions = "auto",
+        kv_dtype: str | tuple[str, str] = "f16",
+    ) -> None:
+        """Load the model; the options are those of a Generator."""
+        begun = perf_counter()
+        self.model = _core.Model(path, device="cpu", threads=threads or 0)
+        self.tokenizer = TextTokenizer.of_model(self.model)
+        n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
+        self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)
+        self.session = open_session(
+            self.model,
+            self.policy,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            kv_dtype=kv_dtype,
+            positions=positions,
+        )
+        self.load_seconds = perf_counter() - begun
+        super().__init__(self.model.n_vocab)
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.session.reset(0)
+
+    def feed(self, tokens: Tokens) -> None:
+        """Read them in chunks, as a Generator reads a prompt."""
+        for part in chunks(self.session, tokens):
+            self.session.step([(0, part)])
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens seen, kept or not."""
+        return self.session.tokens_seen(0)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What it is, and the size of its cache."""
+        return {
+            "name": "h2o.cpp",
+            "version": f"{__version__} {self.model.backend}",
+            "cache": str(self.policy),
+            "cache_bytes": self.session.cache_bytes,
+            "load_seconds": self.load_seconds,
+        }
+
+
+if __name__ == "__main__":
+    serve(H2o)

@@ -1,0 +1,92 @@
+"""OpenVINO GenAI on a GGUF file of architecture `llama`, with or without its cache eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from h2o_cpp.peers.engines.serving import Engine, random_tokens, serve
+
+_BLOCK = 32  # tokens; sizes of its eviction are multiples of it
+
+
+class OpenVino(Engine):
+    """A pipeline. It can only be asked for whole texts; the times are those that it reports."""
+
+    def __init__(
+        self, path: str, *, threads: int, n_vocab: int, cache_tokens: int | None = None
+    ) -> None:
+        """Load the model; cache_tokens: keep so many, by its H2O-like eviction (default: all)."""
+        begun = perf_counter()
+        import openvino
+        import openvino_genai
+
+        self._import_seconds = perf_counter() - begun
+        begun = perf_counter()
+        self._openvino: Any = openvino
+        self._genai: Any = openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False
+        if cache_tokens is not None:
+            recent = max(_BLOCK, cache_tokens // 2 // _BLOCK * _BLOCK)
+            scheduler.use_cache_eviction = True
+            scheduler.cache_eviction_config = openvino_genai.CacheEvictionConfig(
+                start_size=_BLOCK,
+                recent_size=recent,
+                max_cache_size=cache_tokens // _BLOCK * _BLOCK,
+                aggregation_mode=openvino_genai.AggregationMode.SUM,
+            )
+        self._pipeline: Any = openvino_genai.LLMPipeline(
+            path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads
+        )
+        self._load_seconds = perf_counter() - begun
+        self._n_vocab = n_vocab
+        self._cache_tokens = cache_tokens
+        self._random = np.random.default_rng(0)
+        self._n_tokens = 0
+
+    def prefill(self, n: int) -> list[float]:
+        """The time to the first token."""
+        return self._generate(n, 1)
+
+    def decode(self, n_context: int, n: int) -> list[float]:
+        """The times of the n tokens after the first, which comes with the context."""
+        return self._generate(n_context, n + 1)[1:]
+
+    def _generate(self, n_context: int, n: int) -> list[float]:
+        prompt = random_tokens(self._random, n_context, self._n_vocab).astype(np.int64)
+        config = self._genai.GenerationConfig(max_new_tokens=n, min_new_tokens=n, ignore_eos=True)
+        config.apply_chat_template = False
+        result = self._pipeline.generate(self._openvino.Tensor(prompt[None]), config)
+        metrics = result.perf_metrics
+        if len(result.tokens[0]) != n or metrics.get_num_input_tokens() != n_context:
+            raise RuntimeError(
+                f"{len(result.tokens[0])} tokens after {metrics.get_num_input_tokens()} came, "
+                f"expected {n} after {n_context}"
+            )
+        raw = metrics.raw_metrics
+        self._n_tokens = n_context + n - 1  # the last is not read
+        return [microseconds / 1e6 for microseconds in raw.token_infer_durations]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the newest text."""
+        return self._n_tokens
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What it is."""
+        evicts = "" if self._cache_tokens is None else f", {self._cache_tokens} kept"
+        return {
+            "name": f"OpenVINO GenAI{evicts}",
+            "version": self._genai.__version__,
+            "load_seconds": self._load_seconds,
+            "import_seconds": self._import_seconds,
+        }
+
+
+if __name__ == "__main__":
+    serve(OpenVino)

@@ -1,0 +1,84 @@
+"""Shapes of real models, which synthetic ones are made in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def _llama(**sizes: Any) -> Config:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    } | sizes
+
+
+# config.json of each model, as far as it says what is computed.
+SHAPES: dict[str, Config] = {
+    "TinyLlama-1.1B": _llama(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+    ),
+    "OPT-1.3B": {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "hidden_size": 2048,
+        "word_embed_proj_dim": 2048,
+        "ffn_dim": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+    "SmolLM2-135M": _llama(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        rope_theta=100000.0,
+        tie_word_embeddings=True,
+    ),
+    "Pythia-410M": {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        # Pythia's is the exact "gelu", which llama.cpp does not know.
+        "hidden_act": "gelu_new",
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-5,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "vocab_size": 50304,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
+    # Every head has its own keys and values, so that the cache is as large as caches get.
+    "MHA-12": _llama(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=12,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+        max_position_embeddings=65536,
+    ),
+}

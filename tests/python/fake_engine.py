@@ -1,0 +1,51 @@
+"""An engine that only counts, served as the others are; and what can be wrong with one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
+
+
+class FakeEngine(StepEngine):
+    def __init__(self, fault: str = "", n_vocab: int = 50) -> None:
+        if fault == "hangs":
+            time.sleep(60)
+        if fault == "cannot open":
+            raise ValueError("no such model")
+        print("what a library prints")
+        super().__init__(n_vocab)
+        self._n_vocab = n_vocab
+        self._fault = fault
+        self._n_read = 0
+        self._n_tokens = 0
+
+    def reset(self) -> None:
+        self._n_tokens = 0
+
+    def feed(self, tokens: Tokens) -> None:
+        print("more of it")
+        assert all(4 <= token < self._n_vocab for token in tokens)
+        self._n_tokens += len(tokens)
+        self._n_read += len(tokens)
+        if self._fault == "miscounts":
+            self._n_tokens -= 1
+        if self._fault == "fails":
+            raise RuntimeError("out of luck")
+        if self._fault == "dies":
+            os._exit(3)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"name": "fake", "version": "7", "load_seconds": 0.25}
+
+
+if __name__ == "__main__":
+    serve(FakeEngine)

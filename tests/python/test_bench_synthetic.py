@@ -1,0 +1,125 @@
+"""Models with random weights: real shapes, real metadata, files that load."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator, _core
+from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.peers.shapes import SHAPES, Config
+from h2o_cpp.peers.synthetic import N_SPECIAL, TYPES, write_model
+from h2o_cpp.quantize import quantize
+from llama_gguf import types
+
+# Parameters of the published checkpoints. OPT's has two rows of positions that are never used.
+PARAMETERS = {
+    "TinyLlama-1.1B": 1_100_048_384,
+    "OPT-1.3B": 1_315_758_080 - 2 * 2048,
+    "SmolLM2-135M": 134_515_008,
+    "Pythia-410M": 405_334_016,
+}
+TEXT = "The old man said: “naïve café” costs 5 €, \n\tor 1234567890 🦙!"
+
+
+def small(shape: str, **sizes: Any) -> Config:
+    """A shape with rows of whole K-quant blocks, so that types are those of large models."""
+    config = {**SHAPES[shape], "num_hidden_layers": 8, "vocab_size": 1000, **sizes}
+    widths = {"hidden_size": 256, "intermediate_size": 512, "ffn_dim": 512}
+    widths |= {"word_embed_proj_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
+    return config | {key: value for key, value in widths.items() if key in config}
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_shapes_are_those_of_real_models(shape: str) -> None:
+    config = SHAPES[shape]
+    tensors = FAMILIES[config["architectures"][0]].tensors(config)
+    sizes = [(spec.shape[0] - spec.skip_rows, *spec.shape[1:]) for spec in tensors]
+    assert sum(map(prod, sizes)) == PARAMETERS[shape]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_files_load_and_compute(shape: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = small(shape)
+    write_model(path, config, "Q4_K_M")
+    with Generator(path, n_ctx=64) as generator:
+        assert generator.n_vocab == 1000
+        logits = generator.logits(np.random.default_rng(0).integers(N_SPECIAL, 1000, 64))
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0
+    metadata = _core.GgufFile(path).metadata()
+    architecture = metadata["general.architecture"]
+    assert metadata[f"{architecture}.context_length"] == config["max_position_embeddings"]
+    assert metadata[f"{architecture}.block_count"] == 8
+    assert len(metadata["tokenizer.ggml.tokens"]) == 1000
+
+
+@pytest.mark.parametrize("type_name", [name for name in TYPES if name != "F32"])
+def test_types_are_those_of_the_quantiser(type_name: str, tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.gguf" for name in ("F32", "expected", "found")}
+    write_model(paths["found"], small("SmolLM2-135M"), type_name)
+    if type_name == "F16":
+        assert set(types(paths["found"]).values()) == {"F32", "F16"}
+        return
+    write_model(paths["F32"], small("SmolLM2-135M"), "F32")
+    quantize(paths["F32"], paths["expected"], type_name, progress=False)
+    assert types(paths["found"]) == types(paths["expected"])
+    assert paths["found"].stat().st_size == pytest.approx(
+        paths["expected"].stat().st_size, abs=4096
+    )  # names differ
+
+
+def test_weights_are_random_and_of_the_right_scale(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, small("TinyLlama-1.1B"), "F32")
+    file = _core.GgufFile(path)
+    tensors = {
+        name: file.tensor_data(i).view(np.float32).reshape(shape)
+        for i, (name, _, shape, _) in enumerate(file.tensors())
+    }
+    down = tensors["blk.0.ffn_down.weight"]
+    # 131072 normal values: the standard deviation of their standard deviation is 1/512 of it.
+    assert down.std() == pytest.approx(512**-0.5, rel=5 / 512)
+    assert (tensors["blk.0.attn_norm.weight"] == 1).all()
+    q, output = tensors["blk.0.attn_q.weight"], tensors["blk.0.attn_output.weight"]
+    assert (q != output).any()
+    assert (q != tensors["blk.1.attn_q.weight"]).any()
+
+
+def test_tokenizer_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, small("OPT-1.3B", vocab_size=50272), "F16")
+    with Generator(path) as generator:
+        tokens = generator.tokenize(TEXT)
+        assert tokens[0] == 0  # OPT begins with <s>
+        assert generator.detokenize(tokens[1:]) == TEXT
+        assert len(tokens) < len(TEXT.encode())  # pairs of bytes have tokens
+        assert all(token < N_SPECIAL for token in generator.tokenize("")) or not tokens
+
+
+def test_llama_cpp_reads_them_alike(tmp_path: Path) -> None:
+    llama_cpp: Any = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    for shape in ("TinyLlama-1.1B", "Pythia-410M"):
+        path = tmp_path / f"{shape}.gguf"
+        write_model(path, small(shape), "Q8_0")
+        theirs = llama_cpp.Llama(str(path), n_ctx=64, verbose=False)
+        with Generator(path) as generator:
+            tokens = generator.tokenize(TEXT, add_special=False)
+            assert theirs.tokenize(TEXT.encode(), add_bos=False) == tokens
+            assert theirs.n_vocab() == generator.n_vocab
+        theirs.close()
+
+
+def test_errors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ValueError, match="Q9_9"):
+        write_model(path, small("OPT-1.3B"), "Q9_9")
+    for n_vocab in (259, 4 + 256 + 65537):
+        with pytest.raises(ValueError, match="vocab_size"):
+            write_model(path, small("OPT-1.3B", vocab_size=n_vocab), "F16")
+    assert not path.exists()
