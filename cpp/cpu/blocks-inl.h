@@ -29,6 +29,9 @@ struct Plain {
   }
   const Plain& group(int64_t) const { return *this; }
   Vec at(int64_t) const { return load(p); }
+  void prefetch(int64_t bytes_ahead) const {
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(p) + bytes_ahead, 0, 2);
+  }
 
   // The n < kWidth elements from i, then zeros. Rows of the other types are whole blocks.
   static Vec tail(const std::byte* row, int64_t i, int64_t n) {
@@ -45,6 +48,7 @@ struct Blocks {
   static Reader block(const std::byte* row, int64_t i) {
     return Reader(reinterpret_cast<const Block*>(row)[i / kSize]);
   }
+  void prefetch(int64_t) const {}  // of the cache only, whose rows lie close together
 };
 
 uint32_t load_word(const uint8_t* p) {

@@ -51,6 +51,36 @@ void turn(float* x, const float* turns, int64_t n_rot, bool pairs) {
   }
 }
 
+// As an integer with the order of floats that are not NaN.
+int32_t sortable(float x) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// Three passes over few bytes, each of which the compiler turns into vectors.
+int64_t lowest(const float* worths, const int32_t* positions, int64_t n, int32_t begin,
+               int32_t end) {
+  constexpr int32_t kNone = 0x7fffffff;  // above every finite worth
+  int32_t least = kNone;
+  for (int64_t i = 0; worths != nullptr && i < n; ++i) {
+    const bool counts = positions[i] >= begin && positions[i] < end;
+    const int32_t key = counts ? sortable(worths[i]) : kNone;
+    least = key < least ? key : least;
+  }
+  int32_t youngest = -1;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool counts = positions[i] >= begin && positions[i] < end;
+    const bool lowest = worths == nullptr || sortable(worths[i]) == least;
+    const int32_t position = counts && lowest ? positions[i] : -1;
+    youngest = position > youngest ? position : youngest;
+  }
+  for (int64_t i = 0; youngest >= 0 && i < n; ++i) {
+    if (positions[i] == youngest) return i;
+  }
+  return -1;
+}
+
 void relu(float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(x + i, max(load(x + i), zero()));

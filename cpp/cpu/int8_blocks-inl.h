@@ -54,7 +54,8 @@ void load_bits(Bits* to, const uint8_t* p, int64_t right, uint32_t mask, int64_t
 // The low halves of 16 bytes, then the high ones.
 void load_nibbles(Quants* q, const uint8_t* qs) {
   const Bytes16 packed = load_16(qs);
-  join(q, packed & 15, packed >> 4);
+  join(q, packed, packed);
+  *q = (Quants)((Bits)*q >> Bits{0, 0, 0, 0, 4, 4, 4, 4} & 0x0f0f0f0f);
 }
 
 // 16 where the bit of `bits` is set.

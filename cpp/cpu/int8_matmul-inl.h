@@ -23,7 +23,7 @@ constexpr int64_t kQuad = 4;                         // bytes that one lane mult
 constexpr int64_t kActivations = 32;                 // elements of x that share a scale
 constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
 
-static_assert(kInt8Rows % kTileRows == 0 && kColumns <= kInt8Columns);
+static_assert(kColumns <= kInt8Columns);
 
 // ---- Activations ----
 
@@ -101,13 +101,14 @@ struct Panel {
         rows(reinterpret_cast<const std::byte**>(sums + kInt8Rows * kColumns)) {}
 };
 
-// The scales of blocks of 256, in one column of blocks.
+// The scales of blocks of 256, one of each row.
 template <class Type>
-void pack_scales(float* scales, float* mins, const std::byte* const* blocks) {
+void pack_scales(float* scales, float* mins, const std::byte* const* rows, int64_t block) {
   Quants packed[kWidth];
 #pragma GCC unroll 16
   for (int64_t j = 0; j < kWidth; ++j) {
-    Type::packed_scales(packed + j, *reinterpret_cast<const typename Type::Block*>(blocks[j]));
+    Type::packed_scales(packed + j,
+                        *reinterpret_cast<const typename Type::Block*>(rows[j] + block));
   }
   alignas(64) int8_t bytes[sizeof(packed)];
   transpose_quads(bytes, kWidth * kQuad, packed);
@@ -132,36 +133,37 @@ void pack_scales(float* scales, float* mins, const std::byte* const* blocks) {
 template <class Type>
 void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k, int64_t n) {
   using Block = typename Type::Block;
-  const auto block = [&](int64_t j) { return reinterpret_cast<const Block*>(panel.rows[j]); };
+  constexpr int64_t kBlockBytes = sizeof(Block);
   const int64_t ahead = begin + 2 * kColumns <= end ? kColumns * m.w_row_bytes : 0;
   for (int64_t v = 0; v < kColumns; v += kWidth) {
     for (int64_t j = 0; j < kWidth; ++j) {
       const int64_t o = begin + v + j < end ? begin + v + j : end - 1;
-      panel.rows[j] = m.w + o * m.w_row_bytes + k / Type::kBlock * sizeof(Block);
+      panel.rows[j] = m.w + o * m.w_row_bytes + k / Type::kBlock * kBlockBytes;
     }
     for (int64_t i = 0; i < n; i += Type::kBlock) {
+      const int64_t block = i / Type::kBlock * kBlockBytes;
       const int64_t at = i / Type::kGroup * kColumns + v;
       if constexpr (Type::kBlock == 256) {
-        pack_scales<Type>(panel.scales + at, panel.mins + at, panel.rows);
-      } else {
-        for (int64_t j = 0; j < kWidth; ++j) {
-          panel.d[at + j] = block(j)->d;
-          if constexpr (Type::kMins) panel.m[at + j] = block(j)->m;
-        }
+        pack_scales<Type>(panel.scales + at, panel.mins + at, panel.rows, block);
       }
       for (int64_t g = 0; g < Type::kBlock; g += 32) {
-        // A processor does not see in time that it is to read the same of the next columns; and
-        // it cannot ask for more than some lines at once.
-        for (int64_t j = 0; j < kWidth; ++j) {
-          const std::byte* next = panel.rows[j] + ahead;
-          __builtin_prefetch(next + g * int64_t{sizeof(Block)} / Type::kBlock, 0, 2);
-        }
+        // A processor does not see in time that it is to read the same of the next columns; and it
+        // cannot ask for more than some lines at once.
+        const int64_t next = block + ahead + g * kBlockBytes / Type::kBlock;
         Quants q[kWidth];
 #pragma GCC unroll 16
-        for (int64_t j = 0; j < kWidth; ++j) Type::quants(q + j, *block(j), g);
+        for (int64_t j = 0; j < kWidth; ++j) {
+          const std::byte* row = panel.rows[j];
+          __builtin_prefetch(row + next, 0, 2);
+          const Block& b = *reinterpret_cast<const Block*>(row + block);
+          if constexpr (Type::kBlock == 32) {
+            panel.d[at + j] = b.d;
+            if constexpr (Type::kMins) panel.m[at + j] = b.m;
+          }
+          Type::quants(q + j, b, g);
+        }
         transpose_quads(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, q);
       }
-      for (int64_t j = 0; j < kWidth; ++j) panel.rows[j] += sizeof(Block);
     }
   }
   if constexpr (Type::kBlock == 32) {

@@ -21,9 +21,9 @@ namespace {
 // ---- Matmul ----
 
 // Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
-// its value does not depend on R and O.
+// its value does not depend on R and O. Weights `ahead` bytes further on will be wanted next.
 template <class Type, int R, int O>
-void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
+void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   const float* x[R];
   const std::byte* w[O];
   Vec sums[R][O];
@@ -37,6 +37,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
+      if constexpr (R == 1) block.prefetch(ahead);
       for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
         const auto group = block.group(g);
         for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
@@ -65,21 +66,43 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o) {
   }
 }
 
-// Few rows: many columns at once hide the latency of fma. Many rows: each weight read is shared.
+// The same for n <= R rows.
+template <class Type, int R, int O>
+void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
+  if constexpr (R > 1) {
+    if (n < R) return matmul_tile_of<Type, R - 1, O>(n, m, r, o);
+  }
+  matmul_tile<Type, R, O>(m, r, o);
+}
+
+// Of x, what stays in a second-level cache while the columns go by.
+constexpr int64_t kCachedFloats = 192 * 1024;
+
 template <class Type>
 void matmul(const Matmul& m, int64_t begin, int64_t end) {
-  int64_t o = begin;
-  for (; o + 8 <= end; o += 8) {
-    int64_t r = 0;
-    for (; r + 4 <= m.n_rows; r += 4) {
-      for (int j = 0; j < 8; j += 2) matmul_tile<Type, 4, 2>(m, r, o + j);
+  if (m.n_rows == 1) {  // many columns at once hide the latency of fma
+    int64_t o = begin;
+    for (; o + 8 <= end; o += 8) {
+      matmul_tile<Type, 1, 8>(m, 0, o, o + 16 <= end ? 8 * m.w_row_bytes : 0);
     }
-    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 8>(m, r, o);
+    for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
+    return;
   }
-  for (; o < end; ++o) {
-    int64_t r = 0;
-    for (; r + 4 <= m.n_rows; r += 4) matmul_tile<Type, 4, 1>(m, r, o);
-    for (; r < m.n_rows; ++r) matmul_tile<Type, 1, 1>(m, r, o);
+  const int64_t n_tiles = kCachedFloats / (m.n_in * kTileRows);
+  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
+  for (int64_t first = 0; first < m.n_rows; first += n_cached) {
+    const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
+    int64_t o = begin;
+    for (; o + kTileColumns <= end; o += kTileColumns) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, kTileColumns>(last - r, m, r, o);
+      }
+    }
+    for (; o < end; ++o) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, 1>(last - r, m, r, o);
+      }
+    }
   }
 }
 
@@ -175,59 +198,65 @@ void encode_q4_0(std::byte* y, const float* x, int64_t n) {
   }
 }
 
-// Columns [c, c + C * kWidth) stay in registers while the rows go by.
+// C vectors of a row of values, from column c.
 template <class Type, int C>
-void add_rows_columns(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t c,
-                      int64_t row_bytes) {
-  static_assert(Type::kBlock == kWidth);
-  Vec sums[C];
-  for (int j = 0; j < C; ++j) sums[j] = load(y + c + j * kWidth);
-  for (int64_t i = 0; i < n_rows; ++i) {
-    const Vec weight = broadcast(p[i]);
-    const std::byte* row = rows + i * row_bytes;
-    for (int j = 0; j < C; ++j) {
-      sums[j] = fma(weight, Type::block(row, c + j * kWidth).at(0), sums[j]);
+void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
+  if constexpr (Type::kBlock == kWidth) {
+    for (int j = 0; j < C; ++j) values[j] = Type::block(row, c + j * kWidth).at(0);
+  } else {
+    static_assert(Type::kBlock == Type::kGroup && Type::kBlock == C * kWidth);
+    const Type block = Type::block(row, c);
+    for (int j = 0; j < C; ++j) values[j] = block.at(j * kWidth);
+  }
+}
+
+// Outputs [R rows from r] x [C vectors from c]. Each walks along the rows of values in order, so it
+// does not depend on R and C.
+template <class Type, int R, int C>
+void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
+  Vec sums[R][C];
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < C; ++j) sums[i][j] = load(a.y + (r + i) * a.n + c + j * kWidth);
+  }
+  const float* p = a.p + r * a.p_stride;
+  for (int64_t k = 0; k < a.n_rows; ++k) {
+    Vec values[C];
+    read_columns<Type, C>(a.rows + k * a.row_bytes, c, values);
+    for (int i = 0; i < R; ++i) {
+      const Vec weight = broadcast(p[i * a.p_stride + k]);
+      for (int j = 0; j < C; ++j) sums[i][j] = fma(weight, values[j], sums[i][j]);
     }
   }
-  for (int j = 0; j < C; ++j) store(y + c + j * kWidth, sums[j]);
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < C; ++j) store(a.y + (r + i) * a.n + c + j * kWidth, sums[i][j]);
+  }
+}
+
+template <class Type, int C>
+void add_rows_columns(const AddRows& a, int64_t c) {
+  int64_t r = 0;
+  for (; r + 4 <= a.n_out; r += 4) add_rows_tile<Type, 4, C>(a, r, c);
+  for (; r < a.n_out; ++r) add_rows_tile<Type, 1, C>(a, r, c);
 }
 
 template <class Type>
-void add_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
-              int64_t row_bytes) {
+void add_rows(const AddRows& a) {
+  // A block, or as many vectors as four rows of sums leave registers for.
+  constexpr int kVectors = Type::kBlock > kWidth ? Type::kBlock / kWidth : kWidth < 16 ? 2 : 4;
   int64_t c = 0;
-  for (; c + 4 * kWidth <= n; c += 4 * kWidth) {
-    add_rows_columns<Type, 4>(y, p, rows, n_rows, c, row_bytes);
+  for (; c + kVectors * kWidth <= a.n; c += kVectors * kWidth) {
+    add_rows_columns<Type, kVectors>(a, c);
   }
-  for (; c + kWidth <= n; c += kWidth) {
-    add_rows_columns<Type, 1>(y, p, rows, n_rows, c, row_bytes);
-  }
-  if (c < n) {
-    Vec total = load_first(y + c, n - c);
-    for (int64_t i = 0; i < n_rows; ++i) {
-      total = fma(broadcast(p[i]), Type::tail(rows + i * row_bytes, c, n - c), total);
-    }
-    store_first(y + c, total, n - c);
-  }
-}
-
-// The same for blocks of 32, one column of blocks at a time.
-template <class Type>
-void add_block_rows(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
-                    int64_t row_bytes) {
-  constexpr int64_t kVectors = Type::kBlock / kWidth;
-  static_assert(Type::kBlock == Type::kGroup);
-  for (int64_t c = 0; c < n; c += Type::kBlock) {
-    Vec sums[kVectors];
-    for (int64_t j = 0; j < kVectors; ++j) sums[j] = load(y + c + j * kWidth);
-    for (int64_t i = 0; i < n_rows; ++i) {
-      const Vec weight = broadcast(p[i]);
-      const Type block = Type::block(rows + i * row_bytes, c);
-      for (int64_t j = 0; j < kVectors; ++j) {
-        sums[j] = fma(weight, block.at(j * kWidth), sums[j]);
+  if constexpr (Type::kBlock == kWidth) {
+    for (; c + kWidth <= a.n; c += kWidth) add_rows_columns<Type, 1>(a, c);
+    for (int64_t r = 0; c < a.n && r < a.n_out; ++r) {
+      Vec total = load_first(a.y + r * a.n + c, a.n - c);
+      for (int64_t k = 0; k < a.n_rows; ++k) {
+        const Vec values = Type::tail(a.rows + k * a.row_bytes, c, a.n - c);
+        total = fma(broadcast(a.p[r * a.p_stride + k]), values, total);
       }
+      store_first(a.y + r * a.n + c, total, a.n - c);
     }
-    for (int64_t j = 0; j < kVectors; ++j) store(y + c + j * kWidth, sums[j]);
   }
 }
 
@@ -239,8 +268,7 @@ constexpr TypeKernels plain(void (*encode)(std::byte*, const float*, int64_t)) {
 }
 template <class Type, class Int8>
 constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
-  return {matmul<Type>, int8_matmul<Int8>,   Int8::kGroup, decode<Type>,
-          encode,       add_block_rows<Type>};
+  return {matmul<Type>, int8_matmul<Int8>, Int8::kGroup, decode<Type>, encode, add_rows<Type>};
 }
 
 // Of a type that only weights have.
@@ -277,6 +305,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .softmax = softmax,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
+      .lowest = lowest,
       .turn = turn,
   };
 }

@@ -37,12 +37,24 @@ struct Int8Rows {
 
 // The limits of one call of int8_matmul, and the workspace that it needs: a panel of weights, and
 // sums of the rows over the panels before it.
-constexpr int64_t kInt8Rows = 240;
-constexpr int64_t kInt8Depth = 1024;
+constexpr int64_t kInt8Rows = 512;
+constexpr int64_t kInt8Depth = 512;
 constexpr int64_t kInt8Columns = 32;
 constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
     kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
+
+// y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
+struct AddRows {
+  float* y;               // [n_out, n]
+  const float* p;         // [n_out, p_stride]
+  const std::byte* rows;  // [n_rows, n], rows of row_bytes
+  int64_t n_out;
+  int64_t n_rows;
+  int64_t n;
+  int64_t row_bytes;
+  int64_t p_stride;
+};
 
 // The kernels that read or write one element type.
 struct TypeKernels {
@@ -57,9 +69,8 @@ struct TypeKernels {
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);
-  // y[n] += sum_i p[i] * rows[i][n], i = 0 .. n_rows - 1 in order. nullptr as encode is.
-  void (*add_rows)(float* y, const float* p, const std::byte* rows, int64_t n_rows, int64_t n,
-                   int64_t row_bytes);
+  // nullptr as encode is.
+  void (*add_rows)(const AddRows& a);
 };
 
 struct CpuKernels {
@@ -83,6 +94,11 @@ struct CpuKernels {
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
+
+  // Of the positions [n] from `begin` to `end` - 1 the index of the one with the lowest worth, of
+  // equals the largest position; -1 if there is none. Without worths (nullptr) all are equal.
+  int64_t (*lowest)(const float* worths, const int32_t* positions, int64_t n, int32_t begin,
+                    int32_t end);
 
   // Turns the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
   // and then sines are in turns [n_rot].

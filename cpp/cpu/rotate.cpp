@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/evict.h"
+
 namespace h2o {
 
 void fill_turns(float* turns, const Rope& rope, int32_t position) {
@@ -24,7 +26,9 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
   std::vector<float> turns(rope.n_rot());
   std::vector<float> key(cache.head_dim);
   const int32_t written = std::min(length, head.slots);
+  const int32_t dead = written == head.slots ? *head.next_slot : -1;
   for (int32_t i = 0; i < written; ++i) {
+    if (i == dead) continue;
     std::byte* stored = head.k + i * cache.k_row_bytes;
     fill_turns(turns.data(), back, -head.positions[i]);
     type.decode(key.data(), stored, cache.head_dim);
@@ -32,17 +36,7 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
     type.encode(stored, key.data(), cache.head_dim);
   }
   std::vector<int32_t> order(written);
-  rank_slots(head, written, written == head.slots ? *head.next_slot : -1, order.data());
-}
-
-void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order) {
-  int32_t n = 0;
-  for (int32_t i = 0; i < written; ++i) {
-    if (i != dead) order[n++] = i;
-  }
-  std::sort(order, order + n,
-            [&](int32_t a, int32_t b) { return head.positions[a] < head.positions[b]; });
-  for (int32_t rank = 0; rank < n; ++rank) head.ranks[order[rank]] = rank;
+  rank_slots(head, written, dead, order.data());
 }
 
 }  // namespace h2o

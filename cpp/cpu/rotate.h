@@ -21,8 +21,4 @@ inline void turn(const CpuKernels& kernels, float* x, const float* turns, const 
 void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope, const KvHead& head,
                int32_t length);
 
-// Ranks the first `written` slots by position, all but the `dead` one (-1: none is). `order` is
-// scratch for `written` slots.
-void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order);
-
 }  // namespace h2o

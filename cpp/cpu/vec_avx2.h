@@ -10,6 +10,10 @@
 namespace h2o {
 namespace {
 
+// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+constexpr int kTileRows = 4;
+constexpr int kTileColumns = 3;
+
 constexpr int64_t kWidth = 8;
 
 struct Vec {
@@ -99,8 +103,7 @@ Vec low_halves(Ints a) { return high_halves(shift_left(a, ints(16))); }
 
 // ---- Four signed bytes in a lane ----
 
-constexpr int kTileRows = 4;
-constexpr int kTileVectors = 1;
+constexpr int kTileVectors = 2;
 
 Ints load_quads(const int8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};

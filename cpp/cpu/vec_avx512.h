@@ -10,6 +10,10 @@
 namespace h2o {
 namespace {
 
+// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+constexpr int kTileRows = 6;
+constexpr int kTileColumns = 4;
+
 constexpr int64_t kWidth = 16;
 
 struct Vec {
@@ -79,7 +83,6 @@ Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
 
 // ---- Four signed bytes in a lane; dot() is in dot_avx512*.h ----
 
-constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
 
 Ints load_quads(const int8_t* p) { return {_mm512_loadu_si512(p)}; }

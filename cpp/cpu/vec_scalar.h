@@ -8,6 +8,10 @@
 namespace h2o {
 namespace {
 
+// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+constexpr int kTileRows = 4;
+constexpr int kTileColumns = 2;
+
 constexpr int64_t kWidth = 1;
 
 struct Vec {
@@ -102,7 +106,6 @@ Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
 
 // ---- Four signed bytes in a lane ----
 
-constexpr int kTileRows = 4;
 constexpr int kTileVectors = 4;
 
 Ints load_quads(const int8_t* p) {

@@ -25,9 +25,7 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
   view.head_dim = shape.head_dim;
   view.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
   view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
-  // One slot more than the budget: the token being decoded is not counted (h2o_semantics: a decode
-  // query sees H + R + 1 keys). Never more than the sequence can be long.
-  view.slots = static_cast<int32_t>(std::min<int64_t>(policy.budget() + 1, shape.max_tokens));
+  view.slots = policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
 
   const int64_t heads = int64_t{shape.n_sequences} * shape.n_kv_heads;
@@ -43,7 +41,7 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
   place(view.positions, true, slots, sizeof(int32_t));
   place(view.scores, policy.keeps_scores(), slots, sizeof(float));
   place(view.value_norms, policy.weighs_values(), slots, sizeof(float));
-  place(view.ranks, shape.may_roll, slots, sizeof(int32_t));
+  place(view.ranks, shape.may_roll(), slots, sizeof(int32_t));
   place(view.next_slot, true, heads, sizeof(int32_t));
   place(view.policies, true, shape.n_sequences, sizeof(KvPolicy));
   return view;
@@ -124,7 +122,11 @@ void KvCache::reserve_rows(int32_t max_rows) {
   validate(shape);
 
   KvView largest = layers_[0];  // its needs are every layer's
-  for (const KvView& view : layers_) largest.slots = std::max(largest.slots, view.slots);
+  for (const KvView& view : layers_) {
+    largest.slots = std::max(largest.slots, view.slots);
+    if (view.scores != nullptr) largest.scores = view.scores;
+    if (view.value_norms != nullptr) largest.value_norms = view.value_norms;
+  }
   largest.max_rows = max_rows;
   const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
   const int64_t n_ranks = int64_t{largest.slots} + max_rows;
@@ -151,11 +153,12 @@ void KvCache::reserve_rows(int32_t max_rows) {
   }
 }
 
-// The turns of ranks 0 .. n - 1, if any sequence rolls.
+// The turns of ranks 0 .. n - 1, if sequences may roll.
 Buffer KvCache::allocate_turns(int64_t n_ranks) const {
-  const int64_t n_rot = rope_.n_rot();
+  if (!shape_.may_roll()) return {};
+  const int64_t n_rot = shape_.rope.n_rot();
   Buffer turns = backend_.allocate(n_ranks * n_rot * sizeof(float));
-  if (n_rot > 0) backend_.fill_turns({turns.data(), DType::f32, n_ranks, n_rot}, rope_);
+  backend_.fill_turns({turns.data(), DType::f32, n_ranks, n_rot}, shape_.rope);
   return turns;
 }
 
@@ -205,7 +208,7 @@ bool KvCache::can_roll(int32_t sequence) const {
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     if (!evicts(l, sequence)) return false;
   }
-  return shape_.may_roll;
+  return shape_.may_roll();
 }
 
 bool KvCache::rolling(int32_t sequence) const {
@@ -213,24 +216,23 @@ bool KvCache::rolling(int32_t sequence) const {
   return rolling_[sequence];
 }
 
-void KvCache::roll(int32_t sequence, const Rope& rope) {
+void KvCache::roll(int32_t sequence) {
   require(
       can_roll(sequence), "[kv cache] sequence ", sequence,
       " cannot take rolling positions: that needs a cache made for it and a policy that evicts");
   if (rolling_[sequence]) return;
-  if (rope_.layout == RopeLayout::none) {
-    rope_ = rope;
-    reserve_rows(shape_.max_rows);
-  }
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
-    backend_.roll(layers_[l], rope, sequence, lengths_[sequence]);
+    backend_.roll(layers_[l], shape_.rope, sequence, lengths_[sequence]);
   }
   rolling_[sequence] = true;
 }
 
 void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   check_sequence(sequence);
-  if (!policies.empty()) set_policies(sequence, policies);
+  if (!policies.empty()) {
+    check_policies(policies);
+    set_policies(sequence, policies);
+  }
   lengths_[sequence] = 0;
   rolling_[sequence] = false;
   const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);
@@ -240,18 +242,24 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   }
 }
 
-void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies) {
+void KvCache::check_policies(std::span<const KvPolicy> policies) const {
   validate(policies, shape_.n_layers);
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     const KvPolicy& policy = of_layer(policies, l);
-    const int64_t slots = std::min<int64_t>(policy.budget() + 1, shape_.max_tokens);
-    require(slots <= layers_[l].slots, "[kv cache] the policy of sequence ", sequence, " needs ",
-            slots, " slots, layer ", l, " has ", layers_[l].slots);
-    require(!policy.keeps_scores() || layers_[l].scores != nullptr, "[kv cache] the policy of ",
-            "sequence ", sequence, " needs scores, which this cache was made without");
-    require(!policy.weighs_values() || layers_[l].value_norms != nullptr, "[kv cache] the policy ",
-            "of sequence ", sequence, " needs norms of values, which this cache was made without");
+    const int32_t slots = policy.slots(shape_.max_tokens);
+    require(slots <= layers_[l].slots, "[kv cache] the policy needs ", slots, " slots, layer ", l,
+            " has ", layers_[l].slots);
+    require(!policy.keeps_scores() || layers_[l].scores != nullptr,
+            "[kv cache] the policy needs scores, which this cache was made without");
+    require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
+            "[kv cache] the policy needs norms of values, which this cache was made without");
+    // Whoever was told that texts are endless here must not find one that ends.
+    require(!shape_.may_roll() || layers_[l].slots > policy.budget(),
+            "[kv cache] the policy does not evict, in a cache whose sequences may roll");
   }
+}
+
+void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies) {
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     policies_[l * shape_.n_sequences + sequence] = of_layer(policies, l);
     backend_.write(layers_[l].policies + sequence, &of_layer(policies, l), sizeof(KvPolicy));

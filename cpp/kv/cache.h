@@ -24,7 +24,9 @@ struct KvShape {
   int32_t max_rows = 1;        // of a batch
   DType k_dtype = DType::f16;  // one of kv_dtypes(), whose blocks divide head_dim
   DType v_dtype = DType::f16;
-  bool may_roll = false;  // sequences whose policy evicts may take rolling positions
+  Rope rope = {};  // by which sequences may roll; no layout: none may
+
+  bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
 
 // A kept token.
@@ -69,18 +71,19 @@ class KvCache {
   // From now on the positions of a sequence are ranks among what it keeps: its keys are stored
   // unrotated and rotated when they are read, so that no position is ever larger than the cache
   // (h2o_semantics: rolling). Throws InvalidArgument unless the sequence can_roll().
-  void roll(int32_t sequence, const Rope& rope);
+  void roll(int32_t sequence);
   bool rolling(int32_t sequence) const;
   bool can_roll(int32_t sequence) const;
 
-  // Forgets a sequence. It goes on with `policies` if there are any (one, or one for each layer);
-  // InvalidArgument if they need more slots than there are, or scores that there are none of.
+  // Forgets a sequence. It goes on with `policies` if there are any (one, or one for each layer).
+  // Throws InvalidArgument, and has then changed nothing, if they need more slots than there are,
+  // or scores that there are none of, or if sequences may roll and these do not evict.
   void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
   // The kept tokens in position order.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Bytes that grow with the budget: K, V, positions, scores, next slots. Measured: the size of
+  // Bytes that grow with the budget: K, V, and what is known of each slot. Measured: the size of
   // what was allocated.
   size_t bytes() const { return storage_.size(); }
 
@@ -91,6 +94,7 @@ class KvCache {
   void check_sequence(int32_t sequence) const;
   void check_layer(int32_t layer) const;
   bool evicts(int32_t layer, int32_t sequence) const;
+  void check_policies(std::span<const KvPolicy> policies) const;
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
   Buffer allocate_turns(int64_t n_ranks) const;
 
@@ -100,10 +104,9 @@ class KvCache {
   std::vector<KvPolicy> policies_;  // [n_layers, n_sequences]
   std::vector<int32_t> lengths_;    // [n_sequences]
   std::vector<char> rolling_;       // [n_sequences]
-  Rope rope_;                       // of rolling sequences
   Buffer storage_;                  // every layer's slots
   Buffer scratch_;                  // one chunk and the back end's workspace, shared by all layers
-  Buffer turns_;                    // Rope::turns of every rank, once a sequence rolls
+  Buffer turns_;                    // of every rank, if sequences may roll
 };
 
 }  // namespace h2o

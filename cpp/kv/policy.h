@@ -46,6 +46,12 @@ struct KvPolicy {
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
 
+  // How many slots a sequence of up to `max_tokens` tokens needs: one more than the budget, which
+  // does not count the token being decoded (h2o_semantics: a decode query sees H + R + 1 keys).
+  H2O_HD int32_t slots(int32_t max_tokens) const {
+    return budget() + 1 < max_tokens ? static_cast<int32_t>(budget() + 1) : max_tokens;
+  }
+
   // How many of `length` tokens are kept.
   H2O_HD int32_t kept(int32_t length) const {
     return budget() < length ? static_cast<int32_t>(budget()) : length;
@@ -62,9 +68,15 @@ struct KvPolicy {
     return weighs_values() ? score * value_norm_l1 : score;
   }
 
+  // Is a worth just the score?
+  H2O_HD bool plain() const { return scoring == Scoring::sum && !value_norm; }
+
+  // The oldest position of the recent window when the next token is at `next`.
+  H2O_HD int32_t first_recent(int32_t next) const { return next > recent ? next - recent : 0; }
+
   // May the token at `position` make room for the one at position `next`?
   H2O_HD bool evictable(int32_t position, int32_t next) const {
-    return position >= sinks && position < int64_t{next} - recent;
+    return position >= sinks && position < first_recent(next);
   }
 };
 

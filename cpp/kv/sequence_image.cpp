@@ -22,14 +22,21 @@ struct HeadImage {
 int32_t written(const KvHead& head, int32_t length) { return std::min(length, head.slots); }
 
 // What two caches must agree on, with its name.
-std::array<std::pair<const char*, int64_t>, 6> traits(const KvCache& cache) {
+std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
   const KvShape& shape = cache.shape();
   return {{{"layers", shape.n_layers},
            {"heads", shape.n_heads},
            {"kv_heads", shape.n_kv_heads},
-           {"head_dim", shape.head_dim},
-           {"K type", static_cast<int64_t>(shape.k_dtype)},
-           {"V type", static_cast<int64_t>(shape.v_dtype)}}};
+           {"head_dim", shape.head_dim}}};
+}
+
+void check_dtype(const char* what, DType expected, ByteReader& reader) {
+  const auto got = reader.get<DType>();
+  if (got == expected) return;
+  const std::span<const DType> known = kv_dtypes();
+  const bool is_known = std::find(known.begin(), known.end(), got) != known.end();
+  throw FormatError(text(reader.what(), " has ", what, " in ", is_known ? info(got).name : "?",
+                         ", this cache in ", info(expected).name));
 }
 
 void write_policy(const KvPolicy& policy, ByteWriter& writer) {
@@ -58,7 +65,7 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
 }
 
 template <class T>
-void write_array(Backend& backend, const T* array, int32_t n, ByteWriter& writer) {
+void write_array(Backend& backend, const T* array, int64_t n, ByteWriter& writer) {
   if (array != nullptr) backend.read(writer.extend(n * sizeof(T)), array, n * sizeof(T));
 }
 
@@ -70,8 +77,8 @@ void write_head(const KvCache& cache, const KvView& view, const KvHead& head, in
   write_array(backend, head.scores, n, writer);
   write_array(backend, head.value_norms, n, writer);
   write_array(backend, rolling ? head.ranks : nullptr, n, writer);
-  write_array(backend, head.k, static_cast<int32_t>(n * view.k_row_bytes), writer);
-  write_array(backend, head.v, static_cast<int32_t>(n * view.v_row_bytes), writer);
+  write_array(backend, head.k, n * view.k_row_bytes, writer);
+  write_array(backend, head.v, n * view.v_row_bytes, writer);
 }
 
 // Are these the numbers 0 .. n - 1, in any order?
@@ -94,10 +101,11 @@ bool makes_sense(const HeadImage& image, const KvHead& head, int32_t n, int32_t 
   // The next token goes to the first free slot, or to the dead one of a filled pool.
   if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
   const int32_t dead = full ? image.next_slot : -1;
+  const auto in_text = [&](int32_t position) { return position >= 0 && position < length; };
+  if (!std::all_of(image.positions.begin(), image.positions.end(), in_text)) return false;
   std::vector<int32_t> positions = without(image.positions, dead);
   std::sort(positions.begin(), positions.end());
   if (std::adjacent_find(positions.begin(), positions.end()) != positions.end()) return false;
-  if (!positions.empty() && (positions.front() < 0 || positions.back() >= length)) return false;
   const auto finite = [](float x) { return std::isfinite(x) && x >= 0; };
   return std::all_of(image.scores.begin(), image.scores.end(), finite) &&
          std::all_of(image.value_norms.begin(), image.value_norms.end(), finite) &&
@@ -137,11 +145,12 @@ void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) 
 void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) {
   const int32_t length = cache.length(sequence);
   const bool rolling = cache.rolling(sequence);
-  for (const auto& [name, value] : traits(cache)) writer.put(value);
+  for (const auto& [name, value] : sizes(cache)) writer.put(value);
+  writer.put(cache.shape().k_dtype);
+  writer.put(cache.shape().v_dtype);
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     write_policy(cache.policy(l, sequence), writer);
   }
-  writer.put(length);
   writer.put(uint8_t{rolling});
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
@@ -151,25 +160,26 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   }
 }
 
-void read_sequence(KvCache& cache, int32_t sequence, const Rope& rope, ByteReader& reader) {
-  for (const auto& [name, expected] : traits(cache)) {
-    const auto got = reader.get<int64_t>();
+void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader) {
+  for (const auto& [name, expected] : sizes(cache)) {
+    const auto got = reader.get<int32_t>();
     if (got != expected) {
       throw FormatError(
           text(reader.what(), " has ", name, " ", got, ", this cache has ", expected));
     }
   }
   const KvShape& shape = cache.shape();
+  check_dtype("keys", shape.k_dtype, reader);
+  check_dtype("values", shape.v_dtype, reader);
   for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
-  const auto length = reader.get<int32_t>();
   const auto rolling = reader.get<uint8_t>();
-  if (length < 0 || rolling > 1) throw FormatError(text(reader.what(), " makes no sense"));
+  if (rolling > 1) throw FormatError(text(reader.what(), " makes no sense"));
   if (rolling && !cache.can_roll(sequence)) {
-    throw FormatError(text(reader.what(), " has rolling positions, which this session has not"));
+    throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
   }
   // An empty sequence has all the room there is.
   const int64_t capacity = int64_t{cache.room(sequence)} + cache.length(sequence);
-  if (length > capacity) {
+  if (length < 0 || length > capacity) {
     throw FormatError(
         text(reader.what(), " has ", length, " tokens, this cache has room for ", capacity));
   }
@@ -186,8 +196,10 @@ void read_sequence(KvCache& cache, int32_t sequence, const Rope& rope, ByteReade
     }
   }
 
+  if (reader.left() > 0) throw FormatError(text(reader.what(), " has bytes to spare"));
+
   cache.reset(sequence);
-  if (rolling) cache.roll(sequence, rope);
+  if (rolling) cache.roll(sequence);
   cache.set_length(sequence, length);
   const HeadImage* image = images.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {

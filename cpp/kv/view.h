@@ -62,7 +62,7 @@ struct KvView {
   std::byte* chunk_v;
   float* chunk_scores;
   float* chunk_value_norms;
-  const float* turns;    // [ranks, n_rot] as Rope::turns; nullptr before any sequence rolls
+  const float* turns;    // [ranks, n_rot] as Backend::fill_turns; nullptr unless it may roll
   std::byte* workspace;  // as many bytes as the back end asked for
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
@@ -72,9 +72,8 @@ struct KvView {
   // For whoever cannot read `policies`, which lie in the back end's memory.
   H2O_HD KvHead head(const KvPolicy& policy, int32_t sequence, int32_t kv_head) const {
     const int64_t i = int64_t{sequence} * n_kv_heads + kv_head;
-    const int64_t needed = policy.budget() + 1;
     return {policy,
-            needed < slots ? static_cast<int32_t>(needed) : slots,
+            policy.slots(slots),
             k + i * slots * k_row_bytes,
             v + i * slots * v_row_bytes,
             positions + i * slots,

@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "io/gguf_model.h"
 #include "model/config.h"
+#include "model/snapshot.h"
 #include "model/weights.h"
 
 namespace h2o {
@@ -18,7 +19,8 @@ struct Model {
       : file(path),
         config(read_config(file)),
         backend(std::move(on)),
-        weights(load_weights(file, config, *backend)) {
+        weights(load_weights(file, config, *backend)),
+        fingerprint(h2o::fingerprint(file)) {
     // The first tokens need every weight; and memory then stands still while text is generated.
     file.populate();
   }
@@ -27,7 +29,8 @@ struct Model {
   Config config;
   std::unique_ptr<Backend> backend;
   Weights weights;
-  std::mutex mutex;  // a back end runs one forward pass at a time
+  uint64_t fingerprint;  // of snapshots
+  std::mutex mutex;      // a back end runs one forward pass at a time
 };
 
 }  // namespace h2o

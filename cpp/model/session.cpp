@@ -30,20 +30,20 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
 // knows, and there is one for the token after them.
 bool may_roll(const Config& config, const SessionOptions& options) {
   const bool bounded =
-      std::all_of(options.policies.begin(), options.policies.end(), [&](const KvPolicy& policy) {
-        return policy.budget() < std::min(options.n_ctx, config.n_ctx_train);
-      });
+      std::all_of(options.policies.begin(), options.policies.end(),
+                  [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, "[session] ", config.family->architecture,
             " has learned positions, which cannot roll");
     require(bounded, "[session] rolling positions need a policy that keeps fewer tokens than ",
-            std::min(options.n_ctx, config.n_ctx_train), " in every layer");
+            options.n_ctx, " in every layer");
   }
   return bounded && config.family->rope != RopeLayout::none &&
          options.positions != Positions::original;
 }
 
-KvShape shape_of(const Config& config, const SessionOptions& options) {
+KvShape shape_of(const Model& model, const SessionOptions& options) {
+  const Config& config = model.config;
   return {
       .n_layers = config.n_layers,
       .n_sequences = options.n_sequences,
@@ -54,7 +54,7 @@ KvShape shape_of(const Config& config, const SessionOptions& options) {
       .max_rows = options.n_batch,
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
-      .may_roll = may_roll(config, options),
+      .rope = may_roll(config, options) ? model.weights.rope : Rope{},
   };
 }
 
@@ -63,7 +63,7 @@ KvShape shape_of(const Config& config, const SessionOptions& options) {
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
     : model_(std::move(model)),
       options_(resolve(model_->config, options)),
-      cache_(*model_->backend, options_.policies, shape_of(model_->config, options_)) {
+      cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
   const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
@@ -120,9 +120,13 @@ void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   start(sequence);
 }
 
-std::vector<std::byte> Session::save(int32_t sequence, const SnapshotText& text) const {
+std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const {
   const std::lock_guard lock(model_->mutex);
-  ByteWriter writer = begin_snapshot(fingerprint(model_->file), text);
+  text.n_read = cache_.length(sequence);
+  require(std::ssize(text.tokens) >= text.n_read, "[session] a text of ", text.tokens.size(),
+          " tokens for sequence ", sequence, ", which has read ", text.n_read);
+  const auto positions = static_cast<uint8_t>(positions_of(sequence));
+  ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
   write_sequence(cache_, sequence, writer);
   return end_snapshot(std::move(writer));
 }
@@ -130,8 +134,9 @@ std::vector<std::byte> Session::save(int32_t sequence, const SnapshotText& text)
 SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
   const std::lock_guard lock(model_->mutex);
   OpenSnapshot open = open_snapshot(snapshot);
-  if (open.model != fingerprint(model_->file)) {
-    throw FormatError("[snapshot] it is of another model");
+  if (open.model != model_->fingerprint) throw FormatError("[snapshot] it is of another model");
+  if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
+    throw FormatError("[snapshot] its positions are of another kind: original, rolling or auto");
   }
   for (int32_t token : open.text.tokens) {
     if (token < 0 || token >= model_->config.n_vocab) {
@@ -139,8 +144,11 @@ SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot
           text("[snapshot] it has token ", token, ", the vocabulary has ", model_->config.n_vocab));
     }
   }
-  read_sequence(cache_, sequence, model_->weights.rope, open.cache);
-  start(sequence);
+  const int32_t n_read = open.text.n_read;
+  if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
+    throw FormatError(text("[snapshot] it has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
+  }
+  read_sequence(cache_, sequence, n_read, open.cache);
   return std::move(open.text);
 }
 
@@ -201,14 +209,19 @@ int32_t Session::chunk_unlocked(int32_t sequence) const {
 }
 
 void Session::start(int32_t sequence) {
-  if (options_.positions == Positions::rolling) cache_.roll(sequence, model_->weights.rope);
+  if (options_.positions == Positions::rolling) cache_.roll(sequence);
+}
+
+// Where nothing can roll, all are original.
+Positions Session::positions_of(int32_t sequence) const {
+  return cache_.can_roll(sequence) ? options_.positions : Positions::original;
 }
 
 void Session::roll_on(std::span<const Input> inputs) {
   for (const Input& input : inputs) {
     const bool at_the_end = cache_.length(input.sequence) >= model_->config.n_ctx_train;
     if (at_the_end && cache_.can_roll(input.sequence)) {
-      cache_.roll(input.sequence, model_->weights.rope);
+      cache_.roll(input.sequence);
     }
   }
 }

@@ -60,7 +60,9 @@ class Session {
   // A sequence as bytes, with its text; and back, after which everything goes on as it would have
   // there, bit for bit. load() throws FormatError, and has then changed nothing, for bytes that are
   // damaged, or of another model, policy or cache type.
-  std::vector<std::byte> save(int32_t sequence, const SnapshotText& text) const;
+  // `n_read` of the text is the session's own to say. save() throws InvalidArgument if the text has
+  // fewer tokens than were read.
+  std::vector<std::byte> save(int32_t sequence, SnapshotText text) const;
   SnapshotText load(int32_t sequence, std::span<const std::byte> snapshot);
 
   // How many more tokens a sequence can take, and how many of them the next step can. A step ends
@@ -68,15 +70,15 @@ class Session {
   int32_t room(int32_t sequence) const;
   int32_t chunk(int32_t sequence) const;
 
+  // Can a sequence go on past the trained length, with rolling positions; and does it now?
+  bool can_roll(int32_t sequence) const;
+  bool rolling(int32_t sequence) const;
+
   // Tokens a sequence has seen, how many of them are kept (per layer and kv_head; without a layer:
   // in the one that keeps most), and which. These wait for a step that another thread is at.
   int32_t tokens_seen(int32_t sequence) const;
   int32_t tokens_kept(int32_t sequence) const;
   int32_t tokens_kept(int32_t sequence, int32_t layer) const;
-
-  // Can a sequence go on past the trained length, with rolling positions; and does it now?
-  bool can_roll(int32_t sequence) const;
-  bool rolling(int32_t sequence) const;
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
   const Model& model() const { return *model_; }
@@ -87,6 +89,7 @@ class Session {
  private:
   void start(int32_t sequence);                 // which is empty
   void roll_on(std::span<const Input> inputs);  // those that have reached the trained length
+  Positions positions_of(int32_t sequence) const;
   int32_t room_unlocked(int32_t sequence) const;
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;

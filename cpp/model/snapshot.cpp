@@ -15,6 +15,11 @@ constexpr size_t kSample = 4096;  // bytes at each end of a tensor
 uint64_t fingerprint(const GgufModel& model) {
   uint64_t sum = 0;
   for (const GgufFile& file : model.files()) {
+    for (const auto& [key, value] : file.metadata()) {
+      if (key.starts_with("general.")) continue;
+      sum = checksum(std::as_bytes(std::span(key)), sum);
+      sum = checksum(value.bytes, sum);
+    }
     for (const GgufTensor& tensor : file.tensors()) {
       sum = checksum(std::as_bytes(std::span(tensor.name)), sum);
       sum = checksum(std::as_bytes(std::span(tensor.dims)), sum + tensor.type);
@@ -26,13 +31,15 @@ uint64_t fingerprint(const GgufModel& model) {
   return sum;
 }
 
-ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text) {
+ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t positions) {
   ByteWriter writer;
   writer.extend(kHeader);
   writer.put(model);
   writer.put(uint64_t{text.tokens.size()});
   writer.put(std::span<const int32_t>(text.tokens));
   writer.put_text(text.note);
+  writer.put(text.n_read);
+  writer.put(positions);
   return writer;
 }
 
@@ -67,7 +74,13 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
   const auto model = reader.get<uint64_t>();
   std::vector<int32_t> tokens = reader.get<int32_t>(reader.get<uint64_t>());
   std::string note(reader.get_text());
-  return {model, {std::move(tokens), std::move(note)}, reader};
+  const auto n_read = reader.get<int32_t>();
+  const auto positions = reader.get<uint8_t>();
+  if (n_read < 0 || n_read > std::ssize(tokens)) {
+    throw FormatError(
+        h2o::text("[snapshot] it has read ", n_read, " of ", tokens.size(), " tokens"));
+  }
+  return {model, {std::move(tokens), std::move(note), n_read}, positions, reader};
 }
 
 }  // namespace h2o

@@ -3,8 +3,9 @@
 //   "h2o snap"                      8 bytes
 //   version                         u32, kSnapshotVersion
 //   size and checksum of the rest   u64, u64
-//   model                           u64, fingerprint() of its weights
-//   text: tokens, note              u64 count, i32 each; u64 length, bytes
+//   model                           u64, fingerprint()
+//   text: tokens, note, n_read      u64 count, i32 each; u64 length, bytes; i32
+//   positions                       u8, of the session
 //   cache                           kv/sequence_image
 //
 // A reader refuses other versions: a snapshot is not an archive, its text can be read again.
@@ -24,20 +25,23 @@ inline constexpr uint32_t kSnapshotVersion = 1;
 
 // What a snapshot holds besides the cache.
 struct SnapshotText {
-  std::vector<int32_t> tokens;  // of the text so far; the last may not have been fed yet
+  std::vector<int32_t> tokens;  // of the text so far
   std::string note;             // whatever the caller wants to find again, UTF-8
+  int32_t n_read = 0;           // tokens that the cache has seen; the others are still to be fed
 };
 
-// Tells models apart by the names, shapes and types of their tensors and by a sample of the data.
+// Tells models apart: by their metadata but for general.*, by the names, shapes and types of their
+// tensors and by a sample of the data.
 uint64_t fingerprint(const GgufModel& model);
 
 // Begins a snapshot, and completes it when the cache has been appended.
-ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text);
+ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t positions);
 std::vector<std::byte> end_snapshot(ByteWriter writer);
 
 struct OpenSnapshot {
   uint64_t model;
   SnapshotText text;
+  uint8_t positions;
   ByteReader cache;
 };
 

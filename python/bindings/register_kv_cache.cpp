@@ -47,16 +47,9 @@ class AttentionCache {
   AttentionCache(const KvPolicy& policy, const KvShape& shape, const std::optional<Rotary>& rotary,
                  const std::string& device, int n_threads)
       : backend_(make_backend(device, n_threads)),
-        cache_(*backend_, policy, shape),
-        rolling_(rotary && rotary->rolling) {
-    if (!rotary) return;
-    const auto n = std::ssize(rotary->frequencies);
-    require(n > 0 && 2 * n <= shape.head_dim, "[kv cache] ", n,
-            " rotary frequencies, expected 1 to head_dim / 2");
-    frequencies_ = backend_->allocate(n * sizeof(float));
-    backend_->write(frequencies_.data(), rotary->frequencies.data(), n * sizeof(float));
-    rope_ = {.layout = rotary->pairs ? RopeLayout::pairs : RopeLayout::halves,
-             .frequencies = {frequencies_.data(), DType::f32, 1, n}};
+        rope_(upload(rotary, shape.head_dim)),
+        rolling_(rotary && rotary->rolling),
+        cache_(*backend_, policy, rolls(shape)) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
   }
 
@@ -107,8 +100,24 @@ class AttentionCache {
   }
 
  private:
+  Rope upload(const std::optional<Rotary>& rotary, int32_t head_dim) {
+    if (!rotary) return {};
+    const auto n = std::ssize(rotary->frequencies);
+    require(n > 0 && 2 * n <= head_dim, "[kv cache] ", n,
+            " rotary frequencies, expected 1 to head_dim / 2");
+    frequencies_ = backend_->allocate(n * sizeof(float));
+    backend_->write(frequencies_.data(), rotary->frequencies.data(), n * sizeof(float));
+    return {.layout = rotary->pairs ? RopeLayout::pairs : RopeLayout::halves,
+            .frequencies = {frequencies_.data(), DType::f32, 1, n}};
+  }
+
+  KvShape rolls(KvShape shape) const {
+    if (rolling_) shape.rope = rope_;
+    return shape;
+  }
+
   void start(int32_t sequence) {
-    if (rolling_) cache_.roll(sequence, rope_);
+    if (rolling_) cache_.roll(sequence);
   }
 
   void check(const char* name, const Floats& x, py::ssize_t n, int32_t heads) const {
@@ -167,10 +176,10 @@ class AttentionCache {
   }
 
   std::unique_ptr<Backend> backend_;
-  KvCache cache_;
   Buffer frequencies_;
-  Rope rope_;
+  const Rope rope_;
   const bool rolling_;
+  KvCache cache_;
   Buffer out_, q_, k_, v_;
   std::mutex mutex_;
 };
@@ -199,8 +208,7 @@ void register_kv_cache(py::module_& m) {
                                  .head_dim = head_dim,
                                  .max_tokens = max_tokens,
                                  .k_dtype = kv_dtype(k_dtype),
-                                 .v_dtype = kv_dtype(v_dtype),
-                                 .may_roll = rotary && rotary->rolling};
+                                 .v_dtype = kv_dtype(v_dtype)};
              return std::make_unique<AttentionCache>(policy, shape, rotary, device, n_threads);
            }),
            py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),

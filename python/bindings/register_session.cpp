@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -93,7 +94,7 @@ py::bytes save(const Session& session, int32_t sequence, std::vector<int32_t> to
   std::vector<std::byte> bytes;
   {
     const py::gil_scoped_release release;
-    bytes = session.save(sequence, {std::move(tokens), std::move(note)});
+    bytes = session.save(sequence, {std::move(tokens), std::move(note), 0});
   }
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -103,21 +104,21 @@ std::span<const std::byte> bytes_of(const py::bytes& data) {
   return std::as_bytes(std::span(view));
 }
 
-// (tokens, note)
-using Text = std::pair<std::vector<int32_t>, std::string>;
+// (tokens, note, n_read)
+using Text = std::tuple<std::vector<int32_t>, std::string, int32_t>;
 
 Text load(Session& session, int32_t sequence, const py::bytes& snapshot) {
   const std::span<const std::byte> bytes = bytes_of(snapshot);
   const py::gil_scoped_release release;
   SnapshotText text = session.load(sequence, bytes);
-  return {std::move(text.tokens), std::move(text.note)};
+  return {std::move(text.tokens), std::move(text.note), text.n_read};
 }
 
 Text read_snapshot(const py::bytes& snapshot) {
   const std::span<const std::byte> bytes = bytes_of(snapshot);
   const py::gil_scoped_release release;
   SnapshotText text = open_snapshot(bytes).text;
-  return {std::move(text.tokens), std::move(text.note)};
+  return {std::move(text.tokens), std::move(text.note), text.n_read};
 }
 
 int32_t sample(Sampler& sampler, const Floats& logits) {
@@ -185,11 +186,12 @@ void register_session(py::module_& m) {
       .def_property_readonly("full_cache_bytes", [](const Session& s) {
         const KvPolicy full;
         KvShape shape = s.cache_shape();
-        shape.may_roll = false;
+        shape.rope = {};
         return KvCache::bytes({&full, 1}, shape);
       });
 
-  m.def("read_snapshot", &read_snapshot, py::arg("snapshot"), "Tokens and note of a snapshot.");
+  m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
+        "Tokens, note and n_read of a snapshot.");
 
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
       .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes, whole
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, whole
 from h2o_cpp.policy import Policy
 
 
@@ -39,8 +39,12 @@ class Rope:
             if value not in known:
                 raise ValueError(f"{name}={value!r}, expected {known[0]} or {known[1]}")
         n_rot = head_dim if self.n_rot is None else whole("n_rot", self.n_rot, 2, head_dim)
+        if n_rot % 2:
+            raise ValueError(f"n_rot={n_rot}, expected an even number")
+        if not 0 < number("theta", self.theta) < float("inf"):
+            raise ValueError(f"theta={self.theta!r}, expected a number above 0")
         return _core.Rotary(
-            [self.theta ** (-i / n_rot) for i in range(0, n_rot - 1, 2)],
+            [self.theta ** (-i / n_rot) for i in range(0, n_rot, 2)],
             pairs=self.layout == "pairs",
             rolling=self.positions == "rolling",
         )
@@ -78,19 +82,25 @@ class KVCache:
             if policy.budget is None:
                 raise ValueError("KVCache: Policy.full() needs max_tokens")
             max_tokens = min(policy.budget + 1, INT32_MAX)
-        self.policy = policy
+        n_sequences = whole("n_sequences", n_sequences, 1)
+        self._policies = [policy] * n_sequences
         self._cache = _core.KvCache(
             whole("n_heads", n_heads, 1),
             whole("n_kv_heads", n_kv_heads, 1),
             whole("head_dim", head_dim, 1),
             policy=policy.core(),
-            n_sequences=whole("n_sequences", n_sequences, 1),
+            n_sequences=n_sequences,
             rotary=None if rope is None else rope.core(whole("head_dim", head_dim, 1)),
             max_tokens=whole("max_tokens", max_tokens, 1),
             **kv_dtypes(kv_dtype),
             device=device,
             threads=0 if threads is None else whole("threads", threads, 1),
         )
+
+    @property
+    def policy(self) -> Policy:
+        """What bounds sequence 0."""
+        return self._policies[0]
 
     def __repr__(self) -> str:
         return f"<KVCache: {self.policy}, {len(self)} tokens seen, {self.nbytes} bytes>"
@@ -134,6 +144,8 @@ class KVCache:
         policy of the cache has.
         """
         self._cache.reset(sequence, None if policy is None else policy.core())
+        if policy is not None:
+            self._policies[sequence] = policy
 
     @property
     def nbytes(self) -> int:

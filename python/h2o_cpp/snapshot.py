@@ -24,8 +24,8 @@ class Snapshot:
     """
 
     data: bytes
-    tokens: tuple[int, ...]  # of the text; the cache has read `n_read` of them
-    n_read: int  # all, or all but the last one that was generated
+    tokens: tuple[int, ...]  # of the text
+    n_read: int  # of them that the cache has read; the others are read by whoever goes on
     random_state: str | None  # of the text's sampler
     note: Any  # what else was saved with it
 
@@ -45,12 +45,11 @@ class Snapshot:
     @staticmethod
     def of(data: bytes) -> Snapshot:
         """The snapshot with these bytes. Raises ValueError for others."""
-        tokens, text = _core.read_snapshot(data)
+        tokens, text, n_read = _core.read_snapshot(data)
         try:
             content = json.loads(text)
-            n_read, state = content["n_read"], content["random_state"]
-            known = isinstance(n_read, int) and isinstance(state, str | None)
-            note = content["note"]
+            state, note = content["random_state"], content["note"]
+            known = isinstance(state, str | None)
         except (ValueError, TypeError, KeyError, RecursionError):
             known = False
         if not known:
@@ -70,12 +69,15 @@ class Snapshot:
         session: _core.Session, tokens: Sequence[int], random_state: str | None, note: Any = None
     ) -> Snapshot:
         """Of sequence 0 of a session, which has read `tokens`, but perhaps the last."""
-        content = {
-            "n_read": session.tokens_seen(0),
-            "random_state": random_state,
-            "note": note,
-        }
-        return Snapshot.of(session.save(0, tokens, json.dumps(content)))
+        text = json.dumps({"random_state": random_state, "note": note})
+        n_read = session.tokens_seen(0)
+        return Snapshot(
+            session.save(0, tokens, text),
+            tuple(tokens),
+            n_read,
+            random_state,
+            json.loads(text)["note"],
+        )
 
 
 class SnapshotCache:

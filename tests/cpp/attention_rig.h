@@ -44,6 +44,17 @@ inline float attention_scale(const KvShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
+// Rotary positions of any head.
+inline Rope rope_of(int32_t head_dim) {
+  static const std::vector<float> frequencies = [] {
+    std::vector<float> powers;
+    for (int i = 0; i < 64; ++i) powers.push_back(std::pow(0.7f, static_cast<float>(i)));
+    return powers;
+  }();
+  auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(frequencies.data()));
+  return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
+}
+
 // A cache of its own on the CPU; H2O_ISA chooses the instruction set. Where the shape may roll, it
 // does from the start, unless `original`, with rotary positions.
 class Rig {
@@ -55,12 +66,7 @@ class Rig {
       bool original = false)
       : backend_(make_backend("cpu", n_threads)),
         cache_(*backend_, policies, shape),
-        rolling_(shape.may_roll && !original) {
-    if (!shape.may_roll) return;
-    const int64_t n = shape.head_dim / 2;
-    for (int64_t i = 0; i < n; ++i) frequencies_.push_back(std::pow(0.7f, static_cast<float>(i)));
-    rope_ = {.layout = RopeLayout::halves,
-             .frequencies = {reinterpret_cast<std::byte*>(frequencies_.data()), DType::f32, 1, n}};
+        rolling_(shape.may_roll() && !original) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
   }
 
@@ -69,7 +75,7 @@ class Rig {
     start(sequence);
   }
 
-  void roll(int32_t sequence) { cache_.roll(sequence, rope_); }
+  void roll(int32_t sequence) { cache_.roll(sequence); }
 
   // The attention output [n, n_heads * head_dim] of the rows of `pieces`, one after the other.
   std::vector<float> attend(const std::vector<Piece>& pieces, const Qkv& in) {
@@ -91,7 +97,7 @@ class Rig {
                                 .q = tensor(rotated.q, shape.n_heads),
                                 .k = tensor(rotated.k, shape.n_kv_heads),
                                 .v = tensor(rotated.v, shape.n_kv_heads),
-                                .rope = rope_,
+                                .rope = shape.rope,
                                 .scale = attention_scale(shape)};
       backend_->attend(attention, cache_.layer(layer), batch);
     }
@@ -114,8 +120,6 @@ class Rig {
   std::unique_ptr<Backend> backend_;
   KvCache cache_;
   const bool rolling_;
-  std::vector<float> frequencies_;
-  Rope rope_;
 };
 
 inline bool same_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b) {

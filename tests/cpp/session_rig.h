@@ -10,10 +10,12 @@
 
 namespace h2o {
 
-// The repository's model; H2O_ISA chooses the instruction set.
+// A model of the repository; H2O_ISA chooses the instruction set.
+inline std::shared_ptr<Model> load(const char* path, int n_threads) {
+  return std::make_shared<Model>(path, make_backend("cpu", n_threads));
+}
 inline std::shared_ptr<Model> tiny_model(int n_threads) {
-  return std::make_shared<Model>(H2O_SOURCE_DIR "/models/tiny-opt.gguf",
-                                 make_backend("cpu", n_threads));
+  return load(H2O_SOURCE_DIR "/models/tiny-opt.gguf", n_threads);
 }
 
 inline std::vector<int32_t> random_tokens(Random& random, const Model& model, int64_t n) {

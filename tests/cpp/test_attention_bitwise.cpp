@@ -34,7 +34,7 @@ KvShape shape_of(int32_t n_sequences, const Kind& kind) {
           .max_rows = 150,
           .k_dtype = kind.dtype,
           .v_dtype = kind.dtype,
-          .may_roll = kind.may_roll};
+          .rope = kind.may_roll ? rope_of(24) : Rope{}};
 }
 
 template <class Body>

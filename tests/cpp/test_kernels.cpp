@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "core/error.h"
 #include "cpu/isa/detect.h"
+#include "kv/policy.h"
 #include "testing.h"
 
 namespace h2o {
@@ -198,6 +200,35 @@ TEST_CASE("relu and add") {
       for (int64_t i = 1; i <= n; ++i) expected[i] += x[i];  // rounded once: no choice
       table->add(y.data() + 1, x.data() + 1, n);
       CHECK(same_bits(y, expected));
+    }
+  }
+}
+
+TEST_CASE("lowest is who goes first by Victim::before") {
+  for (const CpuKernels* table : supported_kernels()) {
+    CAPTURE(std::string_view(table->isa));
+    Random random(9);
+    for (int trial = 0; trial < 300; ++trial) {
+      const int32_t n = random.integer(1, 70);
+      std::vector<int32_t> positions(n);
+      std::iota(positions.begin(), positions.end(), random.integer(0, 5));
+      for (int32_t i = n - 1; i > 0; --i) std::swap(positions[i], positions[random.integer(0, i)]);
+      std::vector<float> worths = random.reals(n);
+      for (float& worth : worths) {
+        if (trial % 3 == 0) worth = std::round(worth * 2);  // many equals, and negative ones
+        if (trial % 5 == 0) worth *= 1e38f;
+      }
+      const int32_t begin = random.integer(0, 10);
+      const int32_t end = random.integer(0, n + 5);
+      const bool equal = trial % 7 == 0;
+      Victim expected{0, 0, -1};
+      for (int32_t i = 0; i < n; ++i) {
+        if (positions[i] < begin || positions[i] >= end) continue;
+        const Victim candidate{equal ? 0.0f : worths[i], positions[i], i};
+        if (expected.slot < 0 || candidate.before(expected)) expected = candidate;
+      }
+      CHECK(table->lowest(equal ? nullptr : worths.data(), positions.data(), n, begin, end) ==
+            expected.slot);
     }
   }
 }

@@ -216,34 +216,53 @@ TEST_CASE("add_rows is the weighted sum of rows, in order") {
         CAPTURE(n);
         CAPTURE(n_rows);
         const Rows rows = random_rows(random, dtype, n_rows, n);
-        const std::vector<float> p = random.reals(n_rows);
-        const std::vector<float> before = random.reals(n + 2);
+        const int64_t n_out = random.integer(1, 6);
+        const int64_t p_stride = n_rows + random.integer(0, 3);
+        const std::vector<float> p = random.reals(n_out * p_stride);
+        const std::vector<float> before = random.reals(n_out * n + 2);
         std::vector<float> y = before;
         const auto add_rows = table->of(dtype).add_rows;
-        add_rows(y.data() + 1, p.data(), rows.data(), n_rows, n, rows.row_bytes);
+        AddRows a{.y = y.data() + 1,
+                  .p = p.data(),
+                  .rows = rows.data(),
+                  .n_out = n_out,
+                  .n_rows = n_rows,
+                  .n = n,
+                  .row_bytes = rows.row_bytes,
+                  .p_stride = p_stride};
+        add_rows(a);
 
         int n_wrong = 0;
-        for (int64_t c = 0; c < n; ++c) {
-          double sum = before[c + 1];
-          double magnitude = std::abs(sum);
-          for (int64_t i = 0; i < n_rows; ++i) {
-            const double product = double{p[i]} * rows.values[i * n + c];
-            sum += product;
-            magnitude += std::abs(product);
+        for (int64_t r = 0; r < n_out; ++r) {
+          for (int64_t c = 0; c < n; ++c) {
+            double sum = before[1 + r * n + c];
+            double magnitude = std::abs(sum);
+            for (int64_t i = 0; i < n_rows; ++i) {
+              const double product = double{p[r * p_stride + i]} * rows.values[i * n + c];
+              sum += product;
+              magnitude += std::abs(product);
+            }
+            // A product is rounded by itself and in at most n_rows sums.
+            n_wrong += !(std::abs(y[1 + r * n + c] - sum) <= gamma(n_rows + 1) * magnitude);
           }
-          // A product is rounded by itself and in at most n_rows sums.
-          n_wrong += !(std::abs(y[c + 1] - sum) <= gamma(n_rows + 1) * magnitude);
         }
         CHECK(n_wrong == 0);
         CHECK(same_bits(y.front(), before.front()));
         CHECK(same_bits(y.back(), before.back()));
 
-        // Attention goes over the cache in pieces.
+        // Attention goes over the cache in pieces, and a row does not depend on the others.
         const int64_t half = random.integer(0, static_cast<int32_t>(n_rows));
         std::vector<float> pieces = before;
-        add_rows(pieces.data() + 1, p.data(), rows.data(), half, n, rows.row_bytes);
-        add_rows(pieces.data() + 1, p.data() + half, rows.data() + half * rows.row_bytes,
-                 n_rows - half, n, rows.row_bytes);
+        for (a.n_out = 1; a.p < p.data() + n_out * p_stride; a.p += p_stride) {
+          a.y = pieces.data() + 1 + (a.p - p.data()) / p_stride * n;
+          AddRows part = a;
+          part.n_rows = half;
+          add_rows(part);
+          part.p += half;
+          part.rows += half * rows.row_bytes;
+          part.n_rows = n_rows - half;
+          add_rows(part);
+        }
         CHECK(same_bits(pieces, y));
       }
     }

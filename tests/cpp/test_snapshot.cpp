@@ -13,16 +13,17 @@ namespace {
 constexpr size_t kHeader = 28;         // magic, version, size, checksum
 constexpr size_t kFirstNumbers = 400;  // text, shape and policies
 
-SessionOptions options() {
+SessionOptions options(Positions positions) {
   return {.policies = {{.sinks = 1, .heavy = 2, .recent = 2, .value_norm = true}},
           .n_ctx = 40,
-          .n_batch = 8};
+          .n_batch = 8,
+          .positions = positions};
 }
 
 std::vector<std::byte> snapshot_of(Session& session, int n_tokens) {
   Random random(1);
   for (int i = 0; i < n_tokens; ++i) feed(session, 0, random_tokens(random, session.model(), 1));
-  return session.save(0, {.tokens = {1, 2, 3}, .note = "note"});
+  return session.save(0, {.tokens = std::vector<int32_t>(n_tokens + 1), .note = "note"});
 }
 
 // With the size and the checksum that these bytes should have.
@@ -32,10 +33,9 @@ void reseal(std::vector<std::byte>& bytes) {
   std::memcpy(bytes.data() + 12, numbers, sizeof(numbers));
 }
 
-TEST_CASE("what hostile snapshots say is checked") {
-  const std::shared_ptr<Model> model = tiny_model(1);
+void check_hostile(const std::shared_ptr<Model>& model, Positions positions) {
   for (const int n_tokens : {0, 3, 20}) {
-    Session source(model, options());
+    Session source(model, options(positions));
     const std::vector<std::byte> good = snapshot_of(source, n_tokens);
     Random random(2);
     int n_refused = 0;
@@ -55,7 +55,7 @@ TEST_CASE("what hostile snapshots say is checked") {
           break;
       }
       reseal(bytes);
-      Session session(model, options());
+      Session session(model, options(positions));
       feed(session, 0, {5, 6, 7});
       try {
         session.load(0, bytes);
@@ -66,10 +66,35 @@ TEST_CASE("what hostile snapshots say is checked") {
       for (int32_t layer = 0; layer < model->config.n_layers; ++layer) {
         session.entries(layer, 0, 0);
       }
+      if (session.room(0) >= 3) feed(session, 0, {5, 6, 7});  // more than fit in free slots
       for (int32_t token = 1; token < 9 && session.room(0) > 0; ++token) feed(session, 0, {token});
     }
     CHECK(n_refused > 100);
     CHECK(n_refused < 600);
+  }
+}
+
+TEST_CASE("what hostile snapshots say is checked") {
+  check_hostile(tiny_model(1), Positions::automatic);
+  check_hostile(load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1),
+                Positions::rolling);
+}
+
+TEST_CASE("the rank of the dead slot is nobody's") {
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+  Session source(model, options(Positions::rolling));
+  const std::vector<std::byte> good = snapshot_of(source, 20);
+  // Whatever four bytes are made large: the snapshot is refused, or the number is never used.
+  for (size_t at = kHeader; at + 4 <= good.size(); at += 4) {
+    std::vector<std::byte> bytes = good;
+    bytes[at + 3] = std::byte{0x7f};
+    reseal(bytes);
+    Session session(model, options(Positions::rolling));
+    try {
+      session.load(0, bytes);
+      feed(session, 0, {5, 6, 7});
+    } catch (const InvalidArgument&) {
+    }
   }
 }
 

@@ -413,5 +413,11 @@ def test_policies_that_do_not_fit() -> None:
     for rope in (Rope(layout="thirds"), Rope(positions="relative")):  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="expected"):
             KVCache(2, 1, 4, Policy.window(4), rope=rope)
-    with pytest.raises(ValueError, match="n_rot=6"):
-        KVCache(2, 1, 4, Policy.window(4), rope=Rope(n_rot=6))
+    for rope in (Rope(n_rot=6), Rope(n_rot=3), Rope(theta=0), Rope(theta=float("inf"))):
+        with pytest.raises(ValueError, match="expected"):
+            KVCache(2, 1, 4, Policy.window(4), rope=rope)
+    rolling = KVCache(2, 1, 4, Policy.window(4), rope=Rope(positions="rolling"), max_tokens=99)
+    rolling.attend(np.ones((6, 2, 4)), np.ones((6, 1, 4)), np.ones((6, 1, 4)))
+    with pytest.raises(ValueError, match="needs 99 slots"):
+        rolling.reset(0, Policy.full())
+    assert (len(rolling), rolling.policy) == (6, Policy.window(4))  # as it was

@@ -94,7 +94,8 @@ def largest_min(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
     if dtype not in MINS:
         return np.zeros(data.size // block(dtype)[1])
     least = data.reshape(-1, block(dtype)[1])[:, BLOCKS[dtype][1] :][:, :2]
-    return np.abs(least.copy().view("<f2")[:, 0].astype(np.float64)) * MINS[dtype]
+    largest: NDArray[np.float64] = np.abs(least.copy().view("<f2")[:, 0].astype(np.float64))
+    return largest * MINS[dtype]
 
 
 @each_isa

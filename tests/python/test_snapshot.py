@@ -77,7 +77,7 @@ def test_what_follows_is_what_would_have_followed(
     read(original, tokens[:n_before])
     read(copy, tokens[: n_after + 1])
     data = original.save(0, tokens[:n_before], "a note")
-    assert copy.load(0, data) == (tokens[:n_before], "a note")
+    assert copy.load(0, data) == (tokens[:n_before], "a note", n_before)
     assert copy.save(0, tokens[:n_before], "a note") == data
     for token in tokens[n_before:]:
         one, other = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
@@ -92,7 +92,7 @@ def test_what_follows_is_what_would_have_followed(
 def saved(model: _core.Model) -> bytes:
     session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     read(session, [1, 2, 3] * 20)
-    return session.save(0, [1, 2, 3], "{}")
+    return session.save(0, [1, 2, 3] * 20, "{}")
 
 
 @given(st.data())
@@ -100,7 +100,7 @@ def saved(model: _core.Model) -> bytes:
 def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.DataObject) -> None:
     session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     read(session, [5, 6, 7] * 9)
-    before = session.save(0, [], "")
+    before = session.save(0, [5] * 27, "")
     damaged = bytearray(saved)
     match data.draw(st.sampled_from(["flip", "cut", "longer", "empty"])):
         case "flip":
@@ -114,7 +114,7 @@ def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.Da
             damaged = bytearray(data.draw(st.binary(max_size=40)))
     with pytest.raises(ValueError, match=r"\[snapshot\]"):
         session.load(0, bytes(damaged))
-    assert session.save(0, [], "") == before  # nothing has changed
+    assert session.save(0, [5] * 27, "") == before  # nothing has changed
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,10 @@ def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.Da
         (Policy.h2o(5, 4), {}, "another policy: in layer 0 it has 0 sinks, 4 heavy, 4 recent"),
         (Policy.h2o(4, 4, score="mean"), {}, "another policy"),
         (Policy.h2o(4, 4, decay=0.5), {}, "another policy"),
-        (Policy.h2o(4, 4), {"kv_dtype": "f32"}, "K type 1, this cache has 0"),
-        (Policy.h2o(4, 4), {"kv_dtype": ("f16", "bf16")}, "V type"),
-        (Policy.h2o(4, 4), {"positions": "original"}, "rolling positions, which this session has"),
+        (Policy.h2o(4, 4), {"kv_dtype": "f32"}, "keys in F16, this cache in F32"),
+        (Policy.h2o(4, 4), {"kv_dtype": ("f16", "bf16")}, "values in F16, this cache in BF16"),
+        (Policy.h2o(4, 4), {"positions": "original"}, "positions are of another kind"),
+        (Policy.h2o(4, 4), {"positions": "rolling"}, "positions are of another kind"),
     ],
     ids=str,
 )
@@ -145,8 +146,17 @@ def test_other_models_refuse(data: Path, model: _core.Model, saved: bytes) -> No
     full = open_session(model, Policy.full(), n_ctx=30, n_batch=8)
     read(full, [1] * 30)
     small = open_session(model, Policy.full(), n_ctx=29, n_batch=8)
-    with pytest.raises(ValueError, match="30 tokens, this cache has room for 29"):
-        small.load(0, full.save(0, [], ""))
+    with pytest.raises(ValueError, match="it has 30 tokens, n_ctx is 29"):
+        small.load(0, full.save(0, [1] * 30, ""))
+    with pytest.raises(ValueError, match="29 tokens for sequence 0, which has read 30"):
+        full.save(0, [1] * 29, "")
+    bounded = [
+        open_session(model, Policy.window(9), n_ctx=n, n_batch=8, positions="original")
+        for n in (30, 20)
+    ]
+    read(bounded[0], [1] * 21)
+    with pytest.raises(ValueError, match="it has 21 tokens, n_ctx is 20"):
+        bounded[1].load(0, bounded[0].save(0, [1] * 21, ""))
 
 
 # ---- Generators ----
@@ -252,11 +262,11 @@ def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
         session = open_session(
             _core.Model(tiny_opt, device="cpu", threads=1), Policy.full(), n_ctx=50, n_batch=9
         )
-        for note in ("", "[]", "{}", '{"n_read": "x", "random_state": null, "note": 1}'):
+        for note in ("", "[]", "{}", '{"random_state": 1, "note": 1}'):
             (tmp_path / "a").write_bytes(session.save(0, [], note))
             with pytest.raises(ValueError, match="not saved by h2o_cpp"):
                 generator.load(tmp_path / "a")
-        note = '{"n_read": 0, "random_state": "x", "note": null}'
+        note = '{"random_state": "x", "note": null}'
         snapshot = Snapshot.of(session.save(0, [5], note))
         with pytest.raises(ValueError, match="random state makes no sense"):
             generator.stream("a", after=snapshot)
