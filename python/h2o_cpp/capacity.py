@@ -104,9 +104,11 @@ def slab_bytes(
     positions: Positions,
 ) -> int:
     """Bytes of the cache of one sequence; those of several are at most as many times as much."""
-    policies = [policy] * shape.n_layers if isinstance(policy, Policy) else policy
+    policies = [policy] if isinstance(policy, Policy) else [*policy]
+    if len(policies) not in (1, shape.n_layers):
+        raise ValueError(f"{len(policies)} policies for {shape.n_layers} layers")
     if len(policies) == 1:
-        policies = [*policies] * shape.n_layers
+        policies *= shape.n_layers
     rolls = not shape.learned_positions and positions != "original"
     rolls = rolls and all(one.budget is not None and one.budget < n_ctx for one in policies)
     n_bytes = 0

@@ -43,7 +43,7 @@ def open_session(
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
-    """For the core: one for all layers, or one for each."""
+    """For the core: one for all layers, or one for each. Raises ValueError for an empty list."""
     policies = [policy] if isinstance(policy, Policy) else policy
     if not policies:
         raise ValueError("policy is an empty list, expected one for each layer")
