@@ -128,9 +128,10 @@ def test_page() -> None:
             speed("llama.cpp", "decode 128", 50.0),
             Record(1, "shape F16", "CTranslate2", "absent", note="not installed"),
             Record(1, "shape Q8_0", "CTranslate2", "absent", note="not installed"),
-        ],
-        "tools/bench_peers",
+            Record(1, "", "", "command", note="tools/bench_peers --rounds 3"),
+        ]
     )
+    assert "`tools/bench_peers --rounds 3`" in page
     assert "A processor, 2 processors, 2 threads" in page
     assert "| numpy | f32 | 190 |" in page
     assert "h2o.cpp 0.1." in page
@@ -156,7 +157,7 @@ def context_records() -> list[Record]:
 
 
 def test_page_of_contexts() -> None:
-    page = render(context_records(), "command", "figure.png")
+    page = render(context_records(), "figure.png")
     assert "![tokens per second and memory against context](figure.png)" in page
     assert "| cache | 64 | 256 |" in page
     row = "| h2o.cpp, full | 30.0 (30.0 to 30.0) **1.50x** | 20.0 (20.0 to 20.0) **4.00x** |"
@@ -184,8 +185,7 @@ def test_page_of_scores_and_start() -> None:
                 )
             ),
             Record(4, "wheel", "h2o.cpp", "bytes", (3.0 * 2**20,), "h2o.whl"),
-        ],
-        "command",
+        ]
     )
     assert "| attention | 200 (200 to 200) | 201 (201 to 201) | +0.5% |" in page
     assert "| model | 10000 (10000 to 10000) | 12500 (12500 to 12500) | +25.0% |" in page
@@ -220,6 +220,6 @@ def test_sections_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = values_of(results, 2)[model]
     for name in ("h2o.cpp, full", "h2o.cpp, 1024 slots", "h2o.cpp, hh=0.2"):
         assert len(found[name]["decode 16"]) == len(found[name]["decode 40"]) == 2
-    page = render([*results], "command")
+    page = render([*results])
     assert "## 1." in page
     assert "## 2." in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def measure(
 
     prompt: random tokens that are read at once, in chunks as a Generator reads them.
     context: tokens that have been read when n tokens are decoded, one at a time.
-    threads: default: one for each processor.
+    threads: default: as a Generator's.
     options: hh, recent, policy, n_ctx, n_batch, positions and kv_dtype, as for a Generator.
 
     Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
@@ -94,9 +95,11 @@ def measure(
     whole("context", context, 0)
     whole("n", n, 1)
     whole("rounds", rounds, 1)
-    threads = machine.n_processors() if threads is None else whole("threads", threads, 1)
+    if threads is not None:
+        whole("threads", threads, 1)
     engine = H2o(os.fspath(path), threads=threads, **options)
     model, session = engine.model, engine.session
+    isa, threads = _isa_and_threads(model.backend)
     prefill, decode = [], []
     for _ in range(rounds):
         prefill.append(prompt / sum(engine.prefill(prompt)))
@@ -120,7 +123,7 @@ def measure(
         types=dict(Counter(tensor.dtype for tensor in tensors)),
         version=__version__,
         machine=machine.processor(),
-        isa=model.backend.partition("(")[2].partition(",")[0],
+        isa=isa,
         threads=threads,
         policy=str(engine.policy),
         kv_dtype=kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype),
@@ -148,6 +151,14 @@ def measure(
         f32_flops=peak_flops,
         f32_flops_fraction=flops * median(prefill) / peak_flops,
     )
+
+
+def _isa_and_threads(backend: str) -> tuple[str, int]:
+    """Of a back end that calls itself "cpu (x86_64_v4, 2 threads)"."""
+    found = re.fullmatch(r"cpu \((\w+), (\d+) threads?\)", backend)
+    if found is None:
+        raise ValueError(f"{backend}: only the CPU is measured")
+    return found[1], int(found[2])
 
 
 def _spread(rates: Sequence[float]) -> Spread:

@@ -24,13 +24,15 @@ def values_of(records: Iterable[Record], section: int) -> Values:
     return found
 
 
-def render(records: Sequence[Record], command: str, plot: str | None = None) -> str:
+def render(records: Sequence[Record], plot: str | None = None) -> str:
     """Markdown: the machine, and the sections there are records of.
 
-    command: that measured. plot: the file name of the figure of section 2.
+    plot: the file name of the figure of section 2.
     """
     lines = ["# Performance", ""]
-    lines += [f"`{command}`", "", *_machine(records), *_versions(records)]
+    for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
+        lines += [f"`{command}`", ""]
+    lines += [*_machine(records), *_versions(records)]
     lines += [
         "Engines take turns on the same cores with the same number of threads, each in its own"
         " process, and the number of tokens is checked against each one's own count. Models have"
@@ -76,7 +78,8 @@ def _machine(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _versions(records: Sequence[Record]) -> Iterator[str]:
-    versions = {f"{r.engine.partition(',')[0]} {r.note}" for r in records if r.measure == "start"}
+    starts = [r for r in records if r.measure == "start" and r.section != 3]  # policies are there
+    versions = {f"{r.engine.partition(',')[0]} {r.note}" for r in starts}
     if versions:
         yield f"{'; '.join(sorted(versions))}."
         yield ""
@@ -230,7 +233,7 @@ def _digits(value: float) -> str:
 
 
 def _absent(records: Sequence[Record], section: int) -> Iterator[str]:
-    absent = [r for r in records if r.section == section and not r.values]
+    absent = [r for r in records if r.section == section and r.measure == "absent"]
     if absent:
         yield "Not measured:"
         yield ""

@@ -209,9 +209,11 @@ def measure_start(bench: Bench) -> None:
             Record(4, f"{shape} {type_name}", OURS, "import_seconds", (machine.import_seconds(),))
         )
     wheel = bench.wheel
-    sizes = () if wheel is None else (float(wheel.stat().st_size),)
-    note = "no --wheel was given" if wheel is None else wheel.name
-    bench.results.add(Record(4, "wheel", OURS, "bytes", sizes, note))
+    bench.results.add(
+        Record(4, "wheel", OURS, "absent", note="no --wheel was given")
+        if wheel is None
+        else Record(4, "wheel", OURS, "bytes", (float(wheel.stat().st_size),), wheel.name)
+    )
 
 
 def _record_limits(comparison: Comparison, bench: Bench, path: Path) -> None:
