@@ -204,9 +204,11 @@ class _Worker:
                 self._scheduler.cancel(continuation)
                 self._end(continuation)
         with self._changed:
+            gone: list[Channel] = []
+            wanted: list[Channel] = []
+            for channel in self._queue:  # each is asked once: it may be cancelled meanwhile
+                (gone if channel.cancelled else wanted).append(channel)
             n_free = self._scheduler.n_free
-            gone = [channel for channel in self._queue if channel.cancelled]
-            wanted = [channel for channel in self._queue if not channel.cancelled]
             first, self._queue = wanted[:n_free], wanted[n_free:]
         for channel in gone:
             channel.end("cancelled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import queue
 import random
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,18 @@ import pytest
 
 from background import PATIENCE, PROMPT, Background
 from h2o_cpp import Completion, Engine, Generator, Policy
+from h2o_cpp.places import Places
 
 FOREVER: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}
 SHORT: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> Iterator[None]:
+    """What can go wrong here is that somebody waits for ever."""
+    faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +166,19 @@ class TestBackPressure:
             assert waiting.result().result().finish_reason == "length"
             assert [one.finish_reason for one in queued] == ["length"] * 2
             assert engine.submit([5], timeout=0, **SHORT).result().completion_tokens == 6
+
+    def test_places_are_given_in_order_of_arrival(self) -> None:
+        places = Places(1)
+        asked = [places.ask() for _ in range(4)]
+        assert [one.done() for one in asked] == [True, False, False, False]
+        places.withdraw(asked[2])
+        places.give_back()
+        assert [one.done() for one in asked] == [True, True, False, False]
+        places.withdraw(asked[1])  # it had got one
+        assert asked[3].done()
+        places.close(RuntimeError("closed"))
+        with pytest.raises(RuntimeError, match="closed"):
+            places.ask().result(0)
 
     def test_cancelled_requests_leave_the_queue(self, single: Generator) -> None:
         with single.engine(max_queue=1) as engine:
