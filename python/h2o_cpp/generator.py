@@ -83,7 +83,7 @@ class Generator:
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             where 32 divides the head size, "q8_0" or "q4_0".
         device: "auto", "cpu", "cuda" or "cuda:N".
-        threads: of the CPU; default: one for each processor.
+        threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
         max_sequences: how many prompts are continued at once by generate([...]), stream_many and

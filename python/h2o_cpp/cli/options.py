@@ -162,7 +162,7 @@ def add_threads(parser: _Arguments) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="of the CPU (default: one for each processor)",
+        help="of the CPU (default: one for each core)",
     )
 
 
