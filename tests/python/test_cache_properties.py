@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,83 +14,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import KVCache, Policy, Rope
 from h2o_rules import ReferenceCache
-
-POLICIES = st.one_of(
-    st.just(Policy.full()),
-    st.builds(Policy.window, st.integers(1, 8)),
-    st.builds(Policy.sinks, st.integers(0, 3), st.integers(1, 8)),
-    st.builds(Policy.h2o, st.integers(1, 6), st.integers(0, 6), st.integers(0, 2)),
-    st.builds(Policy.h2o, st.just(0), st.integers(1, 6)),
-)
-
-OPTIONS = st.builds(
-    Policy.h2o,
-    st.integers(1, 6),
-    st.integers(0, 6),
-    st.integers(0, 2),
-    score=st.sampled_from(["sum", "mean", "inverse"]),
-    decay=st.sampled_from([1.0, 0.9, 0.25, 0.0]),
-    value_norm=st.booleans(),
-)
-
-
-@dataclass
-class Text:
-    """Random queries, keys and values, and how they are cut into chunks."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    chunks: list[int]
-    seed: int
-
-    @property
-    def n(self) -> int:
-        return sum(self.chunks)
-
-    def arrays(self) -> list[NDArray[np.float32]]:
-        random = np.random.default_rng(self.seed)
-        shapes = [
-            (self.n, heads, self.head_dim) for heads in (self.n_heads, *[self.n_kv_heads] * 2)
-        ]
-        q, k, v = (random.normal(size=shape).astype(np.float32) for shape in shapes)
-        return [q * 2, k, v]
-
-    def cache(
-        self,
-        policy: Policy,
-        kv_dtype: str | tuple[str, str] = "f32",
-        threads: int = 1,
-        rope: Rope | None = None,
-    ) -> KVCache:
-        return KVCache(
-            self.n_heads,
-            self.n_kv_heads,
-            self.head_dim,
-            policy,
-            max_tokens=self.n,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            rope=rope,
-        )
-
-    def run(self, cache: KVCache) -> NDArray[np.float32]:
-        """Outputs of all tokens."""
-        parts = np.split(np.arange(self.n), np.cumsum(self.chunks)[:-1])
-        q, k, v = self.arrays()
-        return np.concatenate([cache.attend(q[i], k[i], v[i]) for i in parts])
-
-
-@st.composite
-def texts(draw: st.DrawFn) -> Text:
-    n_kv_heads = draw(st.integers(1, 3))
-    return Text(
-        n_heads=n_kv_heads * draw(st.integers(1, 3)),
-        n_kv_heads=n_kv_heads,
-        head_dim=draw(st.integers(1, 40)),
-        chunks=draw(st.lists(st.integers(1, 12), min_size=1, max_size=8)),
-        seed=draw(st.integers(0, 2**32 - 1)),
-    )
+from random_texts import OPTIONS, POLICIES, Text, texts
 
 
 def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
@@ -346,78 +270,3 @@ def test_full_policy_needs_a_limit() -> None:
 def test_too_large_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match=r"bytes|memory"):
         KVCache(1024, 1024, 1024, Policy.full(), max_tokens=2**30)
-
-
-@given(texts(), st.lists(POLICIES, min_size=2, max_size=3), st.integers(0, 2**32 - 1))
-def test_sequences_of_one_cache_are_caches_of_their_own(
-    text: Text, policies: list[Policy], seed: int
-) -> None:
-    """Each with its own policy, fed in batches of any lengths, and used again after a reset."""
-    random = np.random.default_rng(seed)
-    largest = Policy.h2o(20, 20, 20)  # slots, and scores, for any of them
-    sizes = (text.n_heads, text.n_kv_heads, text.head_dim)
-    policies = [Policy.window(8) if p.budget is None else p for p in policies]
-    together = KVCache(*sizes, largest, n_sequences=len(policies), kv_dtype="f32")
-    for _ in range(2):
-        alone = [KVCache(*sizes, p, kv_dtype="f32") for p in policies]
-        for s, policy in enumerate(policies):
-            together.reset(s, policy)
-        for _ in range(6):
-            chosen = random.permutation(len(policies))[: random.integers(1, len(policies) + 1)]
-            lengths = {int(s): int(random.integers(1, 12)) for s in chosen}
-            q, k, v = (
-                random.normal(size=(sum(lengths.values()), heads, text.head_dim))
-                for heads in (text.n_heads, text.n_kv_heads, text.n_kv_heads)
-            )
-            out = together.attend(q, k, v, lengths)
-            begin = 0
-            for s, n in lengths.items():
-                rows = slice(begin, begin + n)
-                np.testing.assert_array_equal(out[rows], alone[s].attend(q[rows], k[rows], v[rows]))
-                begin += n
-                for g in range(text.n_kv_heads):
-                    np.testing.assert_array_equal(
-                        together.positions(g, sequence=s), alone[s].positions(g)
-                    )
-                    np.testing.assert_array_equal(
-                        together.scores(g, sequence=s), alone[s].scores(g)
-                    )
-        assert together.tokens_seen(0) == len(alone[0])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({0: 1, 2: 1}, "sequence 2, the cache has 2"),
-        ({0: 2, 1: 1}, "3 rows, q has 2"),
-        ({0: 2, 1: 0}, "sequence 1 has no rows"),
-        ({}, "0 rows, q has 2"),
-    ],
-)
-def test_bad_lengths(lengths: dict[int, int], message: str) -> None:
-    cache = KVCache(2, 1, 4, Policy.window(4), n_sequences=2)
-    q, kv = np.zeros((2, 2, 4)), np.zeros((2, 1, 4))
-    with pytest.raises(ValueError, match=message):
-        cache.attend(q, kv, kv, lengths)
-    assert cache.tokens_seen(0) == cache.tokens_seen(1) == 0
-
-
-def test_policies_that_do_not_fit() -> None:
-    cache = KVCache(2, 1, 4, Policy.window(4), max_tokens=100)
-    with pytest.raises(ValueError, match="needs 6 slots, layer 0 has 5"):
-        cache.reset(0, Policy.window(5))
-    with pytest.raises(ValueError, match="needs scores"):
-        cache.reset(0, Policy.h2o(2, 2))
-    with pytest.raises(ValueError, match="cannot take rolling positions"):
-        KVCache(2, 1, 4, Policy.full(), max_tokens=9, rope=Rope(positions="rolling"))
-    for rope in (Rope(layout="thirds"), Rope(positions="relative")):  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="expected"):
-            KVCache(2, 1, 4, Policy.window(4), rope=rope)
-    for rope in (Rope(n_rot=6), Rope(n_rot=3), Rope(theta=0), Rope(theta=float("inf"))):
-        with pytest.raises(ValueError, match="expected"):
-            KVCache(2, 1, 4, Policy.window(4), rope=rope)
-    rolling = KVCache(2, 1, 4, Policy.window(4), rope=Rope(positions="rolling"), max_tokens=99)
-    rolling.attend(np.ones((6, 2, 4)), np.ones((6, 1, 4)), np.ones((6, 1, 4)))
-    with pytest.raises(ValueError, match="needs 99 slots"):
-        rolling.reset(0, Policy.full())
-    assert (len(rolling), rolling.policy) == (6, Policy.window(4))  # as it was
