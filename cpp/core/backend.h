@@ -3,12 +3,14 @@
 //
 // Matrices are row-major. `n` is the number of rows of the batch; activations are f32 [n, cols];
 // weights are [out, in] in their stored type, biases and norms f32. An empty bias adds nothing.
-// Results do not depend on the number of threads, nor a row's on the other rows of the batch.
+// The same batch gives the same bits, every time; on the CPU they depend neither on the number of
+// threads nor, row by row, on the other rows of the batch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,12 @@ struct Attention {
   float scale;  // of the logits, usually 1 / sqrt(head_dim)
 };
 
+// What a back end remembers of passes that it has run, so that it need not be told them again.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -48,6 +56,12 @@ class Backend {
 
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
+
+  // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
+  virtual Buffer allocate_host(size_t bytes) = 0;
+
+  // Throws OutOfMemory, with the numbers, if weights of this size are certain not to fit.
+  virtual void expect_weights(size_t bytes) = 0;
 
   // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
   // copy that lives in `owner`. Rows stay rows: the caller takes ranges of them.
@@ -59,6 +73,11 @@ class Backend {
 
   // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
+
+  // The same for passes that are repeated: those run with one recording, which is the caller's,
+  // differ in nothing but their batch.
+  virtual void run(const Batch& batch, std::unique_ptr<Recording>& recording,
+                   const std::function<void()>& pass) = 0;
 
   // x[i] = table[batch.tokens[i]]
   virtual void embed(Tensor x, const Tensor& table, const Batch& batch) = 0;

@@ -46,6 +46,12 @@ class OutOfMemory : public std::bad_alloc {
   std::string message_;
 };
 
+// A device that failed, or that its driver cannot run. Python: RuntimeError.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // Joins its arguments into one message: text("[attend] ", n, " rows, at most ", limit).
 template <class... Parts>
 std::string text(const Parts&... parts) {

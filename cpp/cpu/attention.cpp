@@ -7,8 +7,8 @@
 #include <span>
 
 #include "cpu/evict.h"
-#include "cpu/kv_rows.h"
 #include "cpu/rotate.h"
+#include "kv/rows.h"
 
 namespace h2o {
 namespace {

@@ -12,7 +12,7 @@
 // not.
 #pragma once
 
-#include "cpu/blocks.h"
+#include "core/blocks.h"
 #include "cpu/elementwise-inl.h"
 
 namespace h2o {

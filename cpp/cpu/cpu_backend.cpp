@@ -44,6 +44,10 @@ class CpuBackend final : public Backend {
             }};
   }
 
+  Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
+
+  void expect_weights(size_t) override {}  // they stay in the mapped file
+
   Tensor upload(const Tensor& host, std::vector<Buffer>&) override {
     // Here, because nothing allocates in a forward pass.
     if (kernels_.of(host.dtype).int8_matmul != nullptr) reserve(host.cols);
@@ -54,6 +58,10 @@ class CpuBackend final : public Backend {
   void write(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
 
   void run(const Batch&, const std::function<void()>& pass) override { pass(); }
+
+  void run(const Batch&, std::unique_ptr<Recording>&, const std::function<void()>& pass) override {
+    pass();
+  }
 
   void embed(Tensor x, const Tensor& table, const Batch& batch) override {
     const TypeKernels& type = kernels_.of(table.dtype);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/kv_rows.h"
+#include "kv/rows.h"
 
 namespace h2o {
 namespace {

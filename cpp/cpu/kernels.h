@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/blocks.h"
 #include "core/dtype.h"
-#include "cpu/blocks.h"
 
 namespace h2o {
 

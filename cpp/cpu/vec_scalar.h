@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu/blocks.h"
+#include "core/blocks.h"
 
 namespace h2o {
 namespace {

@@ -23,6 +23,7 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
   view.n_heads = shape.n_heads;
   view.n_kv_heads = shape.n_kv_heads;
   view.head_dim = shape.head_dim;
+  view.n_sequences = shape.n_sequences;
   view.k_row_bytes = byte_size(shape.k_dtype, shape.head_dim);
   view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
   view.slots = policy.slots(shape.max_tokens);

@@ -42,6 +42,7 @@ struct KvView {
   int32_t n_heads;  // query heads; n_heads / n_kv_heads of them share a kv_head
   int32_t n_kv_heads;
   int32_t head_dim;
+  int32_t n_sequences;
   int32_t slots;        // per sequence and kv_head, of this layer
   int32_t max_rows;     // of a batch
   int64_t k_row_bytes;  // of one slot's K, [head_dim] in k_dtype

@@ -67,7 +67,7 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
-  logits_.resize(size_t{1} * n_logits * model_->config.n_vocab);
+  logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * model_->config.n_vocab);
   batch_.tokens.reserve(options_.n_batch);
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
@@ -81,14 +81,14 @@ std::span<const float> Session::step(std::span<const Input> inputs) {
   Backend& b = *model_->backend;
   roll_on(inputs);
   fill_batch(inputs);
-  b.run(batch_, [&] {
+  b.run(batch_, recording_, [&] {
     forward(b, model_->config, model_->weights, batch_, cache_, activations_);
     unembed(b, model_->config, model_->weights, batch_, activations_);
   });
   cache_.advance(batch_);
   const size_t n = inputs.size() * model_->config.n_vocab;
   b.read(logits_.data(), activations_.logits.data, n * sizeof(float));
-  return {logits_.data(), n};
+  return {logits_.as<float>(), n};
 }
 
 void Session::score(const Input& input,
@@ -106,10 +106,10 @@ void Session::score(const Input& input,
     const int32_t end = std::min(begin + kLogitsRows, batch_.n_rows());
     batch_.logits_rows.clear();
     for (int32_t row = begin; row < end; ++row) batch_.logits_rows.push_back(row);
-    unembed(b, model_->config, model_->weights, batch_, activations_);
+    b.run(batch_, [&] { unembed(b, model_->config, model_->weights, batch_, activations_); });
     b.read(logits_.data(), activations_.logits.data, (end - begin) * n_vocab * sizeof(float));
     for (int32_t row = begin; row < end; ++row) {
-      sink(row, {logits_.data() + (row - begin) * n_vocab, n_vocab});
+      sink(row, {logits_.as<float>() + (row - begin) * n_vocab, n_vocab});
     }
   }
 }

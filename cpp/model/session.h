@@ -101,7 +101,8 @@ class Session {
   Buffer storage_;
   Activations activations_;
   Batch batch_;
-  std::vector<float> logits_;  // [n_logits, n_vocab] on the host
+  Buffer logits_;                         // [n_logits, n_vocab] on the host
+  std::unique_ptr<Recording> recording_;  // of step()
 };
 
 }  // namespace h2o

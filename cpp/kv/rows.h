@@ -16,13 +16,14 @@ struct KvRow {
   float* value_norm;
 };
 
-inline KvRow slot_row(const KvView& cache, const KvHead& head, int64_t slot) {
+H2O_HD inline KvRow slot_row(const KvView& cache, const KvHead& head, int64_t slot) {
   return {head.k + slot * cache.k_row_bytes, head.v + slot * cache.v_row_bytes,
           head.scores != nullptr ? head.scores + slot : nullptr,
           head.value_norms != nullptr ? head.value_norms + slot : nullptr};
 }
 
-inline KvRow chunk_row(const KvView& cache, const KvHead& head, const KvChunk& chunk, int64_t row) {
+H2O_HD inline KvRow chunk_row(const KvView& cache, const KvHead& head, const KvChunk& chunk,
+                              int64_t row) {
   return {chunk.k + row * cache.k_row_bytes, chunk.v + row * cache.v_row_bytes,
           head.scores != nullptr ? chunk.scores + row : nullptr,
           head.value_norms != nullptr ? chunk.value_norms + row : nullptr};

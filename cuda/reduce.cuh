@@ -1,0 +1,60 @@
+// What kernels share: how they follow one another, and sums and maxima over a warp and a block, in
+// an order that is always the same.
+#pragma once
+
+#include <cstdint>
+
+namespace h2o::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Waits until everything that kernels before this one wrote can be read; see launch(). Every thread
+// of every kernel calls it.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// The next kernel may be launched from now on, up to its own wait_for_previous().
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// The sum over groups of `width` lanes (a power of two), in every lane.
+template <int width = kWarp>
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int apart = width / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(kAllLanes, x, apart);
+  return x;
+}
+
+template <int width = kWarp>
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int apart = width / 2; apart > 0; apart /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, apart));
+  }
+  return x;
+}
+
+// The sum over a block of whole warps, in every thread. `scratch`: shared, [n_warps]. It may be
+// used again at once.
+__device__ inline float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  const int n_warps = blockDim.x / kWarp;
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  float total = 0;
+  for (int warp = 0; warp < n_warps; ++warp) total += scratch[warp];
+  __syncthreads();
+  return total;
+}
+
+// e^x for x <= 0, never NaN whatever x is: scores must have an order. Below e^-70 it stays there.
+__device__ inline float exp_negative(float x) { return __expf(fminf(fmaxf(x, -70.0f), 0.0f)); }
+
+}  // namespace h2o::cuda
