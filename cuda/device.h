@@ -8,10 +8,17 @@
 #include <tuple>
 #include <utility>
 
+#include "core/buffer.h"
+
 namespace h2o::cuda {
 
 // Throws OutOfMemory or DeviceError: "[operation] what CUDA says of it".
 void check(cudaError_t error, const char* operation);
+
+// Memory of the current device, as it comes; and of the host, pinned, so that copies are fast.
+// Throws OutOfMemory, with the numbers.
+Buffer allocate_device(size_t bytes);
+Buffer allocate_pinned(size_t bytes);
 
 class Stream {
  public:

@@ -48,8 +48,8 @@ __device__ inline float block_sum(float x, float* scratch) {
   const int n_warps = blockDim.x / kWarp;
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
   __syncthreads();
-  float total = 0;
-  for (int warp = 0; warp < n_warps; ++warp) total += scratch[warp];
+  const int lane = threadIdx.x % kWarp;
+  const float total = warp_sum(lane < n_warps ? scratch[lane] : 0);
   __syncthreads();
   return total;
 }

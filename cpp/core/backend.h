@@ -60,7 +60,10 @@ class Backend {
   // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
 
-  // Throws OutOfMemory, with the numbers, if weights of this size are certain not to fit.
+  // Are weights read where they are in the mapped file, rather than copied?
+  virtual bool maps_weights() const = 0;
+
+  // Throws OutOfMemory, with the numbers, if copies of weights of this size do not fit.
   virtual void expect_weights(size_t bytes) = 0;
 
   // The tensor as this back end computes on it: itself where it can be read in place, otherwise a

@@ -46,7 +46,9 @@ class CpuBackend final : public Backend {
 
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 
-  void expect_weights(size_t) override {}  // they stay in the mapped file
+  bool maps_weights() const override { return true; }
+
+  void expect_weights(size_t) override {}
 
   Tensor upload(const Tensor& host, std::vector<Buffer>&) override {
     // Here, because nothing allocates in a forward pass.

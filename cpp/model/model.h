@@ -22,7 +22,7 @@ struct Model {
         weights(load_weights(file, config, *backend)),
         fingerprint(h2o::fingerprint(file)) {
     // The first tokens need every weight; and memory then stands still while text is generated.
-    file.populate();
+    if (backend->maps_weights()) file.populate();
   }
 
   GgufModel file;

@@ -146,6 +146,12 @@ Layer load_layer(Loader& load, const Config& c, const std::string& blk) {
 }  // namespace
 
 Weights load_weights(const GgufModel& model, const Config& c, Backend& backend) {
+  size_t bytes = 0;
+  for (const GgufFile& file : model.files()) {
+    for (const GgufTensor& tensor : file.tensors()) bytes += tensor.data.size();
+  }
+  backend.expect_weights(bytes);
+
   Weights w;
   Loader load(model, c, backend, w.owned);
   w.token_embd = load.matrix("token_embd.weight", c.n_vocab, c.n_embd);
