@@ -137,6 +137,8 @@ class CudaBackend final : public Backend {
     cuda::gather(stream_, y, x, batch_.logits_rows);
   }
 
+  void argmax(int32_t* tokens, const Tensor& x) override { cuda::argmax(stream_, tokens, x); }
+
   size_t attend_workspace(const KvView& shape) const override {
     require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,
             ", at most ", cuda::kMaxHeadDim);

@@ -80,6 +80,38 @@ __global__ void rows_kernel(float* to, const float* from, const int32_t* rows, i
   for (int i = threadIdx.x; i < n; i += blockDim.x) t[i] = kAdd ? t[i] + f[i] : f[i];
 }
 
+// A logit and where it is; NaN is the least.
+struct Best {
+  float logit;
+  int token;
+  __device__ void consider(float other_logit, int other_token) {
+    if (other_logit > logit || (other_logit == logit && other_token < token)) {
+      *this = {other_logit, other_token};
+    }
+  }
+};
+
+// One block for each row.
+__global__ void __launch_bounds__(kNormThreads)
+    argmax_kernel(int32_t* tokens, const float* x, int n) {
+  __shared__ Best scratch[kNormThreads / kWarp];
+  let_next_start();
+  wait_for_previous();
+  const float* row = x + int64_t{blockIdx.x} * n;
+  Best best{-INFINITY, n};
+  for (int i = threadIdx.x; i < n; i += kNormThreads) best.consider(row[i], i);
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    best.consider(__shfl_xor_sync(kAllLanes, best.logit, apart),
+                  __shfl_xor_sync(kAllLanes, best.token, apart));
+  }
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = best;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (const Best& other : scratch) best.consider(other.logit, other.token);
+  tokens[blockIdx.x] = best.token < n ? best.token : 0;  // all of them NaN
+}
+
 struct Relu {
   __device__ float operator()(float x) const { return x > 0 ? x : 0; }
 };
@@ -158,6 +190,11 @@ void swiglu(const Stream& stream, Tensor up, const Tensor& gate) {
   const int64_t n = up.rows * up.cols;
   launch(stream, swiglu_kernel, blocks(stream, n), dim3(kThreads), 0, up.floats(), gate.floats(),
          n);
+}
+
+void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {
+  launch(stream, argmax_kernel, rows_of(x), dim3(kNormThreads), 0, tokens, x.floats(),
+         static_cast<int>(x.cols));
 }
 
 void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows) {

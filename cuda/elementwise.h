@@ -13,6 +13,7 @@ void relu(const Stream& stream, Tensor x);
 void gelu_tanh(const Stream& stream, Tensor x);
 void gelu_erf(const Stream& stream, Tensor x);
 void swiglu(const Stream& stream, Tensor up, const Tensor& gate);
+void argmax(const Stream& stream, int32_t* tokens, const Tensor& x);
 void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows);
 
 }  // namespace h2o::cuda

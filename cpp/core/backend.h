@@ -116,6 +116,9 @@ class Backend {
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
 
+  // tokens[i] = the index of the largest element of row i, of equals the first; NaNs are the least.
+  virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
+
   // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
   // which of them are null.
   virtual size_t attend_workspace(const KvView& shape) const = 0;

@@ -118,6 +118,20 @@ class CpuBackend final : public Backend {
     }
   }
 
+  void argmax(int32_t* tokens, const Tensor& x) override {
+    for_rows(x, [&](int64_t i) {
+      const float* logits = row(x, i);
+      int32_t best = 0;
+      for (int32_t j = 1; j < x.cols; ++j) {
+        // Written so that anything is larger than NaN.
+        if (logits[j] > logits[best] || (logits[best] != logits[best] && logits[j] == logits[j])) {
+          best = j;
+        }
+      }
+      tokens[i] = best;
+    });
+  }
+
   size_t attend_workspace(const KvView& shape) const override {
     return pool_.size() * head_workspace(shape);
   }
