@@ -86,10 +86,11 @@ def cache_bytes(
     n_layers: int,
     n_kv_heads: int,
     head_dim: int,
-    policy: KvPolicy,
+    policies: Sequence[KvPolicy],
     max_tokens: int,
     k_dtype: str,
     v_dtype: str,
+    may_roll: bool,
 ) -> int: ...
 
 class Model:
