@@ -11,13 +11,12 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import _core
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
-from h2o_cpp.arguments import whole
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
 from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.policy import POLICIES
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -66,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.text)
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
-    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
     tokenizer = TextTokenizer.of_model(model)
     beginning = tokenizer.encode("")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import _core
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
@@ -16,6 +15,7 @@ from h2o_cpp.cli.perplexity import fractions, names, write_csv
 from h2o_cpp.policy import POLICIES
 from h2o_cpp.retrieval.measurement import Measurement, measure
 from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 _LENGTH = 512
@@ -76,9 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(5 * len(args.task), 4)
     filler = FILLER if args.text is None else read_text(args.text)
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
     n_samples = whole("samples", args.samples, 1)
-    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
     length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
     tokenizer = TextTokenizer.of_model(model)

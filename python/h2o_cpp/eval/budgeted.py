@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.perplexity import token_losses
 from h2o_cpp.policy import Policy, named_policy
-from h2o_cpp.session import open_session
+from h2o_cpp.session import open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 # Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
@@ -76,8 +76,7 @@ class BudgetedModel:
         named_policy(policy, 1)  # raises for an unknown name
         if hh is not None and not 0 < number("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, more than 0, at most 1")
-        n_threads = 0 if threads is None else whole("threads", threads, 1)
-        self._model = _core.Model(os.fspath(path), device=device, threads=n_threads)
+        self._model = open_model(path, device=device, threads=threads)
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else whole("n_ctx", n_ctx, 2, n_train)
         self.tokenizer = TextTokenizer.of_model(self._model)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from h2o_cpp import __version__, _core
+from h2o_cpp import __version__
 from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
 from h2o_cpp.policy import Policy, budget_policy
-from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.session import Positions, chunks, open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -31,7 +31,7 @@ class H2o(StepEngine):
     ) -> None:
         """Load the model; the options are those of a Generator."""
         begun = perf_counter()
-        self.model = _core.Model(path, device="cpu", threads=threads or 0)
+        self.model = open_model(path, device="cpu", threads=threads)
         self.tokenizer = TextTokenizer.of_model(self.model)
         n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
         self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)
