@@ -9,10 +9,10 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from h2o_cpp.arguments import whole
+from h2o_cpp.closing import Closing
 from h2o_cpp.completion import Channel, Completion
 from h2o_cpp.continuation import Continuation
 from h2o_cpp.places import Places
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 1.0
 
 
-class Engine:
+class Engine(Closing):
     """Continues the requests of many threads and tasks at once, with the sequences of a Generator.
 
     One thread of its own computes while there is work, and sleeps otherwise. Requests wait in a
@@ -127,17 +127,6 @@ class Engine:
     def close(self) -> None:
         """Cancel what has not ended, after the step that is being computed; free the Generator."""
         self._worker.stop()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Worker:

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp.arguments import whole
 from h2o_cpp.batch import run_batch
 from h2o_cpp.chat_template import ChatTemplate, Message
+from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Generation, Text
 from h2o_cpp.engine import Engine
 from h2o_cpp.policy import Policy
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Generator:
+class Generator(Closing):
     """Streams text from a GGUF model within a fixed memory budget.
 
     Safe to share between threads: they take turns, one stream at a time. A stream that is dropped,
@@ -404,14 +404,3 @@ class Generator:
         with self._turn.alone():
             self._turn.settle()
             self._open = None
-
-    def __enter__(self) -> Generator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
