@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from array import array
 from collections import deque
@@ -123,9 +122,12 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return self
 
     async def __anext__(self) -> str:
+        # Whoever awaits has loaded it; others are spared the time that it takes.
+        from asyncio import wrap_future
+
         try:
             while isinstance(piece := self._channel.get(), Future):
-                await asyncio.wrap_future(piece)
+                await wrap_future(piece)
         except BaseException:  # CancelledError too
             self.close()
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import queue
 import random
@@ -94,10 +93,13 @@ class Engine(Closing):
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """submit() for asyncio: other tasks go on while the queue is full."""
+        # Whoever awaits has loaded it; others are spared the time that it takes.
+        from asyncio import wrap_future
+
         request = self._request(prompt, hh, policy, after, options)
         place = self._worker.places.ask()
         try:
-            await asyncio.wrap_future(place)
+            await wrap_future(place)
         except BaseException:
             self._worker.places.withdraw(place)
             raise
