@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
-from h2o_cpp.request import StreamOptions
+from h2o_cpp.request import Sampling, StreamOptions
 
 
 class _Arguments(Protocol):
@@ -18,15 +18,15 @@ class _Arguments(Protocol):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
 
-# Option, type, default and meaning
-_SAMPLING: tuple[tuple[str, type, float, str], ...] = (
-    ("--temperature", float, 0.8, "how random; 0 is greedy"),
-    ("--top-k", int, 40, "choose from the N likeliest tokens; 0 is all"),
-    ("--top-p", float, 0.95, "choose from the likeliest that share probability X; 1 is all"),
-    ("--min-p", float, 0.05, "leave out those less than X times as likely as the first; 0 is none"),
-    ("--repeat-penalty", float, 1.0, "for tokens that repeat; 1 is none"),
-    ("--repeat-last-n", int, 64, "how many tokens back a repeat counts; -1 is all"),
-)
+# What the options of Sampling mean.
+_SAMPLING = {
+    "temperature": "how random; 0 is greedy",
+    "top_k": "choose from the N likeliest tokens; 0 is all",
+    "top_p": "choose from the likeliest that share probability X; 1 is all",
+    "min_p": "leave out those less than X times as likely as the first; 0 is none",
+    "repeat_penalty": "for tokens that repeat; 1 is none",
+    "repeat_last_n": "how many tokens back a repeat counts; -1 is all",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +44,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
-    for name, kind, default, meaning in _SAMPLING:
+    for name, meaning in _SAMPLING.items():
+        default: int | float = getattr(Sampling, name)
         sampling.add_argument(
-            name,
-            type=kind,
+            f"--{name.replace('_', '-')}",
+            type=type(default),
             default=default,
-            metavar="N" if kind is int else "X",
+            metavar="N" if isinstance(default, int) else "X",
             help=f"{meaning} (default: %(default)s)",
         )
     sampling.add_argument(
