@@ -1,9 +1,11 @@
-"""Options of the commands that generate: the model, its cache, sampling and the machine."""
+"""Options that commands share: the model, its cache, sampling, the machine and what is measured."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,6 +147,18 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add_threads(machine)
 
 
+def add_policies(parser: _Arguments) -> None:
+    """Add --policy, of those to compare."""
+    parser.add_argument(
+        "--policy",
+        type=names,
+        default=["h2o", "window", "sinks"],
+        metavar="NAME,...",
+        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        "measured",
+    )
+
+
 def add_kv_dtype(parser: _Arguments) -> None:
     """Add --kv-dtype."""
     parser.add_argument(
@@ -216,6 +230,27 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows as a CSV file; the first one names the columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def names(text: str) -> list[str]:
+    """A list of names, as an argument."""
+    return text.split(",")
+
+
+def fractions(text: str) -> list[float]:
+    """A list of fractions, as an argument."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
 
 def _kv_types(text: str) -> str | tuple[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
@@ -13,9 +11,15 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
+from h2o_cpp.cli.options import (
+    add_kv_dtype,
+    add_policies,
+    add_threads,
+    fractions,
+    read_text,
+    write_csv,
+)
 from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
-from h2o_cpp.policy import POLICIES
 from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
@@ -24,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
     parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
-    parser.add_argument(
-        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
-        "measured",
-    )  # fmt: skip
+    add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
@@ -109,27 +109,6 @@ def run(args: argparse.Namespace) -> int:
         axes.set_ylabel("perplexity")
         figure.savefig(args.plot)
     return 0
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as a CSV file; the first one names the columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def names(text: str) -> list[str]:
-    """A list of names, as an argument."""
-    return text.split(",")
-
-
-def fractions(text: str) -> list[float]:
-    """A list of fractions, as an argument."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
 
 def _flat(row: Measurement) -> dict[str, object]:

@@ -10,9 +10,15 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
-from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
-from h2o_cpp.cli.perplexity import fractions, names, write_csv
-from h2o_cpp.policy import POLICIES
+from h2o_cpp.cli.options import (
+    add_kv_dtype,
+    add_policies,
+    add_threads,
+    fractions,
+    names,
+    read_text,
+    write_csv,
+)
 from h2o_cpp.retrieval.measurement import Measurement, measure
 from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
 from h2o_cpp.session import open_model
@@ -28,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", type=names, default=list(TASKS), metavar="NAME,...",
         help=f"of {','.join(TASKS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
-        "measured",
-    )  # fmt: skip
+    add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
         help="fractions of the length that are kept (default: 0.1,0.2,0.4)",
