@@ -15,22 +15,18 @@ import pytest
 from background import PROMPT
 from generating import generate
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
+from h2o_cpp.bench.memory import rss_bytes
 
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
 frees_at_once = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
 )
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
 
 @pytest.fixture(scope="module")
 def generator(tiny_opt: Path) -> Generator:
     return Generator(tiny_opt, threads=1)
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def test_sizes_and_representations(tiny_opt: Path) -> None:
@@ -204,10 +200,10 @@ class TestStats:
         before = 0
         for _ in stream:
             if len(stream.tokens) >= 450 and not before:  # past the budget of 409
-                before = resident_bytes()
+                before = rss_bytes()
         assert len(stream.tokens) == 1500
         assert generator.stats().evictions > 1000
-        assert resident_bytes() - before < 2**20
+        assert rss_bytes() - before < 2**20
 
 
 class TestClose:
@@ -252,15 +248,14 @@ class TestClose:
     def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
         """Even where a stream that has ended is still there."""
         program = f"""
-from pathlib import Path
 from h2o_cpp import Generator
-def resident(): return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+from h2o_cpp.bench.memory import rss_bytes
 generator = Generator({str(tiny_opt)!r}, kv_dtype="f32", threads=1)
 stream = generator.stream(list(range(1500)), max_tokens=1, temperature=0)
 text = "".join(stream)
-before, cache = resident(), generator.stats().cache_bytes * 1500 / 2048
+before, cache = rss_bytes(), generator.stats().cache_bytes * 1500 / 2048
 generator.close()
-print((before - resident()) / cache)
+print((before - rss_bytes()) / cache)
 """
         # Give large blocks back to the system at once.
         tunables = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}

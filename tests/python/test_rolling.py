@@ -175,14 +175,10 @@ def test_generate_without_a_limit_ends_at_the_context(llama: Path) -> None:
 
 
 SOAK = """
-import resource, sys
-from pathlib import Path
+import sys
 import numpy as np
 from h2o_cpp import Generator
-
-def resident():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+from h2o_cpp.bench.memory import rss_bytes
 
 with Generator(sys.argv[1], hh=0.5) as g:
     stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)
@@ -190,11 +186,11 @@ with Generator(sys.argv[1], hh=0.5) as g:
     for _ in stream:
         if len(stream.tokens) >= 2000:
             break
-    before = resident()
+    before = rss_bytes()
     for _ in stream:
         if len(stream.tokens) >= 20000:
             break
-    grown = resident() - before
+    grown = rss_bytes() - before
     # The text itself grows by 18,000 tokens, twice, and their characters; a cache would by 3.4 MB.
     assert grown < 1.5 * 2**20, grown
     stats = g.stats()
