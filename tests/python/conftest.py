@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from h2o_cpp import _core
+from h2o_cpp.tokenizer import TextTokenizer
+from short_text import TEXT
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,6 +24,36 @@ def data() -> Path:
 def tiny_opt() -> Path:
     """The bundled model."""
     return ROOT / "models" / "tiny-opt.gguf"
+
+
+@pytest.fixture(scope="session")
+def model(tiny_opt: Path) -> _core.Model:
+    """The bundled model, loaded."""
+    return _core.Model(tiny_opt, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: _core.Model) -> TextTokenizer:
+    """Its tokenizer."""
+    return TextTokenizer.of_model(model)
+
+
+@pytest.fixture(scope="session")
+def tokens(tokenizer: TextTokenizer) -> list[int]:
+    """Of TEXT."""
+    return tokenizer.encode(TEXT)
+
+
+@pytest.fixture(scope="session")
+def llama(data: Path) -> Path:
+    """A small model with rotary positions, whose texts need not end."""
+    return data / "golden" / "llama_gqa2_tied.gguf"
+
+
+@pytest.fixture(scope="session")
+def llama_model(llama: Path) -> _core.Model:
+    """The same, loaded."""
+    return _core.Model(llama, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="session")
