@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from h2o_cpp import _core
+from background import greedy
+from h2o_cpp import Generator, _core
 from h2o_cpp.tokenizer import TextTokenizer
 from short_text import TEXT
 
@@ -24,6 +25,18 @@ def data() -> Path:
 def tiny_opt() -> Path:
     """The bundled model."""
     return ROOT / "models" / "tiny-opt.gguf"
+
+
+@pytest.fixture
+def generator(tiny_opt: Path) -> Generator:
+    """A fresh one of the bundled model."""
+    return Generator(tiny_opt, threads=1)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_opt: Path) -> str:
+    """What a fresh one says."""
+    return greedy(Generator(tiny_opt, threads=1))
 
 
 @pytest.fixture(scope="session")

@@ -181,6 +181,16 @@ def add_threads(parser: _Arguments) -> None:
     )
 
 
+def add_csv(parser: _Arguments) -> None:
+    """Add --csv, the file for write_csv."""
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the table here too (default: nowhere)",
+    )
+
+
 def open_generator(
     args: argparse.Namespace, *, max_sequences: int | None = None, memory: str | None = None
 ) -> Generator:

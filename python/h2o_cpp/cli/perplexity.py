@@ -12,6 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
+    add_csv,
     add_kv_dtype,
     add_policies,
     add_threads,
@@ -53,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
-    )
+    add_csv(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
     )
