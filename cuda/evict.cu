@@ -118,8 +118,8 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
   const KvPolicy& policy = head.policy;
   const Admission work(cache, blockIdx.x);
   const int32_t next = segment.position + segment.n_rows;
-  const int32_t written = min(segment.position, head.slots);
-  const int32_t dead = written == head.slots ? keys.first : -1;
+  const int32_t written = head.written(segment.position);
+  const int32_t dead = head.dead_slot(segment.position);
   const int32_t n = head.slots + segment.n_rows;
 
   for (int32_t i = threadIdx.x; i < n; i += kThreads) {

@@ -30,8 +30,8 @@ __global__ void roll_kernel(KvView cache, Turner back, int32_t sequence, int32_t
   wait_for_previous();
   const KvHead head = cache.head(sequence, blockIdx.y);
   const int32_t slot = blockIdx.x;
-  const int32_t written = min(length, head.slots);
-  const int32_t dead = written == head.slots ? *head.next_slot : -1;
+  const int32_t written = head.written(length);
+  const int32_t dead = head.dead_slot(length);
   if (slot >= written || slot == dead) return;
 
   const int32_t position = head.positions[slot];
