@@ -1,0 +1,148 @@
+// The kernel of products of a few rows with weights.
+//
+// A warp has kWide rows of weights, or a share of their columns, and all rows of x. Its lanes take
+// units of a row in turns: what 16 or 32 bytes of weights hold. What a lane multiplies later is
+// always being loaded; and the first of it is loaded before the kernel ahead has ended, since no
+// kernel writes weights. A sum is over the units of a lane, then over lanes, then over the shares,
+// always in that order.
+//
+// `Type` is a type of weights:
+//   kUnit                          elements of a unit
+//   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
+//   Raw load(row, n_units, i)      unit i of a row of weights
+//   Unpacked unpack(raw, i)
+//   X                              rows of x, and
+//   multiply<n>(sums, w, x, i)     sums[j][r] += w[j] * row r of x, of unit i, r < n
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/matvec.h"
+#include "cuda/reduce.cuh"
+
+namespace h2o::cuda {
+
+constexpr int kMatvecWarps = 4;  // in a block: few, so that blocks end, and begin, one by one
+constexpr int kMatvecThreads = kMatvecWarps * kWarp;
+
+// Of n values in each lane, the sum over all lanes of value i, in lanes [i, i + 1) * 32 / n.
+template <int n, int apart = kWarp / 2>
+__device__ inline float sum_each(const float* values) {
+  if constexpr (n == 1) {
+    return warp_sum<2 * apart>(values[0]);
+  } else {
+    // Each of two lanes goes on with one half of the values, and gives away the other.
+    const bool upper = threadIdx.x & apart;
+    float mine[n / 2];
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const float given = upper ? values[i] : values[i + n / 2];
+      mine[i] = (upper ? values[i + n / 2] : values[i]) + __shfl_xor_sync(kAllLanes, given, apart);
+    }
+    return sum_each<n / 2, apart / 2>(mine);
+  }
+}
+
+// n_rows <= n. A row of weights is divided among `shares` warps, which divides kMatvecWarps.
+template <class Type, int n>
+__global__ void __launch_bounds__(kMatvecThreads, n == 1   ? 8
+                                                  : n == 2 ? 5
+                                                  : n == 4 ? 4
+                                                           : 3)
+    matvec_kernel(Matvec m, Weights w, int shares, typename Type::X x) {
+  let_next_start();
+  constexpr int kWide = Type::template kWide<n>;
+  constexpr int kAhead = Type::template kAhead<n>;
+  constexpr int kSums = kWide * n;
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t first_row = (int64_t{blockIdx.x} * (kMatvecWarps / shares) + warp / shares) * kWide;
+  const std::byte* rows[kWide];
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) rows[j] = w.row(min(first_row + j, w.rows - 1));
+
+  const int n_units = static_cast<int>(w.cols / Type::kUnit);
+  const int first = warp % shares * kWarp + lane;
+  const int step = shares * kWarp;
+  typename Type::Raw raw[kAhead][kWide];
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    const int i = first + a * step;
+    if (i < n_units) {
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
+    }
+  }
+  // What this lane is to write: a sum, if it is the first of those that know it.
+  constexpr int kLanes = kWarp / kSums;
+  const int64_t o = first_row + lane / kLanes / n;
+  const int r = lane / kLanes % n;
+  const bool writes = warp % shares == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
+  float* const y = m.y + r * m.y_stride + o;
+  float start = writes && m.bias != nullptr ? m.bias[o] : 0;
+  wait_for_previous();
+  if (writes && m.add) start += *y;
+
+  float sums[kSums] = {};
+  for (int at = first; at < n_units; at += kAhead * step) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int i = at + a * step;
+      if (i < n_units) {
+        typename Type::Unpacked unpacked[kWide];
+#pragma unroll
+        for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i);
+        Type::template multiply<n>(sums, unpacked, x, i);
+      }
+      const int next = i + kAhead * step;
+      if (next < n_units) {
+#pragma unroll
+        for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, next);
+      }
+    }
+  }
+
+  float sum = sum_each<kSums>(sums);
+  if (shares > 1) {
+    __shared__ float of_shares[kMatvecWarps][kWarp];
+    of_shares[warp][lane] = sum;
+    __syncthreads();
+    if (writes) {
+      for (int s = 1; s < shares; ++s) sum += of_shares[warp + s][lane];
+    }
+  }
+  if (writes) *y = start + sum;
+}
+
+template <class Type, int n>
+void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+                   const typename Type::X& x) {
+  // A quarter of the warps that the device can hold keep its memory busy: with fewer rows than
+  // that, they share.
+  const int64_t enough = int64_t{stream.n_multiprocessors()} * 16;
+  const int64_t n_warps = (w.rows + Type::template kWide<n> - 1) / Type::template kWide<n>;
+  const int64_t n_units = w.cols / Type::kUnit;
+  int shares = 1;
+  while (shares < kMatvecWarps && n_warps * shares < enough && n_units > shares * kWarp) {
+    shares *= 2;
+  }
+  const int64_t of_block = kMatvecWarps / shares;
+  launch(stream, matvec_kernel<Type, n>, static_cast<unsigned>((n_warps + of_block - 1) / of_block),
+         kMatvecThreads, 0, m, w, shares, x);
+}
+
+template <class Type>
+void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+                   const typename Type::X& x) {
+  if (m.n_rows <= 1) {
+    launch_matvec<Type, 1>(stream, m, w, x);
+  } else if (m.n_rows <= 2) {
+    launch_matvec<Type, 2>(stream, m, w, x);
+  } else if (m.n_rows <= 4) {
+    launch_matvec<Type, 4>(stream, m, w, x);
+  } else {
+    launch_matvec<Type, 8>(stream, m, w, x);
+  }
+}
+
+}  // namespace h2o::cuda
