@@ -26,6 +26,11 @@ struct PrefillStep {
   float* lse;       // [n_kv_heads, max_rows * group]: log2 of the sum of a query's 2^logits;
                     // nullptr if no policy keeps scores
 
+  // For tensor cores, f16 in the workspace.
+  uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are wanted
+  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: what attention reads, key after
+  uint16_t* v_halves;  // key; nullptr: it reads the cache
+
   H2O_HD int32_t n_queries() const { return segment.n_rows * group; }
 
   // Keys that there may be: how many there are is known to the device alone.
@@ -42,6 +47,11 @@ struct PrefillStep {
   // Where the queries of a kv_head begin in lse.
   H2O_HD int64_t first_query(int32_t kv_head) const {
     return int64_t{kv_head} * cache.max_rows * group;
+  }
+
+  // Where the keys of a kv_head begin in k_halves, and its values in v_halves.
+  H2O_HD int64_t first_unpacked(int32_t kv_head) const {
+    return kv_head * (int64_t{cache.slots} + cache.max_rows) * cache.head_dim;
   }
 };
 

@@ -12,11 +12,11 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-// Two floats as f16, the first in the low half, saturating: never infinite, and -65504 for NaN.
+// x where f16 has finite values, so that products of halves are finite; -65504 for NaN.
+__device__ inline float within_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
+
+// Two floats as f16, the first in the low half.
 __device__ inline uint32_t pack_halves(float low, float high) {
-  constexpr float kLargest = 65504.0f;
-  low = fminf(fmaxf(low, -kLargest), kLargest);
-  high = fminf(fmaxf(high, -kLargest), kLargest);
   uint32_t halves;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
   return halves;
