@@ -41,6 +41,9 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Shared memory that a block gets without being asked for.
+constexpr size_t kSharedUnasked = 48 << 10;
+
 // Runs kernel<<<grid, block, shared_bytes>>>(arguments...) on the stream.
 //
 // Where the device can, the kernel may start before the kernel ahead of it has ended. So every
@@ -59,6 +62,11 @@ void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3
   config.stream = stream.get();
   config.attrs = &attribute;
   config.numAttrs = stream.overlaps_launches() ? 1 : 0;
+  if (shared_bytes > kSharedUnasked) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "reserve shared memory");
+  }
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
       [&](auto&... value) {
