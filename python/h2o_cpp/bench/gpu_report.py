@@ -7,7 +7,7 @@ from statistics import median
 
 from h2o_cpp.bench.contestants import OURS
 from h2o_cpp.bench.records import Record
-from h2o_cpp.bench.report import Values, not_measured, cell, microseconds, table, values_of
+from h2o_cpp.bench.report import Values, cell, microseconds, not_measured, table, values_of
 
 # Sections, in the results; on the page they count from 0.
 MACHINE, DECODE, EVICTION, SCORES, PREFILL = range(10, 15)
