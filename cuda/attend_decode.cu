@@ -6,6 +6,7 @@
 #include "cuda/attend.h"
 #include "cuda/choose.cuh"
 #include "cuda/decode_team.cuh"
+#include "cuda/launch.cuh"
 
 namespace h2o::cuda {
 namespace {
@@ -16,7 +17,7 @@ constexpr int kFinishThreads = 512;
 template <class Row, int kLanes, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads)
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
-  extern __shared__ float shared[];
+  float* const shared = dynamic_shared<float>();
   let_next_start();
   wait_for_previous();
 
@@ -74,7 +75,7 @@ __device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) 
 // Two blocks for each (kv_head, segment): one merges the outputs, the other does the scores.
 __global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch) {
-  extern __shared__ float shared[];  // [group] Softmax
+  float* const shared = dynamic_shared<float>();  // [group] Softmax
   __shared__ Victim scratch[kFinishThreads / kWarp];
   let_next_start();
   wait_for_previous();

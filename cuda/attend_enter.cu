@@ -3,6 +3,7 @@
 
 #include "cuda/attend.h"
 #include "cuda/kv_types.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/rope.cuh"
 #include "cuda/segment_keys.cuh"
 
@@ -19,7 +20,7 @@ struct Rows {
 
 // One block for each (row, kv_head).
 __global__ void enter_kernel(Rows rows, Turner turner, KvView cache, DeviceBatch batch) {
-  extern __shared__ float shared[];
+  float* const shared = dynamic_shared<float>();
   __shared__ float scratch[kThreads / kWarp];
   const int head_dim = cache.head_dim;
   float* k = shared;                                        // [head_dim]

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "cuda/attend_rows.h"
+#include "cuda/launch.cuh"
 #include "cuda/prefill_step.cuh"
 #include "cuda/stored_row.cuh"
 
@@ -88,7 +89,7 @@ __device__ int32_t last_visible(const PrefillStep& step, const SegmentKeys& keys
 __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  extern __shared__ std::byte shared[];
+  std::byte* const shared = dynamic_shared<std::byte>();
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int32_t head_dim = step.cache.head_dim;
   const auto kv_head = static_cast<int32_t>(blockIdx.x);
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(PrefillStep st
 __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  extern __shared__ std::byte shared[];
+  std::byte* const shared = dynamic_shared<std::byte>();
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const auto kv_head = static_cast<int32_t>(blockIdx.x);
   const auto first_key = static_cast<int32_t>(blockIdx.y) * kKeys;

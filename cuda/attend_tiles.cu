@@ -2,6 +2,7 @@
 
 #include "cuda/attend_tiles.h"
 #include "cuda/half_rows.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/prefill_step.cuh"
 
 namespace h2o::cuda {
@@ -213,7 +214,7 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, 2) attend_tiles_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  extern __shared__ __align__(16) std::byte shared[];
+  std::byte* const shared = dynamic_shared<std::byte>();
   const uint32_t q_tile = shared_address(shared);
   const uint32_t k_tile = q_tile + S::kQueries * S::kStride;
   const uint32_t v_tile = k_tile + S::kKeys * S::kStride;

@@ -21,7 +21,8 @@ __device__ inline Victim block_victim(Victim victim, Victim* scratch) {
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = victim;
   __syncthreads();
   victim = scratch[0];
-  for (int warp = 1; warp < blockDim.x / kWarp; ++warp) victim = earlier(victim, scratch[warp]);
+  for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp)
+    victim = earlier(victim, scratch[warp]);
   return victim;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/elementwise.h"
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 
 namespace h2o::cuda {

@@ -2,6 +2,7 @@
 // kv_head.
 #include "cuda/attend.h"
 #include "cuda/choose.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/segment_keys.cuh"
 
 namespace h2o::cuda {
@@ -86,14 +87,16 @@ __device__ uint64_t select(const uint64_t* orders, int32_t n, int32_t k, int32_t
   for (int shift = 56; shift >= 0; shift -= 8) {
     for (int i = threadIdx.x; i < kBins; i += kThreads) bins[i] = 0;
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < n; i += kThreads) {
-      const uint64_t order = orders[i];
-      const bool matches = shift == 56 || order >> (shift + 8) == prefix >> (shift + 8);
-      if (!matches) continue;
+    for (int32_t begin = 0; begin < n; begin += kThreads) {
+      const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
+      const uint64_t order = i < n ? orders[i] : 0;
+      const bool counts = i < n && (shift == 56 || order >> (shift + 8) == prefix >> (shift + 8));
       // Many scores begin with the same bits: one addition for all lanes of a bin.
-      const auto bin = static_cast<int32_t>(order >> shift & 255);
-      const unsigned peers = __match_any_sync(__activemask(), bin);
-      if (threadIdx.x % kWarp == __ffs(peers) - 1) atomicAdd(bins + bin, __popc(peers));
+      const int32_t bin = counts ? static_cast<int32_t>(order >> shift & 255) : -1;
+      const unsigned peers = __match_any_sync(kAllLanes, bin);
+      const int leader = __ffs(static_cast<int>(peers)) - 1;
+      if (counts && static_cast<int>(threadIdx.x) % kWarp == leader)
+        atomicAdd(bins + bin, __popc(peers));
     }
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -1,5 +1,4 @@
-// What kernels share: how they follow one another, and sums and maxima over a warp and a block, in
-// an order that is always the same.
+// Sums and maxima over a warp and a block, in an order that is always the same.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +7,6 @@ namespace h2o::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-// Waits until everything that kernels before this one wrote can be read; see launch(). Every thread
-// of every kernel calls it.
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
-// The next kernel may be launched from now on, up to its own wait_for_previous().
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
 
 // The sum over groups of `width` lanes (a power of two), in every lane.
 template <int width = kWarp>

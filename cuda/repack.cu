@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "cuda/formats.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/repack.h"
 

@@ -3,6 +3,7 @@
 
 #include "cuda/attend.h"
 #include "cuda/kv_types.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/rope.cuh"
 
 namespace h2o::cuda {
@@ -24,7 +25,7 @@ __global__ void turns_kernel(float* turns, Turner turner) {
 
 // One block for each (slot, kv_head). Its rank: how many of the others are older.
 __global__ void roll_kernel(KvView cache, Turner back, int32_t sequence, int32_t length) {
-  extern __shared__ float key[];  // [head_dim]
+  float* const key = dynamic_shared<float>();  // [head_dim]
   __shared__ float scratch[kThreads / kWarp];
   let_next_start();
   wait_for_previous();

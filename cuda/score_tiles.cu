@@ -1,5 +1,6 @@
 #include "cuda/attend_tiles.h"
 #include "cuda/half_rows.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/prefill_step.cuh"
 
 namespace h2o::cuda {
@@ -111,7 +112,7 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, 2) score_tiles_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  extern __shared__ __align__(16) std::byte shared[];
+  std::byte* const shared = dynamic_shared<std::byte>();
   auto* const tiles = reinterpret_cast<QueryTile<S>*>(shared);  // one is copied while one is used
 
   const auto kv_head = static_cast<int32_t>(blockIdx.x);

@@ -1,3 +1,4 @@
+#include "cuda/launch.cuh"
 #include "cuda/prefill_step.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/stored_row.cuh"
