@@ -14,13 +14,15 @@ from gguf import GGUFReader
 
 import h2o_cpp
 from h2o_cpp import Generator, _core
+from h2o_cpp.bench import gpu_machine, measurement
 from h2o_cpp.bench.memory import peak_rss_bytes
 from h2o_cpp.bench.traffic import Weight, decode_weight_bytes, kv_bytes, prefill_flops
 from h2o_cpp.cli import main
 
 # The bundled model, see models/README.md: 6 layers, width 192, feed-forward width 768.
 N_LAYERS, WIDTH, N_FF = 6, 192, 768
-FAST = ["--prompt", "40", "--context", "20", "-n", "5", "--rounds", "2", "--threads", "1"]
+FAST = ["--prompt", "40", "--context", "20", "-n", "5", "--rounds", "2"]
+FAST += ["--device", "cpu", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +36,10 @@ def found() -> Any:
 def test_json(tiny_opt: Path, found: Any) -> None:
     assert found["model"] == "tiny-opt.gguf"
     assert found["version"] == h2o_cpp.__version__
-    assert found["isa"] in _core.isas()
+    assert found["backend"] in [f"cpu ({isa}, 1 thread)" for isa in _core.isas()]
     assert found["types"] == {"Q8_0": 37, "F32": 63}
-    counts = ("threads", "rounds", "prompt_tokens", "context_tokens", "decode_tokens")
-    assert [found[name] for name in counts] == [1, 2, 40, 20, 5]
+    counts = ("rounds", "prompt_tokens", "context_tokens", "decode_tokens")
+    assert [found[name] for name in counts] == [2, 40, 20, 5]
     for kind in ("prefill", "decode"):
         low, high = found[f"{kind}_spread"]
         assert 0 < low <= found[f"{kind}_tokens_per_second"] <= high
@@ -60,10 +62,10 @@ def test_bytes_and_operations_of_a_token(tiny_opt: Path, found: Any) -> None:
     # Q, K, V, output; up, down
     assert found["prefill_flops"] == 2 * N_LAYERS * (4 * WIDTH**2 + 2 * WIDTH * N_FF)
     read = (weights + found["decode_kv_bytes"]) * found["decode_tokens_per_second"]
-    assert found["read_bandwidth"] > 0
-    assert found["read_bandwidth_fraction"] == pytest.approx(read / found["read_bandwidth"])
+    assert found["bandwidth"] > 0
+    assert found["bandwidth_fraction"] == pytest.approx(read / found["bandwidth"])
     computed = found["prefill_flops"] * found["prefill_tokens_per_second"]
-    assert found["f32_flops_fraction"] == pytest.approx(computed / found["f32_flops"])
+    assert found["matmul_fraction"] == pytest.approx(computed / found["matmul_flops"])
 
 
 def test_a_bounded_cache(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +85,13 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *FAST]) == 0
     out = capsys.readouterr().out
     assert out.startswith("tiny-opt.gguf on ")
-    for words in ("prefill of 40 tokens", "decode of 5 after 20", "of read bandwidth", "MiB"):
+    for words in (
+        "prefill of 40 tokens",
+        "decode of 5 after 20",
+        "of reading",
+        "of a product by numpy",
+        "MiB",
+    ):
         assert words in out
 
 
@@ -105,6 +113,21 @@ def test_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[
     assert out == ""
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_limits_of_a_gpu_are_not_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_machine, "describe", lambda device: "A GPU, driver 1")
+    limits = {"cuda:1": {"copy": 4e12, "f16": 8e14}}
+
+    def gpu_limits(device: str) -> dict[str, float]:
+        if device not in limits:
+            raise RuntimeError("no PyTorch")
+        return limits[device]
+
+    monkeypatch.setattr(gpu_machine, "gpu_limits", gpu_limits)
+    found = measurement._limits("cuda (A GPU)", "cuda:1")
+    assert found == ("A GPU, driver 1", "copying", 4e12, "torch, f16", 8e14)
+    assert measurement._limits("cuda (A GPU)", "auto")[2] is None
 
 
 def test_an_output_matrix_of_its_own() -> None:

@@ -173,7 +173,12 @@ def _peers(bench: Bench, shape: str) -> Iterable[Contestant]:
 def _open_ours(bench: Bench, comparison: Comparison, shape: str, type_name: str) -> None:
     plan = bench.plan
     path = bench.models.gguf(shape, type_name, **plan.changes)
-    options = {"path": str(path), "device": bench.device, "n_ctx": plan.context + plan.n_decode}
+    options = {
+        "path": str(path),
+        "device": bench.device,
+        "n_ctx": plan.context + plan.n_decode + 1,
+        "greedy": True,
+    }
     name = f"{OURS} {type_name}"
     comparison.open([Contestant(name, "h2o_cpp.peers.engines.h2o", options)])
     sizes = config(shape, **plan.changes)

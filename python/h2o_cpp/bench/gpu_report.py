@@ -63,10 +63,12 @@ def _decode(values: Values, limits: _Limits) -> Iterator[str]:
             rows.append(row + [cell(_starting(engines[peer], "decode"), rates) for peer in peers])
     yield "One text; tokens/s of whole rounds: median, slowest and fastest. ms: the median step."
     yield ""
-    yield from table(["model", OURS, "ms", "GB/s", *peers], rows)
+    yield from table(["model", OURS, "ms", "GB/s", *peers], sorted(rows))
     yield (
         "GB/s: weights and cache that a step reads, once, over the median step. transformers"
-        " computes in f16 beside every type; its tokens/s come with what ours are divided by them."
+        " computes in f16 beside every type, with PyTorch's scaled_dot_product_attention; its"
+        " tokens/s come with what ours are divided by them. All feed given tokens and choose the"
+        " most likely next one, which the host waits for."
     )
     yield ""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from h2o_cpp import __version__, _core
 from h2o_cpp.arguments import whole
-from h2o_cpp.bench import machine
+from h2o_cpp.bench import gpu_machine, machine
 from h2o_cpp.bench.matmul_peak import matmul_peak
 from h2o_cpp.bench.memory import peak_rss_bytes
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
@@ -35,8 +35,7 @@ class Measurement:
     types: dict[str, int]  # how many tensors are of each
     version: str
     machine: str
-    isa: str
-    threads: int
+    backend: str
     policy: str
     kv_dtype: str
     n_ctx: int
@@ -60,11 +59,13 @@ class Measurement:
 
     decode_weight_bytes: int  # read for each token
     decode_kv_bytes: int  # read for each token, in the mean
-    read_bandwidth: float  # bytes per second
-    read_bandwidth_fraction: float  # that decoding reaches
+    bandwidth_of: str  # "reading", or "copying" on a GPU
+    bandwidth: float | None  # bytes per second; None on a GPU without PyTorch
+    bandwidth_fraction: float | None  # that decoding reaches
     prefill_flops: int  # for each token, in the matrix products
-    f32_flops: float  # per second, in numpy's matrix product
-    f32_flops_fraction: float  # that prefill reaches; above 1 by other types
+    matmul_of: str  # "numpy, f32", or "torch, f16" on a GPU
+    matmul_flops: float | None  # per second; None on a GPU without PyTorch
+    matmul_fraction: float | None  # that prefill reaches; above 1 by other types
 
 
 def measure(
@@ -74,6 +75,7 @@ def measure(
     context: int,
     n: int,
     rounds: int = 3,
+    device: str = "auto",
     threads: int | None = None,
     **options: Any,
 ) -> Measurement:
@@ -81,12 +83,13 @@ def measure(
 
     prompt: random tokens that are read at once, in chunks as a Generator reads them.
     context: tokens that have been read when n tokens are decoded, one at a time.
-    threads: default: as a Generator's.
+    device, threads: default: as a Generator's.
     options: hh, recent, policy, n_ctx, n_batch, positions and kv_dtype, as for a Generator.
 
     Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
-    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what
-    as many threads read from an array in memory. Memory is that of this process.
+    of K and V: bandwidth_fraction is these bytes, times tokens per second, as a share of what as
+    many threads read from an array in memory; on a GPU, of what it reads and writes when it copies
+    one, by PyTorch. Memory is that of this process.
 
     Raises FileNotFoundError, ValueError (a file or an option that makes no sense, or more tokens
     than the context has) and MemoryError.
@@ -95,9 +98,8 @@ def measure(
     whole("context", context, 0)
     whole("n", n, 1)
     whole("rounds", rounds, 1)
-    engine = H2o(os.fspath(path), threads=threads, **options)
+    engine = H2o(os.fspath(path), device=device, threads=threads, **options)
     model, session = engine.model, engine.session
-    isa, threads = _isa_and_threads(model.backend)
     prefill, decode = [], []
     for _ in range(rounds):
         prefill.append(prompt / sum(engine.prefill(prompt)))
@@ -113,16 +115,14 @@ def measure(
     weight_bytes = decode_weight_bytes(tensors)
     cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, kv_dtype))
     flops = prefill_flops(tensors)
-    bandwidth = machine.read_bandwidth(threads)
-    peak_flops = matmul_peak("numpy", threads)["f32"]
+    limits = _limits(model.backend, device)
     return Measurement(
         model=os.path.basename(path),
         architecture=model.architecture,
         types=dict(Counter(tensor.dtype for tensor in tensors)),
         version=__version__,
-        machine=machine.processor(),
-        isa=isa,
-        threads=threads,
+        machine=limits.machine,
+        backend=model.backend,
         policy=str(engine.policy),
         kv_dtype=kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype),
         n_ctx=session.n_ctx,
@@ -143,20 +143,43 @@ def measure(
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         decode_weight_bytes=weight_bytes,
         decode_kv_bytes=cached_bytes,
-        read_bandwidth=bandwidth,
-        read_bandwidth_fraction=(weight_bytes + cached_bytes) * median(decode) / bandwidth,
+        bandwidth_of=limits.bandwidth_of,
+        bandwidth=limits.bandwidth,
+        bandwidth_fraction=_share((weight_bytes + cached_bytes) * median(decode), limits.bandwidth),
         prefill_flops=flops,
-        f32_flops=peak_flops,
-        f32_flops_fraction=flops * median(prefill) / peak_flops,
+        matmul_of=limits.matmul_of,
+        matmul_flops=limits.matmul_flops,
+        matmul_fraction=_share(flops * median(prefill), limits.matmul_flops),
     )
 
 
-def _isa_and_threads(backend: str) -> tuple[str, int]:
-    """Of a back end that calls itself "cpu (x86_64_v4, 2 threads)"."""
-    found = re.fullmatch(r"cpu \((\w+), (\d+) threads?\)", backend)
-    if found is None:
-        raise ValueError(f"{backend}: only the CPU is measured")
-    return found[1], int(found[2])
+class _Limits(NamedTuple):
+    machine: str
+    bandwidth_of: str
+    bandwidth: float | None
+    matmul_of: str
+    matmul_flops: float | None
+
+
+def _limits(backend: str, device: str) -> _Limits:
+    """Of what a back end that calls itself "cpu (x86_64_v4, 2 threads)" or "cuda (...)" runs on."""
+    cpu = re.fullmatch(r"cpu \(\w+, (\d+) threads?\)", backend)
+    if cpu:
+        threads = int(cpu[1])
+        flops = matmul_peak("numpy", threads)["f32"]
+        read = machine.read_bandwidth(threads)
+        return _Limits(machine.processor(), "reading", read, "numpy, f32", flops)
+    device = "cuda" if device == "auto" else device
+    name = gpu_machine.describe(device) or backend
+    try:
+        limits = gpu_machine.gpu_limits(device)
+    except RuntimeError:
+        limits = {}
+    return _Limits(name, "copying", limits.get("copy"), "torch, f16", limits.get("f16"))
+
+
+def _share(rate: float, limit: float | None) -> float | None:
+    return None if limit is None else rate / limit
 
 
 def _spread(rates: Sequence[float]) -> Spread:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.peers.engines.serving import Tokens, random_tokens
@@ -49,14 +47,14 @@ class Texts:
         begun = perf_counter()
         for sequence, tokens in enumerate(texts):
             for part in chunks(self.session, tokens, sequence):
-                self._next[sequence] = next_tokens(self.session, [(sequence, part)])[0]
+                self._next[sequence] = self.session.greedy([(sequence, part)])[0]
         return perf_counter() - begun
 
     def decode(self, n: int) -> list[float]:
         """N times a token to each, the most likely one; the seconds of each step."""
         times = [perf_counter()]
         for _ in range(n):
-            self._next = next_tokens(self.session, self._inputs())
+            self._next = self.session.greedy(self._inputs())
             times.append(perf_counter())
         return [end - begin for begin, end in pairwise(times)]
 
@@ -82,9 +80,3 @@ class Texts:
 
     def _inputs(self) -> list[tuple[int, Tokens]]:
         return [(sequence, self._next[sequence : sequence + 1]) for sequence in range(len(self))]
-
-
-def next_tokens(session: _core.Session, inputs: Sequence[tuple[int, Tokens]]) -> NDArray[np.int32]:
-    """The most likely tokens [len(inputs)] after a step."""
-    tokens: NDArray[np.int32] = session.step(inputs).argmax(axis=1).astype(np.int32)
-    return tokens

@@ -1,7 +1,8 @@
 """Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
 
 Decoding one token reads all weights but the tables that are looked up, and K and V of the tokens
-that are kept; "of read bandwidth" compares that with an array that as many threads read.
+that are kept; "of reading" compares that with an array that as many threads read, "of copying"
+with what a GPU reads and writes when PyTorch copies one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict
 
 from h2o_cpp.bench.measurement import Measurement, Spread, measure
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_cache, add_model, add_threads
+from h2o_cpp.cli.options import add_cache, add_machine, add_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do it K times, for the median (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser)
-    add_threads(parser)
+    add_machine(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
 
 
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         context=args.context,
         n=args.tokens,
         rounds=args.rounds,
+        device=args.device,
         threads=args.threads,
         hh=args.hh,
         recent=args.recent,
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = _rows(found)
     width = max(map(len, rows))
-    print(f"{found.model} on {found.machine}, {found.isa}, {found.threads} threads")
+    print(f"{found.model} on {found.machine}, {found.backend}")
     for name, value in rows.items():
         print(f"  {name:{width}}  {value}")
     return 0
@@ -75,13 +77,13 @@ def _rows(found: Measurement) -> dict[str, str]:
         f"prefill of {found.prompt_tokens} tokens": _rate(
             found.prefill_tokens_per_second, found.prefill_spread
         ),
-        "of numpy's f32 matmul": f"{found.f32_flops_fraction:.0%}"
-        f" of {found.f32_flops / 1e9:.0f} GFLOP/s",
+        f"of a product by {found.matmul_of}": _share(
+            found.matmul_fraction, found.matmul_flops, "GFLOP/s"
+        ),
         f"decode of {found.decode_tokens} after {found.context_tokens}": _rate(
             found.decode_tokens_per_second, found.decode_spread
         ),
-        "of read bandwidth": f"{found.read_bandwidth_fraction:.0%}"
-        f" of {found.read_bandwidth / 1e9:.1f} GB/s",
+        f"of {found.bandwidth_of}": _share(found.bandwidth_fraction, found.bandwidth, "GB/s"),
         "read for a token": f"weights {mebibytes(found.decode_weight_bytes)},"
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
@@ -89,6 +91,12 @@ def _rows(found: Measurement) -> dict[str, str]:
         "most memory resident": mebibytes(found.peak_rss_bytes),
         "load, import": f"{found.load_seconds:.3f} s, {found.import_seconds:.3f} s",
     }
+
+
+def _share(fraction: float | None, limit: float | None, unit: str) -> str:
+    if fraction is None or limit is None:
+        return "unknown without PyTorch"
+    return f"{fraction:.0%} of {limit / 1e9:.1f} {unit}"
 
 
 def _rate(median: float, spread: Spread) -> str:

@@ -31,8 +31,13 @@ class H2o(StepEngine):
         policy: str | None = None,
         positions: Positions = "auto",
         kv_dtype: str | tuple[str, str] = "f16",
+        greedy: bool = False,
     ) -> None:
-        """Load the model; the options are those of a Generator."""
+        """Load the model; the options are those of a Generator.
+
+        greedy: single tokens are asked for the most likely next one, and not for logits. Decoding
+        then begins a text, and ends it.
+        """
         begun = perf_counter()
         self.model = open_model(path, device=device, threads=threads)
         self.tokenizer = TextTokenizer.of_model(self.model)
@@ -47,16 +52,23 @@ class H2o(StepEngine):
             positions=positions,
         )
         self.load_seconds = perf_counter() - begun
+        self._greedy = greedy
+        self._n_tokens = 0
         super().__init__(self.model.n_vocab)
 
     def reset(self) -> None:
         """Empty the cache."""
         self.session.reset(0)
+        self._n_tokens = 0
 
     def feed(self, tokens: Tokens) -> None:
         """Read them in chunks, as a Generator reads a prompt."""
         for part in chunks(self.session, tokens):
-            self._logits = self.session.step([(0, part)])
+            if self._greedy and len(tokens) == 1:
+                self.session.greedy([(0, part)])
+            else:
+                self._logits = self.session.step([(0, part)])
+        self._n_tokens = self.session.tokens_seen(0)
 
     def prefill(self, n: int) -> list[float]:
         """Read n tokens. Raises FloatingPointError for logits that are not finite."""
@@ -64,7 +76,12 @@ class H2o(StepEngine):
 
     def decode(self, n_context: int, n: int) -> list[float]:
         """Read the context, then one token at a time; raises as prefill does."""
-        return self._checked(super().decode(n_context, n))
+        if self._greedy:
+            self.reset()
+        seconds = super().decode(n_context, n)
+        if self._greedy:  # one more, for its logits
+            self._logits = self.session.step([(0, np.zeros(1, np.int32))])
+        return self._checked(seconds)
 
     def _checked(self, seconds: list[float]) -> list[float]:
         if not np.isfinite(self._logits).all():
@@ -74,7 +91,7 @@ class H2o(StepEngine):
     @property
     def n_tokens(self) -> int:
         """Tokens seen, kept or not."""
-        return self.session.tokens_seen(0)
+        return self._n_tokens
 
     @property
     def description(self) -> Mapping[str, Any]:
