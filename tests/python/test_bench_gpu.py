@@ -11,7 +11,8 @@ import pytest
 
 from h2o_cpp import _core
 from h2o_cpp.bench import gpu_machine
-from h2o_cpp.bench.gpu import QUICK, SECTIONS, Bench
+from h2o_cpp.bench.gpu import SECTIONS, Bench
+from h2o_cpp.bench.gpu_plan import QUICK
 from h2o_cpp.bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES, render_gpu
 from h2o_cpp.bench.models import Models
 from h2o_cpp.bench.records import Record, Results
@@ -58,7 +59,7 @@ def test_sections(bench: Bench, tmp_path: Path) -> None:
     eviction = values_of(records, EVICTION)
     full, bounded = (eviction["small opt, batch 3"][name] for name in ("full", "hh=0.2"))
     assert "decode seconds" in full  # every token
-    assert "decode seconds, extrapolated" in eviction["small opt, batch 1"]["full"]
+    assert "decode seconds" not in eviction["small opt, batch 1"]["full"]
     # 16 of 80 tokens and the one in flight: 17 slots, with a position and a score for each.
     assert bounded["cache bytes"][0] < full["cache bytes"][0] * 18 / 80
     equal = [label for label, found in eviction.items() if "equal to" in found["hh=0.2"]]
@@ -90,14 +91,17 @@ def records_of_a_run() -> Iterator[Record]:
     yield Record(DECODE, "shape", "h2o.cpp F16", "bytes per token", (14e9,))
     yield Record(DECODE, "shape", "transformers", "decode 128", (50.0,))
     yield Record(DECODE, "shape", "compiled", "absent", note="no compiler")
-    for name, batch, seconds, n_bytes in (
-        ("full", 24, (10.0, 90.0), 48.0),
-        ("hh=0.2", 24, (12.0, 38.0), 12.0),
-        ("hh=0.2", 96, (48.0, 92.4), 48.0),
+    for name, batch, prefill, whole, extrapolated, n_bytes in (
+        ("full", 24, 10.0, 90.0, 91.0, 48.0),
+        ("hh=0.2", 24, 12.0, 38.0, None, 12.0),
+        ("hh=0.2", 96, 48.0, None, 92.4, 48.0),
     ):
         model = f"shape, batch {batch}"
-        yield Record(EVICTION, model, name, "prefill seconds", seconds[:1])
-        yield Record(EVICTION, model, name, "decode seconds", seconds[1:])
+        yield Record(EVICTION, model, name, "prefill seconds", (prefill,))
+        if whole is not None:
+            yield Record(EVICTION, model, name, "decode seconds", (whole,))
+        if extrapolated is not None:
+            yield Record(EVICTION, model, name, "decode seconds, extrapolated", (extrapolated,))
         yield Record(EVICTION, model, name, "prompt", (2048.0,))
         yield Record(EVICTION, model, name, "tokens", (2048.0,))
         yield Record(EVICTION, model, name, "cache bytes", (n_bytes * 2**30,))
@@ -122,10 +126,12 @@ def test_page() -> None:
     assert f"{ours} 50.0 (50.0 to 50.0) **5.00x** |" in page
     assert "- compiled on shape: no compiler" in page
     # 24 x 2048 tokens in 100 s, 90 of them decoding; in half of it; 96 x 2048 in 140.4 s.
-    full = "| 24 | full | 100.00 | 10.00 | 90.00 | 491.5 | 546.1 | 48.0 | 62.0 |  |"
+    full = "| 24 | full | 100.00 | 10.00 | 90.00 | 91.00 | 491.5 | 546.1 | 48.0 | 62.0 |  |"
     assert full in page
-    assert "| 24 | hh=0.2 | 50.00 | 12.00 | 38.00 | 983.0 | 1293.5 | 12.0 | 26.0 | 2.00x |" in page
-    assert "| 1400.3 | 2127.8 | 48.0 | 62.0 | 2.85x batch 24 |" in page
+    bounded = "| 24 | hh=0.2 | 50.00 | 12.00 | 38.00 |  | 983.0 | 1293.5 | 12.0 | 26.0 | 2.00x |"
+    assert bounded in page
+    equal = "| 96 | hh=0.2 | 140.40 | 48.00 |  | 92.40 | 1400.3 | 2127.8 | 48.0 | 62.0 |"
+    assert f"{equal} 2.85x batch 24 |" in page
     assert "- full on shape, batch 64: out of memory" in page
     row = "| shape, batch 1, 4096 slots | 4000 (4000 to 4000) | 4020 (4020 to 4020) | +0.5% |"
     assert row in page

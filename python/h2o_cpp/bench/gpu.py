@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from h2o_cpp import _core
 from h2o_cpp.bench import gpu_machine
 from h2o_cpp.bench.comparison import Comparison, Contestant, Request
 from h2o_cpp.bench.contestants import OURS
+from h2o_cpp.bench.gpu_plan import Plan
 from h2o_cpp.bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES
 from h2o_cpp.bench.models import Models, config
 from h2o_cpp.bench.records import Record, Results
@@ -21,72 +22,6 @@ from h2o_cpp.capacity import capacity
 from h2o_cpp.policy import Policy, budget_policy, named_policy
 
 _BLOCK = 8  # steps of one policy before it is the other's turn
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured."""
-
-    copy_bytes: int = 1 << 32
-    matmul_size: int = 8192
-    changes: Mapping[str, int] = field(default_factory=dict)  # to every config
-    rounds: int = 3
-    # Decode
-    shapes: Sequence[str] = ("OPT-6.7B", "LLaMA-7B", "LLaMA-3-8B")
-    types: Sequence[str] = ("F16", "Q8_0", "Q4_K_M")
-    peers: bool = True
-    context: int = 128
-    n_decode: int = 128
-    # Eviction and scores, in F16
-    shape: str = "OPT-6.7B"
-    prompt: int = 2048
-    n_generate: int = 2048
-    share: float = 0.2
-    batches: Sequence[int] = (1, 8, 24, 64)
-    equal_to: int = 24  # the batch whose full cache's memory is filled with bounded ones
-    whole: Sequence[int] = (24,)  # batches whose every step is measured
-    n_sample: int = 64  # steps at the beginning, the middle and the end, of the others
-    slots: Sequence[int] = (128, 819, 4096)
-    slots_batches: Sequence[int] = (1, 8)
-    n_steps: int = 160
-    # Prefill
-    models: Sequence[tuple[str, str]] = (
-        ("OPT-6.7B", "F16"),
-        ("LLaMA-3-8B", "F16"),
-        ("LLaMA-3-8B", "Q4_K_M"),
-    )
-    prompts: Sequence[int] = (2048, 8192)
-
-    @property
-    def n_positions(self) -> int:
-        """That models must have, trained or not."""
-        longest = self.prompt + self.n_generate, max(self.slots) + 2 * self.n_steps
-        return max(*longest, *self.prompts) + 64
-
-
-# To see that everything works, on any machine.
-QUICK = Plan(
-    copy_bytes=1 << 24,
-    matmul_size=256,
-    changes={"num_hidden_layers": 2},
-    rounds=2,
-    shapes=("OPT-1.3B", "SmolLM2-135M"),
-    types=("F16", "Q4_K_M"),
-    context=16,
-    n_decode=8,
-    shape="OPT-1.3B",
-    prompt=48,
-    n_generate=32,
-    batches=(1, 3),
-    equal_to=3,
-    whole=(3,),
-    n_sample=4,
-    slots=(16, 64),
-    slots_batches=(1, 2),
-    n_steps=24,
-    models=(("SmolLM2-135M", "F16"),),
-    prompts=(64, 128),
-)
 
 
 @dataclass(frozen=True)
@@ -115,10 +50,8 @@ class Bench:
     def record(
         self, section: int, model: str, engine: str, measure: str, *values: float, note: str = ""
     ) -> None:
-        """Keep it, and say so."""
+        """Add it to the results."""
         self.results.add(Record(section, model, engine, measure, values, note))
-        shown = ", ".join(f"{value:.6g}" for value in values[:3]) + ", ..." * (len(values) > 3)
-        self.progress(f"{model}; {engine}; {measure}: {shown or note}")
 
 
 def measure_machine(bench: Bench) -> None:
@@ -200,6 +133,7 @@ def measure_eviction(bench: Bench) -> None:
     n_ctx = plan.prompt + plan.n_generate
     bounded = budget_policy(plan.share, None, n_ctx)
     policies = {"full": Policy.full(), f"hh={plan.share}": bounded}
+    Texts(model, bounded, n_ctx=n_ctx, n_batch=plan.prompt).read(plan.prompt)  # warms up
     full_bytes = 0
     for batch in plan.batches:
         for name, policy in policies.items():
@@ -218,6 +152,7 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
     plan = bench.plan
     label = f"{plan.shape}, batch {batch}"
     n = plan.n_generate - 1  # the first comes with the prompt
+    record = partial(bench.record, EVICTION, label, name)
     try:
         texts = Texts(
             model,
@@ -227,33 +162,35 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
             n_sequences=batch,
         )
     except MemoryError as error:
-        bench.record(EVICTION, label, name, "absent", note=str(error))
+        record("absent", note=str(error))
         return 0
-    texts.read(8)
+    texts.read(8)  # warms up
     texts.decode(4)
     texts.reset()
-    bench.record(EVICTION, label, name, "prefill seconds", texts.read(plan.prompt))
+    record("prefill seconds", texts.read(plan.prompt))
+    samples = {}
+    firsts = (0, (n - plan.n_sample) // 2, n - plan.n_sample)
     if batch in plan.whole:
         seconds = texts.decode(n)
-        bench.record(EVICTION, label, name, "decode seconds", sum(seconds))
+        record("decode seconds", sum(seconds))
+        samples = {first: seconds[first : first + plan.n_sample] for first in firsts}
     else:
-        # Steps take longer as the text does, in proportion: the mean of three is that of all.
-        means = []
-        for first in (0, (n - plan.n_sample) // 2, n - plan.n_sample):
-            length = plan.prompt + first
-            if missing := length - texts.session.tokens_seen(0):
+        for first in firsts:
+            if missing := plan.prompt + first - texts.session.tokens_seen(0):
                 texts.read(missing)
-            seconds = texts.decode(plan.n_sample)
-            bench.record(EVICTION, label, name, f"step seconds at {length}", *seconds)
-            means.append(sum(seconds) / plan.n_sample)
-        bench.record(EVICTION, label, name, "decode seconds, extrapolated", n * sum(means) / 3)
+            samples[first] = texts.decode(plan.n_sample)
+    for first, seconds in samples.items():
+        record(f"step seconds at {plan.prompt + first}", *seconds)
+    # Steps take longer as the text does, in proportion: the mean of the three is that of all.
+    mean = sum(map(sum, samples.values())) / len(samples) / plan.n_sample
+    record("decode seconds, extrapolated", n * mean)
     texts.check(plan.prompt + n)
-    bench.record(EVICTION, label, name, "prompt", plan.prompt)
-    bench.record(EVICTION, label, name, "tokens", plan.n_generate)
-    bench.record(EVICTION, label, name, "cache bytes", texts.session.cache_bytes)
+    record("prompt", plan.prompt)
+    record("tokens", plan.n_generate)
+    record("cache bytes", texts.session.cache_bytes)
     used = gpu_machine.memory_used(bench.device)
     if used is not None:
-        bench.record(EVICTION, label, name, "device bytes", used)
+        record("device bytes", used)
     return texts.session.cache_bytes
 
 

@@ -73,7 +73,7 @@ def _measure(device: str, nbytes: int, size: int) -> dict[str, float]:
         if device != "cpu":
             library.cuda.synchronize(device)
 
-    source = library.ones(nbytes // 4, dtype=library.int32, device=device)
+    source = library.randint(1 << 30, (nbytes // 4,), dtype=library.int32, device=device)
     target = library.empty_like(source)
     copy = _seconds(lambda: target.copy_(source), wait)
     a, b = (library.randn(size, size, dtype=library.float16, device=device) for _ in range(2))

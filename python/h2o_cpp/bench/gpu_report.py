@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from h2o_cpp.bench.contestants import OURS
-from h2o_cpp.bench.records import Record
+from h2o_cpp.bench.records import GPU_SECTIONS, Record
 from h2o_cpp.bench.report import Values, cell, microseconds, not_measured, table, values_of
 
 # Sections, in the results; on the page they count from 0.
-MACHINE, DECODE, EVICTION, SCORES, PREFILL = range(10, 15)
+MACHINE, DECODE, EVICTION, SCORES, PREFILL = GPU_SECTIONS
 
 _Limits = Mapping[str, float]  # of the GPU: "copy" and "f16", per second, where measured
 _Measures = Mapping[str, Sequence[float]]
@@ -18,24 +18,28 @@ _Measures = Mapping[str, Sequence[float]]
 
 def render_gpu(records: Sequence[Record]) -> str:
     """Markdown: the GPU, and its sections that there are records of."""
-    found = [record for record in records if record.section >= MACHINE]
     lines = ["# On a GPU", ""]
-    for command in dict.fromkeys(r.note for r in found if r.measure == "command"):
+    for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
         lines += [f"`{command}`", ""]
+    versions = {
+        f"{r.engine.split()[0].strip(',')} {r.note}" for r in records if r.measure == "start"
+    }
+    if versions:
+        lines += [f"{'; '.join(sorted(versions))}.", ""]
     limits: dict[str, float] = {}
-    for name, engines in values_of(found, MACHINE).items():
+    for name, engines in values_of(records, MACHINE).items():
         limits = {measure: values[-1] for measure, values in engines["torch"].items()}
         lines += [f"{name}.", "", *_machine(limits)]
-    lines += [*not_measured(found, MACHINE)]
+    lines += [*not_measured(records, MACHINE)]
     for number, title, section in (
         (DECODE, "1. Decode", _decode),
         (EVICTION, "2. H2O against the full cache", _eviction),
         (SCORES, "3. What scores cost", _scores),
         (PREFILL, "4. Prefill", _prefill),
     ):
-        if any(record.section == number for record in found):
-            lines += [f"## {title}", "", *section(values_of(found, number), limits)]
-            lines += not_measured(found, number)
+        if any(record.section == number for record in records):
+            lines += [f"## {title}", "", *section(values_of(records, number), limits)]
+            lines += not_measured(records, number)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -80,28 +84,29 @@ def _eviction(values: Values, limits: _Limits) -> Iterator[str]:
     for label, engines in values.items():
         shape, _, batch = label.rpartition(", batch ")
         for name, measures in engines.items():
-            decode = _starting(measures, "decode seconds")
-            if not decode:
+            whole = measures.get("decode seconds", [])
+            extrapolated = measures.get("decode seconds, extrapolated", [])
+            if not whole and not extrapolated:
                 continue
-            (prefill,) = measures["prefill seconds"][-1:]
+            prefill, decode = measures["prefill seconds"][-1], (whole or extrapolated)[-1]
             n_tokens = int(batch) * measures["tokens"][-1]
-            rate = rates[name, batch] = n_tokens / (prefill + decode[-1])
+            rate = rates[name, batch] = n_tokens / (prefill + decode)
             other = f"{measures['equal to'][-1]:.0f}" if "equal to" in measures else batch
             full = full or name
             factor = f"{rate / rates[full, other]:.2f}x" if (full, other) in rates else ""
             if other != batch:
                 factor += f" batch {other}"
-            extrapolated = "decode seconds" not in measures
             memory = measures.get("device bytes")
             rows.append(
                 [
                     batch,
                     name,
-                    f"{prefill + decode[-1]:.2f}",
+                    f"{prefill + decode:.2f}",
                     f"{prefill:.2f}",
-                    f"{decode[-1]:.2f}{', extrapolated' if extrapolated else ''}",
+                    f"{whole[-1]:.2f}" if whole else "",
+                    f"{extrapolated[-1]:.2f}" if extrapolated else "",
                     f"{rate:.1f}",
-                    f"{n_tokens / decode[-1]:.1f}",
+                    f"{n_tokens / decode:.1f}",
                     _gibibytes(measures["cache bytes"][-1]),
                     "" if memory is None else _gibibytes(memory[-1]),
                     "" if name == full else factor,
@@ -119,11 +124,12 @@ def _eviction(values: Values, limits: _Limits) -> Iterator[str]:
         " memory. GiB: of the cache, and of the device, weights and everything else included."
     )
     yield ""
-    head = ["batch", "cache", "seconds", "prefill", "decode", "tokens/s", "decode tokens/s"]
-    yield from table([*head, "cache GiB", "device GiB", f"x {full}"], rows)
+    head = ["batch", "cache", "seconds", "prefill", "decode", "decode, extrapolated", "tokens/s"]
+    yield from table([*head, "decode tokens/s", "cache GiB", "device GiB", f"x {full}"], rows)
     yield (
         "Extrapolated: from steps at the beginning, in the middle and at the end of the generated"
-        " tokens, of which all take the mean; the text in between is read as a prompt is."
+        " tokens, by their mean. Where not every token was decoded, that is the time that counts,"
+        " and the text in between was read as a prompt is."
     )
     yield ""
 
@@ -149,9 +155,10 @@ def _scores(values: Values, limits: _Limits) -> Iterator[str]:
             read = (more - less) / (later - sooner)
             size = f"{(more - less) / 1e9:.2f} GB in {(later - sooner) * 1e6:.0f} us"
             rows.append([label, name, size, f"{read / 1e9:.0f}{_share(read, limits, 'copy')}"])
-    yield "What attention reads more with the most slots than with the fewest, and how fast:"
-    yield ""
-    yield from table(["", "cache", "more", "GB/s"], rows)
+    if rows:
+        yield "What attention reads more with the most slots than with the fewest, and how fast:"
+        yield ""
+        yield from table(["", "cache", "more", "GB/s"], rows)
 
 
 def _prefill(values: Values, limits: _Limits) -> Iterator[str]:

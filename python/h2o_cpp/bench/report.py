@@ -30,8 +30,7 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
     plot: the file name of the figure of section 2.
     """
     lines = ["# Performance", ""]
-    commands = (r.note for r in records if r.measure == "command" and r.section < 10)
-    for command in dict.fromkeys(commands):
+    for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
         lines += [f"`{command}`", ""]
     lines += [*_machine(records), *_versions(records)]
     lines += [
