@@ -8,7 +8,8 @@ from time import perf_counter
 import numpy as np
 
 from h2o_cpp import _core
-from h2o_cpp.peers.engines.serving import Tokens, random_tokens
+from h2o_cpp.peers.engines.serving import Tokens
+from h2o_cpp.peers.synthetic import N_SPECIAL
 from h2o_cpp.policy import Policy
 from h2o_cpp.session import chunks, open_session
 
@@ -43,7 +44,8 @@ class Texts:
 
     def read(self, n: int) -> float:
         """N random tokens to each, one sequence after the other; the seconds that it took."""
-        texts = [random_tokens(self._random, n, self._model.n_vocab) for _ in range(len(self))]
+        shape = len(self), n
+        texts = self._random.integers(N_SPECIAL, self._model.n_vocab, shape, np.int32)
         begun = perf_counter()
         for sequence, tokens in enumerate(texts):
             for part in chunks(self.session, tokens, sequence):
