@@ -33,7 +33,7 @@ class Bench:
     results: Results
     device: str
     progress: Callable[[str], None]
-    _loaded: dict[tuple[str, str], _core.Model] = field(default_factory=dict)
+    _loaded: dict[tuple[str, str], _core.Model] = field(default_factory=dict, init=False)
 
     def model(self, shape: str, type_name: str) -> _core.Model:
         """On the device, with positions for everything that is measured; its file is gone."""
@@ -168,17 +168,15 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
     texts.decode(4)
     texts.reset()
     record("prefill seconds", texts.read(plan.prompt))
-    samples = {}
     firsts = (0, (n - plan.n_sample) // 2, n - plan.n_sample)
     if batch in plan.whole:
         seconds = texts.decode(n)
         record("decode seconds", sum(seconds))
         samples = {first: seconds[first : first + plan.n_sample] for first in firsts}
     else:
-        for first in firsts:
-            if missing := plan.prompt + first - texts.session.tokens_seen(0):
-                texts.read(missing)
-            samples[first] = texts.decode(plan.n_sample)
+        samples = {
+            first: _decode_after(texts, plan.prompt + first, plan.n_sample) for first in firsts
+        }
     for first, seconds in samples.items():
         record(f"step seconds at {plan.prompt + first}", *seconds)
     # Steps take longer as the text does, in proportion: the mean of the three is that of all.
@@ -192,6 +190,13 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
     if used is not None:
         record("device bytes", used)
     return texts.session.cache_bytes
+
+
+def _decode_after(texts: Texts, n_tokens: int, n: int) -> list[float]:
+    """The seconds of n steps after so many tokens; those that are missing are read."""
+    if missing := n_tokens - texts.session.tokens_seen(0):
+        texts.read(missing)
+    return texts.decode(n)
 
 
 def measure_scores(bench: Bench) -> None:

@@ -46,7 +46,7 @@ def describe(device: str) -> str | None:
 def memory_used(device: str) -> int | None:
     """Bytes of its memory that are in use, by whomever; None where there is no GPU."""
     mebibytes = _nvidia_smi(device, "memory.used", "csv,noheader,nounits")
-    return None if mebibytes is None else int(mebibytes) << 20
+    return None if mebibytes is None or not mebibytes.isdigit() else int(mebibytes) << 20
 
 
 def _nvidia_smi(device: str, query: str, format: str) -> str | None:
