@@ -85,6 +85,7 @@ def test_sections(bench: Bench, tmp_path: Path) -> None:
 def records_of_a_run() -> Iterator[Record]:
     yield Record(MACHINE, "A GPU", "torch", "copy", (4e12,))
     yield Record(MACHINE, "A GPU", "torch", "f16", (800e12,))
+    yield Record(MACHINE, "shape F16", "h2o.cpp", "start", (2.0,), "0.1 cuda (A GPU)")
     yield Record(DECODE, "shape", "h2o.cpp F16", "decode 128", (250.0,))
     yield Record(DECODE, "shape", "h2o.cpp F16", "decode 128 rss", (7.0,))
     yield Record(DECODE, "shape", "h2o.cpp F16", "step seconds after 128", (0.004,))
@@ -120,7 +121,8 @@ def records_of_a_run() -> Iterator[Record]:
 
 def test_page() -> None:
     page = render_gpu([*records_of_a_run()])
-    assert "A GPU." in page
+    assert "h2o.cpp 0.1 cuda (A GPU)." in page
+    assert "\nA GPU." in page
     # 14 GB in 4 ms, of 4 TB/s.
     ours = "| shape F16 | 250 (250 to 250) | 4.000 | 3500 (88%) |"
     assert f"{ours} 50.0 (50.0 to 50.0) **5.00x** |" in page

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
-from h2o_cpp import _core
+from h2o_cpp import __version__, _core
 from h2o_cpp.bench import gpu_machine
 from h2o_cpp.bench.comparison import Comparison, Contestant, Request
 from h2o_cpp.bench.contestants import OURS
@@ -43,8 +44,11 @@ class Bench:
             changes = {**self.plan.changes, "max_position_embeddings": self.plan.n_positions}
             path = self.models.gguf(shape, type_name, **changes)
             self.progress(f"{shape} {type_name}: loading {path.stat().st_size / 1e9:.1f} GB")
-            self._loaded[key] = _core.Model(path, device=self.device, threads=0)
+            begun = perf_counter()
+            model = self._loaded[key] = _core.Model(path, device=self.device, threads=0)
             path.unlink()
+            seconds, version = perf_counter() - begun, f"{__version__} {model.backend}"
+            self.record(MACHINE, f"{shape} {type_name}", OURS, "start", seconds, note=version)
         return self._loaded[key]
 
     def record(

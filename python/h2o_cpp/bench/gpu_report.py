@@ -28,6 +28,8 @@ def render_gpu(records: Sequence[Record]) -> str:
         lines += [f"{'; '.join(sorted(versions))}.", ""]
     limits: dict[str, float] = {}
     for name, engines in values_of(records, MACHINE).items():
+        if "torch" not in engines:
+            continue
         limits = {measure: values[-1] for measure, values in engines["torch"].items()}
         lines += [f"{name}.", "", *_machine(limits)]
     lines += [*not_measured(records, MACHINE)]
