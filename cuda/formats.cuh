@@ -35,28 +35,40 @@ constexpr int kRowAlignment = 16;
 
 // ---- Loads and bits ----
 
-// 16 bytes that are read once.
-__host__ __device__ inline uint4 load_once(const std::byte* p) {
+// Loads of weights. They stay where they are in the program, ahead of wait_for_previous() perhaps:
+// it is volatile that keeps nvcc from moving them behind it, and that they are not `.nc` (of
+// constants) that keeps ptxas.
 #ifdef __CUDA_ARCH__
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+__device__ inline void load(const std::byte* p, uint16_t* v) {
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(*v) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint32_t* v) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(*v) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint2* v) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v->x), "=r"(v->y) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint4* v) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
                : "l"(p));
-  return v;
-#else
-  return *reinterpret_cast<const uint4*>(p);
-#endif
 }
-
-// Of what no kernel writes.
+// What no other warp needs a part of.
+__device__ inline void load_once(const std::byte* p, uint4* v) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
+               : "l"(p));
+}
+#else
 template <class T>
-__host__ __device__ inline T load_constant(const std::byte* p) {
-#ifdef __CUDA_ARCH__
-  return __ldg(reinterpret_cast<const T*>(p));
-#else
-  return *reinterpret_cast<const T*>(p);
-#endif
+void load(const std::byte* p, T* v) {
+  *v = *reinterpret_cast<const T*>(p);
 }
+template <class T>
+void load_once(const std::byte* p, T* v) {
+  load(p, v);
+}
+#endif
 
 __host__ __device__ inline float to_float(F16 x) { return __half2float(__half_raw{x.bits}); }
 __host__ __device__ inline float low_half(uint32_t pair) {
@@ -107,8 +119,10 @@ struct FloatScale {
   struct Raw {
     uint16_t d;
   };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte*, int) {
-    return {load_constant<uint16_t>(of_group)};
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+    Raw raw;
+    load(of_group, &raw.d);
+    return raw;
   }
   __host__ __device__ static void values(const Raw& raw, int, float* scale, float*) {
     scale[0] = to_float(F16{raw.d});
@@ -125,8 +139,10 @@ struct FloatScaleAndMin {
   struct Raw {
     uint32_t d_m;
   };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte*, int) {
-    return {load_constant<uint32_t>(of_group)};
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+    Raw raw;
+    load(of_group, &raw.d_m);
+    return raw;
   }
   __host__ __device__ static void values(const Raw& raw, int, float* scale, float* min) {
     scale[0] = low_half(raw.d_m);
@@ -147,11 +163,13 @@ struct SixBitScaleAndMin {
   struct Raw {
     uint4 words;
   };
-  __host__ __device__ static Raw load(const std::byte*, const std::byte* of_block, int) {
-    return {load_constant<uint4>(of_block)};
+  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block) {
+    Raw raw;
+    load(of_block, &raw.words);
+    return raw;
   }
-  __host__ __device__ static void values(const Raw& raw, int g, float* scale, float* min) {
-    const int at = g % kSuperblock * 4;
+  __host__ __device__ static void values(const Raw& raw, uint32_t g, float* scale, float* min) {
+    const uint32_t at = g % kSuperblock * 4;
     const uint32_t high = raw.words.w >> at;
     const uint32_t s = (raw.words.y >> at & 15) | (high & 3) << 4;
     const uint32_t m = (raw.words.z >> at & 15) | (high & 12) << 2;
@@ -183,8 +201,11 @@ struct FourBitScalesAndMins {
     uint16_t scales;
     uint32_t d_dmin;
   };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte* of_block, int) {
-    return {load_constant<uint16_t>(of_group), load_constant<uint32_t>(of_block)};
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block) {
+    Raw raw;
+    load(of_group, &raw.scales);
+    load(of_block, &raw.d_dmin);
+    return raw;
   }
   __host__ __device__ static void values(const Raw& raw, int, float* scale, float* min) {
     const float d = low_half(raw.d_dmin);
@@ -212,8 +233,11 @@ struct ByteScales {
   struct Raw {
     uint16_t scales, d;
   };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte* of_block, int) {
-    return {load_constant<uint16_t>(of_group), load_constant<uint16_t>(of_block)};
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte* of_block) {
+    Raw raw;
+    load(of_group, &raw.scales);
+    load(of_block, &raw.d);
+    return raw;
   }
   __host__ __device__ static void values(const Raw& raw, int, float* scale, float*) {
     const float d = to_float(F16{raw.d});
@@ -241,11 +265,13 @@ struct SixBitScale {
   struct Raw {
     uint2 words;
   };
-  __host__ __device__ static Raw load(const std::byte*, const std::byte* of_block, int) {
-    return {load_constant<uint2>(of_block)};
+  __host__ __device__ static Raw load_raw(const std::byte*, const std::byte* of_block) {
+    Raw raw;
+    load(of_block, &raw.words);
+    return raw;
   }
-  __host__ __device__ static void values(const Raw& raw, int g, float* scale, float*) {
-    const int i = g % kSuperblock;
+  __host__ __device__ static void values(const Raw& raw, uint32_t g, float* scale, float*) {
+    const uint32_t i = g % kSuperblock;
     const uint32_t s = (raw.words.y >> 4 * i & 15) | (raw.words.x >> (16 + 2 * i) & 3) << 4;
     scale[0] = low_half(raw.words.x) * static_cast<float>(static_cast<int>(s) - 32);
   }
@@ -355,14 +381,14 @@ struct Format {
     }
   };
 
-  __host__ __device__ static Raw load(const std::byte* row, int n_groups, int g) {
+  __host__ __device__ static Raw load_raw(const std::byte* row, int n_groups, int g) {
     const Places at(n_groups, g);
     Raw raw;
-    if constexpr (kWide > 0) raw.four[0] = load_once(row + at.wide);
-    if constexpr (kBits == 8) raw.four[1] = load_once(row + at.wide + at.wide_step);
-    if constexpr (kTwo > 0) raw.two = load_constant<uint2>(row + at.two);
-    if constexpr (kOne > 0) raw.one = load_constant<uint32_t>(row + at.one);
-    raw.scales = Scales::load(row + at.of_group, row + at.of_block, g);
+    if constexpr (kWide > 0) load_once(row + at.wide, &raw.four[0]);
+    if constexpr (kBits == 8) load_once(row + at.wide + at.wide_step, &raw.four[1]);
+    if constexpr (kTwo > 0) load(row + at.two, &raw.two);
+    if constexpr (kOne > 0) load(row + at.one, &raw.one);
+    raw.scales = Scales::load_raw(row + at.of_group, row + at.of_block);
     return raw;
   }
 

@@ -22,12 +22,21 @@ struct Quantised {
                                : n <= 4 ? 2
                                         : 4;
   template <int n>
-  static constexpr int kAhead = 4 / kWide<n>;
+  static constexpr int kAhead = n == 1 ? 2 : 4 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 5 : 3; }
 
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
-    return Format::load(row, n_units, i);
+    return Format::load_raw(row, n_units, i);
   }
-  __device__ static Unpacked unpack(const Raw& raw, int i) { return Format::unpack(raw, i); }
+  __device__ static Unpacked unpack(const Raw& raw, int i, bool valid) {
+    Unpacked group = Format::unpack(raw, i);
+#pragma unroll
+    for (int s = 0; s < kScales; ++s) {
+      group.scale[s] = valid ? group.scale[s] : 0;
+      if constexpr (Format::Scales::kMins) group.min[s] = valid ? group.min[s] : 0;
+    }
+    return group;
+  }
 
   template <int n>
   __device__ static void multiply(float* sums, const Unpacked* w, const RoundedRows& x, int i) {

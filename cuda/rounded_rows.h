@@ -44,10 +44,10 @@ struct RoundedRows {
     return rows;
   }
 
-  H2O_HD int8_t* half(int64_t row, int group, int which) const {
+  H2O_HD int8_t* half(int64_t row, uint32_t group, uint32_t which) const {
     return q + (((row * n_chunks + group / kChunk) * 2 + which) * kChunk + group % kChunk) * 16;
   }
-  H2O_HD RoundedGroup* group(int64_t row, int group) const {
+  H2O_HD RoundedGroup* group(int64_t row, uint32_t group) const {
     return groups + row * n_chunks * kChunk + group;
   }
 };
