@@ -1,19 +1,21 @@
 // The kernel of products of a few rows with weights.
 //
-// A warp has kWide rows of weights, or a share of their columns, and all rows of x. Its lanes take
-// units of a row in turns: what 16 or 32 bytes of weights hold. What a lane multiplies later is
-// always being loaded; and the first of it is loaded before the kernel ahead has ended, since no
-// kernel writes weights. A sum is over the units of a lane, then over lanes, then over the shares,
-// always in that order.
+// A warp has kWide rows of weights, or a share of their columns, and all rows of x. A row is
+// divided into units, which are what 16 or 32 bytes of weights hold, and chunks of 32 units: a lane
+// has a unit. What a lane multiplies later is always being loaded; and the first of it is loaded
+// before the kernel ahead has ended, since no kernel writes weights. A sum is over the units of a
+// lane, then over lanes, then over the shares, always in that order.
 //
 // `Type` is a type of weights:
 //   kUnit                          elements of a unit
 //   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
 //   blocks(n)                      that a multiprocessor holds: what that leaves of its registers
 //   Raw load(row, n_units, i)      unit i of a row of weights
-//   Unpacked unpack(raw, i, valid) of nothing, if it is not valid
+//   Unpacked unpack(raw, i, valid)
 //   X                              rows of x, and
-//   multiply<n>(sums, w, x, i)     sums[j][r] += w[j] * row r of x, of unit i, r < n
+//   multiply<n>(sums, w, x, n_units, chunk, lane)   sums[j][r] += w[j] * row r of x, r < n
+// Where there is no unit, the last one is loaded, but is not valid: it adds nothing. That is
+// without a branch, so that what is loaded of x for one unit does not wait for another.
 #pragma once
 
 #include <algorithm>
@@ -58,31 +60,32 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
   const int64_t first_row = ((int64_t{blockIdx.x} * kMatvecWarps + warp) >> log_shares) * kWide;
   const std::byte* rows[kWide];
 #pragma unroll
-  for (int j = 0; j < kWide; ++j) rows[j] = w.row(min(first_row + j, w.rows - 1));
+  for (int j = 0; j < kWide; ++j) {
+    rows[j] = w.row(min(first_row + j, w.rows - 1));
+    asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
+  }
 
-  // Where there is no unit, the last one is loaded and then multiplied by nothing: without a
-  // branch, so that what is loaded of x for one unit does not wait for another.
   const int n_units = static_cast<int>(w.cols / Type::kUnit);
-  const int step = kWarp << log_shares;
+  const int n_chunks = (n_units + kWarp - 1) / kWarp;
+  const int step = 1 << log_shares;
   typename Type::Raw raw[kAhead][kWide];
-  const auto load = [&](int a, int first) {
-    const int i = min(first + a * step + lane, n_units - 1);
+  const auto load = [&](int a, int chunk) {
+    const int i = min((chunk + a * step) * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
   };
   float sums[kSums] = {};
-  const auto multiply = [&](int a, int first) {
-    const int i = first + a * step + lane;
-    const int at = min(i, n_units - 1);
+  const auto multiply = [&](int a, int chunk) {
+    const int i = (chunk + a * step) * kWarp + lane;
     typename Type::Unpacked unpacked[kWide];
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], at, i < n_units);
-    Type::template multiply<n>(sums, unpacked, x, at);
+    for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i, i < n_units);
+    Type::template multiply<n>(sums, unpacked, x, n_units, chunk + a * step, lane);
   };
 
-  int first = share * kWarp;
+  int chunk = share;
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) load(a, first);
+  for (int a = 0; a < kAhead; ++a) load(a, chunk);
   // What this lane is to write: a sum, if it is the first of those that know it.
   constexpr int kLanes = kWarp / kSums;
   const int64_t o = first_row + lane / kLanes / n;
@@ -93,15 +96,15 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
   wait_for_previous();
   if (writes && m.add) start += *y;
 
-  for (; first + kAhead * step < n_units; first += kAhead * step) {
+  for (; chunk + kAhead * step < n_chunks; chunk += kAhead * step) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      multiply(a, first);
-      load(a, first + kAhead * step);
+      multiply(a, chunk);
+      load(a, chunk + kAhead * step);
     }
   }
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) multiply(a, first);
+  for (int a = 0; a < kAhead; ++a) multiply(a, chunk);
 
   float sum = sum_each<kSums>(sums);
   if (log_shares > 0) {

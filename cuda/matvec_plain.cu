@@ -11,6 +11,8 @@ struct FloatRows {
   const float* x;
   int64_t stride;
   int n_rows;
+
+  __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
 };
 
 // Two elements of 16 bits.
@@ -62,10 +64,12 @@ struct Plain {
     return u;
   }
   template <int n>
-  __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int i) {
+  __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float* from = x.x + min(r, x.n_rows - 1) * x.stride + i * kUnit;
+      const float* from = x.row(r) + i * kUnit;
 #pragma unroll
       for (int k = 0; k < kUnit; k += 4) {
         const auto v = *reinterpret_cast<const float4*>(from + k);
@@ -101,10 +105,12 @@ struct Unaligned {
   }
   __device__ static float unpack(T raw, int, bool valid) { return valid ? as_float(raw) : 0; }
   template <int n>
-  __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int i) {
+  __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float v = x.x[min(r, x.n_rows - 1) * x.stride + i];
+      const float v = x.row(r)[i];
 #pragma unroll
       for (int j = 0; j < kWide<n>; ++j) sums[j * n + r] += w[j] * v;
     }
