@@ -23,7 +23,7 @@ struct Quantised {
                                         : 4;
   template <int n>
   static constexpr int kAhead = n == 1 ? 2 : 4 / kWide<n>;
-  static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 5 : 3; }
+  static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 4 : 3; }
 
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
     return Format::load_raw(row, n_units, i);
