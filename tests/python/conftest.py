@@ -15,8 +15,8 @@ from short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# "auto" is the CPU, which most tests hold to the bit. Those that take `device` run on a GPU too, with
-# H2O_TEST_DEVICE=cuda.
+# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
+# `device` run on a GPU too.
 if os.environ.get("H2O_TEST_DEVICE") == "cuda":
     hypothesis.settings.register_profile("cuda", deadline=None)  # the first call takes seconds
     hypothesis.settings.load_profile("cuda")
