@@ -6,7 +6,6 @@
 #include <array>
 
 #include "core/error.h"
-#include "cuda/memory.h"
 
 namespace h2o::cuda {
 namespace {
@@ -91,7 +90,7 @@ cudaDataType data_type(DType dtype) {
 
 Cublas::Cublas(const Stream& stream) {
   if (library() == nullptr) return;
-  workspace_ = device_memory(kWorkspaceBytes);
+  workspace_ = allocate_device(kWorkspaceBytes);
   check_status(library()->create(&handle_), "create a handle");
   try {
     check_status(library()->set_stream(handle_, stream.get()), "set the stream");

@@ -12,6 +12,33 @@ void check(cudaError_t error, const char* operation) {
   throw DeviceError(message);
 }
 
+Buffer allocate_device(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw OutOfMemory(text("[cuda] cannot allocate ", bytes, " bytes on the device: ", free, " of ",
+                           total, " are free"));
+  }
+  check(error, "allocate");
+  return {data, bytes, [](void* p) noexcept { cudaFree(p); }};
+}
+
+Buffer allocate_pinned(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  const cudaError_t error = cudaMallocHost(&data, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw OutOfMemory(text("[cuda] cannot pin ", bytes, " bytes of the host's memory"));
+  }
+  check(error, "allocate on the host");
+  return {data, bytes, [](void* p) noexcept { cudaFreeHost(p); }};
+}
+
 Stream::Stream(int device) : device_(device) {
   check(cudaSetDevice(device), "choose the device");
   int major = 0;

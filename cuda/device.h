@@ -1,17 +1,21 @@
-// The CUDA runtime as the rest of the back end uses it: errors are exceptions, handles have owners,
-// and kernels are launched so that each may begin while the one before it ends.
+// The CUDA runtime as the rest of the back end uses it: errors are exceptions, handles have owners.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <tuple>
-#include <utility>
+
+#include "core/buffer.h"
 
 namespace h2o::cuda {
 
 // Throws OutOfMemory or DeviceError: "[operation] what CUDA says of it".
 void check(cudaError_t error, const char* operation);
+
+// Memory of the current device, as it comes; and of the host, pinned, so that copies are fast.
+// Throws OutOfMemory, with the numbers.
+Buffer allocate_device(size_t bytes);
+Buffer allocate_pinned(size_t bytes);
 
 class Stream {
  public:
@@ -33,33 +37,5 @@ class Stream {
   bool overlaps_launches_;
   cudaStream_t stream_ = nullptr;
 };
-
-// Runs kernel<<<grid, block, shared_bytes>>>(arguments...) on the stream.
-//
-// Where the device can, the kernel may start before the kernel ahead of it has ended. So every
-// kernel of this back end calls wait_for_previous() (cuda/reduce.cuh) before it reads or writes
-// what other kernels write or read; what no kernel writes, weights, it may read before that.
-template <class... Parameters, class... Arguments>
-void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-            size_t shared_bytes, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream.get();
-  config.attrs = &attribute;
-  config.numAttrs = stream.overlaps_launches() ? 1 : 0;
-  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  std::apply(
-      [&](auto&... value) {
-        void* pointers[] = {&value...};
-        check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers),
-              "launch");
-      },
-      values);
-}
 
 }  // namespace h2o::cuda

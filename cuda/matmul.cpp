@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "cuda/cublas.h"
 #include "cuda/matvec.h"
-#include "cuda/memory.h"
 #include "cuda/repack.h"
 #include "cuda/rounded_rows.h"
 #include "cuda/unpack.h"
@@ -37,7 +36,7 @@ class Workspace {
   void reserve(int64_t bytes) {
     const auto needed = static_cast<size_t>(bytes);
     if (buffers_.empty() || buffers_.back().size() < needed) {
-      buffers_.push_back(device_memory(needed));
+      buffers_.push_back(allocate_device(needed));
     }
   }
   std::byte* data() const { return buffers_.back().data(); }
@@ -88,7 +87,7 @@ struct Matmul::State {
 
 Tensor Matmul::State::upload(const Tensor& host, std::vector<Buffer>& owner) {
   const int64_t bytes = host.rows * device_row_bytes(host.dtype, host.cols);
-  owner.push_back(device_memory(static_cast<size_t>(bytes)));
+  owner.push_back(allocate_device(static_cast<size_t>(bytes)));
   const Tensor tensor{owner.back().data(), host.dtype, host.rows, host.cols};
   uploader.upload(tensor.data, host);
 

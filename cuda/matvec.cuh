@@ -20,6 +20,7 @@
 
 #include <algorithm>
 
+#include "cuda/launch.cuh"
 #include "cuda/matvec.h"
 #include "cuda/reduce.cuh"
 

@@ -1,5 +1,4 @@
-// What kernels share: how they follow one another, and sums and maxima over a warp and a block, in
-// an order that is always the same.
+// Sums and maxima over a warp and a block, in an order that is always the same.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +7,6 @@ namespace h2o::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-// Waits until everything that kernels before this one wrote can be read; see launch(). Every thread
-// of every kernel calls it.
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
-// The next kernel may be launched from now on, up to its own wait_for_previous().
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
 
 // The sum over groups of `width` lanes (a power of two), in every lane.
 template <int width = kWarp>
@@ -48,8 +32,8 @@ __device__ inline float block_sum(float x, float* scratch) {
   const int n_warps = blockDim.x / kWarp;
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
   __syncthreads();
-  float total = 0;
-  for (int warp = 0; warp < n_warps; ++warp) total += scratch[warp];
+  const int lane = threadIdx.x % kWarp;
+  const float total = warp_sum(lane < n_warps ? scratch[lane] : 0);
   __syncthreads();
   return total;
 }

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "cuda/formats.cuh"
-#include "cuda/memory.h"
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/repack.h"
 
@@ -36,8 +36,8 @@ int64_t device_row_bytes(DType dtype, int64_t cols) {
 
 Uploader::Uploader(const Stream& stream) : stream_(stream) {
   for (Stage& stage : stages_) {
-    stage.pinned = pinned_memory(kStageBytes);
-    stage.device = device_memory(kStageBytes);
+    stage.pinned = allocate_pinned(kStageBytes);
+    stage.device = allocate_device(kStageBytes);
     check(cudaEventCreateWithFlags(&stage.free, cudaEventDisableTiming), "create an event");
   }
 }

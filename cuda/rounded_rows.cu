@@ -1,3 +1,4 @@
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/rounded_rows.h"
 

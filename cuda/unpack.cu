@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/formats.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/unpack.h"
 

@@ -60,7 +60,10 @@ class Backend {
   // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
 
-  // Throws OutOfMemory, with the numbers, if weights of this size are certain not to fit.
+  // Are weights read where they are in the mapped file, rather than copied?
+  virtual bool maps_weights() const = 0;
+
+  // Throws OutOfMemory, with the numbers, if copies of weights of this size do not fit.
   virtual void expect_weights(size_t bytes) = 0;
 
   // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
@@ -112,6 +115,9 @@ class Backend {
 
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
+
+  // tokens[i] = the index of the largest element of row i, of equals the first; NaNs are the least.
+  virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
 
   // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
   // which of them are null.

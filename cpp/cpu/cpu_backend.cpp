@@ -46,7 +46,9 @@ class CpuBackend final : public Backend {
 
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 
-  void expect_weights(size_t) override {}  // they stay in the mapped file
+  bool maps_weights() const override { return true; }
+
+  void expect_weights(size_t) override {}
 
   Tensor upload(const Tensor& host, std::vector<Buffer>&) override {
     // Here, because nothing allocates in a forward pass.
@@ -114,6 +116,20 @@ class CpuBackend final : public Backend {
     for (int64_t i = 0; i < y.rows; ++i) {
       std::memcpy(row(y, i), row(x, batch.logits_rows[i]), x.row_bytes());
     }
+  }
+
+  void argmax(int32_t* tokens, const Tensor& x) override {
+    for_rows(x, [&](int64_t i) {
+      const float* logits = row(x, i);
+      int32_t best = 0;
+      for (int32_t j = 1; j < x.cols; ++j) {
+        // Written so that anything is larger than NaN.
+        if (logits[j] > logits[best] || (logits[best] != logits[best] && logits[j] == logits[j])) {
+          best = j;
+        }
+      }
+      tokens[i] = best;
+    });
   }
 
   size_t attend_workspace(const KvView& shape) const override {

@@ -55,8 +55,8 @@ void choose_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
 void admit_chunk(const KvView& cache, const KvHead& head, const KvChunk& chunk,
                  const Segment& segment, Victim* victims) {
   const int32_t next = segment.position + segment.n_rows;
-  const int32_t written = std::min(segment.position, head.slots);
-  const int32_t dead = written == head.slots ? *head.next_slot : -1;
+  const int32_t written = head.written(segment.position);
+  const int32_t dead = head.dead_slot(segment.position);
 
   // The slots of rows of the chunk count on: slots + row.
   int64_t n = 0;

@@ -1,6 +1,5 @@
 #include "cpu/rotate.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -25,8 +24,8 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
   back.magnitude = 1 / rope.magnitude;
   std::vector<float> turns(rope.n_rot());
   std::vector<float> key(cache.head_dim);
-  const int32_t written = std::min(length, head.slots);
-  const int32_t dead = written == head.slots ? *head.next_slot : -1;
+  const int32_t written = head.written(length);
+  const int32_t dead = head.dead_slot(length);
   for (int32_t i = 0; i < written; ++i) {
     if (i == dead) continue;
     std::byte* stored = head.k + i * cache.k_row_bytes;

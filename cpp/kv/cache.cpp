@@ -181,7 +181,7 @@ int32_t KvCache::kept(int32_t sequence) const {
 }
 
 bool KvCache::evicts(int32_t layer, int32_t sequence) const {
-  return layers_[layer].slots > policy(layer, sequence).budget();
+  return policy(layer, sequence).evicts(layers_[layer].slots);
 }
 
 int32_t KvCache::room(int32_t sequence) const {
@@ -255,7 +255,7 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
     require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
             "[kv cache] the policy needs norms of values, which this cache was made without");
     // Whoever was told that texts are endless here must not find one that ends.
-    require(!shape_.may_roll() || layers_[l].slots > policy.budget(),
+    require(!shape_.may_roll() || policy.evicts(layers_[l].slots),
             "[kv cache] the policy does not evict, in a cache whose sequences may roll");
   }
 }
@@ -275,7 +275,7 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
 
   const KvView& view = layers_[layer];
   const KvHead head = view.head(policy(layer, sequence), sequence, kv_head);
-  const int32_t written = std::min(lengths_[sequence], head.slots);
+  const int32_t written = head.written(lengths_[sequence]);
   std::vector<int32_t> positions(written);
   std::vector<float> scores(written);
   int32_t next_slot = 0;

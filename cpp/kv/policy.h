@@ -52,6 +52,9 @@ struct KvPolicy {
     return budget() + 1 < max_tokens ? static_cast<int32_t>(budget() + 1) : max_tokens;
   }
 
+  // With so many slots, are tokens evicted? If not, a text ends when they are full.
+  H2O_HD bool evicts(int32_t slots) const { return slots > budget(); }
+
   // How many of `length` tokens are kept.
   H2O_HD int32_t kept(int32_t length) const {
     return budget() < length ? static_cast<int32_t>(budget()) : length;

@@ -18,9 +18,6 @@ struct HeadImage {
   std::span<const std::byte> k, v;  // [written] rows
 };
 
-// Slots that have been written since the sequence began.
-int32_t written(const KvHead& head, int32_t length) { return std::min(length, head.slots); }
-
 // What two caches must agree on, with its name.
 std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
   const KvShape& shape = cache.shape();
@@ -155,7 +152,7 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
-      write_head(cache, cache.layer(l), head, written(head, length), rolling, writer);
+      write_head(cache, cache.layer(l), head, head.written(length), rolling, writer);
     }
   }
 }
@@ -188,7 +185,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
-      const int32_t n = written(head, length);
+      const int32_t n = head.written(length);
       images.push_back(read_head(cache.layer(l), head, n, rolling != 0, reader));
       if (!makes_sense(images.back(), head, n, length)) {
         throw FormatError(text(reader.what(), " makes no sense in layer ", l, ", kv_head ", h));

@@ -25,7 +25,11 @@ struct KvHead {
   int32_t* ranks;      // [slots] how many kept tokens are older; nullptr unless the cache may roll
   int32_t* next_slot;  // where the next token goes
 
-  H2O_HD bool evicts() const { return slots > policy.budget(); }
+  H2O_HD bool evicts() const { return policy.evicts(slots); }
+
+  // Slots that `length` tokens of a sequence have filled, and the dead one of them, or -1.
+  H2O_HD int32_t written(int32_t length) const { return length < slots ? length : slots; }
+  H2O_HD int32_t dead_slot(int32_t length) const { return length < slots ? -1 : *next_slot; }
 };
 
 // Rows of a chunk that is longer than the free slots wait here until the chunk has been attended.

@@ -14,15 +14,16 @@
 namespace h2o {
 
 struct Model {
-  // Throws FileError, FormatError, OutOfMemory.
-  Model(const std::filesystem::path& path, std::unique_ptr<Backend> on)
+  // Throws FileError, FormatError, OutOfMemory, and what `progress` throws.
+  Model(const std::filesystem::path& path, std::unique_ptr<Backend> on,
+        const LoadProgress& progress = nullptr)
       : file(path),
         config(read_config(file)),
         backend(std::move(on)),
-        weights(load_weights(file, config, *backend)),
+        weights(load_weights(file, config, *backend, progress)),
         fingerprint(h2o::fingerprint(file)) {
     // The first tokens need every weight; and memory then stands still while text is generated.
-    file.populate();
+    if (backend->maps_weights()) file.populate();
   }
 
   GgufModel file;

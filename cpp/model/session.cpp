@@ -68,6 +68,8 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
   logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * model_->config.n_vocab);
+  picks_ = model_->backend->allocate(sizeof(int32_t) * n_logits);
+  picks_read_.resize(n_logits);
   batch_.tokens.reserve(options_.n_batch);
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
@@ -77,18 +79,33 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
 
 std::span<const float> Session::step(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
+  compute_logits(inputs, steps_, [] {});
+  const size_t n = inputs.size() * model_->config.n_vocab;
+  model_->backend->read(logits_.data(), activations_.logits.data, n * sizeof(float));
+  return {logits_.as<float>(), n};
+}
+
+std::span<const int32_t> Session::greedy(std::span<const Input> inputs) {
+  const std::lock_guard lock(model_->mutex);
+  Backend& b = *model_->backend;
+  const Tensor logits = activations_.logits.first(static_cast<int64_t>(inputs.size()));
+  compute_logits(inputs, greedy_, [&] { b.argmax(picks_.as<int32_t>(), logits); });
+  b.read(picks_read_.data(), picks_.data(), inputs.size() * sizeof(int32_t));
+  return {picks_read_.data(), inputs.size()};
+}
+
+void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Recording>& recording,
+                             const std::function<void()>& then) {
   check(inputs);
   Backend& b = *model_->backend;
   roll_on(inputs);
   fill_batch(inputs);
-  b.run(batch_, recording_, [&] {
+  b.run(batch_, recording, [&] {
     forward(b, model_->config, model_->weights, batch_, cache_, activations_);
     unembed(b, model_->config, model_->weights, batch_, activations_);
+    then();
   });
   cache_.advance(batch_);
-  const size_t n = inputs.size() * model_->config.n_vocab;
-  b.read(logits_.data(), activations_.logits.data, n * sizeof(float));
-  return {logits_.as<float>(), n};
 }
 
 void Session::score(const Input& input,

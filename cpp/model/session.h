@@ -48,6 +48,9 @@ class Session {
   // input's last token, valid until the next call. On InvalidArgument nothing has changed.
   std::span<const float> step(std::span<const Input> inputs);
 
+  // step(), of whose logits only the most likely tokens [n_inputs] are wanted.
+  std::span<const int32_t> greedy(std::span<const Input> inputs);
+
   // step() of a single sequence, giving the logits after every token: sink(i, logits of token i).
   // The sink must not use the model.
   void score(const Input& input,
@@ -94,6 +97,8 @@ class Session {
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
+  void compute_logits(std::span<const Input> inputs, std::unique_ptr<Recording>& recording,
+                      const std::function<void()>& then);
 
   std::shared_ptr<Model> model_;
   SessionOptions options_;
@@ -101,8 +106,11 @@ class Session {
   Buffer storage_;
   Activations activations_;
   Batch batch_;
-  Buffer logits_;                         // [n_logits, n_vocab] on the host
-  std::unique_ptr<Recording> recording_;  // of step()
+  Buffer picks_;                       // [n_logits] of greedy(), where the model is computed
+  Buffer logits_;                      // [n_logits, n_vocab] on the host
+  std::vector<int32_t> picks_read_;    // [n_logits]
+  std::unique_ptr<Recording> steps_;   // of step()
+  std::unique_ptr<Recording> greedy_;  // of greedy()
 };
 
 }  // namespace h2o

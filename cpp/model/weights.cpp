@@ -14,13 +14,19 @@ namespace {
 // Finds tensors by name, and remembers which ones it was asked for.
 class Loader {
  public:
-  Loader(const GgufModel& model, const Config& config, Backend& backend, std::vector<Buffer>& owned)
-      : model_(model), config_(config), backend_(backend), owned_(owned) {}
+  Loader(const GgufModel& model, const Config& config, Backend& backend, std::vector<Buffer>& owned,
+         const LoadProgress& progress)
+      : model_(model), config_(config), backend_(backend), owned_(owned), progress_(progress) {
+    for (const GgufFile& file : model.files()) {
+      for (const GgufTensor& tensor : file.tensors()) total_ += tensor.data.size();
+    }
+    backend.expect_weights(total_);
+  }
 
   // A matrix in any type that h2o computes on; empty if it is missing.
   Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor host = find(name, rows, cols);
-    return host ? backend_.upload(host, owned_) : host;
+    return upload(host);
   }
 
   Tensor matrix(const std::string& name, int64_t rows, int64_t cols) {
@@ -29,8 +35,7 @@ class Loader {
 
   // A tensor that the format keeps in f32: norms, biases, learned positions.
   Tensor floats_or_none(const std::string& name, int64_t rows, int64_t cols) {
-    const Tensor host = host_floats(name, rows, cols);
-    return host ? backend_.upload(host, owned_) : host;
+    return upload(host_floats(name, rows, cols));
   }
 
   Tensor floats(const std::string& name, int64_t rows, int64_t cols) {
@@ -75,6 +80,14 @@ class Loader {
   }
 
  private:
+  Tensor upload(const Tensor& host) {
+    if (!host) return host;
+    const Tensor tensor = backend_.upload(host, owned_);
+    loaded_ += static_cast<size_t>(host.bytes());
+    if (progress_) progress_(loaded_, total_);
+    return tensor;
+  }
+
   Tensor find(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor tensor = model_.tensor(name);
     if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
@@ -98,6 +111,9 @@ class Loader {
   const Config& config_;
   Backend& backend_;
   std::vector<Buffer>& owned_;
+  const LoadProgress& progress_;
+  size_t loaded_ = 0;  // bytes
+  size_t total_ = 0;
   std::unordered_set<std::string> used_;
 };
 
@@ -145,9 +161,10 @@ Layer load_layer(Loader& load, const Config& c, const std::string& blk) {
 
 }  // namespace
 
-Weights load_weights(const GgufModel& model, const Config& c, Backend& backend) {
+Weights load_weights(const GgufModel& model, const Config& c, Backend& backend,
+                     const LoadProgress& progress) {
   Weights w;
-  Loader load(model, c, backend, w.owned);
+  Loader load(model, c, backend, w.owned, progress);
   w.token_embd = load.matrix("token_embd.weight", c.n_vocab, c.n_embd);
   if (c.family->rope == RopeLayout::none) {
     w.position_embd = load.floats("position_embd.weight", c.n_ctx_train, c.n_embd);

@@ -1,6 +1,7 @@
 // Weights: the tensors of a model by name, each validated against the Config once.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "core/backend.h"
@@ -36,8 +37,12 @@ struct Weights {
   std::vector<Buffer> owned;  // what is not read from the mapped file
 };
 
+// Told of the bytes that are loaded, of all of them.
+using LoadProgress = std::function<void(size_t loaded, size_t total)>;
+
 // The tensors stay valid as long as `model` and `backend`. Throws FormatError naming the tensor,
 // its shape or type and the expected one; also for a tensor that the family has no use for.
-Weights load_weights(const GgufModel& model, const Config& config, Backend& backend);
+Weights load_weights(const GgufModel& model, const Config& config, Backend& backend,
+                     const LoadProgress& progress = nullptr);
 
 }  // namespace h2o

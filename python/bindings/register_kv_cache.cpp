@@ -223,20 +223,23 @@ void register_kv_cache(py::module_& m) {
 
   m.def(
       "cache_bytes",
-      [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, const KvPolicy& policy,
-         int32_t max_tokens, const std::string& k_dtype, const std::string& v_dtype) {
-        const KvShape shape{.n_layers = n_layers,
-                            .n_heads = n_kv_heads,
-                            .n_kv_heads = n_kv_heads,
-                            .head_dim = head_dim,
-                            .max_tokens = max_tokens,
-                            .k_dtype = kv_dtype(k_dtype),
-                            .v_dtype = kv_dtype(v_dtype)};
-        return KvCache::bytes({&policy, 1}, shape);
+      [](int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
+         const std::vector<KvPolicy>& policies, int32_t max_tokens, const std::string& k_dtype,
+         const std::string& v_dtype, bool may_roll) {
+        KvShape shape{.n_layers = n_layers,
+                      .n_heads = n_kv_heads,
+                      .n_kv_heads = n_kv_heads,
+                      .head_dim = head_dim,
+                      .max_tokens = max_tokens,
+                      .k_dtype = kv_dtype(k_dtype),
+                      .v_dtype = kv_dtype(v_dtype)};
+        if (may_roll) shape.rope.layout = RopeLayout::halves;  // either takes the same
+        return KvCache::bytes(policies, shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),
-      py::arg("policy"), py::arg("max_tokens"), py::arg("k_dtype"), py::arg("v_dtype"),
-      "Bytes of a cache: K, V, positions and scores of every layer.");
+      py::arg("policies"), py::arg("max_tokens"), py::arg("k_dtype"), py::arg("v_dtype"),
+      py::arg("may_roll"),
+      "Bytes of the cache of a sequence: K, V and what is known of each slot.");
 }
 
 }  // namespace h2o::python

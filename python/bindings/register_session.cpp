@@ -28,10 +28,19 @@ std::span<const int32_t> span_of(const Tokens& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
+// `progress` is a function of the bytes loaded, and of all of them; or None. What it raises ends
+// the loading.
 std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
-                                  int n_threads) {
+                                  int n_threads, const py::object& progress) {
+  LoadProgress tell;
+  if (!progress.is_none()) {
+    tell = [&progress](size_t loaded, size_t total) {
+      const py::gil_scoped_acquire acquire;
+      progress(loaded, total);
+    };
+  }
   const py::gil_scoped_release release;
-  return std::make_shared<Model>(path, make_backend(device, n_threads));
+  return std::make_shared<Model>(path, make_backend(device, n_threads), tell);
 }
 
 Positions positions_of(const std::string& name) {
@@ -66,6 +75,17 @@ Floats step(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inp
     logits = session.step(spans);
   }
   return Floats({std::ssize(inputs), py::ssize_t{session.model().config.n_vocab}}, logits.data());
+}
+
+Tokens greedy(Session& session, const std::vector<std::pair<int32_t, Tokens>>& inputs) {
+  std::vector<Input> spans;
+  for (const auto& [sequence, tokens] : inputs) spans.push_back({sequence, span_of(tokens)});
+  std::span<const int32_t> tokens;
+  {
+    const py::gil_scoped_release release;
+    tokens = session.greedy(spans);
+  }
+  return Tokens(std::ssize(tokens), tokens.data());
 }
 
 Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
@@ -132,7 +152,7 @@ int32_t sample(Sampler& sampler, const Floats& logits) {
 void register_session(py::module_& m) {
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
       .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
-           py::arg("threads"))
+           py::arg("threads"), py::arg("progress") = py::none())
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
       .def_property_readonly(
           "file", [](const Model& model) { return &model.file.head(); },
@@ -154,6 +174,7 @@ void register_session(py::module_& m) {
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"))
       .def("step", &step, py::arg("inputs"))
+      .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
       .def(
           "reset",

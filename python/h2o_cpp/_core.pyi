@@ -1,7 +1,7 @@
 """The C++ core; private. See python/bindings."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,14 +86,22 @@ def cache_bytes(
     n_layers: int,
     n_kv_heads: int,
     head_dim: int,
-    policy: KvPolicy,
+    policies: Sequence[KvPolicy],
     max_tokens: int,
     k_dtype: str,
     v_dtype: str,
+    may_roll: bool,
 ) -> int: ...
 
 class Model:
-    def __init__(self, path: str | os.PathLike[str], *, device: str, threads: int) -> None: ...
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str,
+        threads: int,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None: ...
     @property
     def backend(self) -> str: ...
     @property
@@ -129,6 +137,7 @@ class Session:
         positions: str,
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
+    def greedy(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]: ...
     def score(self, sequence: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
     def reset(self, sequence: int, policies: Sequence[KvPolicy] = ()) -> None: ...
     def room(self, sequence: int) -> int: ...

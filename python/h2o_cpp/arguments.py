@@ -27,6 +27,11 @@ def number(name: str, value: object) -> float:
     raise ValueError(f"{name}={value!r}, expected a number")
 
 
+def thread_count(threads: int | None) -> int:
+    """For the core, where 0 is one thread for each core."""
+    return 0 if threads is None else whole("threads", threads, 1)
+
+
 class KvDTypes(TypedDict):
     """The types of cached keys and values, as the core takes them."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, whole
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, thread_count, whole
 from h2o_cpp.policy import Policy
 
 
@@ -94,7 +94,7 @@ class KVCache:
             max_tokens=whole("max_tokens", max_tokens, 1),
             **kv_dtypes(kv_dtype),
             device=device,
-            threads=0 if threads is None else whole("threads", threads, 1),
+            threads=thread_count(threads),
         )
 
     @property

@@ -19,7 +19,6 @@ _UNITS = {
     for unit, base in (("B", 1000), ("iB", 1024))
     if prefix or unit == "B"
 }
-_RANK_BYTES = 4  # of each slot whose sequence may roll
 
 
 @dataclass(frozen=True)
@@ -104,26 +103,17 @@ def slab_bytes(
     positions: Positions,
 ) -> int:
     """Bytes of the cache of one sequence; those of several are at most as many times as much."""
-    policies = [policy] if isinstance(policy, Policy) else [*policy]
-    if len(policies) not in (1, shape.n_layers):
-        raise ValueError(f"{len(policies)} policies for {shape.n_layers} layers")
-    if len(policies) == 1:
-        policies *= shape.n_layers
-    rolls = not shape.learned_positions and positions != "original"
-    rolls = rolls and all(one.budget is not None and one.budget < n_ctx for one in policies)
-    n_bytes = 0
-    for one in policies:
-        slots = n_ctx if one.budget is None else min(one.budget + 1, n_ctx)
-        n_bytes += rolls * _aligned(_RANK_BYTES * slots * shape.n_kv_heads)
-        n_bytes += _core.cache_bytes(
-            n_layers=1,
-            n_kv_heads=shape.n_kv_heads,
-            head_dim=shape.head_dim,
-            policy=one.core(),
-            max_tokens=n_ctx,
-            **kv_dtypes(kv_dtype),
-        )
-    return n_bytes
+    policies = [policy] if isinstance(policy, Policy) else policy
+    bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
+    return _core.cache_bytes(
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        policies=[one.core() for one in policies],
+        max_tokens=n_ctx,
+        **kv_dtypes(kv_dtype),
+        may_roll=bounded and not shape.learned_positions and positions != "original",
+    )
 
 
 def bytes_of(memory: int | str) -> int:
@@ -134,8 +124,3 @@ def bytes_of(memory: int | str) -> int:
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"memory={memory!r}, expected bytes or a size such as 4GiB or 512MB")
     return whole("memory", int(float(match[1]) * _UNITS[match[2]]), 1, None)
-
-
-def _aligned(n_bytes: int) -> int:
-    """The core begins every array on a cache line of 64 bytes."""
-    return -(-n_bytes // 64) * 64

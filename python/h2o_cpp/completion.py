@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
+from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Continuation, Generation
 from h2o_cpp.request import Request
 
@@ -65,7 +64,7 @@ class Channel:
         return Generation("", "cancelled", "", 0, 0, 0.0, 0.0)
 
 
-class Completion(Iterator[str], AsyncIterator[str]):
+class Completion(Iterator[str], AsyncIterator[str], Closing):
     """The text that an Engine makes of a request: iterate over it for pieces, each valid Unicode.
 
     In a thread: `for piece in completion`, or `completion.result()` for the whole. In a task:
@@ -123,9 +122,12 @@ class Completion(Iterator[str], AsyncIterator[str]):
         return self
 
     async def __anext__(self) -> str:
+        # Whoever awaits has loaded it; others are spared the time that it takes.
+        from asyncio import wrap_future
+
         try:
             while isinstance(piece := self._channel.get(), Future):
-                await asyncio.wrap_future(piece)
+                await wrap_future(piece)
         except BaseException:  # CancelledError too
             self.close()
             raise
@@ -140,17 +142,6 @@ class Completion(Iterator[str], AsyncIterator[str]):
         async for _ in self:
             pass
         return self._channel.generation()
-
-    def __enter__(self) -> Completion:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_channel"):  # __init__ got that far

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import queue
 import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from h2o_cpp.arguments import whole
+from h2o_cpp.closing import Closing
 from h2o_cpp.completion import Channel, Completion
 from h2o_cpp.continuation import Continuation
 from h2o_cpp.places import Places
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 1.0
 
 
-class Engine:
+class Engine(Closing):
     """Continues the requests of many threads and tasks at once, with the sequences of a Generator.
 
     One thread of its own computes while there is work, and sleeps otherwise. Requests wait in a
@@ -94,10 +93,13 @@ class Engine:
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """submit() for asyncio: other tasks go on while the queue is full."""
+        # Whoever awaits has loaded it; others are spared the time that it takes.
+        from asyncio import wrap_future
+
         request = self._request(prompt, hh, policy, after, options)
         place = self._worker.places.ask()
         try:
-            await asyncio.wrap_future(place)
+            await wrap_future(place)
         except BaseException:
             self._worker.places.withdraw(place)
             raise
@@ -127,17 +129,6 @@ class Engine:
     def close(self) -> None:
         """Cancel what has not ended, after the step that is being computed; free the Generator."""
         self._worker.stop()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Worker:

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp.arguments import whole
 from h2o_cpp.batch import run_batch
 from h2o_cpp.chat_template import ChatTemplate, Message
+from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Generation, Text
 from h2o_cpp.engine import Engine
 from h2o_cpp.policy import Policy
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Generator:
+class Generator(Closing):
     """Streams text from a GGUF model within a fixed memory budget.
 
     Safe to share between threads: they take turns, one stream at a time. A stream that is dropped,
@@ -147,50 +147,30 @@ class Generator:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = None,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        repeat_penalty: float = 1.0,
-        repeat_last_n: int = 64,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-        parse_special: bool = False,
         after: Snapshot | None = None,
+        **options: Unpack[StreamOptions],
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
-        max_tokens: at most this many; default: until the end of text or of the context, if it
-            has one (see `endless`).
-        temperature: 0 is greedy. top_k, top_p, min_p: 0, 1 and 0 switch them off.
-        repeat_penalty: for the last repeat_last_n tokens (-1: all); 1 is none.
-        seed: the same seed, prompt and options give the same text.
-        stop: strings that end the text; they are not part of it.
-        ignore_eos: go on after the end-of-text token.
-        parse_special: special tokens that the prompt spells, as "</s>", are those tokens.
         after: go on from this snapshot; the prompt then follows its text, and may be empty. Without
             a seed its random numbers go on too: the text is the one that would have been.
+
+        Options, and their defaults:
+
+        max_tokens=None: at most this many; None: until the end of text or of the context, if it
+            has one (see `endless`).
+        temperature=0.8: 0 is greedy.
+        top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
+        repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
+        seed=None: the same seed, prompt and options give the same text.
+        stop=None: strings that end the text; they are not part of it.
+        ignore_eos=False: go on after the end-of-text token.
+        parse_special=False: special tokens that the prompt spells, as "</s>", are those tokens.
 
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.
         """
-        request = self.request(
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
-            seed=seed,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            parse_special=parse_special,
-            after=after,
-        )
+        request = self.request(prompt, after=after, **options)
         return Stream(self._runtime, self._turn, request)
 
     @overload
@@ -263,7 +243,9 @@ class Generator:
         **options: Unpack[StreamOptions],
     ) -> Request:
         """A request for run(), checked; options as for stream(), which says what is raised."""
-        return make_request(self._runtime(), self._seeds, prompt, after=after, **options)
+        return make_request(
+            self._runtime(), self._seeds, prompt, after=after, policy=None, **options
+        )
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
         """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
@@ -404,14 +386,3 @@ class Generator:
         with self._turn.alone():
             self._turn.settle()
             self._open = None
-
-    def __enter__(self) -> Generator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -7,9 +7,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Generation
 from h2o_cpp.generator import Generator
 from h2o_cpp.request import Request, StreamOptions
@@ -17,7 +17,7 @@ from h2o_cpp.request import Request, StreamOptions
 _BEGINNING = b'{"index": '  # of every line of output
 
 
-class Output:
+class Output(Closing):
     """A file of texts, a JSON object in each line; only whole lines are added.
 
     It belongs to one process at a time. `finished` has the indices of the lines that are there.
@@ -64,15 +64,8 @@ class Output:
         self._file.flush()
         self.finished.add(index)
 
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the file."""
         self._file.close()
 
 

@@ -46,14 +46,14 @@ class Sampling:
     """How to choose tokens, checked. A sampler takes memory, so each is made when it is needed."""
 
     n_vocab: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    repeat_last_n: int
     seed: int
     random_state: str | None  # to go on from, instead of the seed
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
 
     def __post_init__(self) -> None:
         self.sampler()  # raises ValueError for what is out of range
@@ -111,19 +111,19 @@ def make_request(
     seeds: random.Random,
     prompt: str | Sequence[int],
     *,
+    after: Snapshot | None,
+    policy: Policy | Sequence[Policy] | None,
     max_tokens: int | None = None,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 64,
+    temperature: float = Sampling.temperature,
+    top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    min_p: float = Sampling.min_p,
+    repeat_penalty: float = Sampling.repeat_penalty,
+    repeat_last_n: int = Sampling.repeat_last_n,
     seed: int | None = None,
     stop: str | Sequence[str] | None = None,
     ignore_eos: bool = False,
     parse_special: bool = False,
-    after: Snapshot | None = None,
-    policy: Policy | Sequence[Policy] | None = None,
 ) -> Request:
     """A request as Generator.stream explains it, which also says what it raises.
 
@@ -141,14 +141,14 @@ def make_request(
         seed = seeds.getrandbits(64)
     sampling = Sampling(
         runtime.model.n_vocab,
+        seed=whole("seed", seed, 0, 2**64 - 1),
+        random_state=random_state,
         temperature=number("temperature", temperature),
         top_k=whole("top_k", top_k, 0),
         top_p=number("top_p", top_p),
         min_p=number("min_p", min_p),
         repeat_penalty=number("repeat_penalty", repeat_penalty),
         repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
-        seed=whole("seed", seed, 0, 2**64 - 1),
-        random_state=random_state,
     )
     return Request(tokens, after, sampling, max_tokens, stops, ignore_eos, policy)
 
@@ -177,7 +177,7 @@ def make_requests(
         raise ValueError(f"each has {len(each)} options for {len(prompts)} prompts")
     every: list[StreamOptions] = [{**options, **own} for own in each]
     return [
-        make_request(runtime, seeds, prompt, after=after, **own)
+        make_request(runtime, seeds, prompt, after=after, policy=None, **own)
         for prompt, own in zip(prompts, every, strict=True)
     ]
 

@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import whole
 from h2o_cpp.capacity import capacity
 from h2o_cpp.policy import Policy, choose_policy
-from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.session import Positions, chunks, open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
@@ -62,9 +62,8 @@ def open_runtime(
     memory: int | str | None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
-    n_threads = 0 if threads is None else whole("threads", threads, 1)
     n_batch = whole("n_batch", n_batch, 1)
-    model = _core.Model(os.fspath(path), device=device, threads=n_threads)
+    model = open_model(path, device=device, threads=threads)
     n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is None:

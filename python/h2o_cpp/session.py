@@ -1,7 +1,8 @@
-"""Sessions: sequences of a model, opened with a policy, and fed as much as they take at a time."""
+"""Models, and sessions: their sequences, opened with a policy and fed as much as they take."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
@@ -9,10 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes
+from h2o_cpp.arguments import INT32_MAX, kv_dtypes, thread_count
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
+
+
+def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None) -> _core.Model:
+    """Load a GGUF file.
+
+    device, threads: as for Generator.
+
+    Raises FileNotFoundError, ValueError and MemoryError.
+    """
+    return _core.Model(os.fspath(path), device=device, threads=thread_count(threads))
 
 
 def open_session(

@@ -7,12 +7,12 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Continuation, Generation
 from h2o_cpp.request import Request
 from h2o_cpp.runtime import Runtime
@@ -20,7 +20,7 @@ from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.turn import Turn
 
 
-class Stream(Iterator[str]):
+class Stream(Iterator[str], Closing):
     """Pieces of text as they are generated, each valid Unicode.
 
     Nothing is computed before the first piece is asked for. Ending, closing or dropping the stream
@@ -154,17 +154,6 @@ class Stream(Iterator[str]):
     def __del__(self) -> None:
         if hasattr(self, "_text"):  # __init__ got that far
             self._turn.give_back(self._text)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next_piece(self) -> str:
         """One step: the text it completes, often empty."""

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_rig.h"
+#include "bounds.h"
 #include "cpu/isa/detect.h"
 
 namespace h2o {
@@ -15,32 +16,51 @@ struct Kept {
   int32_t position;
   std::vector<double> k, v;  // [head_dim], as rounded to the cache's type
   double score = 0;
-  double error = 0;  // how far from `score` the engine's may be
+  double error = 0;        // of the probabilities that it is the sum of
+  int64_t n_received = 0;  // how many they are
+
+  // How far from `score` the engine's may be.
+  double score_error() const { return error + gamma(n_received) * score; }
 };
+
+// Does the device attend to chunks on tensor cores, with factors rounded to f16?
+inline bool uses_tensor_cores(const KvShape& shape) {
+  const auto fits = [](DType dtype) {
+    return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
+  };
+  constexpr int32_t kHeadDims[] = {64, 80, 96, 128, 256};
+  return on_cuda() && fits(shape.k_dtype) && fits(shape.v_dtype) &&
+         std::ranges::count(kHeadDims, shape.head_dim) > 0;
+}
 
 // One sequence, one kv_head. step() gives the attention outputs of the next tokens and how far
 // from them f32 may be; adopt() says which tokens survive.
 class ReferenceHead {
  public:
   ReferenceHead(const KvPolicy& policy, const KvShape& shape)
-      : policy_(policy), shape_(shape), type_(&choose_kernels("scalar").of(shape.k_dtype)) {}
+      : policy_(policy),
+        shape_(shape),
+        k_type_(&choose_kernels("scalar").of(shape.k_dtype)),
+        v_type_(&choose_kernels("scalar").of(shape.v_dtype)) {}
 
   struct Output {
     std::vector<double> value;  // [n, group, head_dim]
     std::vector<double> bound;
   };
 
+  // `prefill`: the batch has a chunk of more than one row.
   Output step(int64_t n, const std::vector<float>& q, const std::vector<float>& k,
-              const std::vector<float>& v) {
+              const std::vector<float>& v, bool prefill) {
+    const bool tensor_cores = prefill && uses_tensor_cores(shape_);
     const int64_t before = std::ssize(kept_);
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     for (int64_t i = 0; i < n; ++i) {
-      kept_.push_back({length_++, rounded(k, i), rounded(v, i)});
+      kept_.push_back({length_++, rounded(k, i, *k_type_), rounded(v, i, *v_type_)});
     }
     Output out;
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t h = 0; h < group; ++h) {
-        attend(q.data() + (i * group + h) * shape_.head_dim, before + i + 1, out);
+        attend(q.data() + (i * group + h) * shape_.head_dim, before + i + 1, tensor_cores, out);
       }
     }
     return out;
@@ -92,7 +112,7 @@ class ReferenceHead {
       for (const Kept& stayed : instead) {
         right = right && policy_.heavy > 0 && stayed.position >= policy_.sinks &&
                 stayed.position < length_ - policy_.recent &&
-                gone.score - stayed.score <= gone.error + stayed.error;
+                gone.score - stayed.score <= gone.score_error() + stayed.score_error();
       }
     }
     n_close_calls_ += std::ssize(evicted);
@@ -106,61 +126,78 @@ class ReferenceHead {
   int64_t n_close_calls() const { return n_close_calls_; }
 
  private:
-  std::vector<double> rounded(const std::vector<float>& x, int64_t row) const {
+  std::vector<double> rounded(const std::vector<float>& x, int64_t row,
+                              const TypeKernels& type) const {
     const int64_t n = shape_.head_dim;
-    std::vector<std::byte> stored(byte_size(shape_.k_dtype, n));
+    std::vector<std::byte> stored(n * sizeof(float));  // no type has more
     std::vector<float> back(n);
-    type_->encode(stored.data(), x.data() + row * n, n);
-    type_->decode(back.data(), stored.data(), n);
+    type.encode(stored.data(), x.data() + row * n, n);
+    type.decode(back.data(), stored.data(), n);
     return {back.begin(), back.end()};
   }
 
   // One query over the first n_visible tokens.
-  void attend(const float* q, int64_t n_visible, Output& out) {
+  void attend(const float* q, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
+    const auto rounding = [=](double x) {
+      return tensor_cores ? rounding_error(DType::f16, x) : 0.0;
+    };
+    const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
     std::vector<double> a(n_visible);
     double logit_error = 0;  // of a logit, scaled: gamma of head_dim + 6 roundings, see test_matmul
     for (int64_t j = 0; j < n_visible; ++j) {
       double magnitude = 0;
+      double factors = 0;  // what rounding q, with its scale or without, and k comes to
       for (int64_t d = 0; d < head_dim; ++d) {
-        a[j] += scale * q[d] * kept_[j].k[d];
-        magnitude += std::abs(scale * q[d] * kept_[j].k[d]);
+        const double k = kept_[j].k[d];
+        a[j] += scale * q[d] * k;
+        magnitude += std::abs(scale * q[d] * k);
+        factors += scale * (std::abs(q[d]) * rounding(k) + 0x1p-11 * std::abs(q[d] * k));
       }
-      logit_error = std::max(logit_error, gamma(head_dim + 6) * magnitude);
+      if (!tensor_cores) factors = 0;
+      const double sum = sum_error(head_dim) + gamma(head_dim + 6);
+      logit_error = std::max(logit_error, sum * magnitude + 1.001 * factors);  // and their product
     }
     const double largest = *std::max_element(a.begin(), a.end());
     double total = 0;
-    double spread = 0;
+    double power = 0;  // relative error of a power
     for (double& x : a) {
-      spread = std::max(spread, largest - x);
+      power = std::max(power, power_error(largest - x));
       x = std::exp(x - largest);
       total += x;
     }
-    // The exponent a_j - largest is off by two logits' errors and two roundings of it, as is each
-    // term of the sum; then the roundings of softmax, see test_kernels.
-    const double relative =
-        1.01 * (2 * (2 * logit_error + (2 * spread + 4) * kUnit) + gamma(n_visible + 2));
+    // The exponent a_j - largest is off by two logits' errors, as is each term of the sum; then the
+    // roundings of softmax, see test_kernels, and as many where parts with maxima of their own are
+    // put together.
+    const double sums = gamma(2 * n_visible + 2);
+    const double relative = std::expm1(2 * (2 * logit_error + power) + sums);
     std::vector<double> value(head_dim);
-    std::vector<double> magnitude(head_dim);
+    std::vector<double> bound(head_dim);
+    // The weights are multiplied before they are divided by their sum, which is at least 1.
+    const double weights = relative + sums + sum_error(n_visible);
     for (int64_t j = 0; j < n_visible; ++j) {
       const double p = a[j] / total;
       for (int64_t d = 0; d < head_dim; ++d) {
-        value[d] += p * kept_[j].v[d];
-        magnitude[d] += std::abs(p * kept_[j].v[d]);
+        const double v = kept_[j].v[d];
+        value[d] += p * v;
+        bound[d] += weights * std::abs(p * v);
+        if (!tensor_cores) continue;
+        const double p_error = std::max(0x1p-11 * p, 0x1p-25 / total);
+        bound[d] += 1.001 * (p_error * std::abs(v) + p * rounding(v));
       }
       kept_[j].score += p;
-      kept_[j].error += relative * p + kUnit * kept_[j].score;  // and the rounding of the sum
+      kept_[j].error += relative * p;
+      ++kept_[j].n_received;
     }
-    for (int64_t d = 0; d < head_dim; ++d) {
-      out.value.push_back(value[d]);
-      out.bound.push_back((relative + gamma(n_visible + 1)) * magnitude[d]);
-    }
+    out.value.insert(out.value.end(), value.begin(), value.end());
+    out.bound.insert(out.bound.end(), bound.begin(), bound.end());
   }
 
   KvPolicy policy_;
   KvShape shape_;
-  const TypeKernels* type_;  // rounds to the cache's type
+  const TypeKernels* k_type_;  // round to the cache's types
+  const TypeKernels* v_type_;
   int32_t length_ = 0;
   std::vector<Kept> kept_;  // in position order
   int64_t n_close_calls_ = 0;

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "backends/make_backend.h"
+#include "device_rig.h"
 #include "kv/cache.h"
 #include "testing.h"
 
@@ -44,7 +44,7 @@ inline float attention_scale(const KvShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-// Rotary positions of any head.
+// Rotary positions of any head; the frequencies are in the host's memory.
 inline Rope rope_of(int32_t head_dim) {
   static const std::vector<float> frequencies = [] {
     std::vector<float> powers;
@@ -55,8 +55,8 @@ inline Rope rope_of(int32_t head_dim) {
   return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
 }
 
-// A cache of its own on the CPU; H2O_ISA chooses the instruction set. Where the shape may roll, it
-// does from the start, unless `original`, with rotary positions.
+// A cache of its own on the test device. Where the shape may roll, it does from the start, unless
+// `original`, with rotary positions.
 class Rig {
  public:
   Rig(const KvPolicy& policy, const KvShape& shape, int n_threads = 1, bool original = false)
@@ -64,8 +64,8 @@ class Rig {
 
   Rig(std::span<const KvPolicy> policies, const KvShape& shape, int n_threads = 1,
       bool original = false)
-      : backend_(make_backend("cpu", n_threads)),
-        cache_(*backend_, policies, shape),
+      : backend_(test_backend(n_threads)),
+        cache_(*backend_, policies, uploaded(shape)),
         rolling_(shape.may_roll() && !original) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
   }
@@ -85,24 +85,20 @@ class Rig {
                 cache_.rolling(piece.sequence));
     }
     const KvShape& shape = cache_.shape();
-    std::vector<float> out(in.q.size(), NAN);
-    // The CPU back end reads the host's memory in place.
-    const auto tensor = [&](const std::vector<float>& x, int64_t heads) {
-      return Tensor{reinterpret_cast<std::byte*>(const_cast<float*>(x.data())), DType::f32,
-                    batch.n_rows(), heads * shape.head_dim};
-    };
+    const int64_t n = batch.n_rows();
+    const int64_t width = int64_t{shape.n_heads} * shape.head_dim;
+    const int64_t kv_width = int64_t{shape.n_kv_heads} * shape.head_dim;
+    DeviceMatrix out(*backend_, n, width);
+    DeviceMatrix q(*backend_, n, width), k(*backend_, n, kv_width), v(*backend_, n, kv_width);
+    v.write(in.v);
     for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
-      const Qkv rotated = in;  // in place
-      const Attention attention{.out = tensor(out, shape.n_heads),
-                                .q = tensor(rotated.q, shape.n_heads),
-                                .k = tensor(rotated.k, shape.n_kv_heads),
-                                .v = tensor(rotated.v, shape.n_kv_heads),
-                                .rope = shape.rope,
-                                .scale = attention_scale(shape)};
-      backend_->attend(attention, cache_.layer(layer), batch);
+      q.write(in.q);  // the layer before has rotated them in place
+      k.write(in.k);
+      const Attention attention{out, q, k, v, shape.rope, attention_scale(shape)};
+      backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(layer), batch); });
     }
     cache_.advance(batch);
-    return out;
+    return out.read();
   }
 
   KvCache& cache() { return cache_; }
@@ -117,7 +113,18 @@ class Rig {
     if (rolling_) roll(sequence);
   }
 
+  // With the rotary frequencies where the back end reads them.
+  KvShape uploaded(KvShape shape) {
+    Tensor& frequencies = shape.rope.frequencies;
+    if (!frequencies) return shape;
+    frequencies_ = backend_->allocate(frequencies.bytes());
+    backend_->write(frequencies_.data(), frequencies.data, frequencies.bytes());
+    frequencies.data = frequencies_.data();
+    return shape;
+  }
+
   std::unique_ptr<Backend> backend_;
+  Buffer frequencies_;
   KvCache cache_;
   const bool rolling_;
 };

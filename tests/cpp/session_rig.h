@@ -4,15 +4,15 @@
 #include <memory>
 #include <vector>
 
-#include "backends/make_backend.h"
+#include "device_rig.h"
 #include "model/session.h"
 #include "testing.h"
 
 namespace h2o {
 
-// A model of the repository; H2O_ISA chooses the instruction set.
+// A model of the repository, on the test device.
 inline std::shared_ptr<Model> load(const char* path, int n_threads) {
-  return std::make_shared<Model>(path, make_backend("cpu", n_threads));
+  return std::make_shared<Model>(path, test_backend(n_threads));
 }
 inline std::shared_ptr<Model> tiny_model(int n_threads) {
   return load(H2O_SOURCE_DIR "/models/tiny-opt.gguf", n_threads);

@@ -2,7 +2,7 @@
 // it in double.
 #include <doctest/doctest.h>
 
-#include "attention_reference.h"
+#include "attention_check.h"
 #include "core/error.h"
 
 namespace h2o {
@@ -56,90 +56,6 @@ std::vector<Piece> random_pieces(Random& random, const KvCache& cache) {
   return pieces;
 }
 
-// The rows of [n, heads * head_dim] that belong to `count` heads from `head`.
-std::vector<float> heads_of(const std::vector<float>& x, int64_t n, int64_t heads, int64_t head,
-                            int64_t count, int64_t head_dim) {
-  std::vector<float> part;
-  for (int64_t i = 0; i < n; ++i) {
-    const auto from = x.begin() + (i * heads + head) * head_dim;
-    part.insert(part.end(), from, from + count * head_dim);
-  }
-  return part;
-}
-
-struct Totals {
-  int64_t n_outputs = 0;
-  int64_t n_evictions = 0;
-  int64_t n_close_calls = 0;  // where rounding decided whom to evict
-};
-
-void check_against_reference(Random& random, const KvPolicy& policy, const KvShape& shape,
-                             Totals& totals) {
-  CAPTURE(policy.sinks);
-  CAPTURE(policy.heavy);
-  CAPTURE(policy.recent);
-  CAPTURE(shape.n_heads);
-  CAPTURE(shape.n_kv_heads);
-  CAPTURE(shape.head_dim);
-  CAPTURE(shape.max_tokens);
-  CAPTURE(info(shape.k_dtype).name);
-  Rig rig(policy, shape);
-  const int32_t group = shape.n_heads / shape.n_kv_heads;
-  std::vector<ReferenceHead> heads(shape.n_sequences * shape.n_kv_heads, {policy, shape});
-  std::vector<int32_t> lengths(shape.n_sequences);
-
-  for (int step = 0; step < 10; ++step) {
-    CAPTURE(step);
-    const std::vector<Piece> pieces = random_pieces(random, rig.cache());
-    if (pieces.empty()) continue;
-    int64_t n = 0;
-    for (const Piece& piece : pieces) n += piece.n_rows;
-    const Qkv in = random_qkv(random, shape, n);
-    const std::vector<float> out = rig.attend(pieces, in);
-
-    int64_t row = 0;
-    for (const auto& [sequence, n_rows] : pieces) {
-      const Qkv mine = in.rows(shape, row, n_rows);
-      const Qkv output = Qkv{out, in.k, in.v}.rows(shape, row, n_rows);
-      row += n_rows;
-      lengths[sequence] += n_rows;
-      for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
-        ReferenceHead& head = heads[sequence * shape.n_kv_heads + kv_head];
-        const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
-          return heads_of(x, n_rows, all, kv_head * count, count, shape.head_dim);
-        };
-        const ReferenceHead::Output expected =
-            head.step(n_rows, part(mine.q, shape.n_heads, group), part(mine.k, shape.n_kv_heads, 1),
-                      part(mine.v, shape.n_kv_heads, 1));
-        const std::vector<float> actual = part(output.q, shape.n_heads, group);
-        REQUIRE(actual.size() == expected.value.size());
-        int n_wrong = 0;
-        for (size_t i = 0; i < actual.size(); ++i) {
-          n_wrong += !(std::abs(actual[i] - expected.value[i]) <= expected.bound[i]);
-        }
-        CHECK(n_wrong == 0);
-        totals.n_outputs += std::ssize(actual);
-
-        const std::vector<KvEntry> entries = rig.entries(sequence, kv_head);
-        const int64_t n_before = std::ssize(head.kept());
-        REQUIRE(head.adopt(entries));
-        totals.n_evictions += n_before - std::ssize(head.kept());
-        CHECK(std::ssize(entries) == rig.cache().kept(sequence));
-        int n_wrong_scores = 0;
-        for (size_t i = 0; i < entries.size(); ++i) {
-          const Kept& kept = head.kept()[i];
-          n_wrong_scores += policy.heavy > 0
-                                ? !(std::abs(entries[i].score - kept.score) <= kept.error)
-                                : entries[i].score != 0;
-        }
-        CHECK(n_wrong_scores == 0);
-      }
-      CHECK(rig.cache().length(sequence) == lengths[sequence]);
-    }
-  }
-  for (const ReferenceHead& head : heads) totals.n_close_calls += head.n_close_calls();
-}
-
 TEST_CASE("attend is softmax attention over what H2O keeps") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Random random(1);
@@ -148,12 +64,13 @@ TEST_CASE("attend is softmax attention over what H2O keeps") {
       const KvPolicy policy = random_policy(random);
       KvShape shape = random_shape(random, dtype);
       if (trial % 5 == 0) shape.head_dim = 64;  // whole vectors
-      check_against_reference(random, policy, shape, totals);
+      check_against_reference(random, policy, shape, 10, random_pieces, totals);
     }
-    // The trials meant something: rounding explains next to none of the evictions.
+    // The trials meant something: rounding explains next to none of the evictions, and few where
+    // logits are products of f16.
     CHECK(totals.n_outputs > 100'000);
     CHECK(totals.n_evictions > 5'000);
-    CHECK(totals.n_close_calls <= totals.n_evictions / 1000);
+    CHECK(totals.n_close_calls <= totals.n_evictions / (on_cuda() ? 50 : 1000));
   }
 }
 

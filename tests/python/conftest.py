@@ -5,9 +5,32 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from background import greedy
+from h2o_cpp import Generator, _core
+from h2o_cpp.tokenizer import TextTokenizer
+from short_text import TEXT
+
 ROOT = Path(__file__).resolve().parents[2]
+
+# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
+# `device` run on a GPU too.
+if os.environ.get("H2O_TEST_DEVICE") == "cuda":
+    hypothesis.settings.register_profile("cuda", deadline=None)  # the first call takes seconds
+    hypothesis.settings.load_profile("cuda")
+else:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """What to compute on."""
+    name: str = request.param
+    if name == "cuda" and _core.cuda_device_count() == 0:
+        pytest.skip("no CUDA device, no CUDA in this build, or not H2O_TEST_DEVICE=cuda")
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +43,48 @@ def data() -> Path:
 def tiny_opt() -> Path:
     """The bundled model."""
     return ROOT / "models" / "tiny-opt.gguf"
+
+
+@pytest.fixture
+def generator(tiny_opt: Path) -> Generator:
+    """A fresh one of the bundled model."""
+    return Generator(tiny_opt, threads=1)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_opt: Path) -> str:
+    """What a fresh one says."""
+    return greedy(Generator(tiny_opt, threads=1))
+
+
+@pytest.fixture(scope="session")
+def model(tiny_opt: Path) -> _core.Model:
+    """The bundled model, loaded."""
+    return _core.Model(tiny_opt, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: _core.Model) -> TextTokenizer:
+    """Its tokenizer."""
+    return TextTokenizer.of_model(model)
+
+
+@pytest.fixture(scope="session")
+def tokens(tokenizer: TextTokenizer) -> list[int]:
+    """Of TEXT."""
+    return tokenizer.encode(TEXT)
+
+
+@pytest.fixture(scope="session")
+def llama(data: Path) -> Path:
+    """A small model with rotary positions, whose texts need not end."""
+    return data / "golden" / "llama_gqa2_tied.gguf"
+
+
+@pytest.fixture(scope="session")
+def llama_model(llama: Path) -> _core.Model:
+    """The same, loaded."""
+    return _core.Model(llama, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="session")

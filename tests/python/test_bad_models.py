@@ -47,11 +47,6 @@ def changed(
     return target
 
 
-@pytest.fixture
-def llama(data: Path) -> Path:
-    return data / "golden" / "llama_gqa2_tied.gguf"
-
-
 def test_the_unchanged_copy_is_good(llama: Path, tmp_path: Path) -> None:
     tokens = np.arange(3, 20)
     with (

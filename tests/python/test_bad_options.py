@@ -120,6 +120,8 @@ class TestGeneratorOptions:
             Generator(tiny_opt, heavy_hitters=0.2)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="max_new_tokens"):
             generator.generate("a", max_new_tokens=3)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="policy"):  # it is the Generator's
+            generator.stream("a", policy="window")  # type: ignore[call-arg]
 
 
 class TestStreamOptions:

@@ -19,7 +19,10 @@ from llama_gguf import types
 # Parameters of the published checkpoints. OPT's has two rows of positions that are never used.
 PARAMETERS = {
     "TinyLlama-1.1B": 1_100_048_384,
+    "LLaMA-7B": 6_738_415_616,
+    "LLaMA-3-8B": 8_030_261_248,
     "OPT-1.3B": 1_315_758_080 - 2 * 2048,
+    "OPT-6.7B": 6_658_473_984 - 2 * 4096,
     "SmolLM2-135M": 134_515_008,
     "Pythia-410M": 405_334_016,
 }
@@ -119,7 +122,7 @@ def test_errors(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with pytest.raises(ValueError, match="Q9_9"):
         write_model(path, small("OPT-1.3B"), "Q9_9")
-    for n_vocab in (259, 4 + 256 + 65537):
+    for n_vocab in (259, 4 + 256 + 256**2 + 256**3 + 1):
         with pytest.raises(ValueError, match="vocab_size"):
             write_model(path, small("OPT-1.3B", vocab_size=n_vocab), "F16")
     assert not path.exists()

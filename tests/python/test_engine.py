@@ -186,7 +186,9 @@ class Serving(RuleBasedStateMachine):
             what = self.waiting.popleft()
             prompt, policy, items = what
             seeds = random.Random(0)
-            request = make_request(self.runtime, seeds, prompt, policy=policy, **dict(items))
+            request = make_request(
+                self.runtime, seeds, prompt, after=None, policy=policy, **dict(items)
+            )
             self.running[self.scheduler.start(request)] = what
 
     def step(self) -> None:

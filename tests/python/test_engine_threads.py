@@ -33,12 +33,6 @@ def _patience() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Path:
-    """A model whose texts need not end."""
-    return data / "golden" / "llama_gqa2_tied.gguf"
-
-
 @pytest.fixture
 def generator(llama: Path) -> Generator:
     return Generator(llama, hh=12, n_batch=8, max_sequences=2, threads=1)

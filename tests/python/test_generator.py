@@ -15,22 +15,18 @@ import pytest
 from background import PROMPT
 from generating import generate
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
+from h2o_cpp.bench.memory import rss_bytes
 
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
 frees_at_once = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
 )
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
 
 @pytest.fixture(scope="module")
-def generator(tiny_opt: Path) -> Generator:
-    return Generator(tiny_opt, threads=1)
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+def generator(tiny_opt: Path, device: str) -> Generator:
+    return Generator(tiny_opt, threads=1, device=device)
 
 
 def test_sizes_and_representations(tiny_opt: Path) -> None:
@@ -82,8 +78,10 @@ class TestGenerate:
             assert result.text == generator.generate(PROMPT, temperature=0, max_tokens=20).text
 
     @pytest.mark.parametrize("hh", [None, 0.2])
-    def test_what_came_before_does_not_matter(self, tiny_opt: Path, hh: float | None) -> None:
-        generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1)
+    def test_what_came_before_does_not_matter(
+        self, tiny_opt: Path, hh: float | None, device: str
+    ) -> None:
+        generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1, device=device)
         tokens = generate(generator, 100, seed=1)
         generator.logits(range(200))
         generate(generator, 120, seed=2)
@@ -109,7 +107,8 @@ class TestLogits:
         for other in (np.array(tokens), np.array(tokens, np.uint16), tuple(tokens)):
             np.testing.assert_array_equal(generator.logits(other), logits)
 
-    def test_a_prefix_gives_the_same_rows(self, generator: Generator) -> None:
+    def test_a_prefix_gives_the_same_rows(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
         tokens = generator.tokenize(PROMPT)
         logits = generator.logits(tokens)
         # A shorter text is another batch, which may round differently.
@@ -152,8 +151,8 @@ class TestStats:
         ],
         ids=str,
     )
-    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int) -> None:
-        generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1)
+    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int, device: str) -> None:
+        generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1, device=device)
         stream = generator.stream(PROMPT, max_tokens=n, seed=1)
         for _ in stream:
             pass
@@ -204,10 +203,10 @@ class TestStats:
         before = 0
         for _ in stream:
             if len(stream.tokens) >= 450 and not before:  # past the budget of 409
-                before = resident_bytes()
+                before = rss_bytes()
         assert len(stream.tokens) == 1500
         assert generator.stats().evictions > 1000
-        assert resident_bytes() - before < 2**20
+        assert rss_bytes() - before < 2**20
 
 
 class TestClose:
@@ -252,15 +251,14 @@ class TestClose:
     def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
         """Even where a stream that has ended is still there."""
         program = f"""
-from pathlib import Path
 from h2o_cpp import Generator
-def resident(): return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+from h2o_cpp.bench.memory import rss_bytes
 generator = Generator({str(tiny_opt)!r}, kv_dtype="f32", threads=1)
 stream = generator.stream(list(range(1500)), max_tokens=1, temperature=0)
 text = "".join(stream)
-before, cache = resident(), generator.stats().cache_bytes * 1500 / 2048
+before, cache = rss_bytes(), generator.stats().cache_bytes * 1500 / 2048
 generator.close()
-print((before - resident()) / cache)
+print((before - rss_bytes()) / cache)
 """
         # Give large blocks back to the system at once.
         tunables = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}
@@ -270,10 +268,10 @@ print((before - resident()) / cache)
         assert float(output) > 0.9
 
 
-def test_stats_of_layers_and_heads(tiny_opt: Path) -> None:
+def test_stats_of_layers_and_heads(tiny_opt: Path, device: str) -> None:
     policies = [Policy.h2o(4, 4), Policy.window(5), Policy.h2o(2, 9), Policy.full()]
     policies += [Policy.window(3)] * 2
-    with Generator(tiny_opt, policy=policies, n_ctx=60, threads=1) as generator:
+    with Generator(tiny_opt, policy=policies, n_ctx=60, threads=1, device=device) as generator:
         assert generator.stats(layers=True).layers[0].heads[0] == HeadStats(-1, -1, 0.0)
         generator.generate([5] * 20, max_tokens=21, temperature=0, ignore_eos=True)
         assert generator.stats().layers == ()

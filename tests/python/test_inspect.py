@@ -19,27 +19,8 @@ from h2o_rules import ReferenceCache
 from scripted_opt import END, Tensor, scripted_opt
 from vocabularies import sentence_pieces
 
-TEXT = (
-    "The old man went down to the sea with his son. He had not been there for many years, and he "
-    "thought of his father, who had been a sailor."
-)
 HOSTILE = "</script><script>alert(1)</script><!-- <b>&amp; {{inspection}}"
 POLICIES = [Policy.full(), Policy.window(7), Policy.sinks(2, 5), Policy.h2o(6, 5, sinks=1)]
-
-
-@pytest.fixture(scope="module")
-def model(tiny_opt: Path) -> _core.Model:
-    return _core.Model(tiny_opt, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: _core.Model) -> TextTokenizer:
-    return TextTokenizer.of_model(model)
-
-
-@pytest.fixture(scope="module")
-def tokens(tokenizer: TextTokenizer) -> list[int]:
-    return tokenizer.encode(TEXT)
 
 
 N_CTX = 64

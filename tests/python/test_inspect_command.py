@@ -14,26 +14,7 @@ from h2o_cpp import Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.inspection import Inspection, inspect
 from h2o_cpp.tokenizer import TextTokenizer
-
-TEXT = (
-    "The old man went down to the sea with his son. He had not been there for many years, and he "
-    "thought of his father, who had been a sailor."
-)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_opt: Path) -> _core.Model:
-    return _core.Model(tiny_opt, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: _core.Model) -> TextTokenizer:
-    return TextTokenizer.of_model(model)
-
-
-@pytest.fixture(scope="module")
-def tokens(tokenizer: TextTokenizer) -> list[int]:
-    return tokenizer.encode(TEXT)
+from short_text import TEXT
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,6 @@ from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, gree
 from h2o_cpp import Generator, Stream
 
 
-@pytest.fixture(scope="module")
-def expected(tiny_opt: Path) -> str:
-    """What a fresh Generator says."""
-    return greedy(Generator(tiny_opt, threads=1))
-
-
-@pytest.fixture
-def generator(tiny_opt: Path) -> Generator:
-    return Generator(tiny_opt, threads=1)
-
-
 @pytest.mark.parametrize("begun", [0, 1, 5])
 def test_dropped(generator: Generator, expected: str, begun: int) -> None:
     stream = generator.stream("Another text", max_tokens=50, seed=1)

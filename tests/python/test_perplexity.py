@@ -21,11 +21,6 @@ N_CTX = 48
 
 
 @pytest.fixture(scope="module")
-def model(tiny_opt: Path) -> _core.Model:
-    return _core.Model(tiny_opt, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
 def tokens(tiny_opt: Path) -> list[int]:
     text = (
         "It was a bright morning, and the old man went down to the sea with his son. He had not "

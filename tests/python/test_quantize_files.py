@@ -238,20 +238,16 @@ def test_metadata_is_copied_byte_for_byte(tmp_path: Path, alignment: int | None)
 
 def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
     tensors = random_tensors({f"blk.{i}.ffn_up.weight": (4, 256) for i in range(3)})
-    with closing(GGUFWriter(tmp_path / "whole.gguf", "llama")) as writer:
-        writer.add_name("whole")
-        for name, values in tensors.items():
-            writer.add_tensor(name, values)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    with closing(GGUFWriter(tmp_path / "split.gguf", "llama", split_max_tensors=1)) as writer:
-        writer.add_name("whole")
-        for name, values in tensors.items():
-            writer.add_tensor(name, values)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+    for file, most in (("whole", 0), ("split", 1)):  # 0: not split
+        with closing(
+            GGUFWriter(tmp_path / f"{file}.gguf", "llama", split_max_tensors=most)
+        ) as writer:
+            writer.add_name("whole")
+            for name, values in tensors.items():
+                writer.add_tensor(name, values)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
     quantize(tmp_path / "whole.gguf", tmp_path / "a.gguf", "Q8_0")
     quantize(tmp_path / "split-00001-of-00003.gguf", tmp_path / "b.gguf", "Q8_0")
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()

@@ -22,16 +22,6 @@ LENGTH = 200
 
 
 @pytest.fixture(scope="module")
-def model(tiny_opt: Path) -> _core.Model:
-    return _core.Model(tiny_opt, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: _core.Model) -> TextTokenizer:
-    return TextTokenizer.of_model(model)
-
-
-@pytest.fixture(scope="module")
 def finder(tmp_path_factory: pytest.TempPathFactory) -> _core.Model:
     """A model that says the digit it sees in its context.
 

@@ -18,16 +18,6 @@ N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61
 
 
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Path:
-    return data / "golden" / "llama_gqa2_tied.gguf"
-
-
-@pytest.fixture(scope="module")
-def model(llama: Path) -> _core.Model:
-    return _core.Model(llama, device="cpu", threads=1)
-
-
 def random_tokens(seed: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
 
@@ -45,11 +35,11 @@ def random_tokens(seed: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32
     ids=str,
 )
 def test_logits_equal_the_rules(
-    llama: Path, model: _core.Model, policy: Policy, n_batch: int, positions: Positions
+    llama: Path, llama_model: _core.Model, policy: Policy, n_batch: int, positions: Positions
 ) -> None:
     """Before, at and far beyond the trained length, in chunks as the session takes them."""
     session = open_session(
-        model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype="f32", positions=positions
+        llama_model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype="f32", positions=positions
     )
     reference = ReferenceLlama(llama, policy, rolls_at=N_TRAIN if positions == "auto" else 0)
     lengths = []
@@ -71,10 +61,10 @@ def test_logits_equal_the_rules(
         assert lengths[:2] == [N_TRAIN, N_TRAIN - budget]
 
 
-def test_auto_is_original_up_to_the_trained_length(model: _core.Model) -> None:
+def test_auto_is_original_up_to_the_trained_length(llama_model: _core.Model) -> None:
     tokens = random_tokens(4, N_TRAIN)
     both = [
-        open_session(model, Policy.h2o(6, 8), n_ctx=N_TRAIN, n_batch=1, positions=positions)
+        open_session(llama_model, Policy.h2o(6, 8), n_ctx=N_TRAIN, n_batch=1, positions=positions)
         for positions in ("auto", "original")
     ]
     for token in tokens:
@@ -89,8 +79,8 @@ def test_auto_is_original_up_to_the_trained_length(model: _core.Model) -> None:
     assert not both[0].rolling(0)
 
 
-def test_a_step_ends_at_the_trained_length(model: _core.Model) -> None:
-    session = open_session(model, Policy.window(30), n_ctx=N_TRAIN, n_batch=64)
+def test_a_step_ends_at_the_trained_length(llama_model: _core.Model) -> None:
+    session = open_session(llama_model, Policy.window(30), n_ctx=N_TRAIN, n_batch=64)
     assert session.chunk(0) == N_TRAIN
     with pytest.raises(ValueError, match="41 tokens of sequence 0 in one step, it can take 40"):
         session.step([(0, random_tokens(1, 41))])
@@ -108,10 +98,10 @@ def test_a_step_ends_at_the_trained_length(model: _core.Model) -> None:
     ],
 )
 def test_what_cannot_roll(
-    model: _core.Model, positions: Positions, policy: Policy, message: str
+    llama_model: _core.Model, positions: Positions, policy: Policy, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        open_session(model, policy, n_ctx=N_TRAIN, n_batch=1, positions=positions)
+        open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=1, positions=positions)
 
 
 def test_full_caches_end(llama: Path) -> None:
@@ -175,14 +165,10 @@ def test_generate_without_a_limit_ends_at_the_context(llama: Path) -> None:
 
 
 SOAK = """
-import resource, sys
-from pathlib import Path
+import sys
 import numpy as np
 from h2o_cpp import Generator
-
-def resident():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+from h2o_cpp.bench.memory import rss_bytes
 
 with Generator(sys.argv[1], hh=0.5) as g:
     stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)
@@ -190,11 +176,11 @@ with Generator(sys.argv[1], hh=0.5) as g:
     for _ in stream:
         if len(stream.tokens) >= 2000:
             break
-    before = resident()
+    before = rss_bytes()
     for _ in stream:
         if len(stream.tokens) >= 20000:
             break
-    grown = resident() - before
+    grown = rss_bytes() - before
     # The text itself grows by 18,000 tokens, twice, and their characters; a cache would by 3.4 MB.
     assert grown < 1.5 * 2**20, grown
     stats = g.stats()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from background import PROMPT
 from generating import PLAIN, generate
 from h2o_cpp import Generator
+from h2o_cpp.request import StreamOptions, make_request
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +31,17 @@ def likelier(p: Floats) -> Floats:
     mass = np.empty_like(p)
     mass[order] = np.cumsum(p[order]) - p[order]
     return mass
+
+
+def test_documented_defaults() -> None:
+    """Generator.stream, which takes any options, says which there are."""
+    defaults = {
+        name: str(parameter.default)
+        for name, parameter in signature(make_request).parameters.items()
+        if parameter.default is not Parameter.empty
+    }
+    assert defaults.keys() == StreamOptions.__annotations__.keys()
+    assert dict(re.findall(r"(\w+)=([\w.]+)", str(Generator.stream.__doc__))) == defaults
 
 
 class TestSampling:

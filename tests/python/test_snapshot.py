@@ -17,16 +17,6 @@ N_VOCAB = 61
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<reply>"
 
 
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Path:
-    return data / "golden" / "llama_gqa2_tied.gguf"
-
-
-@pytest.fixture(scope="module")
-def model(llama: Path) -> _core.Model:
-    return _core.Model(llama, device="cpu", threads=1)
-
-
 def read(session: _core.Session, tokens: list[int]) -> None:
     for part in chunks(session, np.array(tokens, np.int32)):
         session.step([(0, part)])
@@ -57,7 +47,7 @@ POLICIES = st.one_of(
     seed=st.integers(0, 2**32 - 1),
 )
 def test_what_follows_is_what_would_have_followed(
-    model: _core.Model,
+    llama_model: _core.Model,
     policy: Policy,
     kv_dtype: str,
     n_batch: int,
@@ -67,7 +57,7 @@ def test_what_follows_is_what_would_have_followed(
 ) -> None:
     """Bit for bit, also past the trained length; the reader has a past of its own."""
     sessions = [
-        open_session(model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype=kv_dtype)
+        open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=n_batch, kv_dtype=kv_dtype)
         for _ in range(2)
     ]
     original, copy = sessions
@@ -82,23 +72,25 @@ def test_what_follows_is_what_would_have_followed(
     for token in tokens[n_before:]:
         one, other = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
         np.testing.assert_array_equal(one, other)
-    for layer in range(model.n_layers):
-        for head in range(model.n_kv_heads):
+    for layer in range(llama_model.n_layers):
+        for head in range(llama_model.n_kv_heads):
             for a, b in zip(*(s.kept(layer, head, 0) for s in sessions), strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
 @pytest.fixture(scope="module")
-def saved(model: _core.Model) -> bytes:
-    session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
+def saved(llama_model: _core.Model) -> bytes:
+    session = open_session(llama_model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     read(session, [1, 2, 3] * 20)
     return session.save(0, [1, 2, 3] * 20, "{}")
 
 
 @given(st.data())
 @settings(max_examples=200)
-def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.DataObject) -> None:
-    session = open_session(model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
+def test_damaged_bytes_are_refused(
+    llama_model: _core.Model, saved: bytes, data: st.DataObject
+) -> None:
+    session = open_session(llama_model, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     read(session, [5, 6, 7] * 9)
     before = session.save(0, [5] * 27, "")
     damaged = bytearray(saved)
@@ -131,27 +123,27 @@ def test_damaged_bytes_are_refused(model: _core.Model, saved: bytes, data: st.Da
     ids=str,
 )
 def test_other_sessions_refuse(
-    model: _core.Model, saved: bytes, policy: Policy, options: dict[str, str], message: str
+    llama_model: _core.Model, saved: bytes, policy: Policy, options: dict[str, str], message: str
 ) -> None:
-    session = open_session(model, policy, n_ctx=N_TRAIN, n_batch=8, **options)  # type: ignore[arg-type]
+    session = open_session(llama_model, policy, n_ctx=N_TRAIN, n_batch=8, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         session.load(0, saved)
 
 
-def test_other_models_refuse(data: Path, model: _core.Model, saved: bytes) -> None:
+def test_other_models_refuse(data: Path, llama_model: _core.Model, saved: bytes) -> None:
     other = _core.Model(data / "golden" / "qwen3.gguf", device="cpu", threads=1)
     session = open_session(other, Policy.h2o(4, 4), n_ctx=N_TRAIN, n_batch=8)
     with pytest.raises(ValueError, match="of another model"):
         session.load(0, saved)
-    full = open_session(model, Policy.full(), n_ctx=30, n_batch=8)
+    full = open_session(llama_model, Policy.full(), n_ctx=30, n_batch=8)
     read(full, [1] * 30)
-    small = open_session(model, Policy.full(), n_ctx=29, n_batch=8)
+    small = open_session(llama_model, Policy.full(), n_ctx=29, n_batch=8)
     with pytest.raises(ValueError, match="it has 30 tokens, n_ctx is 29"):
         small.load(0, full.save(0, [1] * 30, ""))
     with pytest.raises(ValueError, match="29 tokens for sequence 0, which has read 30"):
         full.save(0, [1] * 29, "")
     bounded = [
-        open_session(model, Policy.window(9), n_ctx=n, n_batch=8, positions="original")
+        open_session(llama_model, Policy.window(9), n_ctx=n, n_batch=8, positions="original")
         for n in (30, 20)
     ]
     read(bounded[0], [1] * 21)

@@ -15,17 +15,6 @@ from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, gree
 from h2o_cpp import Generator
 
 
-@pytest.fixture(scope="module")
-def expected(tiny_opt: Path) -> str:
-    """What a fresh Generator says."""
-    return greedy(Generator(tiny_opt, threads=1))
-
-
-@pytest.fixture
-def generator(tiny_opt: Path) -> Generator:
-    return Generator(tiny_opt, threads=1)
-
-
 class TestTurns:
     @pytest.mark.parametrize("n_threads", [2, 4])
     @pytest.mark.parametrize("hh", [None, 0.01])

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
-from h2o_cpp import Generator, _core
+from h2o_cpp import Generator
 from h2o_cpp.tokenizer import TextTokenizer
+from vocabularies import vectors_of_llama_cpp
 
 CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
 TEXTS = [
@@ -152,15 +153,9 @@ def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: P
 
 
 def test_reference_vectors_of_llama_cpp(shared: Path) -> None:
-    path = shared / "tokenizers" / "ggml-vocab" / "ggml-vocab-gpt-2.gguf"
-    metadata = _core.GgufFile(path).metadata()
-    tokenizer = TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
-    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
-        texts = file.read().split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
-    assert len(texts) == len(lines) > 40
-    for text, line in zip(texts, lines, strict=True):
-        assert tokenizer.encode(text) == [int(token) for token in line.split()], text
+    tokenizer, vectors = vectors_of_llama_cpp(shared, "gpt-2")
+    for text, expected in vectors:
+        assert tokenizer.encode(text) == expected, text
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

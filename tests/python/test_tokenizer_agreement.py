@@ -14,7 +14,13 @@ from sentencepiece import SentencePieceProcessor
 from h2o_cpp import _core
 from h2o_cpp.text_pieces import TextPieces
 from h2o_cpp.tokenizer import TextTokenizer
-from vocabularies import TEXTS, any_text, from_sentencepiece, from_tokenizer_json
+from vocabularies import (
+    TEXTS,
+    any_text,
+    from_sentencepiece,
+    from_tokenizer_json,
+    vectors_of_llama_cpp,
+)
 
 thorough = settings(
     deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -115,16 +121,10 @@ def test_no_text_becomes_a_special_token(case: Case, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm"])
 def test_vectors_of_llama_cpp(shared: Path, name: str) -> None:
-    path = shared / "tokenizers" / "ggml-vocab" / f"ggml-vocab-{name}.gguf"
-    metadata = _core.GgufFile(path).metadata()
-    tokenizer = TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
-    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
-        texts = file.read().split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
-    assert len(texts) == len(lines) > 40
-    for text, line in zip(texts, lines, strict=True):
+    tokenizer, vectors = vectors_of_llama_cpp(shared, name)
+    for text, expected in vectors:
         ids = tokenizer.encode(text, add_special=False)
-        assert ids == [int(token) for token in line.split()], text
+        assert ids == expected, text
         assert tokenizer.decode(ids) == text
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies as GGUF metadata: small ones, and those of published tokenizers."""
+"""Vocabularies as GGUF metadata: small ones, and those of published tokenizers; texts for them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
+from h2o_cpp import _core
+from h2o_cpp.tokenizer import TextTokenizer
 from scripted_opt import VISIBLE
 
 # Code, emoji, scripts without spaces, control characters, long whitespace.
@@ -111,3 +113,18 @@ def from_sentencepiece(path: Path) -> dict[str, Any]:
         "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
         "tokenizer.ggml.remove_extra_whitespaces": model.encode("a  a") == model.encode("a a"),
     }
+
+
+def vectors_of_llama_cpp(
+    shared: Path, name: str
+) -> tuple[TextTokenizer, list[tuple[str, list[int]]]]:
+    """A tokenizer of its tests, and texts with the tokens that they expect."""
+    path = shared / "tokenizers" / "ggml-vocab" / f"ggml-vocab-{name}.gguf"
+    metadata = _core.GgufFile(path).metadata()
+    tokenizer = TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
+    with open(f"{path}.inp", encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
+    assert len(texts) == len(lines) > 40
+    ids = [[int(token) for token in line.split()] for line in lines]
+    return tokenizer, list(zip(texts, ids, strict=True))

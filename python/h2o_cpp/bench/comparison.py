@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -78,9 +79,9 @@ class Comparison:
                     self.record(contestant.name, key, engine.description[key])
 
     def warm_up(self) -> None:
-        """Have them touch their weights for the first time; nothing is recorded."""
+        """Have them read and decode for the first time; nothing is recorded."""
         for name in list(self._engines):
-            self._attempt(name, lambda engine: engine.prefill(_WARM_UP))
+            self._attempt(name, lambda engine: engine.decode(_WARM_UP, _WARM_UP))
 
     def close(self, name: str) -> None:
         """End one of them."""
@@ -91,7 +92,7 @@ class Comparison:
         """Put each request to every engine, in turn; those that fail leave the comparison.
 
         Tokens per second are recorded as the request's measure, the peak of resident memory with
-        " rss" after it.
+        " rss" after it, and the median step of decoding.
         """
         for _ in range(rounds):
             for request in requests:
@@ -113,6 +114,8 @@ class Comparison:
         for answer in request.put_to(engine):
             self.record(name, request.measure, request.n / sum(answer.seconds))
             self.record(name, f"{request.measure} rss", answer.peak_rss_bytes)
+            if request.context is not None:
+                self.record(name, f"step seconds after {request.context}", median(answer.seconds))
 
     def _attempt(self, name: str, what: Callable[[EngineProcess], object]) -> None:
         try:

@@ -95,8 +95,6 @@ def measure(
     whole("context", context, 0)
     whole("n", n, 1)
     whole("rounds", rounds, 1)
-    if threads is not None:
-        whole("threads", threads, 1)
     engine = H2o(os.fspath(path), threads=threads, **options)
     model, session = engine.model, engine.session
     isa, threads = _isa_and_threads(model.backend)

@@ -12,9 +12,10 @@ from pathlib import Path
 class Record:
     """Values of one measure of an engine on a model; several records add up.
 
-    section: of the report; 0 is the machine. measure: "absent" for an engine that could not be
-    measured, and then `note` says why; "command" for the command that measured the section, which
-    is the note. Both have no values. Otherwise `note` is a version, or whatever there is to say.
+    section: of the report; 0 is the machine, and those from 10 on are of a GPU. measure: "absent"
+    for an engine that could not be measured, and then `note` says why; "command" for the command
+    that measured the section, which is the note. Both have no values. Otherwise `note` is a
+    version, or whatever there is to say.
     """
 
     section: int

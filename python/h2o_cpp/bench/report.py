@@ -51,7 +51,7 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
             lines += [f"## {title}", ""]
             if number == 2 and plot is not None:
                 lines += [f"![tokens per second and memory against context]({plot})", ""]
-            lines += [*section(values_of(records, number)), *_absent(records, number)]
+            lines += [*section(values_of(records, number)), *not_measured(records, number)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -103,8 +103,8 @@ def _speed(values: Values) -> Iterator[str]:
         for model, engines in values.items():
             ours = engines[OURS].get(measure, [])
             limit = _use(engines[OURS], kind, ours)
-            row = [model, _cell(ours), limit]
-            rows.append(row + [_cell(engines[p].get(measure, []), ours) for p in peers])
+            row = [model, cell(ours), limit]
+            rows.append(row + [cell(engines[p].get(measure, []), ours) for p in peers])
         unit = "GFLOP/s" if kind == "prefill" else "GB/s"
         yield from table(["model", OURS, unit, *peers], rows)
     yield (
@@ -143,7 +143,7 @@ def _contexts(values: Values) -> Iterator[str]:
                         cells.append(f"{max(found) / 2**20:.0f}" if found else "")
                     else:
                         theirs = base.get(f"decode {context}", [])
-                        cells.append(_cell(found, theirs, of_theirs=True))
+                        cells.append(cell(found, theirs, of_theirs=True))
                 rows.append(cells)
             yield from table(["cache", *map(str, contexts)], rows)
     yield (
@@ -166,14 +166,15 @@ def _machinery(values: Values) -> Iterator[str]:
                 continue
             if measure == "decode":  # tokens per second: seconds are the inverse
                 window, h2o = ([1 / value for value in rates] for rates in (window, h2o))
-            cells = [_microseconds(window), _microseconds(h2o)]
+            cells = [microseconds(window), microseconds(h2o)]
             rows.append([model, *cells, f"{median(h2o) / median(window) - 1:+.1%}"])
     yield "Microseconds of a step, in a cache that is full: median and quartiles."
     yield ""
     yield from table(["", "window", "h2o", "h2o takes"], rows)
 
 
-def _microseconds(seconds: Sequence[float]) -> str:
+def microseconds(seconds: Sequence[float]) -> str:
+    """Median and quartiles."""
     low, high = _quartiles(seconds)
     return f"{median(seconds) * 1e6:.0f} ({low * 1e6:.0f} to {high * 1e6:.0f})"
 
@@ -215,7 +216,7 @@ def _seconds(values: Sequence[float]) -> str:
     return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def _cell(
+def cell(
     rates: Sequence[float], other: Sequence[float] | None = None, *, of_theirs: bool = False
 ) -> str:
     """Median and spread; with `other`, its median divided by this one's, or the other way."""
@@ -232,7 +233,8 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _absent(records: Sequence[Record], section: int) -> Iterator[str]:
+def not_measured(records: Sequence[Record], section: int) -> Iterator[str]:
+    """A list of the engines that could not be measured, and why."""
     absent = [r for r in records if r.section == section and r.measure == "absent"]
     if absent:
         yield "Not measured:"

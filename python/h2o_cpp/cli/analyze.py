@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import _core
 from h2o_cpp.analysis.attention import accumulated_attention, attention_rows
 from h2o_cpp.analysis.panels import draw_report
 from h2o_cpp.analysis.plots import new_figure
@@ -18,6 +17,7 @@ from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import add_threads, read_text
 from h2o_cpp.perplexity import measure
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 _MAX_TOKENS = 2048
@@ -45,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables."""
     figure = None if args.plot is None else new_figure(10, 8)
     text = read_text(args.text)
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
-    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    model = open_model(args.model, device="cpu", threads=args.threads)
     n = min(model.n_ctx_train, _MAX_TOKENS)
     n = n if args.max_tokens is None else whole("max_tokens", args.max_tokens, 1)
     tokenizer = TextTokenizer.of_model(model)

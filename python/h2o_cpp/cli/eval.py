@@ -8,7 +8,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from h2o_cpp.cli.options import add_kv_dtype, add_threads
+from h2o_cpp.cli.options import add_kv_dtype, add_machine
 from h2o_cpp.policy import POLICIES
 
 
@@ -50,13 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     parser.add_argument(
-        "--device", default="auto", metavar="NAME",
-        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
-    )  # fmt: skip
-    add_threads(parser)
-    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the scores here too (default: nowhere)"
     )
+    add_machine(parser)
 
 
 def run(args: argparse.Namespace) -> int:

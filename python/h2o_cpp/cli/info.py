@@ -108,9 +108,10 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
                 n_layers=n_layers,
                 n_kv_heads=n_kv_heads,
                 head_dim=head_dim,
-                policy=policy.core(),
+                policies=[policy.core()],
                 max_tokens=_CACHE_TOKENS,
                 **kv_dtypes("f16"),
+                may_roll=False,
             ),
         )
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp import _core
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
 from h2o_cpp.inspection import Inspection, inspect
 from h2o_cpp.policy import budget_policy
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the text as the cache has it at its end, and a table; write the files asked for."""
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
-    model = _core.Model(args.model, device=args.device, threads=n_threads)
+    model = open_model(args.model, device=args.device, threads=args.threads)
     if args.layer is not None:
         whole("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:

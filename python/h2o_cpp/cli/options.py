@@ -1,15 +1,17 @@
-"""Options of the commands that generate: the model, its cache, sampling and the machine."""
+"""Options that commands share: the model, its cache, sampling, the machine and what is measured."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
-from h2o_cpp.request import StreamOptions
+from h2o_cpp.request import Sampling, StreamOptions
 
 
 class _Arguments(Protocol):
@@ -18,15 +20,15 @@ class _Arguments(Protocol):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
 
-# Option, type, default and meaning
-_SAMPLING: tuple[tuple[str, type, float, str], ...] = (
-    ("--temperature", float, 0.8, "how random; 0 is greedy"),
-    ("--top-k", int, 40, "choose from the N likeliest tokens; 0 is all"),
-    ("--top-p", float, 0.95, "choose from the likeliest that share probability X; 1 is all"),
-    ("--min-p", float, 0.05, "leave out those less than X times as likely as the first; 0 is none"),
-    ("--repeat-penalty", float, 1.0, "for tokens that repeat; 1 is none"),
-    ("--repeat-last-n", int, 64, "how many tokens back a repeat counts; -1 is all"),
-)
+# What the options of Sampling mean.
+_SAMPLING = {
+    "temperature": "how random; 0 is greedy",
+    "top_k": "choose from the N likeliest tokens; 0 is all",
+    "top_p": "choose from the likeliest that share probability X; 1 is all",
+    "min_p": "leave out those less than X times as likely as the first; 0 is none",
+    "repeat_penalty": "for tokens that repeat; 1 is none",
+    "repeat_last_n": "how many tokens back a repeat counts; -1 is all",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
-    for name, kind, default, meaning in _SAMPLING:
+    for name, meaning in _SAMPLING.items():
+        default: int | float = getattr(Sampling, name)
         sampling.add_argument(
-            name,
-            type=kind,
+            f"--{name.replace('_', '-')}",
+            type=type(default),
             default=default,
-            metavar="N" if kind is int else "X",
+            metavar="N" if isinstance(default, int) else "X",
             help=f"{meaning} (default: %(default)s)",
         )
     sampling.add_argument(
@@ -144,6 +147,18 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add_threads(machine)
 
 
+def add_policies(parser: _Arguments) -> None:
+    """Add --policy, of those to compare."""
+    parser.add_argument(
+        "--policy",
+        type=names,
+        default=["h2o", "window", "sinks"],
+        metavar="NAME,...",
+        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        "measured",
+    )
+
+
 def add_kv_dtype(parser: _Arguments) -> None:
     """Add --kv-dtype."""
     parser.add_argument(
@@ -163,6 +178,16 @@ def add_threads(parser: _Arguments) -> None:
         type=int,
         metavar="N",
         help="of the CPU (default: one for each core)",
+    )
+
+
+def add_csv(parser: _Arguments) -> None:
+    """Add --csv, the file for write_csv."""
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the table here too (default: nowhere)",
     )
 
 
@@ -215,6 +240,27 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows as a CSV file; the first one names the columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def names(text: str) -> list[str]:
+    """A list of names, as an argument."""
+    return text.split(",")
+
+
+def fractions(text: str) -> list[float]:
+    """A list of fractions, as an argument."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
 
 def _kv_types(text: str) -> str | tuple[str, str]:

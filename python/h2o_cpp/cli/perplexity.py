@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import _core
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
-from h2o_cpp.arguments import whole
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
+from h2o_cpp.cli.options import (
+    add_csv,
+    add_kv_dtype,
+    add_policies,
+    add_threads,
+    fractions,
+    read_text,
+    write_csv,
+)
 from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
-from h2o_cpp.policy import POLICIES
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -25,11 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
     parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
-    parser.add_argument(
-        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
-        "measured",
-    )  # fmt: skip
+    add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
@@ -54,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
-    )
+    add_csv(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
     )
@@ -66,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.text)
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
-    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
     tokenizer = TextTokenizer.of_model(model)
     beginning = tokenizer.encode("")
@@ -111,27 +108,6 @@ def run(args: argparse.Namespace) -> int:
         axes.set_ylabel("perplexity")
         figure.savefig(args.plot)
     return 0
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as a CSV file; the first one names the columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def names(text: str) -> list[str]:
-    """A list of names, as an argument."""
-    return text.split(",")
-
-
-def fractions(text: str) -> list[float]:
-    """A list of fractions, as an argument."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
 
 
 def _flat(row: Measurement) -> dict[str, object]:

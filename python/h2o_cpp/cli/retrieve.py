@@ -8,14 +8,21 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import _core
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
-from h2o_cpp.cli.options import add_kv_dtype, add_threads, read_text
-from h2o_cpp.cli.perplexity import fractions, names, write_csv
-from h2o_cpp.policy import POLICIES
+from h2o_cpp.cli.options import (
+    add_csv,
+    add_kv_dtype,
+    add_policies,
+    add_threads,
+    fractions,
+    names,
+    read_text,
+    write_csv,
+)
 from h2o_cpp.retrieval.measurement import Measurement, measure
 from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
+from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 _LENGTH = 512
@@ -28,11 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", type=names, default=list(TASKS), metavar="NAME,...",
         help=f"of {','.join(TASKS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--policy", type=names, default=["h2o", "window", "sinks"], metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
-        "measured",
-    )  # fmt: skip
+    add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
         help="fractions of the length that are kept (default: 0.1,0.2,0.4)",
@@ -63,9 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the table here too (default: nowhere)"
-    )
+    add_csv(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE",
         help="plot log-likelihood against budget, a panel for each task (default: not)",
@@ -76,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(5 * len(args.task), 4)
     filler = FILLER if args.text is None else read_text(args.text)
-    n_threads = 0 if args.threads is None else whole("threads", args.threads, 1)
     n_samples = whole("samples", args.samples, 1)
-    model = _core.Model(args.model, device="cpu", threads=n_threads)
+    model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
     length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
     tokenizer = TextTokenizer.of_model(model)

@@ -13,7 +13,7 @@ from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.perplexity import token_losses
 from h2o_cpp.policy import Policy, named_policy
-from h2o_cpp.session import open_session
+from h2o_cpp.session import chunks, open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 # Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
@@ -76,8 +76,7 @@ class BudgetedModel:
         named_policy(policy, 1)  # raises for an unknown name
         if hh is not None and not 0 < number("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, more than 0, at most 1")
-        n_threads = 0 if threads is None else whole("threads", threads, 1)
-        self._model = _core.Model(os.fspath(path), device=device, threads=n_threads)
+        self._model = open_model(path, device=device, threads=threads)
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else whole("n_ctx", n_ctx, 2, n_train)
         self.tokenizer = TextTokenizer.of_model(self._model)
@@ -120,7 +119,7 @@ class BudgetedModel:
         n_batch = min(self._chunk, max(n_context, n_scored))
         session = self._open(len(tokens), n_ctx=len(tokens) - 1, n_batch=n_batch)
         total, greedy, begin = 0.0, True, n_context
-        for logits in self._logits(session, tokens[:-1], n_context, n_scored):
+        for logits in _logits(session, tokens[:-1], n_context, n_scored):
             targets = tokens[begin : begin + len(logits)]
             begin += len(logits)
             greedy = greedy and bool((logits.argmax(axis=1) == targets).all())
@@ -137,7 +136,7 @@ class BudgetedModel:
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
         n_batch = min(self._chunk, len(tokens))
         session = self._open(len(tokens), n_ctx=len(tokens) + max_tokens, n_batch=n_batch)
-        logits = self._read(session, tokens)
+        logits = _read(session, tokens)
         said: list[int] = []
         text = ""
         while (token := int(logits.argmax())) not in self.tokenizer.end_tokens:
@@ -164,20 +163,22 @@ class BudgetedModel:
             self._model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=self._kv_dtype
         )
 
-    def _read(self, session: _core.Session, context: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Logits after the context, [1, n_vocab]."""
-        for begin in range(0, len(context), self._chunk):
-            logits = session.step([(0, context[begin : begin + self._chunk])])
-        return logits
-
-    def _logits(
-        self, session: _core.Session, tokens: NDArray[np.int32], n_context: int, n_scored: int
-    ) -> Iterator[NDArray[np.float32]]:
-        """Logits after the context and after each token that follows it, some rows at a time."""
-        yield self._read(session, tokens[:n_context])
-        for begin in range(n_context, len(tokens), n_scored):
-            yield session.score(0, tokens[begin : begin + n_scored])
-
     def _count(self, session: _core.Session) -> None:
         self._kept.append(session.tokens_kept(0))
         self._bytes.append(session.cache_bytes)
+
+
+def _read(session: _core.Session, context: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits after the context, [1, n_vocab]."""
+    for part in chunks(session, context):
+        logits = session.step([(0, part)])
+    return logits
+
+
+def _logits(
+    session: _core.Session, tokens: NDArray[np.int32], n_context: int, n_scored: int
+) -> Iterator[NDArray[np.float32]]:
+    """Logits after the context and after each token that follows it, some rows at a time."""
+    yield _read(session, tokens[:n_context])
+    for begin in range(n_context, len(tokens), n_scored):
+        yield session.score(0, tokens[begin : begin + n_scored])

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NamedTuple
+
+from h2o_cpp.closing import Closing
 
 
 class EngineError(RuntimeError):
@@ -23,7 +24,7 @@ class Answer(NamedTuple):
     peak_rss_bytes: int  # of the process
 
 
-class EngineProcess:
+class EngineProcess(Closing):
     """A module of `engines`, or any other that serves as they do."""
 
     def __init__(self, module: str, options: Mapping[str, Any], *, timeout: float = 1800) -> None:
@@ -63,17 +64,6 @@ class EngineProcess:
             if pipe is not None:
                 with suppress(BrokenPipeError):  # a request that it has not read
                     pipe.close()
-
-    def __enter__(self) -> EngineProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _measure(self, request: Mapping[str, Any], *, n_steps: int, n_tokens: int) -> Answer:
         answer = self._ask(request, None)

@@ -18,6 +18,23 @@ def _llama(**sizes: Any) -> Config:
     } | sizes
 
 
+def _opt(hidden_size: int, num_hidden_layers: int) -> Config:
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "hidden_size": hidden_size,
+        "word_embed_proj_dim": hidden_size,
+        "ffn_dim": 4 * hidden_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": 32,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    }
+
+
 # config.json of each model, as far as it says what is computed.
 SHAPES: dict[str, Config] = {
     "TinyLlama-1.1B": _llama(
@@ -29,20 +46,27 @@ SHAPES: dict[str, Config] = {
         vocab_size=32000,
         max_position_embeddings=2048,
     ),
-    "OPT-1.3B": {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-        "hidden_size": 2048,
-        "word_embed_proj_dim": 2048,
-        "ffn_dim": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": True,
-    },
+    "LLaMA-7B": _llama(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+    ),
+    "LLaMA-3-8B": _llama(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+    ),
+    "OPT-1.3B": _opt(hidden_size=2048, num_hidden_layers=24),
+    "OPT-6.7B": _opt(hidden_size=4096, num_hidden_layers=32),
     "SmolLM2-135M": _llama(
         hidden_size=576,
         intermediate_size=1536,

@@ -7,14 +7,12 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from h2o_cpp.peers.ctranslate2_model import vocabulary
-from h2o_cpp.peers.engines.serving import Engine, Tokens, random_tokens, serve
+from h2o_cpp.peers.engines.serving import TextEngine, Tokens, serve
 
 
-class CTranslate2(Engine):
-    """A generator, which can only be asked for whole texts; the times are those between tokens."""
+class CTranslate2(TextEngine):
+    """A generator."""
 
     def __init__(self, path: str, *, threads: int, n_vocab: int) -> None:
         """Load a model that peers.ctranslate2_model has written."""
@@ -27,19 +25,10 @@ class CTranslate2(Engine):
         self._generator: Any = ctranslate2.Generator(path, "cpu", intra_threads=threads)
         self._load_seconds = perf_counter() - begun
         self._vocabulary = vocabulary(n_vocab)
-        self._random = np.random.default_rng(0)
-        self._n_tokens = 0
+        super().__init__(len(self._vocabulary))
 
-    def prefill(self, n: int) -> list[float]:
-        """The time to the first token."""
-        return self._generate(n, 1)
-
-    def decode(self, n_context: int, n: int) -> list[float]:
-        """The times of the n tokens after the first, which comes with the context."""
-        return self._generate(n_context, n + 1)[1:]
-
-    def _generate(self, n_context: int, n: int) -> list[float]:
-        prompt: Tokens = random_tokens(self._random, n_context, len(self._vocabulary))
+    def generate(self, prompt: Tokens, n: int) -> list[float]:
+        """The times between the tokens that come."""
         times = [perf_counter()]
         (result,) = self._generator.generate_batch(
             [[self._vocabulary[i] for i in prompt]],
@@ -50,13 +39,7 @@ class CTranslate2(Engine):
         )
         if len(result.sequences_ids[0]) != n or len(times) != n + 1:
             raise RuntimeError(f"{len(result.sequences_ids[0])} tokens came, expected {n}")
-        self._n_tokens = n_context + n - 1  # the last is not read
         return [after - before for before, after in pairwise(times)]
-
-    @property
-    def n_tokens(self) -> int:
-        """Of the newest text."""
-        return self._n_tokens
 
     @property
     def description(self) -> Mapping[str, Any]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from h2o_cpp import __version__, _core
+import numpy as np
+
+from h2o_cpp import __version__
 from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
 from h2o_cpp.policy import Policy, budget_policy
-from h2o_cpp.session import Positions, chunks, open_session
+from h2o_cpp.session import Positions, chunks, open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -20,6 +22,7 @@ class H2o(StepEngine):
         self,
         path: str,
         *,
+        device: str = "cpu",
         threads: int | None = None,
         n_ctx: int | None = None,
         n_batch: int = 512,
@@ -31,7 +34,7 @@ class H2o(StepEngine):
     ) -> None:
         """Load the model; the options are those of a Generator."""
         begun = perf_counter()
-        self.model = _core.Model(path, device="cpu", threads=threads or 0)
+        self.model = open_model(path, device=device, threads=threads)
         self.tokenizer = TextTokenizer.of_model(self.model)
         n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
         self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)
@@ -53,7 +56,20 @@ class H2o(StepEngine):
     def feed(self, tokens: Tokens) -> None:
         """Read them in chunks, as a Generator reads a prompt."""
         for part in chunks(self.session, tokens):
-            self.session.step([(0, part)])
+            self._logits = self.session.step([(0, part)])
+
+    def prefill(self, n: int) -> list[float]:
+        """Read n tokens. Raises FloatingPointError for logits that are not finite."""
+        return self._checked(super().prefill(n))
+
+    def decode(self, n_context: int, n: int) -> list[float]:
+        """Read the context, then one token at a time; raises as prefill does."""
+        return self._checked(super().decode(n_context, n))
+
+    def _checked(self, seconds: list[float]) -> list[float]:
+        if not np.isfinite(self._logits).all():
+            raise FloatingPointError("logits are not finite")
+        return seconds
 
     @property
     def n_tokens(self) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from h2o_cpp.peers.engines.serving import Engine, random_tokens, serve
+from h2o_cpp.peers.engines.serving import TextEngine, Tokens, serve
 
 _BLOCK = 32  # tokens; sizes of its eviction are multiples of it
 
 
-class OpenVino(Engine):
-    """A pipeline. It can only be asked for whole texts; the times are those that it reports."""
+class OpenVino(TextEngine):
+    """A pipeline."""
 
     def __init__(
         self, path: str, *, threads: int, n_vocab: int, cache_tokens: int | None = None
@@ -43,38 +43,23 @@ class OpenVino(Engine):
             path, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads
         )
         self._load_seconds = perf_counter() - begun
-        self._n_vocab = n_vocab
         self._cache_tokens = cache_tokens
-        self._random = np.random.default_rng(0)
-        self._n_tokens = 0
+        super().__init__(n_vocab)
 
-    def prefill(self, n: int) -> list[float]:
-        """The time to the first token."""
-        return self._generate(n, 1)
-
-    def decode(self, n_context: int, n: int) -> list[float]:
-        """The times of the n tokens after the first, which comes with the context."""
-        return self._generate(n_context, n + 1)[1:]
-
-    def _generate(self, n_context: int, n: int) -> list[float]:
-        prompt = random_tokens(self._random, n_context, self._n_vocab).astype(np.int64)
+    def generate(self, prompt: Tokens, n: int) -> list[float]:
+        """The times that it reports."""
         config = self._genai.GenerationConfig(max_new_tokens=n, min_new_tokens=n, ignore_eos=True)
         config.apply_chat_template = False
-        result = self._pipeline.generate(self._openvino.Tensor(prompt[None]), config)
+        tokens = self._openvino.Tensor(prompt[None].astype(np.int64))
+        result = self._pipeline.generate(tokens, config)
         metrics = result.perf_metrics
-        if len(result.tokens[0]) != n or metrics.get_num_input_tokens() != n_context:
+        if len(result.tokens[0]) != n or metrics.get_num_input_tokens() != len(prompt):
             raise RuntimeError(
                 f"{len(result.tokens[0])} tokens after {metrics.get_num_input_tokens()} came, "
-                f"expected {n} after {n_context}"
+                f"expected {n} after {len(prompt)}"
             )
         raw = metrics.raw_metrics
-        self._n_tokens = n_context + n - 1  # the last is not read
         return [microseconds / 1e6 for microseconds in raw.token_infer_durations]
-
-    @property
-    def n_tokens(self) -> int:
-        """Of the newest text."""
-        return self._n_tokens
 
     @property
     def description(self) -> Mapping[str, Any]:

@@ -33,6 +33,10 @@ Tokens = NDArray[np.int32]
 class Engine(ABC):
     """A model that is loaded, and what it has read."""
 
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._random = np.random.default_rng(0)
+
     @abstractmethod
     def prefill(self, n: int) -> list[float]:
         """Forget everything and read n random tokens; the seconds it took."""
@@ -54,13 +58,14 @@ class Engine(ABC):
     def description(self) -> Mapping[str, Any]:
         """Its name and version, how long it took to load, and what else there is to say."""
 
+    def _tokens(self, n: int) -> Tokens:
+        """Random token ids [n], none of them special."""
+        first = min(N_SPECIAL, self._n_vocab - 1)
+        return self._random.integers(first, self._n_vocab, n, np.int32)
+
 
 class StepEngine(Engine):
     """An engine that can be fed token by token."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._n_vocab = n_vocab
-        self._random = np.random.default_rng(0)
 
     @abstractmethod
     def reset(self) -> None:
@@ -84,15 +89,43 @@ class StepEngine(Engine):
         return [self._feed(1) for _ in range(n)]
 
     def _feed(self, n: int) -> float:
-        tokens = random_tokens(self._random, n, self._n_vocab)
+        tokens = self._tokens(n)
         begun = perf_counter()
         self.feed(tokens)
         return perf_counter() - begun
 
 
-def random_tokens(random: np.random.Generator, n: int, n_vocab: int) -> Tokens:
-    """Token ids [n], none of them special."""
-    return random.integers(min(N_SPECIAL, n_vocab - 1), n_vocab, n, np.int32)
+class TextEngine(Engine):
+    """An engine that can only be asked for whole texts."""
+
+    def __init__(self, n_vocab: int) -> None:
+        super().__init__(n_vocab)
+        self._n_tokens = 0
+
+    @abstractmethod
+    def generate(self, prompt: Tokens, n: int) -> list[float]:
+        """Forget everything, and continue tokens [n_prompt] by n more; the seconds of each.
+
+        Raises RuntimeError if the engine counts other numbers of them.
+        """
+
+    def prefill(self, n: int) -> list[float]:
+        """The time to the first token."""
+        return self._generate(n, 1)
+
+    def decode(self, n_context: int, n: int) -> list[float]:
+        """The times of the n tokens after the first, which comes with the context."""
+        return self._generate(n_context, n + 1)[1:]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the newest text."""
+        return self._n_tokens
+
+    def _generate(self, n_context: int, n: int) -> list[float]:
+        seconds = self.generate(self._tokens(n_context), n)
+        self._n_tokens = n_context + n - 1  # the last is not read
+        return seconds
 
 
 def serve(open_engine: Callable[..., Engine]) -> None:

@@ -1,0 +1,216 @@
+#include "cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "cuda/attend.h"
+#include "cuda/attend_prefill.h"
+#include "cuda/device.h"
+#include "cuda/device_batch.h"
+#include "cuda/elementwise.h"
+#include "cuda/matmul.h"
+#include "cuda/recording.h"
+
+namespace h2o {
+namespace {
+
+using cuda::check;
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int device) : stream_(device), batches_(stream_), matmul_(stream_) {}
+
+  ~CudaBackend() override { cudaSetDevice(stream_.device()); }
+
+  std::string name() const override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, stream_.device()), "device");
+    return text("cuda (", properties.name, ", ", matmul_.name(), ")");
+  }
+
+  Buffer allocate(size_t bytes) override {
+    use_device();
+    Buffer buffer = cuda::allocate_device(bytes);
+    if (bytes > 0) {
+      check(cudaMemsetAsync(buffer.data(), 0, bytes, stream_.get()), "allocate");
+      stream_.synchronize();
+    }
+    return buffer;
+  }
+
+  Buffer allocate_host(size_t bytes) override {
+    use_device();
+    Buffer buffer = cuda::allocate_pinned(bytes);
+    if (bytes > 0) std::memset(buffer.data(), 0, bytes);
+    return buffer;
+  }
+
+  bool maps_weights() const override { return false; }
+
+  void expect_weights(size_t bytes) override {
+    use_device();
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "memory");
+    if (bytes > free) {
+      throw OutOfMemory(text("[cuda] the weights take ", bytes, " bytes, ", free,
+                             " of the device's ", total, " are free"));
+    }
+  }
+
+  Tensor upload(const Tensor& host, std::vector<Buffer>& owner) override {
+    use_device();
+    return matmul_.upload(host, owner);
+  }
+
+  void read(void* host, const void* device, size_t bytes) override {
+    copy(host, device, bytes, cudaMemcpyDeviceToHost);
+  }
+
+  void write(void* device, const void* host, size_t bytes) override {
+    copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+
+  void run(const Batch& batch, const std::function<void()>& pass) override {
+    begin(batch);
+    pass();
+  }
+
+  void run(const Batch& batch, std::unique_ptr<Recording>& recording,
+           const std::function<void()>& pass) override {
+    begin(batch);
+    const bool decodes = std::all_of(batch.segments.begin(), batch.segments.end(),
+                                     [](const Segment& segment) { return segment.n_rows == 1; });
+    if (!decodes) return pass();
+    if (recording == nullptr) recording = std::make_unique<cuda::GraphRecording>();
+    static_cast<cuda::GraphRecording&>(*recording).run(stream_, batch.n_rows(), pass);
+  }
+
+  void embed(Tensor x, const Tensor& table, const Batch&) override {
+    matmul_.embed(x, table, batch_.tokens);
+  }
+
+  void add_positions(Tensor x, const Tensor& table, const Batch&) override {
+    cuda::add_positions(stream_, x, table, batch_.positions);
+  }
+
+  void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
+    matmul_.forget();
+    cuda::layer_norm(stream_, y, x, norm, eps);
+  }
+
+  void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) override {
+    matmul_.forget();
+    cuda::rms_norm(stream_, y, x, weight, eps);
+  }
+
+  void matmul(Tensor y, const Tensor& x, const Affine& w) override {
+    matmul_.multiply(y, x, w, false);
+  }
+
+  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
+    matmul_.multiply(y, x, w, true);
+  }
+
+  void relu(Tensor x) override {
+    matmul_.forget();
+    cuda::relu(stream_, x);
+  }
+
+  void gelu_tanh(Tensor x) override {
+    matmul_.forget();
+    cuda::gelu_tanh(stream_, x);
+  }
+
+  void gelu_erf(Tensor x) override {
+    matmul_.forget();
+    cuda::gelu_erf(stream_, x);
+  }
+
+  void swiglu(Tensor up, const Tensor& gate) override {
+    matmul_.forget();
+    cuda::swiglu(stream_, up, gate);
+  }
+
+  void gather(Tensor y, const Tensor& x, const Batch&) override {
+    matmul_.forget();
+    cuda::gather(stream_, y, x, batch_.logits_rows);
+  }
+
+  void argmax(int32_t* tokens, const Tensor& x) override { cuda::argmax(stream_, tokens, x); }
+
+  size_t attend_workspace(const KvView& shape) const override {
+    require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,
+            ", at most ", cuda::kMaxHeadDim);
+    return std::max({cuda::decode_workspace(shape), cuda::prefill_workspace(shape),
+                     cuda::admit_workspace(shape)});
+  }
+
+  void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
+    matmul_.forget();
+    cuda::enter(stream_, attention, cache, batch_);
+    const auto decodes = [](const Segment& segment) { return segment.n_rows == 1; };
+    if (std::any_of(batch.segments.begin(), batch.segments.end(), decodes)) {
+      cuda::decode(stream_, attention, cache, batch_, static_cast<int32_t>(batch.segments.size()));
+    }
+    for (const Segment& segment : batch.segments) {
+      if (decodes(segment)) continue;
+      cuda::prefill_attention(stream_, attention, cache, segment);
+      cuda::admit(stream_, cache, segment);
+    }
+  }
+
+  void fill_turns(Tensor turns, const Rope& rope) override {
+    use_device();
+    cuda::fill_turns(stream_, turns, rope);
+  }
+
+  void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) override {
+    use_device();
+    cuda::roll(stream_, cache, rope, sequence, length);
+  }
+
+ private:
+  // Each thread of the host has a device of its own.
+  void use_device() const { check(cudaSetDevice(stream_.device()), "choose the device"); }
+
+  void begin(const Batch& batch) {
+    use_device();
+    matmul_.forget();
+    batch_ = batches_.copy(batch);
+  }
+
+  void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (bytes == 0) return;
+    use_device();
+    check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "copy");
+    stream_.synchronize();
+  }
+
+  const cuda::Stream stream_;
+  cuda::BatchCopier batches_;
+  cuda::DeviceBatch batch_{};  // of the pass that runs
+  cuda::Matmul matmul_;
+};
+
+}  // namespace
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int device) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    throw InvalidArgument(text("[cuda] no device can be used: ", cudaGetErrorString(error)));
+  }
+  require(device < count, "[cuda] device ", device, ", this machine has ", count);
+  return std::make_unique<CudaBackend>(device);
+}
+
+}  // namespace h2o

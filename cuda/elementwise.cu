@@ -1,0 +1,206 @@
+#include <algorithm>
+
+#include "cuda/elementwise.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kThreads = 256;      // of blocks over elements
+constexpr int kNormThreads = 512;  // of the block of one row
+constexpr int kHeld = 16;          // elements of its row that a thread holds: rows up to 8192
+
+// A row in registers: thread t has the elements t, t + kNormThreads, ...; zeros past the end. What
+// does not fit is read again.
+class Row {
+ public:
+  __device__ Row(const float* x, int n) : x_(x), n_(n) {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = threadIdx.x + j * kNormThreads;
+      held_[j] = i < n ? x[i] : 0;
+    }
+  }
+
+  // body(i, element i) for the elements of this thread.
+  template <class Body>
+  __device__ void each(const Body& body) const {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = threadIdx.x + j * kNormThreads;
+      if (i < n_) body(i, held_[j]);
+    }
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) body(i, x_[i]);
+  }
+
+ private:
+  const float* x_;
+  int n_;
+  float held_[kHeld];
+};
+
+// One block for each row. y may be x: a thread writes only what it alone has read.
+__global__ void __launch_bounds__(kNormThreads)
+    layer_norm_kernel(float* y, const float* x, const float* weight, const float* bias, int n,
+                      float eps) {
+  __shared__ float scratch[kNormThreads / kWarp];
+  let_next_start();
+  wait_for_previous();
+  const Row row(x + int64_t{blockIdx.x} * n, n);
+  float sum = 0;
+  row.each([&](int, float v) { sum += v; });
+  const float mean = block_sum(sum, scratch) / static_cast<float>(n);
+  float squares = 0;
+  row.each([&](int, float v) { squares = fmaf(v - mean, v - mean, squares); });
+  const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
+  float* to = y + int64_t{blockIdx.x} * n;
+  row.each([&](int i, float v) { to[i] = fmaf((v - mean) * scale, weight[i], bias[i]); });
+}
+
+__global__ void __launch_bounds__(kNormThreads)
+    rms_norm_kernel(float* y, const float* x, const float* weight, int n, float eps) {
+  __shared__ float scratch[kNormThreads / kWarp];
+  let_next_start();
+  wait_for_previous();
+  const Row row(x + int64_t{blockIdx.x} * n, n);
+  float squares = 0;
+  row.each([&](int, float v) { squares = fmaf(v, v, squares); });
+  const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
+  float* to = y + int64_t{blockIdx.x} * n;
+  row.each([&](int i, float v) { to[i] = v * scale * weight[i]; });
+}
+
+// to[i, j] (+)= from[rows[i], j]; one block for each row i.
+template <bool kAdd>
+__global__ void rows_kernel(float* to, const float* from, const int32_t* rows, int n) {
+  let_next_start();
+  wait_for_previous();
+  float* t = to + int64_t{blockIdx.x} * n;
+  const float* f = from + int64_t{rows[blockIdx.x]} * n;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) t[i] = kAdd ? t[i] + f[i] : f[i];
+}
+
+// A logit and where it is; NaN is the least.
+struct Best {
+  float logit;
+  int token;
+  __device__ void consider(float other_logit, int other_token) {
+    if (other_logit > logit || (other_logit == logit && other_token < token)) {
+      *this = {other_logit, other_token};
+    }
+  }
+};
+
+// One block for each row.
+__global__ void __launch_bounds__(kNormThreads)
+    argmax_kernel(int32_t* tokens, const float* x, int n) {
+  __shared__ Best scratch[kNormThreads / kWarp];
+  let_next_start();
+  wait_for_previous();
+  const float* row = x + int64_t{blockIdx.x} * n;
+  Best best{-INFINITY, n};
+  for (int i = threadIdx.x; i < n; i += kNormThreads) best.consider(row[i], i);
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    best.consider(__shfl_xor_sync(kAllLanes, best.logit, apart),
+                  __shfl_xor_sync(kAllLanes, best.token, apart));
+  }
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = best;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (const Best& other : scratch) best.consider(other.logit, other.token);
+  tokens[blockIdx.x] = best.token < n ? best.token : 0;  // all of them NaN
+}
+
+struct Relu {
+  __device__ float operator()(float x) const { return x > 0 ? x : 0; }
+};
+
+// e^-|x| never overflows.
+__device__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x < 0 ? e : 1) / (1 + e);
+}
+
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u)
+struct GeluTanh {
+  __device__ float operator()(float x) const {
+    return x * sigmoid(2 * 0.7978845608f * fmaf(0.044715f * x * x, x, x));
+  }
+};
+
+struct GeluErf {
+  __device__ float operator()(float x) const { return x * 0.5f * (1 + erff(x * 0.70710678f)); }
+};
+
+template <class F>
+__global__ void map_kernel(float* x, int64_t n, F f) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride)
+    x[i] = f(x[i]);
+}
+
+__global__ void swiglu_kernel(float* up, const float* gate, int64_t n) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    up[i] *= gate[i] * sigmoid(gate[i]);
+  }
+}
+
+// Enough blocks for n elements, at most a few for each multiprocessor.
+dim3 blocks(const Stream& stream, int64_t n) {
+  const int64_t most = int64_t{8} * stream.n_multiprocessors();
+  return dim3(static_cast<unsigned>(std::clamp<int64_t>((n + kThreads - 1) / kThreads, 1, most)));
+}
+
+template <class F>
+void map(const Stream& stream, const Tensor& x, F f) {
+  const int64_t n = x.rows * x.cols;
+  launch(stream, map_kernel<F>, blocks(stream, n), dim3(kThreads), 0, x.floats(), n, f);
+}
+
+dim3 rows_of(const Tensor& x) { return dim3(static_cast<unsigned>(x.rows)); }
+
+}  // namespace
+
+void add_positions(const Stream& stream, Tensor x, const Tensor& table, const int32_t* positions) {
+  launch(stream, rows_kernel<true>, rows_of(x), dim3(kThreads), 0, x.floats(), table.floats(),
+         positions, static_cast<int>(x.cols));
+}
+
+void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps) {
+  launch(stream, layer_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
+         norm.weight.floats(), norm.bias.floats(), static_cast<int>(x.cols), eps);
+}
+
+void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps) {
+  launch(stream, rms_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
+         weight.floats(), static_cast<int>(x.cols), eps);
+}
+
+void relu(const Stream& stream, Tensor x) { map(stream, x, Relu{}); }
+void gelu_tanh(const Stream& stream, Tensor x) { map(stream, x, GeluTanh{}); }
+void gelu_erf(const Stream& stream, Tensor x) { map(stream, x, GeluErf{}); }
+
+void swiglu(const Stream& stream, Tensor up, const Tensor& gate) {
+  const int64_t n = up.rows * up.cols;
+  launch(stream, swiglu_kernel, blocks(stream, n), dim3(kThreads), 0, up.floats(), gate.floats(),
+         n);
+}
+
+void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {
+  launch(stream, argmax_kernel, rows_of(x), dim3(kNormThreads), 0, tokens, x.floats(),
+         static_cast<int>(x.cols));
+}
+
+void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows) {
+  launch(stream, rows_kernel<false>, rows_of(y), dim3(kThreads), 0, y.floats(), x.floats(), rows,
+         static_cast<int>(x.cols));
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,19 @@
+// Everything that works row by row or element by element; as in core/backend.h.
+#pragma once
+
+#include "core/backend.h"
+#include "cuda/device.h"
+
+namespace h2o::cuda {
+
+void add_positions(const Stream& stream, Tensor x, const Tensor& table, const int32_t* positions);
+void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps);
+void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps);
+void relu(const Stream& stream, Tensor x);
+void gelu_tanh(const Stream& stream, Tensor x);
+void gelu_erf(const Stream& stream, Tensor x);
+void swiglu(const Stream& stream, Tensor up, const Tensor& gate);
+void argmax(const Stream& stream, int32_t* tokens, const Tensor& x);
+void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows);
+
+}  // namespace h2o::cuda

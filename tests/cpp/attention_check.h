@@ -1,0 +1,99 @@
+// Attention of the test device, batch by batch from the same state, against the reference.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention_reference.h"
+
+namespace h2o {
+
+// The rows of [n, heads * head_dim] that belong to `count` heads from `head`.
+inline std::vector<float> heads_of(const std::vector<float>& x, int64_t n, int64_t heads,
+                                   int64_t head, int64_t count, int64_t head_dim) {
+  std::vector<float> part;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto from = x.begin() + (i * heads + head) * head_dim;
+    part.insert(part.end(), from, from + count * head_dim);
+  }
+  return part;
+}
+
+struct Totals {
+  int64_t n_outputs = 0;
+  int64_t n_evictions = 0;
+  int64_t n_close_calls = 0;  // where rounding decided whom to evict
+};
+
+// `n_steps` batches of random rows; next_pieces(random, cache) says of which sequences.
+template <class NextPieces>
+void check_against_reference(Random& random, const KvPolicy& policy, const KvShape& shape,
+                             int n_steps, const NextPieces& next_pieces, Totals& totals) {
+  CAPTURE(policy.sinks);
+  CAPTURE(policy.heavy);
+  CAPTURE(policy.recent);
+  CAPTURE(shape.n_heads);
+  CAPTURE(shape.n_kv_heads);
+  CAPTURE(shape.head_dim);
+  CAPTURE(shape.max_tokens);
+  CAPTURE(info(shape.k_dtype).name);
+  Rig rig(policy, shape);
+  const int32_t group = shape.n_heads / shape.n_kv_heads;
+  std::vector<ReferenceHead> heads(shape.n_sequences * shape.n_kv_heads, {policy, shape});
+  std::vector<int32_t> lengths(shape.n_sequences);
+
+  for (int step = 0; step < n_steps; ++step) {
+    CAPTURE(step);
+    const std::vector<Piece> pieces = next_pieces(random, rig.cache());
+    if (pieces.empty()) continue;
+    int64_t n = 0;
+    for (const Piece& piece : pieces) n += piece.n_rows;
+    const Qkv in = random_qkv(random, shape, n);
+    const std::vector<float> out = rig.attend(pieces, in);
+
+    int64_t row = 0;
+    for (const auto& [sequence, n_rows] : pieces) {
+      const Qkv mine = in.rows(shape, row, n_rows);
+      const Qkv output = Qkv{out, in.k, in.v}.rows(shape, row, n_rows);
+      row += n_rows;
+      lengths[sequence] += n_rows;
+      for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
+        ReferenceHead& head = heads[sequence * shape.n_kv_heads + kv_head];
+        const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
+          return heads_of(x, n_rows, all, kv_head * count, count, shape.head_dim);
+        };
+        const ReferenceHead::Output expected =
+            head.step(n_rows, part(mine.q, shape.n_heads, group), part(mine.k, shape.n_kv_heads, 1),
+                      part(mine.v, shape.n_kv_heads, 1), n > std::ssize(pieces));
+        const std::vector<float> actual = part(output.q, shape.n_heads, group);
+        REQUIRE(actual.size() == expected.value.size());
+        double worst = 0;
+        for (size_t i = 0; i < actual.size(); ++i) {
+          worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
+        }
+        CHECK(worst <= 1);
+        totals.n_outputs += std::ssize(actual);
+
+        const std::vector<KvEntry> entries = rig.entries(sequence, kv_head);
+        const int64_t n_before = std::ssize(head.kept());
+        REQUIRE(head.adopt(entries));
+        totals.n_evictions += n_before - std::ssize(head.kept());
+        CHECK(std::ssize(entries) == rig.cache().kept(sequence));
+        double worst_score = 0;
+        for (size_t i = 0; i < entries.size(); ++i) {
+          const Kept& kept = head.kept()[i];
+          const bool scored = policy.heavy > 0;
+          worst_score = std::max(worst_score, in_bounds(entries[i].score, scored ? kept.score : 0,
+                                                        scored ? kept.score_error() : 0));
+        }
+        CHECK(worst_score <= 1);
+      }
+      CHECK(rig.cache().length(sequence) == lengths[sequence]);
+    }
+  }
+  for (const ReferenceHead& head : heads) totals.n_close_calls += head.n_close_calls();
+}
+
+}  // namespace h2o

@@ -1,0 +1,88 @@
+// The device that the tests compute on, and arrays in its memory.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/make_backend.h"
+
+namespace h2o {
+
+// H2O_TEST_DEVICE chooses the device, "cpu" or "cuda"; H2O_ISA the CPU's instruction set.
+inline const std::string& test_device() {
+  static const std::string name = [] {
+    const char* device = std::getenv("H2O_TEST_DEVICE");
+    return std::string(device != nullptr ? device : "cpu");
+  }();
+  return name;
+}
+inline bool on_cuda() {
+  static const bool cuda = test_device().starts_with("cuda");
+  return cuda;
+}
+
+inline std::unique_ptr<Backend> test_backend(int n_threads = 1) {
+  return make_backend(test_device(), n_threads);
+}
+
+// A matrix of floats in a back end's memory, between others that must stay as they are.
+class DeviceMatrix {
+ public:
+  DeviceMatrix(Backend& backend, std::span<const float> values, int64_t rows, int64_t cols)
+      : backend_(backend),
+        buffer_(backend.allocate((values.size() + 2 * kGuards) * sizeof(float))),
+        tensor_{buffer_.data() + kGuards * sizeof(float), DType::f32, rows, cols} {
+    REQUIRE(std::ssize(values) == rows * cols);
+    const std::vector<float> guards(kGuards, kGuard);
+    backend.write(buffer_.data(), guards.data(), kGuards * sizeof(float));
+    backend.write(tensor_.data + tensor_.bytes(), guards.data(), kGuards * sizeof(float));
+    write(values);
+  }
+
+  // Not written yet: NaN.
+  DeviceMatrix(Backend& backend, int64_t rows, int64_t cols)
+      : DeviceMatrix(backend, std::vector<float>(rows * cols, NAN), rows, cols) {}
+
+  void write(std::span<const float> values) {
+    backend_.write(tensor_.data, values.data(), values.size_bytes());
+  }
+
+  std::vector<float> read() const {
+    const int64_t n = tensor_.rows * tensor_.cols;
+    std::vector<float> all(n + 2 * kGuards);
+    backend_.read(all.data(), buffer_.data(), all.size() * sizeof(float));
+    const auto intact = [](auto begin) { return std::count(begin, begin + kGuards, kGuard); };
+    REQUIRE(intact(all.begin()) == kGuards);
+    REQUIRE(intact(all.end() - kGuards) == kGuards);
+    return {all.begin() + kGuards, all.end() - kGuards};
+  }
+
+  operator const Tensor&() const { return tensor_; }
+  operator Affine() const { return {tensor_, {}}; }
+
+ private:
+  static constexpr int64_t kGuards = 16;  // 64 bytes, as Layout aligns
+  static constexpr float kGuard = 7;
+
+  Backend& backend_;
+  Buffer buffer_;
+  Tensor tensor_;
+};
+
+// Runs a pass over a batch of so many rows of one sequence, from position 0.
+template <class Pass>
+void run_rows(Backend& backend, int64_t n_rows, const Pass& pass) {
+  Batch batch;
+  batch.add(0, 0, std::vector<int32_t>(n_rows));
+  batch.want_last();
+  backend.run(batch, [&] { pass(batch); });
+}
+
+}  // namespace h2o

@@ -1,0 +1,69 @@
+// Random weights of every type.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/tensor.h"
+#include "cpu/isa/detect.h"
+#include "testing.h"
+
+namespace h2o {
+
+// Where the f16 numbers of a block are, from which its scales are made.
+inline std::vector<int64_t> block_scales(DType dtype) {
+  switch (dtype) {
+    case DType::q4_1:
+    case DType::q5_1:
+    case DType::q4_k:
+    case DType::q5_k:
+      return {0, 2};
+    case DType::q2_k:
+      return {80, 82};
+    case DType::q3_k:
+      return {108};
+    case DType::q6_k:
+      return {208};
+    default:
+      return {0};
+  }
+}
+
+// The bits of an f16: 1, by which elements of blocks are integers; or from 2^-8 to 2^-6.
+inline uint16_t unit_scales(Random&) { return 0x3c00; }
+inline uint16_t real_scales(Random& random) {
+  return static_cast<uint16_t>(random.integer(7, 8) << 10 | random.integer(0, 1023));
+}
+
+// n elements: blocks of random bits with such scales; floats of either sign, integers with unit
+// scales, that have f16's bits or fewer but in f32.
+inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_t n,
+                                             uint16_t (*scale)(Random&)) {
+  std::vector<std::byte> bytes(byte_size(dtype, n));
+  if (info(dtype).block_size == 1) {
+    std::vector<float> values = random.reals(n);
+    for (float& value : values) {
+      if (scale == unit_scales) value = std::round(value * 50);
+    }
+    choose_kernels("scalar").of(dtype).encode(bytes.data(), values.data(), n);
+    return bytes;
+  }
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
+  for (int64_t i = 0; i < std::ssize(bytes); i += info(dtype).block_bytes) {
+    for (const int64_t at : block_scales(dtype)) {
+      const uint16_t bits = scale(random);
+      std::memcpy(&bytes[i + at], &bits, sizeof(bits));
+    }
+  }
+  return bytes;
+}
+
+// A view of them.
+inline Tensor tensor_of(const std::vector<std::byte>& bytes, DType dtype, int64_t rows,
+                        int64_t cols) {
+  return {const_cast<std::byte*>(bytes.data()), dtype, rows, cols};
+}
+
+}  // namespace h2o

@@ -1,0 +1,84 @@
+// Attention over many keys and of long chunks, with the shapes of real heads, against the plain
+// statement of it: where a device splits keys over blocks, and tiles rows for tensor cores.
+#include <array>
+
+#include "attention_check.h"
+
+namespace h2o {
+namespace {
+
+constexpr KvPolicy kFull{};
+constexpr KvPolicy kSinks{.sinks = 4, .heavy = 0, .recent = 60};
+constexpr KvPolicy kH2o{.sinks = 2, .heavy = 90, .recent = 70};
+constexpr KvPolicy kHeavy{.sinks = 0, .heavy = 37, .recent = 0};
+
+KvShape shape_of(int32_t head_dim, int32_t group, DType dtype) {
+  return {.n_layers = 1,
+          .n_sequences = 2,
+          .n_heads = 2 * group,
+          .n_kv_heads = 2,
+          .head_dim = head_dim,
+          .max_tokens = 600,
+          .max_rows = 180,
+          .k_dtype = dtype,
+          .v_dtype = dtype};
+}
+
+// Chunks shorter and longer than tiles of 16, 64 and 128 rows, and single rows between them.
+std::vector<Piece> long_pieces(Random& random, const KvCache& cache) {
+  constexpr int32_t kRows[] = {1, 2, 15, 16, 17, 63, 65, 130, 179};
+  const int32_t n = std::min(kRows[random.integer(0, 8)], cache.room(0));
+  const int32_t other = std::min(random.integer(0, 1), cache.room(1));
+  std::vector<Piece> pieces;
+  if (other > 0) pieces.push_back({1, other});
+  if (n > 0) pieces.push_back({0, n});
+  return pieces;
+}
+
+TEST_CASE("chunks of every size of head, group and type") {
+  Totals totals;
+  uint64_t seed = 0;
+  for (const int32_t head_dim : {32, 64, 80, 96, 128, 256}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+      if (head_dim % info(dtype).block_size != 0) continue;
+      Random random(++seed);
+      constexpr int32_t kGroups[] = {1, 2, 3, 4, 7, 8};
+      const KvPolicy policy = std::array{kFull, kSinks, kH2o, kHeavy}[seed % 4];
+      const KvShape shape = shape_of(head_dim, kGroups[seed % 6], dtype);
+      check_against_reference(random, policy, shape, 4, long_pieces, totals);
+    }
+  }
+  CHECK(totals.n_outputs > 1'000'000);
+  CHECK(totals.n_evictions > 1'000);
+}
+
+TEST_CASE("K and V of two types") {
+  Totals totals;
+  Random random(7);
+  KvShape shape = shape_of(64, 4, DType::f16);
+  shape.v_dtype = DType::q8_0;
+  check_against_reference(random, kH2o, shape, 5, long_pieces, totals);
+}
+
+// A few thousand keys: many times what a block reads.
+TEST_CASE("decoding with many keys") {
+  for (const KvPolicy& policy : {kFull, KvPolicy{.sinks = 4, .heavy = 1500, .recent = 700}}) {
+    Totals totals;
+    Random random(8);
+    KvShape shape = shape_of(64, 2, DType::f16);
+    shape.n_kv_heads = 1;
+    shape.n_heads = 3;
+    shape.max_tokens = 3000;
+    shape.max_rows = 1300;
+    int step = 0;
+    const auto pieces = [&](Random&, const KvCache&) -> std::vector<Piece> {
+      if (++step == 1) return {{0, 1300}};
+      if (step == 2) return {{0, 1000}};
+      return {{0, 1}, {1, 1}};
+    };
+    check_against_reference(random, policy, shape, 8, pieces, totals);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

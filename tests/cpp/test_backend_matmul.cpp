@@ -1,0 +1,224 @@
+// Products with uploaded weights of every type, on the test device, against double: of few rows
+// straight from the blocks, of many from the f16 that tensor cores take.
+#include <doctest/doctest.h>
+
+#include <array>
+
+#include "bounds.h"
+#include "random_weights.h"
+
+namespace h2o {
+namespace {
+
+bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
+
+// What a device rounds the factors to, to multiply so many rows on tensor cores: with quantised
+// weights f16, else the type of the weights. f32: it does not.
+DType factor_type(DType weights, int64_t n_rows) {
+  if (!on_cuda() || n_rows <= (is_quantised(weights) ? 32 : 8)) return DType::f32;
+  return is_quantised(weights) ? DType::f16 : weights;
+}
+
+// Integers whose largest of 32 is 127, so that 8 bits hold them; the others are small.
+std::vector<float> random_integers(Random& random, int64_t n) {
+  std::vector<float> x(n);
+  for (float& value : x) value = static_cast<float>(random.integer(-3, 3));
+  for (int64_t i = 0; i < n; i += 32) {
+    const auto last = static_cast<int32_t>(std::min<int64_t>(31, n - i - 1));
+    x[i + random.integer(0, last)] = random.flip() ? 127 : -127;
+  }
+  return x;
+}
+
+// How far what is multiplied may be from each number of a row of x: with quantised weights it may
+// be 8 bits of the largest of 32; on tensor cores, 16.
+std::vector<double> row_errors(std::span<const float> x, DType weights, DType factors) {
+  std::vector<double> errors(x.size());
+  for (size_t begin = 0; begin < x.size(); begin += 32) {
+    const auto block = x.subspan(begin, std::min<size_t>(32, x.size() - begin));
+    double largest = 0;
+    for (const float value : block) largest = std::max<double>(largest, std::abs(value));
+    for (size_t i = 0; i < block.size(); ++i) {
+      double& error = errors[begin + i];
+      error = rounding_error(factors, block[i]);
+      if (is_quantised(weights) && factors == DType::f32 && largest != 127) {
+        error = largest / 254 * (1 + 0x1p-16);  // and some roundings of the scale
+      }
+    }
+  }
+  return errors;
+}
+
+struct Problem {
+  DType dtype;
+  int64_t n_rows, n_in, n_out;
+  bool integers;  // that are exact in 8 bits and, mostly, in f16
+};
+
+// y = x w^T + bias and y += it, of rows `first` to first + n_out of an uploaded tensor.
+void check_product(Backend& backend, Random& random, const Problem& p) {
+  CAPTURE(info(p.dtype).name);
+  CAPTURE(p.n_rows);
+  CAPTURE(p.n_in);
+  CAPTURE(p.n_out);
+  CAPTURE(p.integers);
+  const int64_t first = random.integer(0, 5);
+  const int64_t n_all = first + p.n_out + random.integer(0, 3);
+  const std::vector<std::byte> bytes =
+      random_weights(random, p.dtype, n_all * p.n_in, p.integers ? unit_scales : real_scales);
+  std::vector<float> w(n_all * p.n_in);
+  choose_kernels("scalar").of(p.dtype).decode(w.data(), bytes.data(), std::ssize(w));
+  std::vector<Buffer> owner;
+  const Tensor all = backend.upload(tensor_of(bytes, p.dtype, n_all, p.n_in), owner);
+  const Tensor weight{all.row(first), p.dtype, p.n_out, p.n_in};
+
+  const std::vector<float> biases = random_integers(random, n_all);
+  const Tensor all_biases = backend.upload(
+      {reinterpret_cast<std::byte*>(const_cast<float*>(biases.data())), DType::f32, 1, n_all},
+      owner);
+  const Tensor bias{all_biases.data + first * sizeof(float), DType::f32, 1, p.n_out};
+
+  const std::vector<float> x =
+      p.integers ? random_integers(random, p.n_rows * p.n_in) : random.reals(p.n_rows * p.n_in);
+  const std::vector<float> before = random_integers(random, p.n_rows * p.n_out);
+  const DeviceMatrix device_x(backend, x, p.n_rows, p.n_in);
+  const DeviceMatrix plain(backend, p.n_rows, p.n_out), again(backend, p.n_rows, p.n_out);
+  const DeviceMatrix biased(backend, p.n_rows, p.n_out);
+  const DeviceMatrix added(backend, before, p.n_rows, p.n_out);
+  run_rows(backend, p.n_rows, [&](const Batch&) {
+    backend.matmul(plain, device_x, {weight, {}});
+    backend.matmul(biased, device_x, {weight, bias});
+    backend.matmul_add(added, device_x, {weight, bias});
+  });
+  run_rows(backend, p.n_rows, [&](const Batch&) { backend.matmul(again, device_x, {weight, {}}); });
+  const std::vector<float> y = plain.read(), y_biased = biased.read(), y_added = added.read();
+  CHECK(same_bits(again.read(), y));
+
+  const DType type = factor_type(p.dtype, p.n_rows);
+  double worst = 0;
+  for (int64_t r = 0; r < p.n_rows; ++r) {
+    const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);
+    const std::vector<double> errors = row_errors(row, p.dtype, type);
+    for (int64_t o = 0; o < p.n_out; ++o) {
+      const float* const w_row = w.data() + (first + o) * p.n_in;
+      double sum = 0, magnitude = 0, factors = 0;
+      for (int64_t i = 0; i < p.n_in; ++i) {
+        const double w_error = rounding_error(type, w_row[i]);
+        sum += double{row[i]} * w_row[i];
+        magnitude += std::abs(double{row[i]} * w_row[i]);
+        factors += errors[i] * std::abs(w_row[i]) + w_error * (std::abs(row[i]) + errors[i]);
+      }
+      const double b = biases[first + o];
+      const double a = before[r * p.n_out + o];
+      magnitude += std::abs(b) + std::abs(a) + factors;
+      // Sums of whole numbers below 2^24 are not rounded, whatever their order. Others are in their
+      // n_in + 2 additions, as are the products, and on the way from 8 bits scales and sums.
+      double roundings = gamma(p.n_in + 16);
+      if (type != DType::f32) roundings += tensor_core_gamma(p.n_in);
+      if (p.integers && magnitude < 0x1p24) roundings = 0;
+      const double bound = roundings * magnitude + factors;
+      const int64_t at = r * p.n_out + o;
+      worst =
+          std::max({worst, in_bounds(y[at], sum, bound), in_bounds(y_biased[at], sum + b, bound),
+                    in_bounds(y_added[at], sum + b + a, bound)});
+    }
+  }
+  CHECK(worst <= 1);
+}
+
+// What fits a block of rows or of threads, one more and one less.
+constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 70};
+
+TEST_CASE("products with weights of every type") {
+  const auto backend = test_backend(2);
+  Random random(1);
+  for (const DType dtype : computable_dtypes()) {
+    const int64_t block = info(dtype).block_size;
+    for (const int64_t n_rows : kRows) {
+      const int64_t n_in =
+          block == 1 ? random.integer(1, 300) : block * (2 * random.integer(0, 3) + 1);
+      for (const bool integers : {true, false}) {
+        check_product(*backend, random, {dtype, n_rows, n_in, random.integer(1, 70), integers});
+      }
+    }
+  }
+}
+
+TEST_CASE("products of long rows, and of many") {
+  const auto backend = test_backend(2);
+  Random random(2);
+  for (const DType dtype : computable_dtypes()) {
+    for (const bool integers : {true, false}) {
+      for (const int64_t n_rows : {1, 5, 33}) {
+        check_product(*backend, random, {dtype, n_rows, 4096, 24, integers});
+      }
+      check_product(*backend, random, {dtype, 600, 256, 33, integers});
+    }
+    check_product(*backend, random, {dtype, 1, 256, 5000, true});
+    check_product(*backend, random, {dtype, 20, 256, 1500, true});
+  }
+}
+
+// A device may remember what it made of x. It must not once x has been written.
+TEST_CASE("operations of one pass are those operations, one pass each") {
+  const auto backend = test_backend();
+  for (const DType dtype : {DType::f32, DType::f16, DType::q8_0, DType::q4_k}) {
+    for (const int64_t n_rows : {1, 3, 40}) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_rows);
+      Random random(3);
+      constexpr int64_t kWidth = 256;
+      constexpr int64_t kInner = 512;
+      std::vector<Buffer> owner;
+      std::vector<std::vector<std::byte>> host;  // that the CPU reads in place
+      const auto weights = [&](DType type, int64_t n_out, int64_t n_in) {
+        host.push_back(random_weights(random, type, n_out * n_in, real_scales));
+        return Affine{backend->upload(tensor_of(host.back(), type, n_out, n_in), owner), {}};
+      };
+      const Affine gate = weights(dtype, kInner, kWidth), up = weights(DType::q5_0, kInner, kWidth);
+      const Affine down = weights(dtype, kWidth, kInner), square = weights(dtype, kWidth, kWidth);
+      // Small, so that nothing outgrows f16.
+      const DeviceMatrix norm(*backend, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
+      const std::vector<float> start = random.reals(n_rows * kWidth);
+
+      const auto compute = [&](bool one_pass) {
+        DeviceMatrix x(*backend, start, n_rows, kWidth);
+        const DeviceMatrix h(*backend, n_rows, kWidth), y(*backend, n_rows, kWidth);
+        const DeviceMatrix a(*backend, n_rows, kInner), b(*backend, n_rows, kInner);
+        Backend& device = *backend;
+        std::vector<std::function<void()>> operations;
+        for (int layer = 0; layer < 2; ++layer) {
+          operations.insert(
+              operations.end(),
+              {[&] { device.rms_norm(h, x, norm, 1e-5f); }, [&] { device.matmul(a, h, gate); },
+               [&] { device.matmul(b, h, up); }, [&] { device.swiglu(b, a); },
+               [&] { device.matmul_add(x, b, down); }, [&] { device.rms_norm(x, x, norm, 1e-5f); },
+               [&] { device.matmul(y, x, square); }, [&] { device.relu(x); },
+               [&] { device.matmul(h, x, square); }, [&] { device.rms_norm(h, h, norm, 1e-5f); },
+               [&] { device.matmul_add(x, h, square); }, [&] { device.gelu_tanh(h); },
+               [&] { device.matmul_add(x, h, square); },
+               [&] { device.rms_norm(y, y, norm, 1e-5f); },
+               [&] { device.matmul_add(x, y, square); }, [&] { device.gelu_erf(y); },
+               [&] { device.matmul_add(x, y, square); }});
+        }
+        const auto run = [&](auto begin, auto end) {
+          run_rows(device, n_rows, [&](const Batch&) {
+            for (auto operation = begin; operation != end; ++operation) (*operation)();
+          });
+        };
+        if (one_pass) {
+          run(operations.begin(), operations.end());
+        } else {
+          for (auto it = operations.begin(); it != operations.end(); ++it) run(it, it + 1);
+        }
+        return x.read();
+      };
+      const std::vector<float> expected = compute(false);
+      CHECK(std::ranges::all_of(expected, [](float value) { return std::isfinite(value); }));
+      CHECK(same_bits(compute(true), expected));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace h2o

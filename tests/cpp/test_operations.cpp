@@ -1,0 +1,212 @@
+// The operations between the matrices, on the test device, against double: every one of a pass
+// but matmul and attend. Bounds hold for any order of a sum, and for each of the usual ways to
+// write a function.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <numbers>
+
+#include "bounds.h"
+
+namespace h2o {
+namespace {
+
+// What is left of a power that is held above e^-70 is nothing, against numbers of order one.
+constexpr double kNothing = 1e-29;
+
+struct Size {
+  int64_t rows, cols;
+};
+
+// Rows shorter and longer than a warp and a block, of whole vectors and not.
+constexpr Size kSizes[] = {{1, 1},    {3, 1},    {1, 5},    {2, 31},  {7, 32},
+                           {40, 33},  {1, 48},   {5, 127},  {9, 192}, {1, 1000},
+                           {3, 1024}, {2, 4096}, {1, 4099}, {2, 8192}};
+
+// y, or x where the operation is in place, as the device computes it; for the last of these too.
+struct Run {
+  std::unique_ptr<Backend> backend = test_backend(2);
+
+  template <class Operation>
+  std::vector<float> operator()(const Size& size, const std::vector<float>& x,
+                                const Operation& operation) {
+    DeviceMatrix matrix(*backend, x, size.rows, size.cols);
+    run_rows(*backend, size.rows, [&](const Batch&) { operation(matrix); });
+    return matrix.read();
+  }
+};
+
+double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+
+// Of all signs and sizes.
+std::vector<float> inputs(Random& random, const Size& size) {
+  std::vector<float> x = random.reals(size.rows * size.cols, -6, 6);
+  constexpr float kSpecial[] = {0, -200, 200, -1e-6f, -30, 30};
+  for (size_t i = 0; i < std::min(x.size(), std::size(kSpecial)); ++i) {
+    if (x.size() > 5) x[i * (x.size() / 6)] = kSpecial[i];
+  }
+  return x;
+}
+
+// Applies an operation in place to rows of every size; check(x, y) gives the error in bounds.
+template <class Operation>
+void check_in_place(const Operation& operation,
+                    const std::function<double(double x, double y)>& check) {
+  Run run;
+  Random random(1);
+  for (const Size& size : kSizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.cols);
+    const std::vector<float> x = inputs(random, size);
+    const std::vector<float> y = run(size, x, [&](const Tensor& t) { operation(*run.backend, t); });
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i) worst = std::max(worst, check(x[i], y[i]));
+    CHECK(worst <= 1);
+  }
+}
+
+TEST_CASE("relu") {
+  check_in_place([](Backend& b, const Tensor& x) { b.relu(x); },
+                 [](double x, double y) { return in_bounds(y, std::max(x, 0.0), 0); });
+}
+
+TEST_CASE("gelu_tanh") {
+  check_in_place(
+      [](Backend& b, const Tensor& x) { b.gelu_tanh(x); },
+      [](double x, double y) {
+        const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+        const double expected = x * sigmoid(z);
+        // As x / (1 + e^-z): z takes five roundings and two rounded constants, which the
+        // power turns into as many times |z|; then a sum, a quotient of up to two places
+        // and a product. As x / 2 (1 + tanh(z / 2)): a tanh good to one place, and what
+        // is near 1 is rounded.
+        const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 8 * kUnit;
+        return in_bounds(y, expected,
+                         relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x));
+      });
+}
+
+TEST_CASE("gelu_erf") {
+  check_in_place([](Backend& b, const Tensor& x) { b.gelu_erf(x); },
+                 [](double x, double y) {
+                   const double t = x / std::numbers::sqrt2;
+                   const double expected = x / 2 * (1 + std::erf(t));
+                   // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erf is good to two
+                   // places, of two units each; 1 + erf, a product and the halving round once each.
+                   const double slope = 1.13 * std::exp(-t * t) * std::abs(t);
+                   return in_bounds(y, expected, std::abs(x) / 2 * (2 * slope + 4 + 2 + 2) * kUnit);
+                 });
+}
+
+TEST_CASE("swiglu") {
+  Run run;
+  Random random(2);
+  for (const Size& size : kSizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.cols);
+    const std::vector<float> gate = inputs(random, size);
+    const std::vector<float> up = random.reals(size.rows * size.cols);
+    const DeviceMatrix device_gate(*run.backend, gate, size.rows, size.cols);
+    const std::vector<float> y =
+        run(size, up, [&](const Tensor& t) { run.backend->swiglu(t, device_gate); });
+    double worst = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double expected = double{gate[i]} * sigmoid(gate[i]) * up[i];
+      // A power, a sum, a quotient of up to two places, two products.
+      const double bound = (power_error(gate[i]) + 8 * kUnit) * std::abs(expected) +
+                           kNothing * std::abs(double{gate[i]} * up[i]);
+      worst = std::max(worst, in_bounds(y[i], expected, bound));
+    }
+    CHECK(worst <= 1);
+  }
+}
+
+TEST_CASE("layer_norm") {
+  Run run;
+  Random random(3);
+  for (const Size& size : kSizes) {
+    for (const float offset : {0.0f, 1.0f, 100.0f}) {
+      CAPTURE(size.rows);
+      CAPTURE(size.cols);
+      CAPTURE(offset);
+      const int64_t n = size.cols;
+      const std::vector<float> x = random.reals(size.rows * n, offset - 1, offset + 1);
+      const std::vector<float> weight = random.reals(n), bias = random.reals(n);
+      const DeviceMatrix w(*run.backend, weight, 1, n), b(*run.backend, bias, 1, n);
+      const DeviceMatrix y(*run.backend, size.rows, n);
+      constexpr float kEps = 1e-5f;
+      const std::vector<float> in_place = run(size, x, [&](const Tensor& t) {
+        run.backend->layer_norm(y, t, {w, b}, kEps);
+        run.backend->layer_norm(t, t, {w, b}, kEps);
+      });
+      const std::vector<float> out = y.read();
+      CHECK(same_bits(in_place, out));
+      double worst = 0;
+      for (int64_t r = 0; r < size.rows; ++r) {
+        const std::span row = std::span(x).subspan(r * n, n);
+        double mean = 0, magnitude = 0, variance = 0;
+        for (const float value : row) mean += value / static_cast<double>(n);
+        for (const float value : row) magnitude += std::abs(value) / static_cast<double>(n);
+        for (const float value : row) {
+          variance += (value - mean) * (value - mean) / static_cast<double>(n);
+        }
+        // As in test_kernels, where the root, the inverse and three operations follow; an inverse
+        // root of two places is four units.
+        const double shift = gamma(n + 1) * magnitude;
+        const double denominator = variance + double{kEps};
+        const double scale = 1 / std::sqrt(denominator);
+        const double relative =
+            (gamma(n + 5) * (variance + shift * shift) + shift * shift) / denominator / 2 +
+            gamma(9);
+        for (int64_t i = 0; i < n; ++i) {
+          const double normal = (row[i] - mean) * scale * weight[i];
+          const double moved = shift * scale * std::abs(weight[i]);
+          const double bound =
+              (std::abs(normal) + moved) * relative + moved + kUnit * std::abs(bias[i]);
+          worst = std::max(worst, in_bounds(out[r * n + i], normal + bias[i],
+                                            1.01 * bound));  // second order
+        }
+      }
+      CHECK(worst <= 1);
+    }
+  }
+}
+
+TEST_CASE("rms_norm") {
+  Run run;
+  Random random(4);
+  for (const Size& size : kSizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.cols);
+    const int64_t n = size.cols;
+    const std::vector<float> x = random.reals(size.rows * n);
+    const std::vector<float> weight = random.reals(n);
+    const DeviceMatrix w(*run.backend, weight, 1, n);
+    const DeviceMatrix y(*run.backend, size.rows, n);
+    constexpr float kEps = 1e-5f;
+    const std::vector<float> in_place = run(size, x, [&](const Tensor& t) {
+      run.backend->rms_norm(y, t, w, kEps);
+      run.backend->rms_norm(t, t, w, kEps);
+    });
+    const std::vector<float> out = y.read();
+    CHECK(same_bits(in_place, out));
+    double worst = 0;
+    for (int64_t r = 0; r < size.rows; ++r) {
+      const std::span row = std::span(x).subspan(r * n, n);
+      double squares = 0;
+      for (const float value : row) squares += double{value} * value;
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(n) + double{kEps});
+      // The sum of squares has n roundings, a quotient and a sum; its root halves them. An inverse
+      // root of two places, or a root and an inverse, and two products follow.
+      const double relative = gamma(n + 3) / 2 + gamma(6);
+      for (int64_t i = 0; i < n; ++i) {
+        const double expected = row[i] * scale * weight[i];
+        worst = std::max(worst, in_bounds(out[r * n + i], expected, relative * std::abs(expected)));
+      }
+    }
+    CHECK(worst <= 1);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,300 @@
+#include "block.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace h2o::cuda::emulation {
+
+Place here;
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kMostShared = 256 << 10;
+
+#ifndef __x86_64__
+#error "the emulation switches stacks by x86-64 instructions"
+#endif
+
+// Saves the registers that a call must keep, changes stacks, and restores those of the other.
+extern "C" void h2o_switch_stack(void** from, void* to);
+asm(R"(
+.text
+.globl h2o_switch_stack
+.hidden h2o_switch_stack
+.type h2o_switch_stack, @function
+h2o_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size h2o_switch_stack, .-h2o_switch_stack
+)");
+
+enum class State { ready, at_barrier, in_warp, done };
+
+struct Copy {
+  uint32_t to;
+  const void* from;
+  int bytes;
+  bool exists;
+};
+
+struct Fiber {
+  std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
+  void* at = nullptr;  // its stack pointer, while it does not run
+  State state = State::ready;
+  int n_exchanges = 0;
+  std::vector<Copy> copies;              // of the group that is not committed
+  std::deque<std::vector<Copy>> groups;  // not waited for
+#ifdef __SANITIZE_ADDRESS__
+  void* fake_stack = nullptr;
+#endif
+};
+
+// A warp's exchange: two, because a lane may be at the next one before all have read this one.
+using Lanes = std::array<uint64_t, kWarp>;
+struct Warp {
+  std::array<Lanes, 2> given;
+};
+
+std::string_view wanted_order() {
+  static const std::string_view order = [] {
+    const char* name = std::getenv("H2O_EMULATION_ORDER");
+    return name != nullptr ? name : "forward";
+  }();
+  return order;
+}
+
+class Block {
+ public:
+  void run(dim3 size, const std::function<void()>& thread) {
+    const int n = static_cast<int>(size.x * size.y * size.z);
+    if (n % kWarp != 0) throw std::logic_error("a block of threads that are no whole warps");
+    thread_ = &thread;
+    size_ = size;
+    while (std::ssize(fibers_) < n) fibers_.push_back(std::make_unique<Fiber>());
+    warps_.assign(n / kWarp, {});
+    order_.resize(n);
+    std::iota(order_.begin(), order_.end(), 0);
+    for (int i = 0; i < n; ++i) prepare(*fibers_[i]);
+    error_ = nullptr;
+    n_ = n;
+    while (step()) {
+    }
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  void wait(State state) {
+    Fiber& fiber = *fibers_[current_];
+    fiber.state = state;
+    leave(fiber);
+  }
+
+  const Lanes& gather(uint64_t mine) {
+    Fiber& fiber = *fibers_[current_];
+    const int turn = fiber.n_exchanges++ % 2;
+    Lanes& lanes = warps_[current_ / kWarp].given[turn];
+    lanes[current_ % kWarp] = mine;
+    wait(State::in_warp);
+    return lanes;
+  }
+
+  Fiber& current() { return *fibers_[current_]; }
+
+  void shuffle(std::vector<int>& order) {
+    if (wanted_order() == "reverse") std::reverse(order.begin(), order.end());
+    if (wanted_order() == "shuffled") std::shuffle(order.begin(), order.end(), random_);
+  }
+
+ private:
+  // Every fiber that can go on does, once. False when all are done.
+  bool step() {
+    std::iota(order_.begin(), order_.end(), 0);
+    shuffle(order_);
+    for (int i : order_) {
+      if (fibers_[i]->state == State::ready) enter(i);
+    }
+    const auto in = [&](int begin, int end, State state) {
+      return std::count_if(fibers_.begin() + begin, fibers_.begin() + end,
+                           [&](const auto& fiber) { return fiber->state == state; });
+    };
+    const auto release = [&](int begin, int end, State state) {
+      for (int i = begin; i < end; ++i) {
+        if (fibers_[i]->state == state) fibers_[i]->state = State::ready;
+      }
+    };
+    if (error_) return false;
+    bool released = false;
+    for (int warp = 0; warp < n_; warp += kWarp) {
+      const auto waiting = in(warp, warp + kWarp, State::in_warp);
+      if (waiting == 0) continue;
+      if (in(warp, warp + kWarp, State::done) + in(warp, warp + kWarp, State::at_barrier) > 0) {
+        throw std::logic_error("lanes of a warp wait for others that do not come");
+      }
+      release(warp, warp + kWarp, State::in_warp);
+      released = true;
+    }
+    if (released) return true;
+    const bool waits = in(0, n_, State::at_barrier) > 0;
+    release(0, n_, State::at_barrier);  // those who have left are not waited for
+    return waits;
+  }
+
+  void prepare(Fiber& fiber) {
+    auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStackBytes) / 16 * 16;
+    auto* stack = reinterpret_cast<void**>(top);
+    *--stack = nullptr;  // so that the stack is aligned as at a call
+    *--stack = reinterpret_cast<void*>(&begin);
+    stack -= 6;  // registers
+    fiber.at = stack;
+    fiber.state = State::ready;
+    fiber.n_exchanges = 0;
+    fiber.copies.clear();
+    fiber.groups.clear();
+  }
+
+  void enter(int i) {
+    current_ = i;
+    here.thread = {static_cast<unsigned>(i) % size_.x, static_cast<unsigned>(i) / size_.x % size_.y,
+                   static_cast<unsigned>(i) / (size_.x * size_.y)};
+    Fiber& fiber = *fibers_[i];
+#ifdef __SANITIZE_ADDRESS__
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), kStackBytes);
+    h2o_switch_stack(&scheduler_, fiber.at);
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#else
+    h2o_switch_stack(&scheduler_, fiber.at);
+#endif
+  }
+
+  void leave(Fiber& fiber) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(fiber.state == State::done ? nullptr : &fiber.fake_stack,
+                                   scheduler_stack_, scheduler_stack_bytes_);
+    h2o_switch_stack(&fiber.at, scheduler_);
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
+#else
+    h2o_switch_stack(&fiber.at, scheduler_);
+#endif
+  }
+
+  static void begin();
+
+  const std::function<void()>* thread_ = nullptr;
+  dim3 size_;
+  int n_ = 0;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Warp> warps_;
+  std::vector<int> order_;
+  std::exception_ptr error_;
+  int current_ = 0;
+  void* scheduler_ = nullptr;  // its stack pointer, while a fiber runs
+#ifdef __SANITIZE_ADDRESS__
+  const void* scheduler_stack_ = nullptr;
+  size_t scheduler_stack_bytes_ = 0;
+#endif
+  std::mt19937 random_{1};
+};
+
+Block the_block;
+alignas(16) std::byte the_shared[kMostShared];
+
+void Block::begin() {
+  Block& block = the_block;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack_, &block.scheduler_stack_bytes_);
+#endif
+  try {
+    (*block.thread_)();
+  } catch (...) {
+    block.error_ = std::current_exception();
+  }
+  block.wait(State::done);
+}
+
+}  // namespace
+
+void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread) {
+  if (shared_bytes > kMostShared) throw std::logic_error("more shared memory than a block has");
+  std::vector<int> order(size_t{grid.x} * grid.y * grid.z);
+  std::iota(order.begin(), order.end(), 0);
+  the_block.shuffle(order);
+  here.grid_dim = grid;
+  here.block_dim = block;
+  for (const int i : order) {
+    here.block = {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)};
+    std::memset(the_shared, 0xff, shared_bytes);
+    the_block.run(block, thread);
+  }
+}
+
+std::byte* shared_memory() { return the_shared; }
+
+void wait_for_block() { the_block.wait(State::at_barrier); }
+
+namespace {
+
+void make(const Copy& copy) {
+  if (copy.exists) {
+    std::memcpy(the_shared + copy.to, copy.from, copy.bytes);
+  } else {
+    std::memset(the_shared + copy.to, 0, copy.bytes);
+  }
+}
+
+}  // namespace
+
+void copy_later(uint32_t shared, const void* from, int bytes, bool exists) {
+  const auto misaligned = [bytes](uintptr_t address) { return address % bytes != 0; };
+  if (misaligned(shared) || misaligned(reinterpret_cast<uintptr_t>(from))) {
+    throw std::logic_error("a copy that is not aligned");
+  }
+  const Copy copy{shared, from, bytes, exists};
+  wanted_order() == "forward" ? the_block.current().copies.push_back(copy) : make(copy);
+}
+
+void commit_copies() {
+  Fiber& fiber = the_block.current();
+  fiber.groups.push_back(std::exchange(fiber.copies, {}));
+}
+
+void finish_copies(int n_pending) {
+  auto& groups = the_block.current().groups;
+  for (; std::ssize(groups) > n_pending; groups.pop_front()) {
+    for (const Copy& copy : groups.front()) make(copy);
+  }
+}
+
+uint64_t exchange(uint64_t mine, int from) { return the_block.gather(mine)[from]; }
+
+const uint64_t* gather(uint64_t mine) { return the_block.gather(mine).data(); }
+
+}  // namespace h2o::cuda::emulation

@@ -1,0 +1,84 @@
+// As cuda/ptx.cuh, which this takes the place of: the same functions, as the PTX manual describes
+// the instructions.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace h2o::cuda {
+
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline float within_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
+
+inline uint32_t pack_halves(float low, float high) {
+  return uint32_t{__half_as_ushort(__float2half_rn(high))} << 16 |
+         __half_as_ushort(__float2half_rn(low));
+}
+
+// Addresses in shared memory are offsets.
+inline uint32_t shared_address(const void* shared) {
+  return static_cast<uint32_t>(static_cast<const std::byte*>(shared) - emulation::shared_memory());
+}
+
+inline void copy_16_async(uint32_t shared, const void* from, bool exists) {
+  emulation::copy_later(shared, from, 16, exists);
+}
+inline void copy_4_async(uint32_t shared, const void* from, bool exists) {
+  emulation::copy_later(shared, from, 4, exists);
+}
+inline void commit_copies() { emulation::commit_copies(); }
+template <int n_pending>
+void wait_for_copies() {
+  emulation::finish_copies(n_pending);
+}
+
+// ldmatrix: lane 8 i + r has the address of row r of matrix i; lane l gets elements 2 (l % 4) and
+// the next of row l / 4 of each, or of its transpose.
+template <bool kTransposed>
+void load_matrices_as(uint32_t (&m)[4], uint32_t row_address) {
+  const uint64_t* rows = emulation::gather(row_address);
+  const int lane = emulated_lane();
+  const auto element = [&](int matrix, int row, int column) {
+    uint16_t half;
+    std::memcpy(&half, emulation::shared_memory() + rows[8 * matrix + row] + 2 * column, 2);
+    return uint32_t{half};
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, column = lane % 4 * 2;
+    m[i] = kTransposed ? element(i, column, row) | element(i, column + 1, row) << 16
+                       : element(i, row, column) | element(i, row, column + 1) << 16;
+  }
+}
+inline void load_matrices(uint32_t (&m)[4], uint32_t row_address) {
+  load_matrices_as<false>(m, row_address);
+}
+inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t row_address) {
+  load_matrices_as<true>(m, row_address);
+}
+
+// mma.m16n8k16: of a [16, 16] lane l has, for i = 0 .. 7, row l / 4 (+ 8 if i / 2 is odd), column
+// 2 (l % 4) + i % 2 (+ 8 if i >= 4); of b [16, 8] row 2 (l % 4) + i % 2 (+ 8 if i >= 2), column l /
+// 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2.
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const auto half = [](uint64_t words, int i) {
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(words >> (16 * i))));
+  };
+  std::array<uint64_t, 32> low, high, b;
+  std::memcpy(low.data(), emulation::gather(uint64_t{a[1]} << 32 | a[0]), sizeof(low));
+  std::memcpy(high.data(), emulation::gather(uint64_t{a[3]} << 32 | a[2]), sizeof(high));
+  std::memcpy(b.data(), emulation::gather(uint64_t{b1} << 32 | b0), sizeof(b));
+  const int lane = emulated_lane();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const int a_lane = row % 8 * 4 + k % 8 / 2, b_lane = column * 4 + k % 8 / 2;
+      const uint64_t a_words = (k < 8 ? low : high)[a_lane];
+      c[i] += half(a_words, row / 8 * 2 + k % 2) * half(b[b_lane], k / 8 * 2 + k % 2);
+    }
+  }
+}
+
+}  // namespace h2o::cuda

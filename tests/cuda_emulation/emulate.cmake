@@ -1,0 +1,12 @@
+# Compiles the layer h2o_cuda for the processor: the same sources, but for how kernels are launched and
+# for the instructions that C++ has no name for, whose headers here are found first.
+set(emulation ${PROJECT_SOURCE_DIR}/tests/cuda_emulation)
+find_package(CUDAToolkit REQUIRED)
+target_sources(h2o_cuda PRIVATE ${emulation}/block.cpp ${emulation}/runtime.cpp)
+target_include_directories(h2o_cuda BEFORE PRIVATE ${emulation})
+target_include_directories(h2o_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(h2o_cuda PRIVATE ${CMAKE_DL_LIBS})
+get_target_property(sources h2o_cuda SOURCES)
+list(FILTER sources INCLUDE REGEX "\\.cu$")
+set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX
+  COMPILE_OPTIONS "-x;c++;-include;emulation.h;-Wno-unknown-pragmas;-fno-strict-aliasing")

@@ -1,0 +1,8 @@
+"""A short text, for tests of what the cache keeps of it."""
+
+from __future__ import annotations
+
+TEXT = (
+    "The old man went down to the sea with his son. He had not been there for many years, and he "
+    "thought of his father, who had been a sailor."
+)
