@@ -13,9 +13,10 @@ namespace {
 bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
 // What a device rounds the factors to, to multiply so many rows on tensor cores: with quantised
-// weights f16, else the type of the weights. f32: it does not.
-DType factor_type(DType weights, int64_t n_rows) {
-  if (!on_cuda() || n_rows <= (is_quantised(weights) ? 32 : 8)) return DType::f32;
+// weights f16, else the type of the weights. f32: it does not, or has no library that does.
+DType factor_type(const Backend& backend, DType weights, int64_t n_rows) {
+  const bool tensor_cores = on_cuda() && backend.name().find("no cuBLAS") == std::string::npos;
+  if (!tensor_cores || n_rows <= (is_quantised(weights) ? 32 : 8)) return DType::f32;
   return is_quantised(weights) ? DType::f16 : weights;
 }
 
@@ -94,7 +95,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   const std::vector<float> y = plain.read(), y_biased = biased.read(), y_added = added.read();
   CHECK(same_bits(again.read(), y));
 
-  const DType type = factor_type(p.dtype, p.n_rows);
+  const DType type = factor_type(backend, p.dtype, p.n_rows);
   double worst = 0;
   for (int64_t r = 0; r < p.n_rows; ++r) {
     const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);
