@@ -12,251 +12,18 @@
 // Rows are padded to 16 bytes; so every load is aligned to its size.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "core/blocks.h"
 #include "core/dtype.h"
+#include "cuda/scales.cuh"
+#include "cuda/weight_bits.cuh"
 
 namespace h2o::cuda {
 
-// The host's compiler does not know the pragma.
-#ifdef __CUDA_ARCH__
-#define H2O_UNROLL _Pragma("unroll")
-#else
-#define H2O_UNROLL
-#endif
-
-constexpr int kGroup = 32;      // elements
-constexpr int kSuperblock = 8;  // groups
+constexpr int kGroup = 32;  // elements
 constexpr int kRowAlignment = 16;
-
-// ---- Loads and bits ----
-
-// 16 bytes that are read once.
-__host__ __device__ inline uint4 load_once(const std::byte* p) {
-#ifdef __CUDA_ARCH__
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-#else
-  return *reinterpret_cast<const uint4*>(p);
-#endif
-}
-
-// Of what no kernel writes.
-template <class T>
-__host__ __device__ inline T load_constant(const std::byte* p) {
-#ifdef __CUDA_ARCH__
-  return __ldg(reinterpret_cast<const T*>(p));
-#else
-  return *reinterpret_cast<const T*>(p);
-#endif
-}
-
-__host__ __device__ inline float to_float(F16 x) { return __half2float(__half_raw{x.bits}); }
-__host__ __device__ inline float low_half(uint32_t pair) {
-  return to_float(F16{static_cast<uint16_t>(pair)});
-}
-__host__ __device__ inline float high_half(uint32_t pair) {
-  return to_float(F16{static_cast<uint16_t>(pair >> 16)});
-}
-
-// Byte i of the result is byte `selector half-byte i` of the eight in low and high.
-__host__ __device__ inline uint32_t choose_bytes(uint32_t low, uint32_t high, uint32_t selectors) {
-#ifdef __CUDA_ARCH__
-  return __byte_perm(low, high, selectors);
-#else
-  const uint64_t bytes = uint64_t{high} << 32 | low;
-  uint32_t chosen = 0;
-  for (int i = 0; i < 4; ++i) {
-    chosen |= static_cast<uint32_t>(bytes >> (selectors >> 4 * i & 7) * 8 & 255) << 8 * i;
-  }
-  return chosen;
-#endif
-}
-
-// kIq4Values of the eight half-bytes of `packed`: the low halves of its bytes, then the high ones.
-__host__ __device__ inline void iq4_values(uint32_t packed, uint32_t* low, uint32_t* high) {
-  constexpr uint32_t kTable[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
-  const uint32_t in_half = packed & 0x77777777;
-  const uint32_t of_halves = 0x32103210 | (packed & 0x88888888) >> 1;
-  const uint32_t first =
-      choose_bytes(choose_bytes(kTable[0], kTable[1], in_half & 0xffff),
-                   choose_bytes(kTable[2], kTable[3], in_half & 0xffff), of_halves & 0xffff);
-  const uint32_t second =
-      choose_bytes(choose_bytes(kTable[0], kTable[1], in_half >> 16),
-                   choose_bytes(kTable[2], kTable[3], in_half >> 16), of_halves >> 16);
-  *low = choose_bytes(first, second, 0x6420);
-  *high = choose_bytes(first, second, 0x7531);
-}
-
-// ---- Scales ----
-//
-// An element is scale * (q - offset) + min. There are kScales scales in a group, and as many mins
-// if kMins. kGroupBytes are of each group, kBlockBytes of a superblock. store() is given the
-// block of core/blocks.h that group g of the row is in, and stores of it what is the group's.
-
-struct FloatScale {
-  static constexpr int kScales = 1, kGroupBytes = 2, kBlockBytes = 0;
-  static constexpr bool kMins = false;
-  struct Raw {
-    uint16_t d;
-  };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte*, int) {
-    return {load_constant<uint16_t>(of_group)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int, float* scale, float*) {
-    scale[0] = to_float(F16{raw.d});
-  }
-  template <class Block>
-  __host__ __device__ static void store(const Block& b, int, std::byte* of_group, std::byte*) {
-    *reinterpret_cast<F16*>(of_group) = b.d;
-  }
-};
-
-struct FloatScaleAndMin {
-  static constexpr int kScales = 1, kGroupBytes = 4, kBlockBytes = 0;
-  static constexpr bool kMins = true;
-  struct Raw {
-    uint32_t d_m;
-  };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte*, int) {
-    return {load_constant<uint32_t>(of_group)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int, float* scale, float* min) {
-    scale[0] = low_half(raw.d_m);
-    min[0] = high_half(raw.d_m);
-  }
-  template <class Block>
-  __host__ __device__ static void store(const Block& b, int, std::byte* of_group, std::byte*) {
-    reinterpret_cast<F16*>(of_group)[0] = b.d;
-    reinterpret_cast<F16*>(of_group)[1] = b.m;
-  }
-};
-
-// Of Q4_K and Q5_K. d and dmin, the low four bits of eight scales, of eight mins, and their high
-// two: half-byte i is those of scale i, then of min i.
-struct SixBitScaleAndMin {
-  static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 16;
-  static constexpr bool kMins = true;
-  struct Raw {
-    uint4 words;
-  };
-  __host__ __device__ static Raw load(const std::byte*, const std::byte* of_block, int) {
-    return {load_constant<uint4>(of_block)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int g, float* scale, float* min) {
-    const int at = g % kSuperblock * 4;
-    const uint32_t high = raw.words.w >> at;
-    const uint32_t s = (raw.words.y >> at & 15) | (high & 3) << 4;
-    const uint32_t m = (raw.words.z >> at & 15) | (high & 12) << 2;
-    scale[0] = low_half(raw.words.x) * static_cast<float>(s);
-    min[0] = -high_half(raw.words.x) * static_cast<float>(m);
-  }
-  template <class Block>
-  __host__ __device__ static void store(const Block& b, int g, std::byte*, std::byte* of_block) {
-    if (g % kSuperblock != 0) return;
-    uint4 words{};
-    words.x = b.d.bits | static_cast<uint32_t>(b.dmin.bits) << 16;
-    for (int i = 0; i < kSuperblock; ++i) {
-      const uint8_t* p = b.scales + i % 4;
-      const uint32_t s = i < 4 ? p[0] & 63 : (p[8] & 15) | p[0] >> 6 << 4;
-      const uint32_t m = i < 4 ? p[4] & 63 : p[8] >> 4 | p[4] >> 6 << 4;
-      words.y |= (s & 15) << 4 * i;
-      words.z |= (m & 15) << 4 * i;
-      words.w |= (s >> 4 | m >> 4 << 2) << 4 * i;
-    }
-    *reinterpret_cast<uint4*>(of_block) = words;
-  }
-};
-
-// Of Q2_K: a byte for each 16 elements, scale | min << 4; d and dmin.
-struct FourBitScalesAndMins {
-  static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 4;
-  static constexpr bool kMins = true;
-  struct Raw {
-    uint16_t scales;
-    uint32_t d_dmin;
-  };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte* of_block, int) {
-    return {load_constant<uint16_t>(of_group), load_constant<uint32_t>(of_block)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int, float* scale, float* min) {
-    const float d = low_half(raw.d_dmin);
-    const float dmin = -high_half(raw.d_dmin);
-    scale[0] = d * static_cast<float>(raw.scales & 15);
-    scale[1] = d * static_cast<float>(raw.scales >> 8 & 15);
-    min[0] = dmin * static_cast<float>(raw.scales >> 4 & 15);
-    min[1] = dmin * static_cast<float>(raw.scales >> 12);
-  }
-  __host__ __device__ static void store(const BlockQ2_K& b, int g, std::byte* of_group,
-                                        std::byte* of_block) {
-    const uint8_t* scales = b.scales + g % kSuperblock * 2;
-    *reinterpret_cast<uint16_t*>(of_group) = static_cast<uint16_t>(scales[0] | scales[1] << 8);
-    if (g % kSuperblock == 0) {
-      reinterpret_cast<F16*>(of_block)[0] = b.d;
-      reinterpret_cast<F16*>(of_block)[1] = b.dmin;
-    }
-  }
-};
-
-// Of Q3_K, whose six bits become a byte, and Q6_K: a signed byte for each 16 elements; d.
-struct ByteScales {
-  static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 2;
-  static constexpr bool kMins = false;
-  struct Raw {
-    uint16_t scales, d;
-  };
-  __host__ __device__ static Raw load(const std::byte* of_group, const std::byte* of_block, int) {
-    return {load_constant<uint16_t>(of_group), load_constant<uint16_t>(of_block)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int, float* scale, float*) {
-    const float d = to_float(F16{raw.d});
-    scale[0] = d * static_cast<float>(static_cast<int8_t>(raw.scales));
-    scale[1] = d * static_cast<float>(static_cast<int8_t>(raw.scales >> 8));
-  }
-  __host__ __device__ static int scale(const BlockQ6_K& b, int i) { return b.scales[i]; }
-  __host__ __device__ static int scale(const BlockQ3_K& b, int i) {
-    return ((b.scales[i % 8] >> i / 8 * 4 & 15) | (b.scales[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32;
-  }
-  template <class Block>
-  __host__ __device__ static void store(const Block& b, int g, std::byte* of_group,
-                                        std::byte* of_block) {
-    const int i = g % kSuperblock * 2;
-    reinterpret_cast<int8_t*>(of_group)[0] = static_cast<int8_t>(scale(b, i));
-    reinterpret_cast<int8_t*>(of_group)[1] = static_cast<int8_t>(scale(b, i + 1));
-    if (g % kSuperblock == 0) *reinterpret_cast<F16*>(of_block) = b.d;
-  }
-};
-
-// Of IQ4_XS, as they are.
-struct SixBitScale {
-  static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 8;
-  static constexpr bool kMins = false;
-  struct Raw {
-    uint2 words;
-  };
-  __host__ __device__ static Raw load(const std::byte*, const std::byte* of_block, int) {
-    return {load_constant<uint2>(of_block)};
-  }
-  __host__ __device__ static void values(const Raw& raw, int g, float* scale, float*) {
-    const int i = g % kSuperblock;
-    const uint32_t s = (raw.words.y >> 4 * i & 15) | (raw.words.x >> (16 + 2 * i) & 3) << 4;
-    scale[0] = low_half(raw.words.x) * static_cast<float>(static_cast<int>(s) - 32);
-  }
-  __host__ __device__ static void store(const BlockIQ4_XS& b, int g, std::byte*,
-                                        std::byte* of_block) {
-    if (g % kSuperblock != 0) return;
-    uint2 words{b.d.bits | static_cast<uint32_t>(b.scales_h) << 16, 0};
-    for (int i = 0; i < 4; ++i) words.y |= static_cast<uint32_t>(b.scales_l[i]) << 8 * i;
-    *reinterpret_cast<uint2*>(of_block) = words;
-  }
-};
 
 // ---- The bits of element i of a block, as core/blocks.h says ----
 
@@ -355,14 +122,14 @@ struct Format {
     }
   };
 
-  __host__ __device__ static Raw load(const std::byte* row, int n_groups, int g) {
+  __host__ __device__ static Raw load_raw(const std::byte* row, int n_groups, int g) {
     const Places at(n_groups, g);
     Raw raw;
-    if constexpr (kWide > 0) raw.four[0] = load_once(row + at.wide);
-    if constexpr (kBits == 8) raw.four[1] = load_once(row + at.wide + at.wide_step);
-    if constexpr (kTwo > 0) raw.two = load_constant<uint2>(row + at.two);
-    if constexpr (kOne > 0) raw.one = load_constant<uint32_t>(row + at.one);
-    raw.scales = Scales::load(row + at.of_group, row + at.of_block, g);
+    if constexpr (kWide > 0) load_once(row + at.wide, &raw.four[0]);
+    if constexpr (kBits == 8) load_once(row + at.wide + at.wide_step, &raw.four[1]);
+    if constexpr (kTwo > 0) load(row + at.two, &raw.two);
+    if constexpr (kOne > 0) load(row + at.one, &raw.one);
+    raw.scales = Scales::load_raw(row + at.of_group, row + at.of_block);
     return raw;
   }
 

@@ -1,18 +1,21 @@
 // The kernel of products of a few rows with weights.
 //
-// A warp has kWide rows of weights, or a share of their columns, and all rows of x. Its lanes take
-// units of a row in turns: what 16 or 32 bytes of weights hold. What a lane multiplies later is
-// always being loaded; and the first of it is loaded before the kernel ahead has ended, since no
-// kernel writes weights. A sum is over the units of a lane, then over lanes, then over the shares,
-// always in that order.
+// A warp has kWide rows of weights, or a share of their columns, and all rows of x. A row is
+// divided into units, which are what 16 or 32 bytes of weights hold, and chunks of 32 units: a lane
+// has a unit. What a lane multiplies later is always being loaded; and the first of it is loaded
+// before the kernel ahead has ended, since no kernel writes weights. A sum is over the units of a
+// lane, then over lanes, then over the shares, always in that order.
 //
 // `Type` is a type of weights:
 //   kUnit                          elements of a unit
 //   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
+//   blocks(n)                      that a multiprocessor holds: what that leaves of its registers
 //   Raw load(row, n_units, i)      unit i of a row of weights
-//   Unpacked unpack(raw, i)
+//   Unpacked unpack(raw, i, valid)
 //   X                              rows of x, and
-//   multiply<n>(sums, w, x, i)     sums[j][r] += w[j] * row r of x, of unit i, r < n
+//   multiply<n>(sums, w, x, n_units, chunk, lane)   sums[j][r] += w[j] * row r of x, r < n
+// Where there is no unit, the last one is loaded, but is not valid: it adds nothing. That is
+// without a branch, so that what is loaded of x for one unit does not wait for another.
 #pragma once
 
 #include <algorithm>
@@ -44,72 +47,73 @@ __device__ inline float sum_each(const float* values) {
   }
 }
 
-// n_rows <= n. A row of weights is divided among `shares` warps, which divides kMatvecWarps.
+// n_rows <= n. A row of weights is divided among 2^log_shares warps of a block.
 template <class Type, int n>
-__global__ void __launch_bounds__(kMatvecThreads, n == 1   ? 8
-                                                  : n == 2 ? 5
-                                                  : n == 4 ? 4
-                                                           : 3)
-    matvec_kernel(Matvec m, Weights w, int shares, typename Type::X x) {
+__global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
+    matvec_kernel(Matvec m, Weights w, int log_shares, typename Type::X x) {
   let_next_start();
   constexpr int kWide = Type::template kWide<n>;
   constexpr int kAhead = Type::template kAhead<n>;
   constexpr int kSums = kWide * n;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int64_t first_row = (int64_t{blockIdx.x} * (kMatvecWarps / shares) + warp / shares) * kWide;
+  const int share = warp & ((1 << log_shares) - 1);
+  const int64_t first_row = ((int64_t{blockIdx.x} * kMatvecWarps + warp) >> log_shares) * kWide;
   const std::byte* rows[kWide];
 #pragma unroll
-  for (int j = 0; j < kWide; ++j) rows[j] = w.row(min(first_row + j, w.rows - 1));
+  for (int j = 0; j < kWide; ++j) {
+    rows[j] = w.row(min(first_row + j, w.rows - 1));
+    asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
+  }
 
   const int n_units = static_cast<int>(w.cols / Type::kUnit);
-  const int first = warp % shares * kWarp + lane;
-  const int step = shares * kWarp;
+  const int n_chunks = (n_units + kWarp - 1) / kWarp;
+  const int step = 1 << log_shares;
   typename Type::Raw raw[kAhead][kWide];
+  const auto load = [&](int a, int chunk) {
+    const int i = min((chunk + a * step) * kWarp + lane, n_units - 1);
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) {
-    const int i = first + a * step;
-    if (i < n_units) {
+    for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
+  };
+  float sums[kSums] = {};
+  const auto multiply = [&](int a, int chunk) {
+    const int i = (chunk + a * step) * kWarp + lane;
+    typename Type::Unpacked unpacked[kWide];
 #pragma unroll
-      for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
-    }
-  }
+    for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i, i < n_units);
+    Type::template multiply<n>(sums, unpacked, x, n_units, chunk + a * step, lane);
+  };
+
+  int chunk = share;
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) load(a, chunk);
   // What this lane is to write: a sum, if it is the first of those that know it.
   constexpr int kLanes = kWarp / kSums;
   const int64_t o = first_row + lane / kLanes / n;
   const int r = lane / kLanes % n;
-  const bool writes = warp % shares == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
+  const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
   float* const y = m.y + r * m.y_stride + o;
   float start = writes && m.bias != nullptr ? m.bias[o] : 0;
   wait_for_previous();
   if (writes && m.add) start += *y;
 
-  float sums[kSums] = {};
-  for (int at = first; at < n_units; at += kAhead * step) {
+  for (; chunk + kAhead * step < n_chunks; chunk += kAhead * step) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int i = at + a * step;
-      if (i < n_units) {
-        typename Type::Unpacked unpacked[kWide];
-#pragma unroll
-        for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i);
-        Type::template multiply<n>(sums, unpacked, x, i);
-      }
-      const int next = i + kAhead * step;
-      if (next < n_units) {
-#pragma unroll
-        for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, next);
-      }
+      multiply(a, chunk);
+      load(a, chunk + kAhead * step);
     }
   }
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) multiply(a, chunk);
 
   float sum = sum_each<kSums>(sums);
-  if (shares > 1) {
+  if (log_shares > 0) {
     __shared__ float of_shares[kMatvecWarps][kWarp];
     of_shares[warp][lane] = sum;
     __syncthreads();
     if (writes) {
-      for (int s = 1; s < shares; ++s) sum += of_shares[warp + s][lane];
+      for (int s = 1; s < 1 << log_shares; ++s) sum += of_shares[warp + s][lane];
     }
   }
   if (writes) *y = start + sum;
@@ -118,18 +122,20 @@ __global__ void __launch_bounds__(kMatvecThreads, n == 1   ? 8
 template <class Type, int n>
 void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
                    const typename Type::X& x) {
-  // A quarter of the warps that the device can hold keep its memory busy: with fewer rows than
-  // that, they share.
+  // A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
+  // they share, as long as each has its units to load ahead.
+  constexpr int kWide = Type::template kWide<n>;
+  constexpr int64_t kUnits = Type::template kAhead<n> * kWarp;
   const int64_t enough = int64_t{stream.n_multiprocessors()} * 16;
-  const int64_t n_warps = (w.rows + Type::template kWide<n> - 1) / Type::template kWide<n>;
-  const int64_t n_units = w.cols / Type::kUnit;
-  int shares = 1;
-  while (shares < kMatvecWarps && n_warps * shares < enough && n_units > shares * kWarp) {
-    shares *= 2;
+  const int64_t n_warps = (w.rows + kWide - 1) / kWide;
+  int log_shares = 0;
+  while (1 << log_shares < kMatvecWarps && n_warps << log_shares < enough &&
+         w.cols / Type::kUnit > kUnits << log_shares) {
+    ++log_shares;
   }
-  const int64_t of_block = kMatvecWarps / shares;
+  const int64_t of_block = kMatvecWarps >> log_shares;
   launch(stream, matvec_kernel<Type, n>, static_cast<unsigned>((n_warps + of_block - 1) / of_block),
-         kMatvecThreads, 0, m, w, shares, x);
+         kMatvecThreads, 0, m, w, log_shares, x);
 }
 
 template <class Type>

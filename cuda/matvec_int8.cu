@@ -22,20 +22,24 @@ struct Quantised {
                                : n <= 4 ? 2
                                         : 4;
   template <int n>
-  static constexpr int kAhead = 4 / kWide<n>;
+  static constexpr int kAhead = n == 1 ? 2 : 4 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 4 : 3; }
 
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
-    return Format::load(row, n_units, i);
+    return Format::load_raw(row, n_units, i);
   }
-  __device__ static Unpacked unpack(const Raw& raw, int i) { return Format::unpack(raw, i); }
+  // As for units that are not valid: that i % 8 is that of the lane is enough; and x is zero there.
+  __device__ static Unpacked unpack(const Raw& raw, int i, bool) { return Format::unpack(raw, i); }
 
   template <int n>
-  __device__ static void multiply(float* sums, const Unpacked* w, const RoundedRows& x, int i) {
+  __device__ static void multiply(float* sums, const Unpacked* w, const RoundedRows& x, int,
+                                  int chunk, int lane) {
+    const int at = min(chunk, x.n_chunks - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const auto a = *reinterpret_cast<const uint4*>(x.half(r, i, 0));
-      const auto b = *reinterpret_cast<const uint4*>(x.half(r, i, 1));
-      const auto packed = *reinterpret_cast<const int2*>(x.group(r, i));
+      const auto a = *reinterpret_cast<const uint4*>(x.half(r, at, lane, 0));
+      const auto b = *reinterpret_cast<const uint4*>(x.half(r, at, lane, 1));
+      const auto packed = *reinterpret_cast<const int2*>(x.group(r, at, lane));
       const float d = __int_as_float(packed.x);
       const int first_sum = static_cast<int16_t>(packed.y);
       const int second_sum = packed.y >> 16;

@@ -11,6 +11,8 @@ struct FloatRows {
   const float* x;
   int64_t stride;
   int n_rows;
+
+  __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
 };
 
 // Two elements of 16 bits.
@@ -22,6 +24,10 @@ __device__ void unpack_two(float* to, uint32_t pair, BF16) {
   to[0] = __uint_as_float(pair << 16);
   to[1] = __uint_as_float(pair & 0xffff0000);
 }
+
+__device__ float as_float(float x) { return x; }
+__device__ float as_float(F16 x) { return to_float(x); }
+__device__ float as_float(BF16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
 template <class T>
 struct Plain {
@@ -36,13 +42,17 @@ struct Plain {
   static constexpr int kWide = std::min(n, 4);
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
 
   __device__ static Raw load(const std::byte* row, int, int i) {
-    return load_once(row + int64_t{i} * 16);
+    Raw raw;
+    load_once(row + int64_t{i} * 16, &raw);
+    return raw;
   }
-  __device__ static Unpacked unpack(const Raw& raw, int) {
+  __device__ static Unpacked unpack(const Raw& raw, int, bool valid) {
     Unpacked u;
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const uint32_t words[4] = {valid ? raw.x : 0, valid ? raw.y : 0, valid ? raw.z : 0,
+                               valid ? raw.w : 0};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if constexpr (sizeof(T) == 4) {
@@ -54,10 +64,12 @@ struct Plain {
     return u;
   }
   template <int n>
-  __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int i) {
+  __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float* from = x.x + min(r, x.n_rows - 1) * x.stride + i * kUnit;
+      const float* from = x.row(r) + i * kUnit;
 #pragma unroll
       for (int k = 0; k < kUnit; k += 4) {
         const auto v = *reinterpret_cast<const float4*>(from + k);
@@ -86,20 +98,19 @@ struct Unaligned {
   static constexpr int kWide = std::min(n, 4);
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
 
   __device__ static Raw load(const std::byte* row, int, int i) {
     return reinterpret_cast<const T*>(row)[i];
   }
-  __device__ static float unpack(float raw, int) { return raw; }
-  __device__ static float unpack(F16 raw, int) { return to_float(raw); }
-  __device__ static float unpack(BF16 raw, int) {
-    return __uint_as_float(static_cast<uint32_t>(raw.bits) << 16);
-  }
+  __device__ static float unpack(T raw, int, bool valid) { return valid ? as_float(raw) : 0; }
   template <int n>
-  __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int i) {
+  __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const float v = x.x[min(r, x.n_rows - 1) * x.stride + i];
+      const float v = x.row(r)[i];
 #pragma unroll
       for (int j = 0; j < kWide<n>; ++j) sums[j * n + r] += w[j] * v;
     }

@@ -13,19 +13,17 @@ __device__ uint32_t pack(int a, int b, int c, int d) {
   return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | static_cast<uint32_t>(d) << 24;
 }
 
-// As quantize_rows of cpu/int8_matmul-inl.h. Lanes past the end work on the last group: all of a
-// warp take part in its sums.
+// As quantize_rows of cpu/int8_matmul-inl.h.
 __global__ void __launch_bounds__(kThreads)
     round_kernel(RoundedRows to, const float* x, int64_t n_in) {
   let_next_start();
   wait_for_previous();
-  const int n_groups = static_cast<int>(n_in / 32);
-  const int index = (blockIdx.x * kThreads + threadIdx.x) / kParts;
+  const int g = (blockIdx.x * kThreads + threadIdx.x) / kParts;
   const int part = threadIdx.x % kParts;
-  const int g = min(index, n_groups - 1);
-  const int64_t row = blockIdx.y;
+  const int row = blockIdx.y;
 
-  const float4 v = *reinterpret_cast<const float4*>(x + row * n_in + g * 32 + part * 4);
+  float4 v{};
+  if (g < n_in / 32) v = *reinterpret_cast<const float4*>(x + row * n_in + g * 32 + part * 4);
   const float nothing = v.x * 0 + v.y * 0 + v.z * 0 + v.w * 0;  // or NaN
   const float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
   const float d = warp_max<kParts>(largest) / 127 + warp_sum<kParts>(nothing);
@@ -40,21 +38,21 @@ __global__ void __launch_bounds__(kThreads)
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
   const int second = __shfl_xor_sync(kAllLanes, sum, 4);
-  if (index >= n_groups) return;
 
-  const int half = part / 4;
-  reinterpret_cast<uint32_t*>(to.half(row, g, half))[part % 4] = pack(q[0], q[1], q[2], q[3]);
+  const int chunk = g / RoundedRows::kChunk;
+  const int lane = g % RoundedRows::kChunk;
+  reinterpret_cast<uint32_t*>(to.half(row, chunk, lane, part / 4))[part % 4] =
+      pack(q[0], q[1], q[2], q[3]);
   if (part == 0) {
-    *to.group(row, g) = {d, {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
+    *to.group(row, chunk, lane) = {d, {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
   }
 }
 
 }  // namespace
 
 void round_rows(const Stream& stream, const RoundedRows& to, const Tensor& x) {
-  constexpr int64_t kElements = kThreads * 4;
-  const dim3 grid(static_cast<unsigned>((x.cols + kElements - 1) / kElements),
-                  static_cast<unsigned>(x.rows));
+  static_assert(kThreads == RoundedRows::kChunk * kParts);
+  const dim3 grid(static_cast<unsigned>(to.n_chunks), static_cast<unsigned>(x.rows));
   launch(stream, round_kernel, grid, kThreads, 0, to, x.floats(), x.cols);
 }
 

@@ -15,20 +15,23 @@ struct RoundedGroup {
   int16_t sums[2];  // of the first and of the second 16 q
 };
 
-// Of each 32 groups, the first 16 q of all come first, then the second 16: so that lanes, a group
-// each, load what lies side by side.
+// Of each 32 groups, a chunk, the first 16 q of all come first, then the second 16: so that lanes,
+// a group each, load what lies side by side. A row is filled up with zeros, and has another chunk
+// of them.
 struct RoundedRows {
   static constexpr int kChunk = 32;  // groups
 
   int8_t* q;             // [n_rows, n_chunks, 2, 32, 16]
-  RoundedGroup* groups;  // [n_rows, n_chunks * 32]
+  RoundedGroup* groups;  // [n_rows, n_chunks, 32]
   int n_chunks;
 
+  // The last one included.
+  static int64_t chunks(int64_t n_in) { return (n_in / 32 + kChunk - 1) / kChunk + 1; }
+
   // Of an array that holds n_rows of them.
-  H2O_HD static int64_t bytes(int64_t n_rows, int64_t n_in) {
+  static int64_t bytes(int64_t n_rows, int64_t n_in) {
     return n_rows * chunks(n_in) * kChunk * int64_t{32 + sizeof(RoundedGroup)};
   }
-  H2O_HD static int64_t chunks(int64_t n_in) { return (n_in / 32 + kChunk - 1) / kChunk; }
 
   // In `array`, which bytes() says the size of.
   RoundedRows(std::byte* array, int64_t n_rows, int64_t n_in)
@@ -44,11 +47,12 @@ struct RoundedRows {
     return rows;
   }
 
-  H2O_HD int8_t* half(int64_t row, int group, int which) const {
-    return q + (((row * n_chunks + group / kChunk) * 2 + which) * kChunk + group % kChunk) * 16;
+  // Of group `lane` of a chunk, the first or the second half.
+  H2O_HD int8_t* half(int row, int chunk, int lane, int which) const {
+    return q + (int64_t{row * n_chunks + chunk} * 2 + which) * (kChunk * 16) + lane * 16;
   }
-  H2O_HD RoundedGroup* group(int64_t row, int group) const {
-    return groups + row * n_chunks * kChunk + group;
+  H2O_HD RoundedGroup* group(int row, int chunk, int lane) const {
+    return groups + int64_t{row * n_chunks + chunk} * kChunk + lane;
   }
 };
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = index / n_groups;
   const int g = static_cast<int>(index % n_groups);
   typename Format::Raw raw;
-  if (row < n) raw = Format::load(w.row(begin + row), n_groups, g);
+  if (row < n) raw = Format::load_raw(w.row(begin + row), n_groups, g);
   wait_for_previous();
   if (row >= n) return;
   const auto group = Format::unpack(raw, g);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   const int n_groups = static_cast<int>(table.cols / kGroup);
   const int64_t g = thread_index();
   if (g >= n_groups) return;
-  const auto raw = Format::load(table.row(tokens[blockIdx.y]), n_groups, static_cast<int>(g));
+  const auto raw = Format::load_raw(table.row(tokens[blockIdx.y]), n_groups, static_cast<int>(g));
   const auto group = Format::unpack(raw, static_cast<int>(g));
   auto* out = reinterpret_cast<float4*>(x + blockIdx.y * table.cols + g * kGroup);
 #pragma unroll

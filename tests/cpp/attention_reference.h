@@ -140,7 +140,9 @@ class ReferenceHead {
   void attend(const float* q, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
-    const auto rounding = [=](double x) { return tensor_cores ? half_error(x) : 0.0; };
+    const auto rounding = [=](double x) {
+      return tensor_cores ? rounding_error(DType::f16, x) : 0.0;
+    };
     const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
     std::vector<double> a(n_visible);
     double logit_error = 0;  // of a logit, scaled: gamma of head_dim + 6 roundings, see test_matmul

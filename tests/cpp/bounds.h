@@ -24,14 +24,18 @@ inline double power_error(double x) {
   return (2 * std::abs(x) + 4 + fast) * kUnit;
 }
 
-// ---- Tensor cores: factors are rounded to f16, products are exact, sums are f32. ----
+// ---- Tensor cores: factors are rounded to 16 bits, products are exact, sums are f32. ----
 
-// How far the f16 of x may be from it: nothing if x has no more than f16's 11 bits.
-inline double half_error(double x) {
+// How far x may be from what it is rounded to: nothing if its bits suffice for x.
+inline double rounding_error(DType type, double x) {
+  if (type != DType::f16 && type != DType::bf16) return 0;
+  const int bits = type == DType::f16 ? 11 : 8;
   int exponent;
-  const double bits = std::ldexp(std::frexp(x, &exponent), 11);
-  if (x == 0 || (bits == std::nearbyint(bits) && exponent > -14 && exponent <= 16)) return 0;
-  return std::max(std::abs(x) * 0x1p-11, 0x1p-25);  // below 2^-14 the places are 2^-24 apart
+  const double whole = std::ldexp(std::frexp(x, &exponent), bits);
+  const bool normal = type == DType::bf16 || (exponent > -14 && exponent <= 16);
+  if (x == 0 || (normal && whole == std::nearbyint(whole))) return 0;
+  const double least = type == DType::f16 ? 0x1p-25 : 0;  // half a place below 2^-14
+  return std::max(std::ldexp(std::abs(x), -bits), least);
 }
 
 // Of a sum of n products. Tensor cores do not round but cut off, up to 16 products and the sum so

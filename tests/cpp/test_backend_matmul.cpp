@@ -10,9 +10,15 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kFewRows = 8;  // so many are never rounded to f16
-
 bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
+
+// What a device rounds the factors to, to multiply so many rows on tensor cores: with quantised
+// weights f16, else the type of the weights. f32: it does not, or has no library that does.
+DType factor_type(const Backend& backend, DType weights, int64_t n_rows) {
+  const bool tensor_cores = on_cuda() && backend.name().find("no cuBLAS") == std::string::npos;
+  if (!tensor_cores || n_rows <= (is_quantised(weights) ? 32 : 8)) return DType::f32;
+  return is_quantised(weights) ? DType::f16 : weights;
+}
 
 // Integers whose largest of 32 is 127, so that 8 bits hold them; the others are small.
 std::vector<float> random_integers(Random& random, int64_t n) {
@@ -26,8 +32,8 @@ std::vector<float> random_integers(Random& random, int64_t n) {
 }
 
 // How far what is multiplied may be from each number of a row of x: with quantised weights it may
-// be 8 bits of the largest of 32, whose scale may be an f16; on tensor cores it is an f16.
-std::vector<double> row_errors(std::span<const float> x, DType dtype, bool tensor_cores) {
+// be 8 bits of the largest of 32; on tensor cores, 16.
+std::vector<double> row_errors(std::span<const float> x, DType weights, DType factors) {
   std::vector<double> errors(x.size());
   for (size_t begin = 0; begin < x.size(); begin += 32) {
     const auto block = x.subspan(begin, std::min<size_t>(32, x.size() - begin));
@@ -35,10 +41,10 @@ std::vector<double> row_errors(std::span<const float> x, DType dtype, bool tenso
     for (const float value : block) largest = std::max<double>(largest, std::abs(value));
     for (size_t i = 0; i < block.size(); ++i) {
       double& error = errors[begin + i];
-      if (is_quantised(dtype) && largest != 127) {
-        error = largest / 254 * 1.01 + std::abs(block[i]) * 0x1p-11;
+      error = rounding_error(factors, block[i]);
+      if (is_quantised(weights) && factors == DType::f32 && largest != 127) {
+        error = largest / 254 * (1 + 0x1p-16);  // and some roundings of the scale
       }
-      if (tensor_cores) error = std::max(error, half_error(block[i]));
     }
   }
   return errors;
@@ -89,16 +95,16 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   const std::vector<float> y = plain.read(), y_biased = biased.read(), y_added = added.read();
   CHECK(same_bits(again.read(), y));
 
-  const bool tensor_cores = on_cuda() && p.n_rows > kFewRows;
+  const DType type = factor_type(backend, p.dtype, p.n_rows);
   double worst = 0;
   for (int64_t r = 0; r < p.n_rows; ++r) {
     const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);
-    const std::vector<double> errors = row_errors(row, p.dtype, tensor_cores);
+    const std::vector<double> errors = row_errors(row, p.dtype, type);
     for (int64_t o = 0; o < p.n_out; ++o) {
       const float* const w_row = w.data() + (first + o) * p.n_in;
       double sum = 0, magnitude = 0, factors = 0;
       for (int64_t i = 0; i < p.n_in; ++i) {
-        const double w_error = tensor_cores ? half_error(w_row[i]) : 0;
+        const double w_error = rounding_error(type, w_row[i]);
         sum += double{row[i]} * w_row[i];
         magnitude += std::abs(double{row[i]} * w_row[i]);
         factors += errors[i] * std::abs(w_row[i]) + w_error * (std::abs(row[i]) + errors[i]);
@@ -109,7 +115,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
       // Sums of whole numbers below 2^24 are not rounded, whatever their order. Others are in their
       // n_in + 2 additions, as are the products, and on the way from 8 bits scales and sums.
       double roundings = gamma(p.n_in + 16);
-      if (tensor_cores) roundings += tensor_core_gamma(p.n_in);
+      if (type != DType::f32) roundings += tensor_core_gamma(p.n_in);
       if (p.integers && magnitude < 0x1p24) roundings = 0;
       const double bound = roundings * magnitude + factors;
       const int64_t at = r * p.n_out + o;

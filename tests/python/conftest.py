@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from background import greedy
@@ -13,6 +14,23 @@ from h2o_cpp.tokenizer import TextTokenizer
 from short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
+# `device` run on a GPU too.
+if os.environ.get("H2O_TEST_DEVICE") == "cuda":
+    hypothesis.settings.register_profile("cuda", deadline=None)  # the first call takes seconds
+    hypothesis.settings.load_profile("cuda")
+else:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """What to compute on."""
+    name: str = request.param
+    if name == "cuda" and _core.cuda_device_count() == 0:
+        pytest.skip("no CUDA device, no CUDA in this build, or not H2O_TEST_DEVICE=cuda")
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,7 @@ class Text:
         kv_dtype: str | tuple[str, str] = "f32",
         threads: int = 1,
         rope: Rope | None = None,
+        device: str = "cpu",
     ) -> KVCache:
         return KVCache(
             self.n_heads,
@@ -67,6 +68,7 @@ class Text:
             kv_dtype=kv_dtype,
             threads=threads,
             rope=rope,
+            device=device,
         )
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:

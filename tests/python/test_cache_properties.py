@@ -24,13 +24,13 @@ def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
 
 
 @given(texts(), POLICIES)
-def test_equals_the_rules(text: Text, policy: Policy) -> None:
-    equals_the_rules(text, policy, None)
+def test_equals_the_rules(device: str, text: Text, policy: Policy) -> None:
+    equals_the_rules(device, text, policy, None)
 
 
 @given(texts(), OPTIONS)
-def test_options_equal_the_rules(text: Text, policy: Policy) -> None:
-    equals_the_rules(text, policy, None)
+def test_options_equal_the_rules(device: str, text: Text, policy: Policy) -> None:
+    equals_the_rules(device, text, policy, None)
 
 
 @given(
@@ -42,6 +42,7 @@ def test_options_equal_the_rules(text: Text, policy: Policy) -> None:
     st.sampled_from(["original", "rolling"]),
 )
 def test_rotary_positions_equal_the_rules(
+    device: str,
     text: Text,
     policy: Policy,
     half: int,
@@ -52,11 +53,11 @@ def test_rotary_positions_equal_the_rules(
     if policy.budget is None or policy.budget >= text.n:
         positions = "original"  # what never evicts cannot roll
     rope = Rope(theta=100.0, n_rot=2 * half, layout=layout, positions=positions)
-    equals_the_rules(replace(text, head_dim=2 * half + unrotated), policy, rope)
+    equals_the_rules(device, replace(text, head_dim=2 * half + unrotated), policy, rope)
 
 
-def equals_the_rules(text: Text, policy: Policy, rope: Rope | None) -> None:
-    cache = text.cache(policy, rope=rope)
+def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None) -> None:
+    cache = text.cache(policy, rope=rope, device=device)
     reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy, rope)
     q, k, v = text.arrays()
     done = 0

@@ -37,7 +37,7 @@ class Driver:
     """Feeds a case: key j is the unit vector e_j and query i is log(weights of i), so that the
     logits are the case's; values are unit vectors too, so that the output is the attention row."""
 
-    def __init__(self, case: dict[str, Any], kv_dtype: str) -> None:
+    def __init__(self, case: dict[str, Any], kv_dtype: str, device: str) -> None:
         self.pad: int = case["left_pad"]
         weights = [[row[self.pad :] for row in head[self.pad :]] for head in case["weights"]]
         self.n = len(weights[0])
@@ -54,6 +54,7 @@ class Driver:
             policy_of(case),
             max_tokens=self.n,
             kv_dtype=kv_dtype,
+            device=device,
         )
 
     def feed(self, begin: int, end: int) -> NDArray[np.float32]:
@@ -66,9 +67,9 @@ class Driver:
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])  # unit vectors are exact in both
 @pytest.mark.parametrize("name", CASES)
-def test_case(name: str, kv_dtype: str) -> None:
+def test_case(name: str, kv_dtype: str, device: str) -> None:
     case = CASES[name]
-    driver = Driver(case, kv_dtype)
+    driver = Driver(case, kv_dtype, device)
     done = 0
     for i, (step, expected) in enumerate(zip(case["schedule"], case["expected"], strict=True)):
         n = step["tokens"] - (driver.pad if i == 0 else 0)
@@ -100,10 +101,10 @@ def test_all_cases_but_one_are_run() -> None:
         ("chunked_prefill_eager", "one_shot_kept"),
     ],
 )
-def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str) -> None:
+def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str, device: str) -> None:
     case = CASES[name]
     answer = case[wrong] if isinstance(case[wrong][0], list) else [case[wrong]]
-    driver = Driver(case, "f32")
+    driver = Driver(case, "f32", device)
     done = 0
     for step in case["schedule"]:
         driver.feed(done, done + step["tokens"])
@@ -112,12 +113,14 @@ def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(name: str) -> None:
+def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(
+    name: str, device: str
+) -> None:
     """While the budget is not reached, chunks of a prompt are one prompt."""
     case = CASES[name]
     n_prompt = case["schedule"][0]["tokens"] - case["left_pad"]
     budget = policy_of(case).budget
-    whole, parts = Driver(case, "f32"), Driver(case, "f32")
+    whole, parts = Driver(case, "f32", device), Driver(case, "f32", device)
     n_free = n_prompt if budget is None else min(n_prompt, budget)  # tokens before any eviction
     whole.feed(0, n_prompt)
     for i in range(n_free - 1):
@@ -125,13 +128,14 @@ def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(name: st
     parts.feed(n_free - 1, n_prompt)
     for g in range(whole.n_kv_heads):
         assert whole.kept(g) == parts.kept(g)
-        np.testing.assert_array_equal(whole.cache.scores(g), parts.cache.scores(g))
+        exact = 0 if device == "cpu" else 1e-5  # on a GPU the kernels of a chunk are others
+        np.testing.assert_allclose(whole.cache.scores(g), parts.cache.scores(g), rtol=0, atol=exact)
 
 
-def test_scores_accumulate_in_full_precision() -> None:
+def test_scores_accumulate_in_full_precision(device: str) -> None:
     """A column that receives 0.25 in each of 4096 steps stops at 512 in f16 and at 64 in bf16."""
     precision = DOCUMENT["precision"]
-    cache = KVCache(1, 1, 4, Policy.h2o(heavy=1, recent=2), kv_dtype="f32")
+    cache = KVCache(1, 1, 4, Policy.h2o(heavy=1, recent=2), kv_dtype="f32", device=device)
     same = np.zeros((1, 1, 4), np.float32)  # equal logits: each of the 4 visible keys gets 0.25
     for _ in range(3):
         cache.attend(same, same, same)
@@ -151,7 +155,7 @@ ROPE_CASES = {c["id"]: c for c in DOCUMENT["rope_cases"]}
 
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
 @pytest.mark.parametrize("name", ROPE_CASES)
-def test_rope_case(name: str, layout: Literal["halves", "pairs"]) -> None:
+def test_rope_case(name: str, layout: Literal["halves", "pairs"], device: str) -> None:
     """Keys are stored rotated at their true positions, or unrotated and rotated by their ranks when
     they are read. The layout only permutes dimensions."""
     case = ROPE_CASES[name]
@@ -161,7 +165,9 @@ def test_rope_case(name: str, layout: Literal["halves", "pairs"]) -> None:
     if layout == "pairs":
         q, k = q[..., interleave], k[..., interleave]
     rope = Rope(theta=case["rope"]["theta"], layout=layout, positions=case["position_mode"])
-    cache = KVCache(n_heads, n_kv_heads, head_dim, policy_of(case), kv_dtype="f32", rope=rope)
+    cache = KVCache(
+        n_heads, n_kv_heads, head_dim, policy_of(case), kv_dtype="f32", rope=rope, device=device
+    )
     done = 0
     for step, expected in zip(case["schedule"], case["expected"], strict=True):
         rows = slice(done, done + step["tokens"])

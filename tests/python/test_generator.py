@@ -25,8 +25,8 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/sel
 
 
 @pytest.fixture(scope="module")
-def generator(tiny_opt: Path) -> Generator:
-    return Generator(tiny_opt, threads=1)
+def generator(tiny_opt: Path, device: str) -> Generator:
+    return Generator(tiny_opt, threads=1, device=device)
 
 
 def test_sizes_and_representations(tiny_opt: Path) -> None:
@@ -78,8 +78,10 @@ class TestGenerate:
             assert result.text == generator.generate(PROMPT, temperature=0, max_tokens=20).text
 
     @pytest.mark.parametrize("hh", [None, 0.2])
-    def test_what_came_before_does_not_matter(self, tiny_opt: Path, hh: float | None) -> None:
-        generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1)
+    def test_what_came_before_does_not_matter(
+        self, tiny_opt: Path, hh: float | None, device: str
+    ) -> None:
+        generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1, device=device)
         tokens = generate(generator, 100, seed=1)
         generator.logits(range(200))
         generate(generator, 120, seed=2)
@@ -105,7 +107,8 @@ class TestLogits:
         for other in (np.array(tokens), np.array(tokens, np.uint16), tuple(tokens)):
             np.testing.assert_array_equal(generator.logits(other), logits)
 
-    def test_a_prefix_gives_the_same_rows(self, generator: Generator) -> None:
+    def test_a_prefix_gives_the_same_rows(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
         tokens = generator.tokenize(PROMPT)
         logits = generator.logits(tokens)
         # A shorter text is another batch, which may round differently.
@@ -148,8 +151,8 @@ class TestStats:
         ],
         ids=str,
     )
-    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int) -> None:
-        generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1)
+    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int, device: str) -> None:
+        generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1, device=device)
         stream = generator.stream(PROMPT, max_tokens=n, seed=1)
         for _ in stream:
             pass
@@ -265,10 +268,10 @@ print((before - rss_bytes()) / cache)
         assert float(output) > 0.9
 
 
-def test_stats_of_layers_and_heads(tiny_opt: Path) -> None:
+def test_stats_of_layers_and_heads(tiny_opt: Path, device: str) -> None:
     policies = [Policy.h2o(4, 4), Policy.window(5), Policy.h2o(2, 9), Policy.full()]
     policies += [Policy.window(3)] * 2
-    with Generator(tiny_opt, policy=policies, n_ctx=60, threads=1) as generator:
+    with Generator(tiny_opt, policy=policies, n_ctx=60, threads=1, device=device) as generator:
         assert generator.stats(layers=True).layers[0].heads[0] == HeadStats(-1, -1, 0.0)
         generator.generate([5] * 20, max_tokens=21, temperature=0, ignore_eos=True)
         assert generator.stats().layers == ()

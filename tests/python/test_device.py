@@ -1,0 +1,178 @@
+"""What a device is called, and what it must stand: many users at once, and too little memory.
+
+On a GPU: H2O_TEST_DEVICE=cuda pytest -k cuda
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from background import GREEDY, PROMPT, Background, greedy
+from gpu_memory import free_bytes
+from greedy_process import text_of, texts_of_processes
+from h2o_cpp import Generator, KVCache, Policy, Rope, _core
+from random_texts import Text
+
+MAKE: list[Callable[[Path, str], object]] = [
+    lambda path, device: Generator(path, device=device),
+    lambda _, device: KVCache(1, 1, 8, Policy.window(4), device=device),
+]
+needs_cuda = pytest.mark.skipif(
+    _core.cuda_device_count() == 0,
+    reason="no CUDA device, no CUDA in this build, or not H2O_TEST_DEVICE=cuda",
+)
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize(
+    "name", ["gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "cpu:0"]
+)
+def test_a_device_that_there_is_none_of(
+    tiny_opt: Path, make: Callable[[Path, str], object], name: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^\[.+\] .+") as error:
+        make(tiny_opt, name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(_core.cuda_device_count() > 0, reason="there is a CUDA device")
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_cuda_where_there_is_none(
+    tiny_opt: Path, make: Callable[[Path, str], object], name: str
+) -> None:
+    with pytest.raises(ValueError, match=r"(?i)cuda"):
+        make(tiny_opt, name)
+
+
+def test_names(tiny_opt: Path) -> None:
+    expected = {"cpu": "cpu", "auto": "cpu"}
+    if _core.cuda_device_count() > 0:
+        expected = {"cpu": "cpu", "auto": "cuda", "cuda": "cuda", "cuda:0": "cuda"}
+    for name, backend in expected.items():
+        with Generator(tiny_opt, device=name, threads=1) as generator:
+            assert generator.stats().backend.startswith(backend)
+
+
+def test_two_generators(tiny_opt: Path, device: str) -> None:
+    """Of one device, in turns."""
+    expected = text_of(tiny_opt, device)
+    with (
+        Generator(tiny_opt, threads=1, device=device) as first,
+        Generator(tiny_opt, hh=100, threads=1, device=device) as second,
+    ):
+        streams = [g.stream(PROMPT, **GREEDY) for g in (first, second)]
+        texts = ["", ""]
+        for pieces in zip(*streams, strict=True):
+            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    assert texts[0] == expected
+    assert len(streams[1].tokens) == len(streams[0].tokens)
+
+
+def test_threads(tiny_opt: Path, device: str) -> None:
+    """That share a Generator, and that have one each."""
+    expected = text_of(tiny_opt, device)
+    with Generator(tiny_opt, threads=1, device=device) as shared:
+        calls = [Background(lambda: greedy(shared)) for _ in range(3)]
+        calls += [Background(lambda: text_of(tiny_opt, device)) for _ in range(3)]
+        assert [call.result() for call in calls] == [expected] * 6
+
+
+def test_processes(tiny_opt: Path, device: str) -> None:
+    assert texts_of_processes(2, tiny_opt, device) == [text_of(tiny_opt, device)] * 2
+
+
+def test_many_prompts(tiny_opt: Path, device: str) -> None:
+    prompts = ["The captain", PROMPT, "A", "She said"]
+    with Generator(tiny_opt, hh=60, max_sequences=3, threads=1, device=device) as generator:
+        once, again = (
+            generator.generate(prompts, temperature=0, max_tokens=90, ignore_eos=True)
+            for _ in range(2)
+        )
+    assert [g.completion_tokens for g in once] == [90] * 4
+    assert [g.text for g in once] == [g.text for g in again]
+    assert len({g.text for g in once}) == 4
+
+
+def test_a_text_that_rolls(llama: Path, device: str) -> None:
+    with Generator(llama, hh=16, threads=1, device=device) as generator:
+        result = generator.generate([5, 6, 7], temperature=0, max_tokens=200, ignore_eos=True)
+        assert result.completion_tokens == 200
+        assert generator.stats().tokens_kept == 16
+
+
+def test_logits_are_the_cpus(tiny_opt: Path, device: str) -> None:
+    with (
+        Generator(tiny_opt, threads=1, device="cpu") as cpu,
+        Generator(tiny_opt, threads=1, device=device) as generator,
+    ):
+        tokens = np.random.default_rng(1).integers(5, cpu.n_vocab, 600)  # many, and a rest
+        expected, logits = cpu.logits(tokens), generator.logits(tokens)
+    # As in test_logits: each of the 7 matrices of 6 layers and 2 more adds an error of 2^-8, to
+    # which its rows are rounded, of random sign.
+    assert (
+        np.abs(logits - expected).max() < 6 * 2.0**-8 * np.sqrt(7 * 6 + 2) * np.abs(expected).max()
+    )
+    assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("rope", [None, Rope()], ids=["", "rope"])
+def test_attention_is_the_cpus(
+    device: str, head_dim: int, kv_dtype: str, rope: Rope | None
+) -> None:
+    if head_dim % 32 and kv_dtype == "q8_0":
+        pytest.skip("blocks of 32")
+    text = Text(n_heads=6, n_kv_heads=2, head_dim=head_dim, chunks=[70, 1, 1, 40, 1], seed=1)
+    for policy in (Policy.full(), Policy.sinks(4, 50)):  # whose choices hang on no rounding
+        cpu, other = (text.cache(policy, kv_dtype, rope=rope, device=d) for d in ("cpu", device))
+        expected, out = text.run(cpu), text.run(other)
+        q, k, v = text.arrays()
+        # A probability is off by twice what two logits are: those of a chunk may be products of
+        # f16, as its probabilities and values may be. All else is less than is allowed for that.
+        norms = [np.sqrt((x.astype(np.float64) ** 2).sum(-1)).max() for x in (q, k)]
+        logit = 2 * 2.0**-11 * norms[0] * norms[1] / np.sqrt(head_dim)
+        bound = np.expm1(4 * logit) + 2 * 2.0**-11
+        assert np.abs(out - expected).max() <= bound * np.abs(v).max()
+        for g in range(2):
+            assert cpu.positions(g).tolist() == other.positions(g).tolist()
+
+
+@needs_cuda
+class TestMemoryOfCuda:
+    def test_too_large_is_a_memory_error(self, tiny_opt: Path) -> None:
+        with Generator(tiny_opt, device="cuda") as before:
+            expected = greedy(before)
+            for _ in range(3):
+                with pytest.raises(MemoryError, match=r"bytes|memory"):
+                    KVCache(64, 64, 128, Policy.full(), max_tokens=2**27, device="cuda")
+                with pytest.raises(MemoryError, match=r"bytes|memory"):
+                    Generator(tiny_opt, max_sequences=60_000, device="cuda")
+            assert greedy(before) == expected
+        assert text_of(tiny_opt, "cuda") == expected
+        cache = KVCache(2, 1, 64, Policy.window(8), device="cuda")
+        ones = np.ones((3, 1, 64), np.float32)
+        np.testing.assert_array_equal(cache.attend(np.ones((3, 2, 64)), ones, ones), 1)
+
+    def test_nothing_leaks(self, tiny_opt: Path) -> None:
+        """Of 30 models and caches, and of what did not fit."""
+
+        def use() -> None:
+            text_of(tiny_opt, "cuda")
+            cache = KVCache(8, 8, 64, Policy.h2o(500, 500), device="cuda")
+            ones = np.ones((9, 8, 64), np.float32)
+            cache.attend(ones, ones, ones)
+            with pytest.raises(MemoryError):
+                Generator(tiny_opt, max_sequences=60_000, device="cuda")
+
+        use()
+        before = free_bytes()
+        for _ in range(30):
+            use()
+        # The weights alone are 5 MB, or 150 of 30 models; other processes may come and go.
+        assert before - free_bytes() < 64 * 2**20
