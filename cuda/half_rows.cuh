@@ -18,7 +18,8 @@ struct HalfRows {
         kept(keys.kept) {}
 
   // In the workspace, one after another.
-  __device__ explicit HalfRows(const uint16_t* rows) : old(rows), own(rows), gap(0), kept(0) {}
+  __device__ HalfRows(const uint16_t* rows, int32_t kept)
+      : old(rows), own(rows), gap(kept), kept(kept) {}
 
   __device__ const uint16_t* row(int32_t i) const {
     return i >= kept ? own + int64_t{i} * kDim : old + int64_t{i + (i >= gap)} * kDim;
@@ -39,7 +40,7 @@ template <int kDim>
 __device__ HalfRows<kDim> key_rows(const PrefillStep& step, const SegmentKeys& keys,
                                    int32_t kv_head) {
   if (step.k_halves != nullptr) {
-    return HalfRows<kDim>(step.k_halves + step.first_unpacked(kv_head));
+    return HalfRows<kDim>(step.k_halves + step.first_unpacked(kv_head), keys.kept);
   }
   return HalfRows<kDim>(keys, keys.head.k, keys.chunk.k);
 }
@@ -48,7 +49,7 @@ template <int kDim>
 __device__ HalfRows<kDim> value_rows(const PrefillStep& step, const SegmentKeys& keys,
                                      int32_t kv_head) {
   if (step.k_halves != nullptr) {
-    return HalfRows<kDim>(step.v_halves + step.first_unpacked(kv_head));
+    return HalfRows<kDim>(step.v_halves + step.first_unpacked(kv_head), keys.kept);
   }
   return HalfRows<kDim>(keys, keys.head.v, keys.chunk.v);
 }

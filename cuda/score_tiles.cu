@@ -48,7 +48,7 @@ template <class S>
 __device__ __forceinline__ void load_queries(const PrefillStep& step, const SegmentKeys& keys,
                                              int32_t kv_head, int32_t first, QueryTile<S>& tile) {
   const int64_t before = step.first_query(kv_head);
-  const HalfRows<S::kDim> rows(step.q_halves + before * S::kDim);
+  const HalfRows<S::kDim> rows(step.q_halves + before * S::kDim, 0);
   copy_rows_async<S::kQueries, S::kThreads>(shared_address(tile.halves), rows, first,
                                             step.n_queries());
   if (threadIdx.x >= S::kQueries) return;
@@ -108,7 +108,8 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 2) score_tiles_kernel(PrefillStep step) {
+__global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
+    score_tiles_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
   extern __shared__ __align__(16) std::byte shared[];
