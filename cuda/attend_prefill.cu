@@ -19,6 +19,10 @@ bool suits_tiles(const KvView& cache) {
          is_f16_or_blocks(cache.v_dtype);
 }
 
+bool is_f16(const KvView& cache) {
+  return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16;
+}
+
 // Where the arrays of one call lie in its workspace: those of PrefillStep, each if it may be
 // needed.
 struct Workspace {
@@ -33,9 +37,9 @@ struct Workspace {
     const int64_t keys = cache.n_kv_heads * (int64_t{cache.slots} + cache.max_rows);
     take(lse, scores, queries);
     take(q_halves, scores && tiles, queries * cache.head_dim);
-    take(k_halves, tiles && (cache.k_dtype != DType::f16 || cache.ranks != nullptr),
-         keys * cache.head_dim);
-    take(v_halves, tiles && cache.v_dtype != DType::f16, keys * cache.head_dim);
+    const bool unpacks = tiles && (!is_f16(cache) || cache.ranks != nullptr);
+    take(k_halves, unpacks, keys * cache.head_dim);
+    take(v_halves, unpacks, keys * cache.head_dim);
   }
 
   size_t bytes = 0;
@@ -54,6 +58,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
   const Workspace work(cache, cache.workspace);
   const int64_t width = attention.q.cols;
   const bool rotates = segment.rolling && attention.rope.layout != RopeLayout::none;
+  const bool unpacks = rotates || !is_f16(cache);
   const PrefillStep step{
       .cache = cache,
       .segment = segment,
@@ -66,11 +71,11 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .out = attention.out.floats() + segment.row * width,
       .lse = work.lse,
       .q_halves = work.q_halves,
-      .k_halves = cache.k_dtype != DType::f16 || rotates ? work.k_halves : nullptr,
-      .v_halves = work.v_halves,
+      .k_halves = unpacks ? work.k_halves : nullptr,
+      .v_halves = unpacks ? work.v_halves : nullptr,
   };
   if (suits_tiles(cache)) {
-    if (step.k_halves != nullptr || step.v_halves != nullptr) unpack_rows(stream, step);
+    if (unpacks) unpack_rows(stream, step);
     attend_tiles(stream, step);
     if (cache.scores != nullptr) score_tiles(stream, step);
   } else {

@@ -187,7 +187,6 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
     }
   }
 
-  __syncthreads();
   tile.p[warp_index()][lane_index()] = received;
   __syncthreads();
   if (warp_index() > 0 || first_key + lane_index() >= n_keys) return;

@@ -28,8 +28,8 @@ struct Shape {
 template <class S>
 struct Queries {
   float out[S::kStrips][S::kDim / 8][4] = {};
-  float largest[S::kStrips][2];     // logit
-  float total[S::kStrips][2] = {};  // of the probabilities of this thread's columns
+  float shift[S::kStrips][2];       // out and total are 2^-shift times what they stand for
+  float total[S::kStrips][2] = {};  // of the 2^logits of this thread's columns
 };
 
 template <class S>
@@ -118,37 +118,41 @@ __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept
   }
 }
 
-// Logits become probabilities, up to a factor that is still to come; what there was is corrected.
-// The first key is seen by all, so `largest` is a number from the first tile on.
+// Logits become probabilities, up to a factor that is still to come. It is 2^-shift for a shift
+// near the largest logit: as long as that grows by less than kSlack, which f16 has room for, it may
+// stay. The first key is seen by all, so it is a number from the first tile on.
 template <class S>
 __device__ __forceinline__ void weigh(float scale, Logits<S>& logits, Queries<S>& own) {
+  constexpr float kSlack = 8.0f;
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float largest = own.largest[strip][half];
+      float largest = -INFINITY;
 #pragma unroll
       for (const auto& logit : logits[strip]) {
         largest = fmaxf(largest, fmaxf(logit[2 * half], logit[2 * half + 1]));
       }
-      largest = warp_max<4>(largest);
-      const float correction = exp2_fast((own.largest[strip][half] - largest) * scale);
-      own.largest[strip][half] = largest;
-      const float shift = largest * scale;
-      float total = 0.0f;
+      largest = warp_max<4>(largest) * scale;
+      float& shift = own.shift[strip][half];
+      if (__any_sync(kAllLanes, largest > shift + kSlack)) {
+        largest = fmaxf(largest, shift);
+        const float correction = exp2_fast(shift - largest);
+        shift = largest;
+        own.total[strip][half] *= correction;
+#pragma unroll
+        for (auto& out : own.out[strip]) {
+          out[2 * half] *= correction;
+          out[2 * half + 1] *= correction;
+        }
+      }
 #pragma unroll
       for (auto& logit : logits[strip]) {
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; ++i) {
           logit[i] = exp2_fast(fmaf(logit[i], scale, -shift));
-          total += logit[i];
+          own.total[strip][half] += logit[i];
         }
-      }
-      own.total[strip][half] = own.total[strip][half] * correction + total;
-#pragma unroll
-      for (auto& out : own.out[strip]) {
-        out[2 * half] *= correction;
-        out[2 * half + 1] *= correction;
       }
     }
   }
@@ -203,8 +207,7 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
                                                    sums[2 * half + 1] * inverse};
       }
       if (step.lse != nullptr && quarter == 0) {
-        step.lse[step.first_query(kv_head) + t] =
-            own.largest[strip][half] * step.scale + log2f(total);
+        step.lse[step.first_query(kv_head) + t] = own.shift[strip][half] + log2f(total);
       }
     }
   }
@@ -226,27 +229,27 @@ __global__ void __launch_bounds__(S::kThreads, 2) attend_tiles_kernel(PrefillSte
   const int32_t last_query = min(first_query + S::kQueries, step.n_queries()) - 1;
   const int32_t n_keys = keys.kept + last_query / step.group + 1;
   const int32_t n_seen_by_all = keys.kept + first_query / step.group + 1;
-  const HalfRows k = key_rows(step, keys, kv_head);
-  const HalfRows v = value_rows(step, keys, kv_head);
+  const auto k = key_rows<S::kDim>(step, keys, kv_head);
+  const auto v = value_rows<S::kDim>(step, keys, kv_head);
 
-  copy_rows_async<S::kDim, S::kKeys, S::kThreads>(k_tile, k, 0, n_keys);
+  copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, 0, n_keys);
   commit_copies();
   load_queries<S>(step, kv_head, first_query, shared);
   Queries<S> own;
 #pragma unroll
-  for (auto& largest : own.largest) largest[0] = largest[1] = -INFINITY;
+  for (auto& shift : own.shift) shift[0] = shift[1] = -INFINITY;
 
   for (int32_t first_key = 0; first_key < n_keys; first_key += S::kKeys) {
     wait_for_copies<0>();
     __syncthreads();  // the keys are there, and nobody reads the values that were
-    copy_rows_async<S::kDim, S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
+    copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
     commit_copies();
     Logits<S> logits;
     multiply_keys<S>(q_tile, k_tile, logits);
     wait_for_copies<0>();
     __syncthreads();  // the values are there, and nobody reads the keys that were
     if (first_key + S::kKeys < n_keys) {
-      copy_rows_async<S::kDim, S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
+      copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
       commit_copies();
     }
     if (first_key + S::kKeys > n_seen_by_all) {

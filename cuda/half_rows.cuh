@@ -6,52 +6,52 @@
 
 namespace h2o::cuda {
 
-// Where the keys or the values of a segment are, as f16: in the cache, or unpacked in the
-// workspace. As SegmentKeys, in fewer registers.
+// Where f16 rows are that a block reads: keys or values of a segment, in the order of SegmentKeys.
+template <int kDim>
 struct HalfRows {
   // In the cache.
-  __device__ HalfRows(const SegmentKeys& keys, const std::byte* slots, const std::byte* chunk,
-                      int64_t row_bytes)
-      : old(slots),
-        own((keys.fits ? slots + keys.first * row_bytes : chunk) - keys.kept * row_bytes),
-        row_bytes(static_cast<int32_t>(row_bytes)),
+  __device__ HalfRows(const SegmentKeys& keys, const std::byte* slots, const std::byte* chunk)
+      : old(reinterpret_cast<const uint16_t*>(slots)),
+        own(keys.fits ? old + (keys.first - keys.kept) * int64_t{kDim}
+                      : reinterpret_cast<const uint16_t*>(chunk) - keys.kept * int64_t{kDim}),
         gap(keys.first),
         kept(keys.kept) {}
 
   // In the workspace, one after another.
-  __device__ HalfRows(const uint16_t* halves, int32_t row_halves)
-      : old(nullptr),
-        own(reinterpret_cast<const std::byte*>(halves)),
-        row_bytes(row_halves * 2),
-        gap(0),
-        kept(0) {}
+  __device__ HalfRows(const uint16_t* rows, int32_t kept)
+      : old(rows), own(rows), gap(kept), kept(kept) {}
 
-  __device__ const std::byte* row(int32_t i) const {
-    if (i >= kept) return own + int64_t{i} * row_bytes;
-    return old + int64_t{i + (i >= gap)} * row_bytes;
+  __device__ const uint16_t* row(int32_t i) const {
+    return i >= kept ? own + int64_t{i} * kDim : old + int64_t{i + (i >= gap)} * kDim;
   }
 
-  const std::byte* old;  // what the cache kept
-  const std::byte* own;  // what would be key 0, if the segment's rows were all
-  int32_t row_bytes;
-  int32_t gap;  // the dead slot
+  // Are rows `first` to `last` one after another in memory?
+  __device__ bool are_together(int32_t first, int32_t last) const {
+    return first >= kept || (last < kept && (first >= gap || last < gap));
+  }
+
+  const uint16_t* old;  // what the cache kept
+  const uint16_t* own;  // the segment's rows, as if the keys before them were there too
+  int32_t gap;          // the dead slot
   int32_t kept;
 };
 
-__device__ inline HalfRows key_rows(const PrefillStep& step, const SegmentKeys& keys,
-                                    int32_t kv_head) {
+template <int kDim>
+__device__ HalfRows<kDim> key_rows(const PrefillStep& step, const SegmentKeys& keys,
+                                   int32_t kv_head) {
   if (step.k_halves != nullptr) {
-    return {step.k_halves + step.first_unpacked(kv_head), step.cache.head_dim};
+    return HalfRows<kDim>(step.k_halves + step.first_unpacked(kv_head), keys.kept);
   }
-  return {keys, keys.head.k, keys.chunk.k, step.cache.k_row_bytes};
+  return HalfRows<kDim>(keys, keys.head.k, keys.chunk.k);
 }
 
-__device__ inline HalfRows value_rows(const PrefillStep& step, const SegmentKeys& keys,
-                                      int32_t kv_head) {
-  if (step.v_halves != nullptr) {
-    return {step.v_halves + step.first_unpacked(kv_head), step.cache.head_dim};
+template <int kDim>
+__device__ HalfRows<kDim> value_rows(const PrefillStep& step, const SegmentKeys& keys,
+                                     int32_t kv_head) {
+  if (step.k_halves != nullptr) {
+    return HalfRows<kDim>(step.v_halves + step.first_unpacked(kv_head), keys.kept);
   }
-  return {keys, keys.head.v, keys.chunk.v, step.cache.v_row_bytes};
+  return HalfRows<kDim>(keys, keys.head.v, keys.chunk.v);
 }
 
 // How far apart rows lie in shared memory: eight of them begin in different banks.
@@ -59,19 +59,29 @@ template <int kDim>
 constexpr int kTileStride = kDim * 2 + 16;
 
 // Copies rows [first, first + kRows) of n to `tile`, by kThreads threads; zeros past n.
-template <int kDim, int kRows, int kThreads>
-__device__ inline void copy_rows_async(uint32_t tile, const HalfRows& rows, int32_t first,
+template <int kRows, int kThreads, int kDim>
+__device__ inline void copy_rows_async(uint32_t tile, const HalfRows<kDim>& rows, int32_t first,
                                        int32_t n) {
-  constexpr int kPieces = kDim / 8;  // of a row, 16 bytes each
-  static_assert(kRows * kPieces % kThreads == 0);
+  constexpr int kPerRow = kDim / 8;  // pieces of 16 bytes
+  constexpr int kPieces = kRows * kPerRow / kThreads;
+  static_assert(kRows * kPerRow % kThreads == 0);
+  const auto to = [&](int piece) {
+    return tile + piece / kPerRow * kTileStride<kDim> + piece % kPerRow * 16;
+  };
+  if (first + kRows <= n && rows.are_together(first, first + kRows - 1)) {
+    const uint16_t* from = rows.row(first) + threadIdx.x * 8;
 #pragma unroll
-  for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
+      copy_16_async(to(threadIdx.x + i * kThreads), from + i * kThreads * 8, true);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kPieces; ++i) {
     const int piece = threadIdx.x + i * kThreads;
-    const int row = piece / kPieces;
-    const int byte = piece % kPieces * 16;
-    const bool exists = first + row < n;
-    const std::byte* from = rows.row(exists ? first + row : 0) + byte;
-    copy_16_async(tile + row * kTileStride<kDim> + byte, from, exists);
+    const int row = first + piece / kPerRow;
+    const uint16_t* from = rows.row(row < n ? row : 0) + piece % kPerRow * 8;
+    copy_16_async(to(piece), from, row < n);
   }
 }
 

@@ -28,8 +28,8 @@ struct PrefillStep {
 
   // For tensor cores, f16 in the workspace.
   uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are wanted
-  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: what attention reads, key after
-  uint16_t* v_halves;  // key; nullptr: it reads the cache
+  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: the keys and values, one after
+  uint16_t* v_halves;  // another; both nullptr: they are f16 in the cache as attention reads them
 
   H2O_HD int32_t n_queries() const { return segment.n_rows * group; }
 

@@ -30,8 +30,8 @@ struct QueryTile {
 
 // The factor that a thread needs of the keys of its warp's strip.
 template <class S>
-__device__ __forceinline__ void load_keys(const HalfRows& rows, int32_t first, int32_t n_keys,
-                                          uint32_t (&keys)[S::kDim / 16][4]) {
+__device__ __forceinline__ void load_keys(const HalfRows<S::kDim>& rows, int32_t first,
+                                          int32_t n_keys, uint32_t (&keys)[S::kDim / 16][4]) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -49,9 +49,9 @@ template <class S>
 __device__ __forceinline__ void load_queries(const PrefillStep& step, const SegmentKeys& keys,
                                              int32_t kv_head, int32_t first, QueryTile<S>& tile) {
   const int64_t before = step.first_query(kv_head);
-  const HalfRows rows(step.q_halves + before * S::kDim, S::kDim);
-  copy_rows_async<S::kDim, S::kQueries, S::kThreads>(shared_address(tile.halves), rows, first,
-                                                     step.n_queries());
+  const HalfRows<S::kDim> rows(step.q_halves + before * S::kDim, 0);
+  copy_rows_async<S::kQueries, S::kThreads>(shared_address(tile.halves), rows, first,
+                                            step.n_queries());
   if (threadIdx.x >= S::kQueries) return;
   const int32_t t = first + static_cast<int32_t>(threadIdx.x);
   const bool exists = t < step.n_queries();
@@ -109,7 +109,8 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
 }
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, 2) score_tiles_kernel(PrefillStep step) {
+__global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
+    score_tiles_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
   std::byte* const shared = dynamic_shared<std::byte>();
@@ -130,7 +131,8 @@ __global__ void __launch_bounds__(S::kThreads, 2) score_tiles_kernel(PrefillStep
   uint32_t own[S::kStrips][S::kDim / 16][4];
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
-    load_keys<S>(key_rows(step, keys, kv_head), first_key + strip * 16, n_keys, own[strip]);
+    load_keys<S>(key_rows<S::kDim>(step, keys, kv_head), first_key + strip * 16, n_keys,
+                 own[strip]);
   }
   float received[S::kStrips][2] = {};
 

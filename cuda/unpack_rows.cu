@@ -24,10 +24,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) unpack_rows_kernel(PrefillStep 
   const StoredRow row(step, keys, i);
   const int64_t to = step.first_unpacked(kv_head) + int64_t{i} * step.cache.head_dim;
   for (int c = threadIdx.x % kWarp * 2; c < step.cache.head_dim; c += 2 * kWarp) {
-    if (step.k_halves != nullptr) store_pair(step.k_halves + to + c, row.key(c), row.key(c + 1));
-    if (step.v_halves != nullptr) {
-      store_pair(step.v_halves + to + c, row.value(c), row.value(c + 1));
-    }
+    store_pair(step.k_halves + to + c, row.key(c), row.key(c + 1));
+    store_pair(step.v_halves + to + c, row.value(c), row.value(c + 1));
   }
 }
 

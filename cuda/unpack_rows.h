@@ -7,7 +7,7 @@ namespace h2o::cuda {
 
 struct PrefillStep;
 
-// Fills step.k_halves and step.v_halves, those of them that there are.
+// Fills step.k_halves and step.v_halves.
 void unpack_rows(const Stream& stream, const PrefillStep& step);
 
 }  // namespace h2o::cuda
