@@ -62,8 +62,8 @@ def test_bytes_and_operations_of_a_token(tiny_opt: Path, found: Any) -> None:
     # Q, K, V, output; up, down
     assert found["prefill_flops"] == 2 * N_LAYERS * (4 * WIDTH**2 + 2 * WIDTH * N_FF)
     read = (weights + found["decode_kv_bytes"]) * found["decode_tokens_per_second"]
-    assert found["bandwidth"] > 0
-    assert found["bandwidth_fraction"] == pytest.approx(read / found["bandwidth"])
+    assert found["read_bandwidth"] > 0
+    assert found["read_bandwidth_fraction"] == pytest.approx(read / found["read_bandwidth"])
     computed = found["prefill_flops"] * found["prefill_tokens_per_second"]
     assert found["matmul_fraction"] == pytest.approx(computed / found["matmul_flops"])
 

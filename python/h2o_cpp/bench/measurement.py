@@ -60,8 +60,8 @@ class Measurement:
     decode_weight_bytes: int  # read for each token
     decode_kv_bytes: int  # read for each token, in the mean
     bandwidth_of: str  # "reading", or "copying" on a GPU
-    bandwidth: float | None  # bytes per second; None on a GPU without PyTorch
-    bandwidth_fraction: float | None  # that decoding reaches
+    read_bandwidth: float | None  # bytes per second; None on a GPU without PyTorch
+    read_bandwidth_fraction: float | None  # that decoding reaches
     prefill_flops: int  # for each token, in the matrix products
     matmul_of: str  # "numpy, f32", or "torch, f16" on a GPU
     matmul_flops: float | None  # per second; None on a GPU without PyTorch
@@ -87,7 +87,7 @@ def measure(
     options: hh, recent, policy, n_ctx, n_batch, positions and kv_dtype, as for a Generator.
 
     Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
-    of K and V: bandwidth_fraction is these bytes, times tokens per second, as a share of what as
+    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what as
     many threads read from an array in memory; on a GPU, of what it reads and writes when it copies
     one, by PyTorch. Memory is that of this process.
 
@@ -144,8 +144,10 @@ def measure(
         decode_weight_bytes=weight_bytes,
         decode_kv_bytes=cached_bytes,
         bandwidth_of=limits.bandwidth_of,
-        bandwidth=limits.bandwidth,
-        bandwidth_fraction=_share((weight_bytes + cached_bytes) * median(decode), limits.bandwidth),
+        read_bandwidth=limits.bandwidth,
+        read_bandwidth_fraction=_share(
+            (weight_bytes + cached_bytes) * median(decode), limits.bandwidth
+        ),
         prefill_flops=flops,
         matmul_of=limits.matmul_of,
         matmul_flops=limits.matmul_flops,

@@ -83,7 +83,9 @@ def _rows(found: Measurement) -> dict[str, str]:
         f"decode of {found.decode_tokens} after {found.context_tokens}": _rate(
             found.decode_tokens_per_second, found.decode_spread
         ),
-        f"of {found.bandwidth_of}": _share(found.bandwidth_fraction, found.bandwidth, "GB/s"),
+        f"of {found.bandwidth_of}": _share(
+            found.read_bandwidth_fraction, found.read_bandwidth, "GB/s"
+        ),
         "read for a token": f"weights {mebibytes(found.decode_weight_bytes)},"
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
