@@ -75,6 +75,11 @@ unsigned __match_any_sync(unsigned, T x) {
   return peers;
 }
 
+inline int __any_sync(unsigned, int condition) {
+  const uint64_t* all = ::h2o::cuda::emulation::gather(condition != 0);
+  return std::any_of(all, all + 32, [](uint64_t is) { return is != 0; });
+}
+
 inline int atomicAdd(int* to, int x) { return std::exchange(*to, *to + x); }
 
 inline int __popc(unsigned x) { return std::popcount(x); }

@@ -87,9 +87,9 @@ def measure(
     options: hh, recent, policy, n_ctx, n_batch, positions and kv_dtype, as for a Generator.
 
     Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
-    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what as
-    many threads read from an array in memory; on a GPU, of what it reads and writes when it copies
-    one, by PyTorch. Memory is that of this process.
+    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what
+    as many threads read from an array in memory; on a GPU, of what it reads and writes when it
+    copies one, by PyTorch. Memory is that of this process.
 
     Raises FileNotFoundError, ValueError (a file or an option that makes no sense, or more tokens
     than the context has) and MemoryError.
