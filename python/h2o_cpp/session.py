@@ -17,13 +17,26 @@ Positions: TypeAlias = Literal["auto", "original", "rolling"]
 
 
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None) -> _core.Model:
-    """Load a GGUF file.
+    """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
 
     device, threads: as for Generator.
 
     Raises FileNotFoundError, ValueError and MemoryError.
     """
-    return _core.Model(os.fspath(path), device=device, threads=thread_count(threads))
+    from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
+
+    with tqdm(
+        desc="weights", unit="B", unit_scale=True, unit_divisor=1024, delay=1, leave=False,
+        disable=None,
+    ) as bar:  # fmt: skip
+
+        def tell(loaded: int, total: int) -> None:
+            bar.total = total
+            bar.update(loaded - bar.n)
+
+        return _core.Model(
+            os.fspath(path), device=device, threads=thread_count(threads), progress=tell
+        )
 
 
 def open_session(
