@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, thread_count, whole
 from h2o_cpp.policy import Policy
+
+_DLPACK_CPU = 1  # kDLCPU
+
+
+class SupportsDLPack(Protocol):
+    """An array of another library: https://dmlc.github.io/dlpack."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Its capsule."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where it is."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +119,22 @@ class KVCache:
 
     def attend(
         self,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
+        q: ArrayLike | SupportsDLPack,
+        k: ArrayLike | SupportsDLPack,
+        v: ArrayLike | SupportsDLPack,
         lengths: Mapping[int, int] | None = None,
     ) -> NDArray[np.float32]:
         """Feed the next n >= 1 tokens; return their attention output, then evict.
 
         q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i
         sees what was kept before and the tokens of this call up to itself. Logits are scaled by
-        1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32.
+        1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32. Arrays are numpy's, or any that
+        know DLPack; those on a GPU come by way of the host.
 
         lengths: how many of the rows each sequence has, by sequence, in the order of the rows;
         default: all are of sequence 0. The result is that of each sequence alone.
         """
-        q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+        q, k, v = map(_floats, (q, k, v))
         if lengths is None:
             lengths = {0: len(q) if q.ndim else 0}
         return self._cache.attend(q, k, v, list(lengths.items()))
@@ -159,3 +172,11 @@ class KVCache:
     def __len__(self) -> int:
         """Tokens seen so far by sequence 0, kept or not."""
         return self.tokens_seen()
+
+
+def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+        array = cast(Any, x)
+        on_host = array.__dlpack_device__()[0] == _DLPACK_CPU
+        x = np.from_dlpack(array) if on_host else np.from_dlpack(array, device="cpu")
+    return np.asarray(x, np.float32)
