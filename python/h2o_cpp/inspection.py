@@ -171,7 +171,7 @@ def inspect(
         policy=policy,
         n_prompt=len(tokens),
         tokens=np.asarray(text, np.int32),
-        pieces=_pieces(tokenizer, text),
+        pieces=visible_pieces(tokenizer, text),
         seen=np.asarray(record.seen, np.int32),
         evicted_at=record.evicted_at[..., : len(text)],
         scores=record.scores[..., : len(text)],
@@ -199,7 +199,7 @@ class _Record:
             self.scores[layer, kv_head, positions] = scores
 
 
-def _pieces(tokenizer: TextTokenizer, tokens: Sequence[int]) -> list[str]:
+def visible_pieces(tokenizer: TextTokenizer, tokens: Sequence[int]) -> list[str]:
     """Each token's text, as it can be shown.
 
     A character that is spread over several tokens appears at the last of them; the others show
