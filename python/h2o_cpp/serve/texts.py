@@ -94,9 +94,9 @@ class Texts:
                         text.generation = await text.completion
                         if text.generation.finish_reason == "cancelled":
                             raise closed()
-                    else:
-                        self._ask(text)
                     yield text, piece or ""
+                    if piece is not None:
+                        self._ask(text)
         finally:
             self.close()
 
