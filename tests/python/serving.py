@@ -19,9 +19,8 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is missing (extra: serve)")
 
-import uvicorn
-
 from h2o_cpp.serve.app import create_app
+from h2o_cpp.serve.server import Server as Process
 
 FOREVER: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}
 
@@ -80,13 +79,10 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(generator: Generator, *, grace: int = 5, **options: Any) -> Iterator[Server]:
+def serving(generator: Generator, *, grace: int = 0, **options: Any) -> Iterator[Server]:
     """Serve it under the name "tiny"."""
     app = create_app(generator, name="tiny", **options)
-    config = uvicorn.Config(
-        app, port=0, log_level="error", timeout_graceful_shutdown=grace, ws="none"
-    )
-    server = uvicorn.Server(config)
+    server = Process(app, host="127.0.0.1", port=0, grace=grace)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started or not thread.is_alive())

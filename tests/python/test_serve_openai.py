@@ -123,7 +123,7 @@ class TestCompletions:
         assert answer.choices[0].finish_reason == "stop"
 
     def test_sampling_of_our_own(self, client: Any, alone: Generator) -> None:
-        own = {"top_k": 5, "min_p": 0.0, "repeat_penalty": 1.3, "ignore_eos": True}
+        own: dict[str, Any] = {"top_k": 5, "min_p": 0.0, "repeat_penalty": 1.3, "ignore_eos": True}
         answer = client.completions.create(model="tiny", prompt=PROMPT, extra_body=own, **SAMPLED)
         assert answer.choices[0].text == alone.generate(PROMPT, **own, **SAMPLED).text
 

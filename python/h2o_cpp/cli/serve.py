@@ -73,9 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it; the log goes to stderr."""
     try:
-        import uvicorn
-
         from h2o_cpp.serve.app import create_app
+        from h2o_cpp.serve.server import Server
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
     n_sequences = args.max_sequences
@@ -91,11 +90,5 @@ def run(args: argparse.Namespace) -> int:
             max_tokens=args.max_tokens,
             max_body_bytes=bytes_of(args.max_body),
         )
-        uvicorn.run(
-            app,
-            host=args.host,
-            port=args.port,
-            timeout_graceful_shutdown=args.grace,
-            server_header=False,
-        )
-    return 0
+        server = Server(app, host=args.host, port=args.port, grace=args.grace)
+        return 0 if server.serve_until_signal() else 1

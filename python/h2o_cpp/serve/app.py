@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from fastapi.responses import Response
+from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -18,7 +18,6 @@ from h2o_cpp import __version__
 from h2o_cpp.arguments import whole
 from h2o_cpp.generator import Generator
 from h2o_cpp.serve import chat, completions
-from h2o_cpp.serve.body_limit import BodyLimit
 from h2o_cpp.serve.dependencies import ServiceOf, check_key
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
@@ -71,18 +70,26 @@ def create_app(
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
         lifespan=lifespan,
         responses=_ERRORS,
+        max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
     )
-    app.state.service, app.state.api_key = service, api_key
+    app.state.service, app.state.api_key = service, api_key or None
     registry = CollectorRegistry()
-    app.add_middleware(BodyLimit, n_bytes=whole("max_body_bytes", max_body_bytes, 1, None))
     app.add_middleware(CountResponses, registry=registry)
     add_handlers(app)
     for router in (completions.router, chat.router):
         app.include_router(router, dependencies=[Depends(check_key)])
     _add_state(app, service, registry)
-    static = Path(str(files("h2o_cpp.serve").joinpath("static")))
-    app.mount("/", StaticFiles(directory=static, html=True))
+    _add_page(app)
     return app
+
+
+def _add_page(app: FastAPI) -> None:
+    static = Path(str(files("h2o_cpp.serve").joinpath("static")))
+    app.mount("/static", StaticFiles(directory=static))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(static / "index.html")
 
 
 def _add_state(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:

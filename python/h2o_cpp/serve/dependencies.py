@@ -28,6 +28,7 @@ def check_key(
 ) -> None:
     """Raises ApiError without the key, if there is one."""
     key: str | None = request.app.state.api_key
+    # Header values reach us as latin-1, whatever they are.
     given = "" if credentials is None else credentials.credentials
-    if key is not None and not secrets.compare_digest(given.encode(), key.encode()):
+    if key is not None and not secrets.compare_digest(given.encode("latin-1"), key.encode()):
         raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
