@@ -17,11 +17,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from h2o_cpp import __version__
 from h2o_cpp.arguments import whole
 from h2o_cpp.generator import Generator
-from h2o_cpp.serve import chat, completions
+from h2o_cpp.serve import chat, completions, models
 from h2o_cpp.serve.dependencies import ServiceOf, check_key
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
-from h2o_cpp.serve.responses import ErrorResponse, Health, ModelList
+from h2o_cpp.serve.responses import ErrorResponse, Health
 from h2o_cpp.serve.service import Service
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -72,12 +72,13 @@ def create_app(
         responses=_ERRORS,
         max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
     )
-    app.state.service, app.state.api_key = service, api_key or None
+    app.state.service, app.state.api_key = service, api_key
     registry = CollectorRegistry()
     app.add_middleware(CountResponses, registry=registry)
     add_handlers(app)
-    for router in (completions.router, chat.router):
-        app.include_router(router, dependencies=[Depends(check_key)])
+    dependencies = [Depends(check_key)] if api_key else []
+    for router in (completions.router, chat.router, models.router):
+        app.include_router(router, dependencies=dependencies)
     _add_state(app, service, registry)
     _add_page(app)
     return app
@@ -95,11 +96,6 @@ def _add_page(app: FastAPI) -> None:
 def _add_state(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
     """Endpoints that compute nothing."""
     registry.register(EngineCollector(service))
-
-    @app.get("/v1/models", dependencies=[Depends(check_key)])
-    async def list_models() -> ModelList:
-        """The model that is served."""
-        return ModelList(data=[service.model])
 
     @app.get("/health")
     async def health(service: ServiceOf) -> Health:

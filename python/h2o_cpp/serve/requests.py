@@ -134,7 +134,7 @@ class ChatRequest(TextRequest):
     """Answer the last message of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: int | None = Field(None, ge=1, description="default: as many as n_ctx has room for")
+    max_tokens: int | None = Field(None, ge=1, description="default: as many as may be")
     max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, newer name")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="of the likeliest at each")

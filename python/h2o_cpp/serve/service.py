@@ -81,7 +81,9 @@ class Service:
         Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
         """
         self._check_model(body)
-        if max_tokens is not None and max_tokens > self.max_tokens:
+        if max_tokens is None:
+            max_tokens = self.max_tokens
+        if max_tokens > self.max_tokens:
             raise ApiError(400, f"max_tokens is {max_tokens}, at most {self.max_tokens} here")
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
@@ -89,8 +91,7 @@ class Service:
             )
         policy = self._policy(body)
         options = body.sampling()
-        if max_tokens is not None:
-            options["max_tokens"] = max_tokens
+        options["max_tokens"] = max_tokens
         texts: list[Text] = []
         try:
             for given in prompts:
