@@ -53,6 +53,7 @@ def test_models(client: Any) -> None:
     assert model.id == "tiny"
     assert model.h2o["n_ctx"] == 512
     assert model.h2o["chat"] is True
+    assert model.h2o["policy"] == {"sinks": 0, "heavy": 30, "recent": 30}
     assert model.h2o["cache_bytes"] < model.h2o["full_cache_bytes"]
 
 
@@ -152,7 +153,7 @@ class TestCompletions:
             assert kept["begin"] == len(pieces)
             pieces += kept["pieces"]
             assert kept["tokens_seen"] == len(pieces) == len(kept["shares"])
-            assert kept["recent"] == 30
+            assert kept["policy"] == {"sinks": 0, "heavy": 30, "recent": 30}
         # The last token of a text is not read.
         assert text.startswith("".join(pieces[n_prompt:]))
         assert len(pieces) == n_prompt + 19

@@ -19,13 +19,20 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+class PolicyCounts(BaseModel):
+    """What is kept of each text, in tokens; of several layers' policies, the first's."""
+
+    sinks: int
+    heavy: int
+    recent: int | None  # None: all are kept
+
+
 class KeptTokens(BaseModel):
     """What the cache keeps of a text at one moment."""
 
     tokens_seen: int
     tokens_kept: int  # in the layer that keeps most
-    sinks: int  # of the policy, in the first layer
-    recent: int | None  # of the policy; None: all are kept
+    policy: PolicyCounts
     shares: list[float]  # of each token seen: of all KV heads, those that keep it
     begin: int  # `pieces` are those from this token on; those before were in earlier chunks
     pieces: list[str]
@@ -143,7 +150,7 @@ class ModelLimits(BaseModel):
     n_ctx: int
     endless: bool  # whether a text can go on past n_ctx
     chat: bool  # whether there is a chat template
-    policy: str
+    policy: PolicyCounts
     n_sequences: int  # texts that are computed at once
     cache_bytes: int  # of one text
     full_cache_bytes: int  # what a full cache of n_ctx tokens would take

@@ -15,7 +15,7 @@ from h2o_cpp.record import Record
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
-from h2o_cpp.serve.texts import Text
+from h2o_cpp.serve.texts import Text, policy_counts
 
 
 class Service:
@@ -54,7 +54,7 @@ class Service:
                 n_ctx=generator.n_ctx,
                 endless=generator.endless,
                 chat=self.template is not None,
-                policy=str(generator.policy),
+                policy=policy_counts(generator.policy),
                 n_sequences=n,
                 cache_bytes=stats.cache_bytes // n,
                 full_cache_bytes=stats.full_cache_bytes // n,

@@ -12,7 +12,7 @@ from h2o_cpp.inspection import visible_pieces
 from h2o_cpp.policy import Policy
 from h2o_cpp.record import Kept, Record, TokenLogprob
 from h2o_cpp.serve.errors import closed, refusal
-from h2o_cpp.serve.responses import FinishReason, KeptTokens
+from h2o_cpp.serve.responses import FinishReason, KeptTokens, PolicyCounts
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -56,18 +56,22 @@ class Text:
         if kept is None or kept is self._kept:
             return None
         n = len(kept.shares)
-        first = self.policy if isinstance(self.policy, Policy) else self.policy[0]
         begin, self._kept, self._n_pieces = self._n_pieces, kept, n
         tokens = [*self.prompt, *self.completion.tokens][:n]
         return KeptTokens(
             tokens_seen=n,
             tokens_kept=kept.tokens_kept,
-            sinks=first.n_sinks,
-            recent=first.n_recent,
+            policy=policy_counts(self.policy),
             shares=[round(share, 3) for share in kept.shares.tolist()],
             begin=begin,
             pieces=visible_pieces(tokenizer, tokens)[begin:],
         )
+
+
+def policy_counts(policy: Policy | Sequence[Policy]) -> PolicyCounts:
+    """Of one policy, or of the first layer's."""
+    first = policy if isinstance(policy, Policy) else policy[0]
+    return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)
 
 
 @dataclass
