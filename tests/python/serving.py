@@ -41,6 +41,7 @@ class Server(NamedTuple):
 
     app: Any
     port: int
+    process: Any = None
 
     @property
     def url(self) -> str:
@@ -50,6 +51,10 @@ class Server(NamedTuple):
     def engine(self) -> Engine:
         engine: Engine = self.app.state.service.engine
         return engine
+
+    @property
+    def n_connections(self) -> int:
+        return len(self.process.server_state.connections)
 
     def ask(
         self, path: str, body: Any = None, *, method: str | None = None, **headers: str
@@ -87,7 +92,7 @@ def serving(generator: Generator, *, grace: int = 0, **options: Any) -> Iterator
     thread.start()
     wait_until(lambda: server.started or not thread.is_alive())
     try:
-        yield Server(app, server.servers[0].sockets[0].getsockname()[1])
+        yield Server(app, server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
