@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import threading
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from background import PATIENCE
-from h2o_cpp import Engine, Generator
+from h2o_cpp import Completion, Engine, Generator
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
 pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
@@ -104,6 +105,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "stuck"
         time.sleep(0.002)
+
+
+def no_text_left() -> bool:
+    """Whether no Completion is in memory."""
+    gc.collect()
+    return not any(type(one) is Completion for one in gc.get_objects())
 
 
 def events(body: bytes) -> list[Any]:

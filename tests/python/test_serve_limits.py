@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import http.client
 import json
 import socket
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from background import PATIENCE
-from h2o_cpp import Completion, Generator
-from serving import FOREVER, Server, events, serving, wait_until
+from h2o_cpp import Generator
+from serving import FOREVER, Server, events, no_text_left, serving, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}
@@ -196,12 +195,7 @@ class TestDisconnects:
             wait_until(lambda: active(server) == 1)
             connection.close()
             wait_until(lambda: active(server) == 0)
-
-        def none_left() -> bool:
-            gc.collect()
-            return not any(isinstance(one, Completion) for one in gc.get_objects())
-
-        wait_until(none_left)
+        wait_until(no_text_left)
 
 
 class TestErrorsLater:

@@ -6,7 +6,6 @@ H2O_LOAD says how many; -s shows what they met.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import random
@@ -19,8 +18,8 @@ from typing import Any
 import pytest
 
 from background import PATIENCE
-from h2o_cpp import Completion, Generator
-from serving import Server, events, serving, wait_until
+from h2o_cpp import Generator
+from serving import Server, events, no_text_left, serving, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 N_CLIENTS = int(os.environ.get("H2O_LOAD", "150"))
@@ -160,8 +159,7 @@ def idle(server: Server) -> bool:
     stats = server.engine.stats()
     if server.n_connections or stats.n_active or stats.n_waiting:
         return False
-    gc.collect()
-    return not any(isinstance(one, Completion) for one in gc.get_objects())
+    return no_text_left()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")

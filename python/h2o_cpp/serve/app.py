@@ -69,6 +69,8 @@ def create_app(
         version=__version__,
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
         lifespan=lifespan,
+        docs_url=None,  # pages that a browser would load from elsewhere
+        redoc_url=None,
         responses=_ERRORS,
         max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
     )

@@ -9,6 +9,8 @@ from contextlib import suppress
 import uvicorn
 from fastapi import FastAPI
 
+from h2o_cpp.arguments import whole
+
 _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 
 
@@ -19,13 +21,13 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, *, host: str, port: int, grace: int) -> None:
-        """port: 0 is a free one."""
+        """port: 0 is a free one. Raises ValueError for numbers out of range."""
         config = uvicorn.Config(
             app,
             host=host,
-            port=port,
+            port=whole("port", port, 0, 65535),
             server_header=False,
-            timeout_graceful_shutdown=grace + _TO_SEND_SECONDS,
+            timeout_graceful_shutdown=whole("grace", grace, 0) + _TO_SEND_SECONDS,
         )
         super().__init__(config)
         self._app = app
