@@ -10,6 +10,7 @@ from uuid import uuid4
 from fastapi import Request
 from pydantic import BaseModel
 
+from h2o_cpp.serve.kept import KeptView
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import Usage
 from h2o_cpp.serve.service import Service
@@ -24,6 +25,7 @@ class Answer(ABC):
         self._body = body
         self._texts = Texts(texts)
         self._tokenizer = service.generator.tokenizer
+        self._kept = [KeptView(self._tokenizer, text) for text in texts]
         self._model = service.name
         self._created = int(time.time())
         self._id = uuid4().hex

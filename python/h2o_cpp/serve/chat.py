@@ -75,7 +75,7 @@ class _Chat(Answer):
                     message=ChatMessage(content=text.ended.text),
                     logprobs=self._new_logprobs(text),
                     finish_reason=text.finish_reason,
-                    kept=text.new_kept(self._tokenizer),
+                    kept=self._kept[text.index].new(),
                 )
                 for text in texts
             ],
@@ -91,7 +91,7 @@ class _Chat(Answer):
             delta=ChatDelta(role=role, content=piece),
             logprobs=self._new_logprobs(text),
             finish_reason=text.finish_reason,
-            kept=text.new_kept(self._tokenizer),
+            kept=self._kept[text.index].new(),
         )
         return self._chunk([choice])
 

@@ -80,7 +80,7 @@ class _Completions(Answer):
             text=self._prompt(text) + piece if echoes else piece,
             logprobs=self._new_logprobs(text, echoes) if self._logprobs else None,
             finish_reason=text.finish_reason,
-            kept=text.new_kept(self._tokenizer),
+            kept=self._kept[text.index].new(),
         )
 
     def _prompt(self, text: Text) -> str:

@@ -13,9 +13,10 @@ from h2o_cpp.generator import Generator
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.record import Record
 from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.kept import policy_counts
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
-from h2o_cpp.serve.texts import Text, policy_counts
+from h2o_cpp.serve.texts import Text
 
 
 class Service:

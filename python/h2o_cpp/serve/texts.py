@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from h2o_cpp.completion import Completion
 from h2o_cpp.continuation import Generation
-from h2o_cpp.inspection import visible_pieces
 from h2o_cpp.policy import Policy
-from h2o_cpp.record import Kept, Record, TokenLogprob
+from h2o_cpp.record import Record, TokenLogprob
 from h2o_cpp.serve.errors import closed, refusal
-from h2o_cpp.serve.responses import FinishReason, KeptTokens, PolicyCounts
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.serve.responses import FinishReason
 
 
 @dataclass
@@ -27,8 +25,6 @@ class Text:
     policy: Policy | Sequence[Policy]
     generation: Generation | None = None  # when it has ended
     _n_logprobs: int = 0
-    _kept: Kept | None = None
-    _n_pieces: int = 0
 
     @property
     def ended(self) -> Generation:
@@ -50,36 +46,13 @@ class Text:
         self._n_logprobs = n_prompt + self.completion.n_read
         return self.record.logprobs[begin : self._n_logprobs]
 
-    def new_kept(self, tokenizer: TextTokenizer) -> KeptTokens | None:
-        """What was kept at the last look, unless that has been given away."""
-        kept = self.record.kept
-        if kept is None or kept is self._kept:
-            return None
-        n = len(kept.shares)
-        begin, self._kept, self._n_pieces = self._n_pieces, kept, n
-        tokens = [*self.prompt, *self.completion.tokens][:n]
-        return KeptTokens(
-            tokens_seen=n,
-            tokens_kept=kept.tokens_kept,
-            policy=policy_counts(self.policy),
-            shares=[round(share, 3) for share in kept.shares.tolist()],
-            begin=begin,
-            pieces=visible_pieces(tokenizer, tokens)[begin:],
-        )
 
-
-def policy_counts(policy: Policy | Sequence[Policy]) -> PolicyCounts:
-    """Of one policy, or of the first layer's."""
-    first = policy if isinstance(policy, Policy) else policy[0]
-    return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)
-
-
-@dataclass
 class Texts:
     """All texts of a request. Closing them frees their sequences."""
 
-    texts: list[Text]
-    _pending: dict[asyncio.Task[str | None], Text] = field(default_factory=dict)
+    def __init__(self, texts: list[Text]) -> None:
+        self.texts = texts
+        self._pending: dict[asyncio.Task[str | None], Text] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[Text, str]]:
         """Pieces as they come; the last of each text is empty, and its generation is then known.
