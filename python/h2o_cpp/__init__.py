@@ -15,8 +15,9 @@ from h2o_cpp.continuation import Generation
 from h2o_cpp.engine import Engine
 from h2o_cpp.generator import Generator
 from h2o_cpp.policy import Policy
+from h2o_cpp.record import Kept, Record, TokenLogprob
 from h2o_cpp.snapshot import Snapshot
-from h2o_cpp.stats import HeadStats, LayerStats, Stats
+from h2o_cpp.stats import EngineStats, HeadStats, LayerStats, Stats
 from h2o_cpp.stream import Stream
 
 __all__ = [
@@ -24,16 +25,20 @@ __all__ = [
     "Chat",
     "Completion",
     "Engine",
+    "EngineStats",
     "Generation",
     "Generator",
     "HeadStats",
     "KVCache",
+    "Kept",
     "LayerStats",
     "Policy",
+    "Record",
     "Rope",
     "Snapshot",
     "Stats",
     "Stream",
+    "TokenLogprob",
     "__version__",
     "capacity",
 ]

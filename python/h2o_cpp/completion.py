@@ -22,15 +22,16 @@ class Channel:
         self.continuation: Continuation | None = None  # once it has a sequence
         self.cancelled = False  # wanted no more; the engine looks before each step
         self.finish_reason: str | None = None
+        self.n_read = 0  # tokens of the pieces that have been read
         self._mutex = threading.Lock()
-        self._pieces: deque[str] = deque()
+        self._pieces: deque[tuple[str, int]] = deque()  # each with how many tokens there were
         self._error: Exception | None = None
         self._readers: list[Future[None]] = []  # who wait for the next piece
 
-    def put(self, piece: str) -> None:
-        """Another piece."""
+    def put(self, piece: str, n_tokens: int) -> None:
+        """Another piece, which the first `n_tokens` tokens have completed."""
         with self._mutex:
-            self._pieces.append(piece)
+            self._pieces.append((piece, n_tokens))
             readers, self._readers = self._readers, []
         _wake(readers)
 
@@ -47,11 +48,14 @@ class Channel:
         """The next piece; None after the last; or what to wait for before asking again."""
         with self._mutex:
             if self._pieces and not self.cancelled:
-                return self._pieces.popleft()
+                piece, self.n_read = self._pieces.popleft()
+                return piece
             if self.finish_reason is not None:
                 error, self._error = self._error, None
                 if error is not None:
                     raise error
+                if self.continuation is not None:
+                    self.n_read = len(self.continuation.tokens)
                 return None
             reader: Future[None] = Future()
             self._readers.append(reader)
@@ -93,6 +97,11 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         """The ids generated so far."""
         continuation = self._channel.continuation
         return array("i") if continuation is None else continuation.tokens[:]
+
+    @property
+    def n_read(self) -> int:
+        """How many tokens the pieces that have been read are made of; all of them, at the end."""
+        return self._channel.n_read
 
     def result(self) -> Generation:
         """Wait until it has ended; what it amounted to, pieces that were read before included."""

@@ -95,6 +95,8 @@ class Continuation:
         self.text.sampler.accept(token)
         self.tokens.append(token)
         self.text.tokens.append(token)
+        if self.request.record is not None:
+            self.request.record.tokens(logits[np.newaxis], np.array([token], np.int32))
         data = tokenizer.token_bytes(token, begins=self._begins)
         self._begins = self._begins and not tokenizer.has_text([token])
         piece = self._pieces.push(data)

@@ -16,10 +16,12 @@ from h2o_cpp.completion import Channel, Completion
 from h2o_cpp.continuation import Continuation
 from h2o_cpp.places import Places
 from h2o_cpp.policy import Policy, choose_policy
+from h2o_cpp.record import Record
 from h2o_cpp.request import Request, StreamOptions, make_request
 from h2o_cpp.runtime import Runtime
 from h2o_cpp.scheduler import Scheduler
 from h2o_cpp.snapshot import Snapshot
+from h2o_cpp.stats import EngineStats
 from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Engine(Closing):
         hh: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
         after: Snapshot | None = None,
+        record: Record | None = None,
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
@@ -66,13 +69,14 @@ class Engine(Closing):
 
         hh, policy: of this request's cache, as Generator has them; default: the Generator's. It
             must do with the slots, and the scores, that the Generator's policy has.
+        record: a new Record, for what is to be written down of this text.
         timeout: wait that many seconds at most, 0: not at all.
 
         Raises ValueError and TypeError as stream() does, queue.Full when the time is up, and
         RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
         pieces are read.
         """
-        request = self._request(prompt, hh, policy, after, options)
+        request = self._request(prompt, hh, policy, after, record, options)
         place = self._worker.places.ask()
         try:
             place.result(timeout)
@@ -90,13 +94,14 @@ class Engine(Closing):
         hh: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
         after: Snapshot | None = None,
+        record: Record | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """submit() for asyncio: other tasks go on while the queue is full."""
         # Whoever awaits has loaded it; others are spared the time that it takes.
         from asyncio import wrap_future
 
-        request = self._request(prompt, hh, policy, after, options)
+        request = self._request(prompt, hh, policy, after, record, options)
         place = self._worker.places.ask()
         try:
             await wrap_future(place)
@@ -111,12 +116,13 @@ class Engine(Closing):
         hh: float | None,
         policy: str | Policy | Sequence[Policy] | None,
         after: Snapshot | None,
+        record: Record | None,
         options: StreamOptions,
     ) -> Request:
         n_ctx = self._runtime.session.n_ctx
         own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
         request = make_request(
-            self._runtime, self._seeds, prompt, after=after, policy=own, **options
+            self._runtime, self._seeds, prompt, after=after, policy=own, record=record, **options
         )
         return request.within(n_ctx)
 
@@ -125,6 +131,23 @@ class Engine(Closing):
         completion = Completion(self, channel)  # before it is queued: dropping it cancels
         self._worker.enqueue(channel)
         return completion
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, or has failed."""
+        return self._worker.stopping
+
+    def stats(self) -> EngineStats:
+        """What it is doing, and has done. Waits for nothing."""
+        scheduler = self._worker.scheduler
+        return EngineStats(
+            n_sequences=self._runtime.n_sequences,
+            n_active=scheduler.n_active,
+            n_waiting=self._worker.n_waiting,
+            prompt_tokens=scheduler.prompt_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            evictions=scheduler.evictions,
+        )
 
     def close(self) -> None:
         """Cancel what has not ended, after the step that is being computed; free the Generator."""
@@ -138,7 +161,7 @@ class _Worker:
         self.max_queue = max_queue
         self.places = Places(max_queue)
         self._turn = turn
-        self._scheduler = Scheduler(runtime)
+        self.scheduler = Scheduler(runtime)
         self._channels: dict[Continuation, Channel] = {}  # of those who have a sequence
         self._queue: list[Channel] = []
         self._changed = threading.Condition()  # the queue, or:
@@ -172,6 +195,16 @@ class _Worker:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing more is begun."""
+        return self._stopping
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
     def _work(self) -> None:
         try:
             while self._wait_for_work():
@@ -192,14 +225,14 @@ class _Worker:
         """Give free sequences to those who wait; forget who has been cancelled."""
         for continuation, channel in [*self._channels.items()]:
             if channel.cancelled:
-                self._scheduler.cancel(continuation)
+                self.scheduler.cancel(continuation)
                 self._end(continuation)
         with self._changed:
             gone: list[Channel] = []
             wanted: list[Channel] = []
             for channel in self._queue:  # each is asked once: it may be cancelled meanwhile
                 (gone if channel.cancelled else wanted).append(channel)
-            n_free = self._scheduler.n_free
+            n_free = self.scheduler.n_free
             first, self._queue = wanted[:n_free], wanted[n_free:]
         for channel in gone:
             channel.end("cancelled")
@@ -210,7 +243,7 @@ class _Worker:
 
     def _begin(self, channel: Channel) -> None:
         try:
-            continuation = self._scheduler.start(channel.request)
+            continuation = self.scheduler.start(channel.request)
         except Exception as error:  # it is about this one
             channel.end("cancelled", error)
             return
@@ -218,9 +251,9 @@ class _Worker:
         self._channels[continuation] = channel
 
     def _step(self) -> None:
-        for continuation, piece in self._scheduler.step():
+        for continuation, piece in self.scheduler.step():
             if piece:
-                self._channels[continuation].put(piece)
+                self._channels[continuation].put(piece, len(continuation.tokens))
             if continuation.finish_reason is not None:
                 self._end(continuation)
 
@@ -237,7 +270,7 @@ class _Worker:
             channel.end("cancelled", None if self._error is None else self._closed())
         try:
             for continuation in self._channels:
-                self._scheduler.cancel(continuation)
+                self.scheduler.cancel(continuation)
         finally:
             self._channels.clear()
             self._turn.give_back(self)

@@ -33,6 +33,7 @@ from h2o_cpp.session import Positions
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
 from h2o_cpp.stream import Stream
+from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
@@ -288,6 +289,11 @@ class Generator(Closing):
     def chat_template(self, template: str | None = None) -> ChatTemplate:
         """The file's chat template, or another one for the same vocabulary."""
         return ChatTemplate(template, self._runtime().tokenizer)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The file's tokenizer."""
+        return self._runtime().tokenizer
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False

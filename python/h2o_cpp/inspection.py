@@ -166,12 +166,13 @@ def inspect(
                 record.look()
             if n_read == len(text):
                 break
+    pieces = VisiblePieces(tokenizer)
     return Inspection(
         model=Path(model.file.path).name,
         policy=policy,
         n_prompt=len(tokens),
         tokens=np.asarray(text, np.int32),
-        pieces=_pieces(tokenizer, text),
+        pieces=[pieces.push(token) for token in text],
         seen=np.asarray(record.seen, np.int32),
         evicted_at=record.evicted_at[..., : len(text)],
         scores=record.scores[..., : len(text)],
@@ -199,22 +200,26 @@ class _Record:
             self.scores[layer, kv_head, positions] = scores
 
 
-def _pieces(tokenizer: TextTokenizer, tokens: Sequence[int]) -> list[str]:
-    """Each token's text, as it can be shown.
+class VisiblePieces:
+    """Each token's text, as it can be shown, for the tokens of one text in their order.
 
     A character that is spread over several tokens appears at the last of them; the others show
     their bytes, as "<0xE6>". Tokens without text appear as the vocabulary spells them, control
     characters as their escapes.
     """
-    text = TextPieces(())
-    pieces: list[str] = []
-    begins = True
-    for token in tokens:
-        data = tokenizer.token_bytes(token, begins=begins)
-        begins = begins and not tokenizer.has_text([token])
-        piece = text.push(data) or "".join(f"<0x{byte:02X}>" for byte in data)
-        pieces.append(_visible(piece or tokenizer.token_text(token)))
-    return pieces
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = TextPieces(())
+        self._begins = True
+
+    def push(self, token: int) -> str:
+        """That of the next token."""
+        tokenizer = self._tokenizer
+        data = tokenizer.token_bytes(token, begins=self._begins)
+        self._begins = self._begins and not tokenizer.has_text([token])
+        piece = self._text.push(data) or "".join(f"<0x{byte:02X}>" for byte in data)
+        return _visible(piece or tokenizer.token_text(token))
 
 
 def _visible(text: str) -> str:

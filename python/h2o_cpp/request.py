@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.arguments import number, whole
 from h2o_cpp.policy import Policy
+from h2o_cpp.record import Record
 from h2o_cpp.runtime import Runtime
 from h2o_cpp.snapshot import Snapshot
 
@@ -92,6 +93,7 @@ class Request:
     stop: Sequence[str]
     ignore_eos: bool
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
+    record: Record | None = None  # what is to be written down of it
 
     def tokens(self) -> list[int]:
         """Of the snapshot it follows, and of the prompt."""
@@ -113,6 +115,7 @@ def make_request(
     *,
     after: Snapshot | None,
     policy: Policy | Sequence[Policy] | None,
+    record: Record | None = None,
     max_tokens: int | None = None,
     temperature: float = Sampling.temperature,
     top_k: int = Sampling.top_k,
@@ -129,6 +132,7 @@ def make_request(
 
     seeds: for requests that come without a seed.
     policy: of its sequence, instead of the policy of all.
+    record: what is to be written down of it.
     """
     tokens = prompt_tokens(runtime, prompt, parse_special, after, endless=policy is not None)
     if max_tokens is not None:
@@ -150,7 +154,7 @@ def make_request(
         repeat_penalty=number("repeat_penalty", repeat_penalty),
         repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
     )
-    return Request(tokens, after, sampling, max_tokens, stops, ignore_eos, policy)
+    return Request(tokens, after, sampling, max_tokens, stops, ignore_eos, policy, record)
 
 
 def is_batch(prompt: object) -> bool:

@@ -23,6 +23,12 @@ class _Row:
     sequence: int
     continuation: Continuation
     unread: NDArray[np.int32]  # of its tokens: what is left of the prompt, or the newest
+    n_evicted: int  # so far
+
+    def wants_prompt(self) -> bool:
+        """Whether every token that is read now is to be recorded."""
+        record = self.continuation.request.record
+        return record is not None and record.prompt and not self.continuation.tokens
 
 
 class Scheduler:
@@ -39,12 +45,16 @@ class Scheduler:
     the tokens that it gets alone, bit for bit.
 
     For one thread at a time.
+
+    Attributes, counted from the beginning: `prompt_tokens` that were read, `generated_tokens`, and
+    `evictions`, of the layer that keeps most.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._free = [*reversed(range(runtime.n_sequences))]
         self._rows: dict[Continuation, _Row] = {}  # in order of arrival
+        self.prompt_tokens = self.generated_tokens = self.evictions = 0
 
     @property
     def n_free(self) -> int:
@@ -77,7 +87,8 @@ class Scheduler:
             raise
         self._free.pop()
         continuation.prompt_tokens = len(unread)
-        self._rows[continuation] = _Row(sequence, continuation, unread)
+        n_evicted = self._n_evicted(sequence)  # of a snapshot
+        self._rows[continuation] = _Row(sequence, continuation, unread, n_evicted)
         return continuation
 
     def cancel(self, continuation: Continuation) -> None:
@@ -93,16 +104,22 @@ class Scheduler:
         MemoryError, is raised, and nothing is known of the sequences then.
         """
         inputs = self._next_inputs()
+        recorded = [one for one in inputs if one[0].wants_prompt()]
+        inputs = [one for one in inputs if not one[0].wants_prompt()]
         started = perf_counter()
-        results = self._forward([(row.sequence, part) for row, part in inputs])
+        results = [*self._forward([(row.sequence, part) for row, part in inputs])]
+        results += [self._score(row, part) for row, part in recorded]
         seconds = perf_counter() - started
         pieces = []
-        for (row, part), result in zip(inputs, results, strict=True):
+        for (row, part), result in zip([*inputs, *recorded], results, strict=True):
             continuation = row.continuation
-            if continuation.tokens:
+            n_before = len(continuation.tokens)
+            if n_before:
                 continuation.decode_seconds += seconds
             else:
                 continuation.prompt_seconds += seconds
+                self.prompt_tokens += len(part)
+            self._count_evictions(row)
             row.unread = row.unread[len(part) :]
             if isinstance(result, ValueError):
                 piece = continuation.end("cancelled", result)
@@ -111,7 +128,9 @@ class Scheduler:
             else:
                 piece = continuation.push(self._runtime, row.sequence, result)
                 row.unread = np.asarray(continuation.tokens[-1:], np.int32)
+            self.generated_tokens += len(continuation.tokens) - n_before
             continuation.said.write(piece)
+            self._look(row)
             pieces.append((continuation, piece))
             if continuation.finish_reason is not None:
                 self._release(row)
@@ -143,6 +162,38 @@ class Scheduler:
             if len(inputs) == 1:
                 return [error]
             return [result for one in inputs for result in self._forward([one])]
+
+    def _score(self, row: _Row, part: NDArray[np.int32]) -> NDArray[np.float32] | ValueError:
+        """As _forward, for a chunk of a prompt whose every token is to be recorded."""
+        try:
+            logits = self._runtime.session.score(row.sequence, part)
+        except ValueError as error:
+            return error
+        following = row.unread[1 : len(part) + 1]
+        record = row.continuation.request.record
+        assert record is not None
+        record.tokens(logits[: len(following)], following)
+        last: NDArray[np.float32] = logits[-1]
+        return last
+
+    def _count_evictions(self, row: _Row) -> None:
+        n_evicted = self._n_evicted(row.sequence)
+        self.evictions += n_evicted - row.n_evicted
+        row.n_evicted = n_evicted
+
+    def _n_evicted(self, sequence: int) -> int:
+        session = self._runtime.session
+        return session.tokens_seen(sequence) - session.tokens_kept(sequence)
+
+    def _look(self, row: _Row) -> None:
+        """Record what is kept, if it is time to."""
+        continuation = row.continuation
+        record = continuation.request.record
+        if record is None or record.kept_every is None:
+            return
+        ended = continuation.finish_reason is not None
+        if ended or (len(continuation.tokens) - 1) % record.kept_every == 0:
+            record.look(self._runtime.model, self._runtime.session, row.sequence)
 
     def _release(self, row: _Row) -> None:
         del self._rows[row.continuation]

@@ -76,3 +76,15 @@ class Stats:
             backend=model.backend,
             layers=tuple(LayerStats.of(model, session, layer) for layer in each),
         )
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an Engine is doing, and what it has done since it began."""
+
+    n_sequences: int
+    n_active: int  # texts that have a sequence
+    n_waiting: int  # requests in the queue
+    prompt_tokens: int  # read
+    generated_tokens: int
+    evictions: int  # in the layer that keeps most

@@ -135,7 +135,7 @@ class TestThreads:
             def fail() -> None:
                 raise MemoryError("no more of it")
 
-            engine._worker._scheduler.step = fail  # type: ignore[method-assign, assignment]
+            engine._worker.scheduler.step = fail  # type: ignore[method-assign, assignment]
             for completion in completions:
                 with pytest.raises(RuntimeError, match="has failed: no more of it"):
                     completion.result()
@@ -386,7 +386,7 @@ def test_a_while_of_everything(generator: Generator) -> None:
         assert [user.result() for user in users] == [60] * 4
         wait_until(lambda: idle(engine))
         worker = engine._worker
-        assert worker._scheduler.n_free == 2
+        assert worker.scheduler.n_free == 2
         assert worker.places._n_free == 4
         assert threading.active_count() == n_threads + 1
     assert threading.active_count() == n_threads

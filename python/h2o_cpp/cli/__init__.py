@@ -22,6 +22,7 @@ from h2o_cpp.cli import (
     quantize,
     retrieve,
     run,
+    serve,
 )
 
 
@@ -34,6 +35,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "run": (run, "continue a text"),
     "generate": (generate, "continue many prompts, from a file to a file"),
     "chat": (chat, "converse with a model"),
+    "serve": (serve, "serve a model to OpenAI's clients, and a page"),
     "info": (info, "describe a GGUF file"),
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
     "quantize": (quantize, "make a GGUF file smaller"),

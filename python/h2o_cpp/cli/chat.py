@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from h2o_cpp.chat import Chat
-from h2o_cpp.cli.options import add_options, open_generator, read_text, stream_options
+from h2o_cpp.cli.options import add_options, open_generator, read_template, stream_options
 from h2o_cpp.cli.run import show
 from h2o_cpp.request import ContextFullError
 
@@ -34,9 +33,7 @@ def run(args: argparse.Namespace) -> int:
     A line that cannot be answered is an error, and the status 1 at the end; the conversation goes
     on as if it had not been said.
     """
-    template: str | None = args.template
-    if template is not None and template.startswith("@"):
-        template = read_text(Path(template[1:]))
+    template = read_template(args.template)
     prompt = "> " if sys.stdin.isatty() else ""
     status = 0
     with open_generator(args) as generator:

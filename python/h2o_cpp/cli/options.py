@@ -234,6 +234,13 @@ def read_prompt(text: str, file: Path | None) -> str:
     return sys.stdin.read().removesuffix("\n") if text == "-" else text
 
 
+def read_template(given: str | None) -> str | None:
+    """A chat template, or that of the file after an @."""
+    if given is None or not given.startswith("@"):
+        return given
+    return read_text(Path(given[1:]))
+
+
 def read_text(file: Path) -> str:
     """The UTF-8 text of a file."""
     try:

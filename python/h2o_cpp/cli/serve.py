@@ -1,0 +1,94 @@
+"""Serve a model to OpenAI's clients, and a page to chat with it and watch its cache.
+
+SIGTERM and Ctrl-C end it: texts that are being written may go on for --grace seconds. Needs the
+extra `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.capacity import bytes_of
+from h2o_cpp.cli.options import add_cache, add_machine, open_generator, read_template
+
+_MAX_SEQUENCES = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "model", nargs="?", type=Path, default=BUNDLED_MODEL, metavar="MODEL",
+        help="GGUF file (default: the bundled tiny model)",
+    )  # fmt: skip
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    server.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)"
+    )
+    server.add_argument(
+        "--name", metavar="NAME", help="of the model (default: its file's, without .gguf)"
+    )
+    server.add_argument(
+        "--template", metavar="TEXT",
+        help="Jinja2 chat template, or @FILE that holds one (default: the model's own)",
+    )  # fmt: skip
+    server.add_argument(
+        "--api-key", default=os.environ.get("H2O_API_KEY"), metavar="KEY",
+        help="what clients must have (default: the environment's H2O_API_KEY, or none)",
+    )  # fmt: skip
+    server.add_argument(
+        "--grace", type=int, default=30, metavar="SECONDS",
+        help="for texts to end when the server does (default: %(default)s)",
+    )  # fmt: skip
+
+    limits = parser.add_argument_group("limits")
+    at_once = limits.add_mutually_exclusive_group()
+    at_once.add_argument(
+        "--max-sequences", type=int, metavar="N",
+        help=f"texts that are computed at once (default: {_MAX_SEQUENCES})",
+    )  # fmt: skip
+    at_once.add_argument(
+        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
+    )
+    limits.add_argument(
+        "--max-queue", type=int, default=64, metavar="N",
+        help="texts that may wait; beyond, the answer is 429 (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-tokens", type=int, metavar="N",
+        help="the most that a text may ask for (default: the context)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
+    )
+    add_cache(parser)
+    add_machine(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it; the log goes to stderr."""
+    try:
+        from h2o_cpp.serve.app import create_app
+        from h2o_cpp.serve.server import Server
+    except ImportError as error:
+        raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
+    n_sequences = args.max_sequences
+    if n_sequences is None and args.memory is None:
+        n_sequences = _MAX_SEQUENCES
+    with open_generator(args, max_sequences=n_sequences, memory=args.memory) as generator:
+        app = create_app(
+            generator,
+            name=args.name or args.model.stem,
+            template=read_template(args.template),
+            api_key=args.api_key,
+            max_queue=args.max_queue,
+            max_tokens=args.max_tokens,
+            max_body_bytes=bytes_of(args.max_body),
+        )
+        server = Server(app, host=args.host, port=args.port, grace=args.grace)
+        return 0 if server.serve_until_signal() else 1

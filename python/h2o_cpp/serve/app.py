@@ -1,0 +1,112 @@
+"""The application: every endpoint, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from h2o_cpp import __version__
+from h2o_cpp.arguments import whole
+from h2o_cpp.generator import Generator
+from h2o_cpp.serve import chat, completions, models
+from h2o_cpp.serve.dependencies import ServiceOf, check_key
+from h2o_cpp.serve.errors import add_handlers, closed
+from h2o_cpp.serve.metrics import CountResponses, EngineCollector
+from h2o_cpp.serve.responses import ErrorResponse, Health
+from h2o_cpp.serve.service import Service
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse},
+    "5XX": {"model": ErrorResponse},
+}
+
+
+def create_app(
+    generator: Generator,
+    *,
+    name: str,
+    template: str | None = None,
+    api_key: str | None = None,
+    max_queue: int = 64,
+    max_tokens: int | None = None,
+    max_body_bytes: int = 4 * 2**20,
+) -> FastAPI:
+    """An ASGI application that serves a Generator, which is its own while it runs.
+
+    name: of the model, as clients ask for it.
+    template: a Jinja2 chat template; default: the file's own. Without any, chats are refused.
+    api_key: what clients must have to use /v1.
+    max_queue: texts that may wait for a sequence; a request beyond is answered 429.
+    max_tokens: the most that a text may ask for; default: n_ctx.
+    max_body_bytes: of a request.
+
+    Raises ValueError for options out of range and a template that makes no sense.
+    """
+    service = Service(
+        generator,
+        name=name,
+        template=template,
+        max_queue=whole("max_queue", max_queue, 1),
+        max_tokens=None if max_tokens is None else whole("max_tokens", max_tokens, 1),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        with service.run():
+            yield
+
+    app = FastAPI(
+        title="h2o.cpp",
+        version=__version__,
+        description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
+        lifespan=lifespan,
+        docs_url=None,  # pages that a browser would load from elsewhere
+        redoc_url=None,
+        responses=_ERRORS,
+        max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
+    )
+    app.state.service, app.state.api_key = service, api_key
+    registry = CollectorRegistry()
+    app.add_middleware(CountResponses, registry=registry)
+    add_handlers(app)
+    dependencies = [Depends(check_key)] if api_key else []
+    for router in (completions.router, chat.router, models.router):
+        app.include_router(router, dependencies=dependencies)
+    _add_state(app, service, registry)
+    _add_page(app)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    static = Path(str(files("h2o_cpp.serve").joinpath("static")))
+    app.mount("/static", StaticFiles(directory=static))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(static / "index.html")
+
+
+def _add_state(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+    """Endpoints that compute nothing."""
+    registry.register(EngineCollector(service))
+
+    @app.get("/health")
+    async def health(service: ServiceOf) -> Health:
+        """Whether requests are answered: 200 or 503."""
+        if service.engine.closed:
+            raise closed()
+        return Health()
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Counters and gauges, in the text format of Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,0 +1,45 @@
+"""What the cache keeps of a text, as clients are shown it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from h2o_cpp.inspection import VisiblePieces
+from h2o_cpp.policy import Policy
+from h2o_cpp.record import Kept
+from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
+from h2o_cpp.serve.texts import Text
+from h2o_cpp.tokenizer import TextTokenizer
+
+
+class KeptView:
+    """Of one text, look by look."""
+
+    def __init__(self, tokenizer: TextTokenizer, text: Text) -> None:
+        self._text = text
+        self._pieces = VisiblePieces(tokenizer)
+        self._n_pieces = 0
+        self._last: Kept | None = None
+
+    def new(self) -> KeptTokens | None:
+        """What was kept at the last look, unless that has been shown."""
+        kept = self._text.record.kept
+        if kept is None or kept is self._last:
+            return None
+        n = len(kept.shares)
+        tokens = [*self._text.prompt, *self._text.completion.tokens][self._n_pieces : n]
+        begin, self._n_pieces, self._last = self._n_pieces, n, kept
+        return KeptTokens(
+            tokens_seen=n,
+            tokens_kept=kept.tokens_kept,
+            policy=policy_counts(self._text.policy),
+            shares=[round(share, 3) for share in kept.shares.tolist()],
+            begin=begin,
+            pieces=[self._pieces.push(token) for token in tokens],
+        )
+
+
+def policy_counts(policy: Policy | Sequence[Policy]) -> PolicyCounts:
+    """Of one policy, or of the first layer's."""
+    first = policy if isinstance(policy, Policy) else policy[0]
+    return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)

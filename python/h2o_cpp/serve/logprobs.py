@@ -1,0 +1,80 @@
+"""Log-probabilities as OpenAI's two endpoints show them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from h2o_cpp.record import TokenLogprob
+from h2o_cpp.serve.responses import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    TopLogprob,
+)
+from h2o_cpp.tokenizer import TextTokenizer
+
+
+class CompletionTokens:
+    """Tells the tokens of one text, and where in it they are, part by part."""
+
+    def __init__(self, tokenizer: TextTokenizer, after: Sequence[int]) -> None:
+        """`after`: the tokens before them that are not told."""
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0  # characters so far
+        self._begins = not tokenizer.has_text(after)  # there has been no text yet
+        self._part = _nothing()
+
+    def begin(self, token: int) -> None:
+        """With an echoed prompt's first token, before which there was nothing to foretell it."""
+        self._add(token, None, None)
+
+    def part(self, found: Iterable[TokenLogprob]) -> CompletionLogprobs:
+        """Those that were added since the last part, and those that follow."""
+        for token, logprob, top in found:
+            texts: dict[str, float] = {}
+            for other, value in (*top, (token, logprob)):
+                texts.setdefault(_spelling(self._tokenizer, other), value)
+            self._add(token, logprob, texts if top else {})
+        part, self._part = self._part, _nothing()
+        return part
+
+    def _add(self, token: int, logprob: float | None, top: dict[str, float] | None) -> None:
+        data = self._tokenizer.token_bytes(token, begins=self._begins)
+        self._begins = self._begins and not self._tokenizer.has_text([token])
+        self._part.tokens.append(_spelling(self._tokenizer, token))
+        self._part.token_logprobs.append(logprob)
+        self._part.top_logprobs.append(top)
+        self._part.text_offset.append(self._offset)
+        self._offset += len(self._decoder.decode(data))
+
+
+def _nothing() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+
+
+def chat_logprobs(tokenizer: TextTokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """Of the tokens of an answer."""
+
+    def one(token: int, logprob: float) -> TopLogprob:
+        data = tokenizer.token_bytes(token)
+        return TopLogprob(token=_spelling(tokenizer, token), logprob=logprob, bytes=list(data))
+
+    return ChatLogprobs(
+        content=[
+            ChatTokenLogprob(
+                **one(token, logprob).model_dump(), top_logprobs=[one(*other) for other in top]
+            )
+            for token, logprob, top in found
+        ]
+    )
+
+
+def _spelling(tokenizer: TextTokenizer, token: int) -> str:
+    """A token's text; its bytes where they are no whole characters; a special token's name."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode("utf-8") or tokenizer.token_text(token)
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

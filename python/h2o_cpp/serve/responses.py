@@ -1,0 +1,194 @@
+"""What clients get: OpenAI's objects, and what is kept (`kept`, `h2o`) beside them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+FinishReason = Literal["stop", "length"]
+
+_IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class Usage(BaseModel):
+    """Tokens of a request; a prompt counts once, however many texts continue it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class PolicyCounts(BaseModel):
+    """What is kept of each text, in tokens; of several layers' policies, the first's."""
+
+    sinks: int
+    heavy: int
+    recent: int | None  # None: all are kept
+
+
+class KeptTokens(BaseModel):
+    """What the cache keeps of a text at one moment."""
+
+    tokens_seen: int
+    tokens_kept: int  # in the layer that keeps most
+    policy: PolicyCounts
+    shares: list[float]  # of each token seen: of all KV heads, those that keep it
+    begin: int  # `pieces` are those from this token on; those before were in earlier chunks
+    pieces: list[str]
+
+
+class CompletionLogprobs(BaseModel):
+    """Of each token; None for the first of an echoed prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # in the choice's text
+
+
+class CompletionChoice(BaseModel):
+    """One text, or in a stream a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    kept: KeptTokens | None = _IF_THERE
+
+
+class CompletionResponse(BaseModel):
+    """Texts, or in a stream pieces of them."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = _IF_THERE
+
+
+class TopLogprob(BaseModel):
+    """A token and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    """The token that was chosen, and the likeliest."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of each token."""
+
+    content: list[ChatTokenLogprob]
+
+
+class ChatMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None
+    kept: KeptTokens | None = _IF_THERE
+
+
+class ChatResponse(BaseModel):
+    """Answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds."""
+
+    role: Literal["assistant"] | None = _IF_THERE
+    content: str | None = _IF_THERE
+
+
+class ChatChunkChoice(BaseModel):
+    """A piece of an answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    kept: KeptTokens | None = _IF_THERE
+
+
+class ChatChunk(BaseModel):
+    """Pieces of answers."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = _IF_THERE
+
+
+class ModelLimits(BaseModel):
+    """What OpenAI's object does not say of a model."""
+
+    n_ctx: int
+    endless: bool  # whether a text can go on past n_ctx
+    chat: bool  # whether there is a chat template
+    policy: PolicyCounts
+    n_sequences: int  # texts that are computed at once
+    cache_bytes: int  # of one text
+    full_cache_bytes: int  # what a full cache of n_ctx tokens would take
+
+
+class Model(BaseModel):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "h2o-cpp"
+    h2o: ModelLimits
+
+
+class ModelList(BaseModel):
+    """All of them: one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """Whether requests are answered."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """What every answer but 2xx is."""
+
+    error: ErrorDetail

@@ -1,0 +1,53 @@
+"""The process that listens, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+import uvicorn
+from fastapi import FastAPI
+
+from h2o_cpp.arguments import whole
+
+_TO_SEND_SECONDS = 5  # what is left for clients that read slowly
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, whose texts may go on for `grace` seconds after SIGTERM or SIGINT.
+
+    Then they are cancelled, and their clients are told so.
+    """
+
+    def __init__(self, app: FastAPI, *, host: str, port: int, grace: int) -> None:
+        """port: 0 is a free one. Raises ValueError for numbers out of range."""
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=whole("port", port, 0, 65535),
+            server_header=False,
+            timeout_graceful_shutdown=whole("grace", grace, 0) + _TO_SEND_SECONDS,
+        )
+        super().__init__(config)
+        self._app = app
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and end."""
+        ending = asyncio.ensure_future(self._end_texts())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def serve_until_signal(self) -> bool:
+        """Listen; returns whether it could."""
+        with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits where the port is taken
+            self.run()
+        return bool(self.started)
+
+    async def _end_texts(self) -> None:
+        await asyncio.sleep(self._grace)
+        engine = self._app.state.service.engine
+        await asyncio.to_thread(engine.close)  # which waits for a step

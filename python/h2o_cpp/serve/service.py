@@ -1,0 +1,136 @@
+"""The model that is served: from checked requests to texts that the Engine computes."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from h2o_cpp.chat_template import ChatTemplate
+from h2o_cpp.engine import Engine
+from h2o_cpp.generator import Generator
+from h2o_cpp.policy import Policy, choose_policy
+from h2o_cpp.record import Record
+from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.kept import policy_counts
+from h2o_cpp.serve.requests import TextRequest
+from h2o_cpp.serve.responses import Model, ModelLimits
+from h2o_cpp.serve.texts import Text
+
+
+class Service:
+    """A Generator under a name, with its limits.
+
+    Attributes: `generator`, `name`, `created` (seconds since 1970), `template` (None: no chats),
+    and while run() lasts `engine`.
+    """
+
+    engine: Engine
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        name: str,
+        template: str | None,
+        max_queue: int,
+        max_tokens: int | None,
+    ) -> None:
+        """As create_app, which explains it. Raises ValueError for a template that is none."""
+        self.generator = generator
+        self.name = name
+        self.created = int(time.time())
+        self.max_queue = max_queue
+        self.max_tokens = generator.n_ctx if max_tokens is None else max_tokens
+        self.template: ChatTemplate | None = None
+        if template is not None or generator.tokenizer.chat_template is not None:
+            self.template = generator.chat_template(template)
+        stats, n = generator.stats(), generator.max_sequences
+        self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
+        self.model = Model(
+            id=name,
+            created=self.created,
+            h2o=ModelLimits(
+                n_ctx=generator.n_ctx,
+                endless=generator.endless,
+                chat=self.template is not None,
+                policy=policy_counts(generator.policy),
+                n_sequences=n,
+                cache_bytes=stats.cache_bytes // n,
+                full_cache_bytes=stats.full_cache_bytes // n,
+            ),
+        )
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Have an Engine; the texts that it has not ended are cancelled at the end."""
+        with self.generator.engine(max_queue=self.max_queue) as self.engine:
+            yield
+
+    def submit(
+        self,
+        prompts: Sequence[str | list[int]],
+        body: TextRequest,
+        *,
+        max_tokens: int | None,
+        n_top: int | None = None,
+        prompt_logprobs: bool = False,
+    ) -> list[Text]:
+        """Enqueue `body.n` texts for each prompt: all, or none.
+
+        Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
+        """
+        self._check_model(body)
+        if max_tokens is None:
+            max_tokens = self.max_tokens
+        if max_tokens > self.max_tokens:
+            raise ApiError(400, f"max_tokens is {max_tokens}, at most {self.max_tokens} here")
+        if len(prompts) * body.n > self.max_queue:
+            raise ApiError(
+                400, f"{len(prompts)} prompts of n={body.n} texts, at most {self.max_queue} texts"
+            )
+        policy = self._policy(body)
+        options = body.sampling()
+        options["max_tokens"] = max_tokens
+        texts: list[Text] = []
+        try:
+            for given in prompts:
+                prompt = self.generator.tokenize(given) if isinstance(given, str) else given
+                for i in range(body.n):
+                    if body.seed is not None:
+                        options["seed"] = body.seed + i
+                    record = Record(n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every)
+                    completion = self.engine.submit(
+                        prompt,
+                        policy=None if policy is self.generator.policy else policy,
+                        record=record,
+                        timeout=0,
+                        **options,
+                    )
+                    texts.append(Text(len(texts), prompt, completion, record, policy))
+        except BaseException as error:
+            for text in texts:
+                text.completion.close()
+            if isinstance(error, ValueError):
+                raise refusal(error) from error
+            if isinstance(error, queue.Full):
+                raise ApiError(429, f"{error}; try again later", code="queue_full") from None
+            if isinstance(error, RuntimeError):
+                raise closed() from error
+            raise
+        return texts
+
+    def _check_model(self, body: TextRequest) -> None:
+        if body.model not in (None, self.name):
+            message = f"there is no model {body.model!r}, only {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _policy(self, body: TextRequest) -> Policy | Sequence[Policy]:
+        """Of the texts of a request."""
+        if body.hh is None and body.policy is None:
+            return self.generator.policy
+        try:
+            return choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
+        except ValueError as error:
+            raise refusal(error) from error

@@ -1,0 +1,63 @@
+// Requests to the server, and its streams.
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+function headers(key) {
+  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch { /* no answer of the server's own */ }
+  throw new Refused(response.status, message);
+}
+
+export async function model(key) {
+  const response = await checked(await fetch("v1/models", { headers: headers(key) }));
+  return (await response.json()).data[0];
+}
+
+// Gives the first choice of every chunk. A body that is not JSON's own text cannot say 1.0, so hh is
+// put into it as it was typed.
+export async function* stream(path, body, { hh, key, signal }) {
+  let text = JSON.stringify({ ...body, stream: true });
+  if (hh) text = `${text.slice(0, -1)},"hh":${hh}}`;
+  const request = { method: "POST", headers: headers(key), body: text, signal };
+  const response = await checked(await fetch(path, request));
+  let rest = "";
+  for await (const part of decoded(response.body)) {
+    const events = (rest + part).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Refused(503, chunk.error.message);
+      if (chunk.choices.length) yield chunk.choices[0];
+    }
+  }
+  throw new Refused(0, "the server has closed the stream");
+}
+
+// Not every browser can iterate over a stream.
+async function* decoded(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,246 @@
+"""What the server refuses, clients that leave, and errors that come late."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from background import PATIENCE
+from h2o_cpp import Generator
+from serving import FOREVER, Server, events, no_text_left, serving, wait_until
+
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}
+SHORT: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 5, "seed": 1, "ignore_eos": True}
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+
+
+@contextmanager
+def small_server() -> Iterator[Server]:
+    """One sequence, and a queue of two."""
+    with (
+        Generator(LLAMA, hh=12, n_batch=8, threads=1, seed=1) as generator,
+        serving(generator, max_queue=2, max_tokens=10**9, max_body_bytes=5000) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with small_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def common() -> Iterator[Server]:
+    """For requests that leave nothing behind."""
+    with small_server() as server:
+        yield server
+
+
+def active(server: Server) -> int:
+    return server.engine.stats().n_active
+
+
+def waiting(server: Server) -> int:
+    return server.engine.stats().n_waiting
+
+
+class TestLimits:
+    def test_queue(self, server: Server) -> None:
+        with server.begin(ENDLESS).sock:
+            wait_until(lambda: active(server) == 1)
+            others = [server.begin({**SHORT, "seed": i}) for i in range(2)]
+            wait_until(lambda: waiting(server) == 2)
+            answer = server.ask("/v1/completions", SHORT)
+            assert answer.status == 429
+            assert answer.headers["Retry-After"] == "1"
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert server.ask("/v1/completions", {**SHORT, "stream": True}).status == 429
+            assert server.ask("/health").status == 200
+        for other in others:  # the first has left: there is a sequence for those who waited
+            response = other.getresponse()
+            assert response.status == 200
+            assert json.loads(response.read())["choices"][0]["finish_reason"] == "length"
+            other.close()
+
+    def test_a_request_is_taken_whole_or_not(self, server: Server) -> None:
+        with server.begin(ENDLESS).sock:
+            wait_until(lambda: active(server) == 1)
+            with server.begin(SHORT).sock:
+                wait_until(lambda: waiting(server) == 1)
+                assert server.ask("/v1/completions", {**SHORT, "n": 2}).status == 429
+                wait_until(lambda: waiting(server) == 1)
+
+    def test_body(self, server: Server) -> None:
+        fits = {**SHORT, "user": "x" * 4000}
+        assert server.ask("/v1/completions", fits).status == 200
+        large = json.dumps({**SHORT, "user": "x" * 5000}).encode()
+        assert server.ask("/v1/completions", large).status == 413
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        chunks = iter([large[:3000], large[3000:]])
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", chunks, headers, encode_chunked=True)
+        assert connection.getresponse().status == 413
+        connection.close()
+
+    def test_key(self) -> None:
+        with (
+            Generator(LLAMA, threads=1) as generator,
+            serving(generator, api_key="sesame é") as server,
+        ):
+            key = "Bearer sesame é".encode().decode("latin-1")
+            for path, body in [("/v1/models", None), *((path, SHORT) for path in PATHS)]:
+                for wrong in ({}, {"Authorization": "Bearer open"}, {"Authorization": key[:-1]}):
+                    answer = server.ask(path, body, **wrong)
+                    assert answer.status == 401
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert server.ask("/v1/completions", SHORT, Authorization=key).status == 200
+            assert server.ask("/health").status == server.ask("/metrics").status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"[" * 4000,
+        b'{"prompt": ' + b"9" * 4900 + b"}",
+        b'{"prompt": NaN, "messages": NaN}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"prompt": "a", "model": "\\ud800"}',
+        b'{"prompt": "a", "\\ud800": 1}',
+        b'{"prompt": "a", "stop": "\\ud800", "policy": "\\udfff"}',
+        b'{"prompt": [-1]}',
+        b'{"prompt": [1.5]}',
+        b'{"prompt": [true]}',
+        b'{"prompt": [[5], "a"]}',
+        b'{"prompt": [9223372036854775808]}',
+        b'{"prompt": "a", "seed": 18446744073709551616}',
+        b'{"prompt": "a", "max_tokens": "5"}',
+        b'{"prompt": "a", "hh": 1e300}',
+        b'{"prompt": "a", "repeat_penalty": 1e-300}',
+    ],
+)
+def test_malformed(common: Server, path: str, body: bytes) -> None:
+    answer = common.ask(path, body)
+    assert answer.status in (400, 404)
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/..%2f..%2fapp.py", 404),
+        ("GET", "/%00", 404),
+    ],
+)
+def test_other_paths(common: Server, method: str, path: str, status: int) -> None:
+    answer = common.ask(path, None if method == "GET" else {}, method=method)
+    assert answer.status == status
+    assert answer.json()["error"]["message"]
+
+
+class TestDisconnects:
+    """A client that leaves frees its sequence, or its place in the queue."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_while_it_is_computed(self, server: Server, stream: bool) -> None:
+        connection = server.begin({**ENDLESS, "stream": stream})
+        wait_until(lambda: active(server) == 1)
+        if stream:
+            response = connection.getresponse()
+            assert response.readline().startswith(b"data: {")
+            response.close()
+        connection.close()
+        wait_until(lambda: active(server) == 0)
+        assert server.ask("/v1/completions", SHORT).status == 200
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_while_it_waits(self, server: Server, stream: bool) -> None:
+        first = server.begin(ENDLESS)
+        wait_until(lambda: active(server) == 1)
+        second = server.begin({**SHORT, "stream": stream, "n": 2})
+        wait_until(lambda: waiting(server) == 2)
+        second.close()
+        wait_until(lambda: waiting(server) == 0)
+        first.close()
+        wait_until(lambda: active(server) == 0)
+
+    def test_while_it_sends(self, server: Server) -> None:
+        with socket.create_connection(("127.0.0.1", server.port)) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{")
+        assert server.ask("/v1/completions", SHORT).status == 200
+
+    def test_nothing_is_left(self, server: Server) -> None:
+        for stream in (False, True) * 3:
+            connection = server.begin({**ENDLESS, "stream": stream})
+            wait_until(lambda: active(server) == 1)
+            connection.close()
+            wait_until(lambda: active(server) == 0)
+        wait_until(no_text_left)
+
+
+class TestErrorsLater:
+    """What goes wrong after a stream has begun is an event of it."""
+
+    def test_closed_meanwhile(self, server: Server) -> None:
+        connection = server.begin({**ENDLESS, "stream": True})
+        response = connection.getresponse()
+        first = response.readline()
+        server.engine.close()
+        *_, last = events(first + response.read())
+        assert last["error"]["code"] == "unavailable"
+        connection.close()
+        assert server.ask("/health").status == 503
+        assert server.ask("/v1/completions", SHORT).status == 503
+
+    def test_failed(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> Any:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(server.engine._worker.scheduler, "step", fail)
+        answer = server.ask("/v1/completions", SHORT)
+        assert answer.status == 503
+        assert server.ask("/health").status == 503
+
+
+def test_metrics(server: Server) -> None:
+    for n in (3, 20):
+        answer = server.ask("/v1/completions", {**SHORT, "prompt": [5] * n, "max_tokens": 10})
+        assert answer.json()["usage"] == {
+            "prompt_tokens": n,
+            "completion_tokens": 10,
+            "total_tokens": n + 10,
+        }
+    server.ask("/v1/completions", {"prompt": [61]})
+    assert server.metric("h2o_prompt_tokens_total") == 23
+    assert server.metric("h2o_generated_tokens_total") == 20
+    # 12 and 29 tokens have been read, and 12 are kept.
+    assert server.metric("h2o_evicted_tokens_total") == 17
+    assert server.metric("h2o_requests_waiting") == server.metric("h2o_sequences_active") == 0
+    assert server.metric("h2o_sequences") == 1
+    assert 0 < server.metric("h2o_cache_bytes") < server.metric("h2o_full_cache_bytes")
+    assert server.metric('h2o_responses_total{status="400"}') == 1
+    with server.begin(ENDLESS).sock:
+        wait_until(lambda: server.metric("h2o_sequences_active") == 1)
+        with server.begin(SHORT).sock:
+            wait_until(lambda: server.metric("h2o_requests_waiting") == 1)
+    wait_until(lambda: server.metric('h2o_responses_total{status="499"}') == 2)

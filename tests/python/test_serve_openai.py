@@ -1,0 +1,354 @@
+"""The server, asked by the official client of OpenAI: the answers are those of Generator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatty import PLAIN
+from h2o_cpp import Generator
+from h2o_cpp.record import token_logprobs
+
+pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
+
+import openai
+
+from serving import Server, serving
+
+PROMPT = "It was a bright morning, and the old man went down to the sea with"
+LONG = PROMPT * 6  # more tokens than the caches below keep
+CACHE: dict[str, Any] = {"hh": 60, "n_ctx": 512, "threads": 1}
+SAMPLED: dict[str, Any] = {"max_tokens": 20, "seed": 7, "temperature": 0.9}
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A ship?"}]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_opt: Path) -> Iterator[Generator]:
+    with Generator(tiny_opt, **CACHE) as generator:
+        yield generator
+
+
+@pytest.fixture(scope="module")
+def server(tiny_opt: Path) -> Iterator[Server]:
+    with (
+        Generator(tiny_opt, max_sequences=3, **CACHE) as generator,
+        serving(generator, template=PLAIN, max_queue=20) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_models(client: Any) -> None:
+    [model] = client.models.list().data
+    assert model.id == "tiny"
+    assert model.h2o["n_ctx"] == 512
+    assert model.h2o["chat"] is True
+    assert model.h2o["policy"] == {"sinks": 0, "heavy": 30, "recent": 30}
+    assert model.h2o["cache_bytes"] < model.h2o["full_cache_bytes"]
+
+
+class TestCompletions:
+    def test_whole(self, client: Any, alone: Generator) -> None:
+        answer = client.completions.create(model="tiny", prompt=LONG, **SAMPLED)
+        expected = alone.generate(LONG, **SAMPLED)
+        [choice] = answer.choices
+        assert choice.text == expected.text
+        assert choice.finish_reason == expected.finish_reason == "length"
+        assert choice.logprobs is None
+        assert answer.object == "text_completion"
+        assert answer.usage.prompt_tokens == len(alone.tokenize(LONG))
+        assert answer.usage.completion_tokens == 20
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + 20
+
+    def test_stream(self, client: Any, alone: Generator) -> None:
+        chunks = [*client.completions.create(model="tiny", prompt=LONG, stream=True, **SAMPLED)]
+        texts = [chunk.choices[0].text for chunk in chunks]
+        assert "".join(texts) == alone.generate(LONG, **SAMPLED).text
+        assert len([text for text in texts if text]) > 10
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + ["length"]
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert {chunk.usage for chunk in chunks} == {None}
+
+    def test_stream_with_usage(self, client: Any, alone: Generator) -> None:
+        *chunks, last = client.completions.create(
+            model="tiny",
+            prompt=PROMPT,
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
+            **SAMPLED,
+        )
+        assert {chunk.usage for chunk in chunks} == {None}
+        assert last.choices == []
+        assert last.usage.prompt_tokens == len(alone.tokenize(PROMPT))
+        assert last.usage.completion_tokens == 40
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_several_prompts_and_several_texts_of_each(
+        self, client: Any, alone: Generator, stream: bool
+    ) -> None:
+        """More than there are sequences; each has a seed of its own."""
+        prompts = [alone.tokenize(PROMPT), alone.tokenize("The king"), alone.tokenize("A boy")]
+        answer = client.completions.create(
+            model="tiny", prompt=prompts, n=2, stream=stream, **SAMPLED
+        )
+        texts = [""] * 6
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        expected = [
+            alone.generate(prompt, **{**SAMPLED, "seed": seed}).text
+            for prompt in prompts
+            for seed in (7, 8)
+        ]
+        assert texts == expected
+        assert len({*texts}) == 6
+
+    def test_stop(self, client: Any, alone: Generator) -> None:
+        greedy: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
+        whole = alone.generate(PROMPT, **greedy).text
+        stop = whole.split()[4]
+        answer = client.completions.create(model="tiny", prompt=PROMPT, stop=stop, **greedy)
+        assert answer.choices[0].text == whole[: whole.index(stop)]
+        assert answer.choices[0].finish_reason == "stop"
+
+    def test_sampling_of_our_own(self, client: Any, alone: Generator) -> None:
+        own: dict[str, Any] = {"top_k": 5, "min_p": 0.0, "repeat_penalty": 1.3, "ignore_eos": True}
+        answer = client.completions.create(model="tiny", prompt=PROMPT, extra_body=own, **SAMPLED)
+        assert answer.choices[0].text == alone.generate(PROMPT, **own, **SAMPLED).text
+
+    def test_budget_of_a_request(self, client: Any, tiny_opt: Path) -> None:
+        with Generator(tiny_opt, **{**CACHE, "hh": 20}) as small:
+            expected = small.generate(LONG, **SAMPLED).text
+        answer = client.completions.create(
+            model="tiny", prompt=LONG, extra_body={"hh": 20}, **SAMPLED
+        )
+        assert answer.choices[0].text == expected
+        with pytest.raises(openai.BadRequestError, match="slots"):
+            client.completions.create(model="tiny", prompt=LONG, extra_body={"hh": 0.5})
+
+    def test_what_is_kept(self, client: Any, alone: Generator) -> None:
+        chunks = client.completions.create(
+            model="tiny", prompt=LONG, stream=True, extra_body={"kept_every": 6}, **SAMPLED
+        )
+        found = [chunk.choices[0].kept for chunk in chunks if hasattr(chunk.choices[0], "kept")]
+        stream = alone.stream(LONG, **SAMPLED)
+        text = "".join(stream)
+        n_prompt = len(alone.tokenize(LONG))
+        assert found[0]["begin"] == 0
+        assert len(found) > 2
+        pieces: list[str] = []
+        for kept in found:
+            assert kept["begin"] == len(pieces)
+            pieces += kept["pieces"]
+            assert kept["tokens_seen"] == len(pieces) == len(kept["shares"])
+            assert kept["policy"] == {"sinks": 0, "heavy": 30, "recent": 30}
+        # The last token of a text is not read.
+        assert text.startswith("".join(pieces[n_prompt:]))
+        assert len(pieces) == n_prompt + 19
+        assert found[-1]["tokens_kept"] == 60
+        # All that is kept, in the mean of the heads: 60 tokens, each share rounded to 0.001.
+        assert sum(found[-1]["shares"]) == pytest.approx(60, abs=0.0005 * len(pieces))
+
+
+class TestLogprobs:
+    def test_echo(self, client: Any, alone: Generator) -> None:
+        """PROMPT and its continuation fit in the cache, so that the whole text's logits count."""
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT, echo=True, logprobs=3, **SAMPLED
+        )
+        [choice] = answer.choices
+        stream = alone.stream(PROMPT, **SAMPLED)
+        assert choice.text == PROMPT + "".join(stream)
+        tokens = [*alone.tokenize(PROMPT), *stream.tokens]
+        logits = alone.logits(tokens[:-1])
+        expected = token_logprobs(logits, np.array(tokens[1:], np.int32), 3)
+        found = choice.logprobs
+        assert found.token_logprobs == [None, *(one.logprob for one in expected)]
+        assert found.top_logprobs[0] is None
+        for one, top in zip(expected, found.top_logprobs[1:], strict=True):
+            assert sorted(top.values()) == sorted({value for _, value in (*one.top, one[:2])})
+        assert found.tokens[0] == "</s>"
+        assert "".join(found.tokens[1:]) == choice.text
+        for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
+            assert choice.text[offset:].startswith(token)
+
+    @pytest.mark.parametrize("echo", [False, True])
+    def test_in_a_stream(self, client: Any, echo: bool) -> None:
+        ask: dict[str, Any] = {"model": "tiny", "prompt": LONG, "echo": echo, "logprobs": 1}
+        whole = client.completions.create(**ask, **SAMPLED).choices[0]
+        chunks = [*client.completions.create(**ask, stream=True, **SAMPLED)]
+        parts = [chunk.choices[0].logprobs for chunk in chunks]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [value for part in parts for value in getattr(part, name)]
+            assert joined == getattr(whole.logprobs, name)
+        if not echo:
+            for chunk in chunks:
+                assert "".join(chunk.choices[0].logprobs.tokens) == chunk.choices[0].text
+
+    def test_characters_of_several_tokens(self, client: Any) -> None:
+        answer = client.completions.create(
+            model="tiny", prompt="文 é", echo=True, logprobs=0, max_tokens=1, temperature=0
+        )
+        found = answer.choices[0].logprobs
+        data = b""
+        for token in found.tokens[1:-1]:
+            if token.startswith("bytes:"):
+                data += bytes.fromhex(token[6:].replace("\\x", ""))
+            else:
+                data += token.encode()
+        assert data.decode() == "文 é"
+        assert any(token.startswith("bytes:") for token in found.tokens)
+        assert found.top_logprobs[1:] == [{}] * (len(found.tokens) - 1)
+
+    def test_chat(self, client: Any, alone: Generator) -> None:
+        ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
+        answer = client.chat.completions.create(**ask, top_logprobs=2, **SAMPLED)
+        content = answer.choices[0].logprobs.content
+        prompt = alone.chat_template(PLAIN).tokens(MESSAGES)
+        stream = alone.stream(prompt, **SAMPLED)
+        text = "".join(stream)
+        data = b"".join(bytes(one.bytes) for one in content)
+        assert data.decode() == text == answer.choices[0].message.content
+        logits = alone.logits([*prompt, *stream.tokens[:-1]])[len(prompt) - 1 :]
+        expected = token_logprobs(logits, np.array(stream.tokens, np.int32), 2)
+        for one, found in zip(expected, content, strict=True):
+            assert found.logprob == one.logprob
+            assert [top.logprob for top in found.top_logprobs] == [value for _, value in one.top]
+        chunks = [*client.chat.completions.create(**ask, stream=True, **SAMPLED)]
+        streamed = [one for chunk in chunks for one in chunk.choices[0].logprobs.content]
+        assert [one.logprob for one in streamed] == [one.logprob for one in content]
+
+
+class TestChat:
+    def test_whole(self, client: Any, alone: Generator) -> None:
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=2, **SAMPLED)
+        expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
+        assert answer.object == "chat.completion"
+        assert answer.choices[0].message.role == "assistant"
+        assert answer.choices[0].message.content == expected
+        assert answer.choices[1].message.content != expected
+        n = len(alone.chat_template(PLAIN).tokens(MESSAGES))
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (n, 40)
+
+    def test_stream(self, client: Any, alone: Generator) -> None:
+        chunks = [
+            *client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **SAMPLED)
+        ]
+        expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == expected
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert {chunk.choices[0].delta.role for chunk in chunks[1:]} == {None}
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+    def test_names_and_parts(self, client: Any) -> None:
+        """max_completion_tokens, content in parts, and what is ignored."""
+        parts = [{"type": "text", "text": "A "}, {"type": "text", "text": "ship?"}]
+        one = client.chat.completions.create(
+            model="tiny",
+            messages=[MESSAGES[0], {"role": "user", "content": parts}],
+            max_completion_tokens=20,
+            seed=7,
+            temperature=0.9,
+            user="somebody",
+            presence_penalty=0,
+        )
+        other = client.chat.completions.create(model="tiny", messages=MESSAGES, **SAMPLED)
+        assert one.choices[0].message.content == other.choices[0].message.content
+
+
+def test_many_tasks_at_once(server: Server, alone: Generator) -> None:
+    prompts = [PROMPT[: 8 + 2 * i] for i in range(20)]
+    expected = [alone.generate(prompt, **SAMPLED).text for prompt in prompts]
+
+    async def one(client: Any, prompt: str, stream: bool) -> str:
+        answer = await client.completions.create(
+            model="tiny", prompt=prompt, stream=stream, **SAMPLED
+        )
+        if not stream:
+            return str(answer.choices[0].text)
+        return "".join([chunk.choices[0].text async for chunk in answer])
+
+    async def everything() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+            tasks = [one(client, prompt, i % 2 == 0) for i, prompt in enumerate(prompts)]
+            return await asyncio.gather(*tasks)
+
+    assert asyncio.run(everything()) == expected
+
+
+COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "The"}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "the sea " * 600}, "the prompt has .* tokens, n_ctx is 512"),
+        ({"prompt": [10**6]}, "not in the vocabulary"),
+        ({"prompt": []}, "prompt"),
+        ({"max_tokens": 513}, "max_tokens is 513, at most 512"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 21}, "at most 20 texts"),
+        ({"prompt": ["a"] * 11, "n": 2}, "at most 20 texts"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"best_of": 2}, "best_of"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"extra_body": {"hh": 1}}, "hh=1 is one token"),
+        ({"extra_body": {"hh": 20, "policy": "best"}}, "policy 'best' is not one of"),
+        ({"extra_body": {"policy": "window"}}, "needs hh"),
+        ({"extra_body": {"max_token": 5}}, "max_token"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_that_are_refused(
+    client: Any, change: dict[str, Any], message: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as found:
+        client.completions.create(**{**COMPLETION, "stream": stream, **change})
+    too_long = "n_ctx" in message
+    assert found.value.code == ("context_length_exceeded" if too_long else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": "the sea " * 600}]}, "n_ctx is 512"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "not both"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_chats_that_are_refused(client: Any, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(**{**CHAT, **change})
+
+
+def test_another_model(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt-4'") as found:
+        client.completions.create(model="gpt-4", prompt="The")
+    assert found.value.code == "model_not_found"
+
+
+def test_a_model_without_a_template(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, threads=1) as generator, serving(generator) as server:
+        answer = server.ask("/v1/chat/completions", CHAT)
+        assert answer.status == 400
+        assert "no chat template" in answer.json()["error"]["message"]

@@ -1,0 +1,219 @@
+"""The page at /, in a headless Chromium: by keyboard, on a phone's width, beside Generator's text.
+
+H2O_SCREENSHOTS=DIR keeps pictures of it there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatty import PLAIN
+from h2o_cpp import Generator
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect, sync_playwright
+
+from serving import Server, serving, wait_until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PROMPT = "It was a bright morning, and the old man went down to the sea with"
+CACHE: dict[str, Any] = {"hh": 40, "n_ctx": 512, "threads": 1}
+DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on the PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_opt: Path) -> Iterator[Server]:
+    with (
+        Generator(tiny_opt, max_sequences=2, **CACHE) as generator,
+        serving(generator, template=PLAIN) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def page(request: pytest.FixtureRequest, browser: Any, server: Server) -> Iterator[Any]:
+    """The page, which must not make the browser complain."""
+    yield from opened(browser, server, request.param)
+
+
+def opened(browser: Any, server: Server, viewport: Any = DESKTOP) -> Iterator[Any]:
+    complaints: list[str] = []
+    page = browser.new_page(viewport=viewport)
+    page.on("console", lambda one: complaints.append(one.text) if one.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(server.url)
+    expect(page.locator("#about")).to_contain_text("tiny")
+    yield page
+    page.close()
+    assert [one for one in complaints if "status of 4" not in one] == []
+
+
+def end(page: Any) -> None:
+    """Wait until the answer is there."""
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=30_000)
+
+
+def go_on(page: Any, prompt: str, n: int) -> None:
+    """Continue a text greedily, with the keyboard alone."""
+    page.get_by_label("Mode").select_option("continue")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Most tokens").fill(str(n))
+    page.get_by_label("Text to go on from").fill(prompt)
+    page.keyboard.press("Enter")
+    end(page)
+
+
+def keep_picture(page: Any, name: str) -> None:
+    if folder := os.environ.get("H2O_SCREENSHOTS"):
+        page.get_by_role("button", name="New text").click()
+        page.get_by_label("Temperature").fill("0.8")
+        page.get_by_label("Text to go on from").fill(PROMPT)
+        page.keyboard.press("Enter")
+        end(page)
+        page.screenshot(path=Path(folder) / name, full_page=True)
+
+
+def test_a_text_and_its_cache(page: Any, tiny_opt: Path) -> None:
+    go_on(page, PROMPT, 120)
+    with Generator(tiny_opt, **CACHE) as alone:
+        stream = alone.stream(PROMPT, max_tokens=120, temperature=0)
+        expected = PROMPT + "".join(stream)
+        stats = alone.stats()
+        heads = [(i, j) for i in range(stats.n_layers) for j in range(stats.n_kv_heads)]
+        kept = {int(p) for head in heads for p in alone.kept(*head)[0]}
+    assert page.locator("#log").text_content() == expected
+    tokens = page.locator("#tokens span")
+    assert tokens.count() == stats.tokens_seen
+    classes = [(tokens.nth(i).get_attribute("class") or "").split() for i in range(tokens.count())]
+    shown = {i for i, names in enumerate(classes) if "evicted" not in names}
+    assert shown == kept
+    assert {i for i, names in enumerate(classes) if "recent" in names} == {
+        *range(stats.tokens_seen - 20, stats.tokens_seen)
+    }
+    expect(page.locator("#kept")).to_have_text(f"40 of {stats.tokens_seen}")
+    expect(page.locator("#evicted")).to_have_text(str(stats.tokens_seen - 40))
+    full = stats.full_cache_bytes / 2**20
+    expect(page.locator("#memory")).to_have_text(
+        f"{stats.cache_bytes / 2**10:.0f} KiB of {full:.1f} MiB"
+    )
+    assert re.fullmatch(r"[\d.]+ tokens/s", page.locator("#speed").text_content())
+    width = page.viewport_size["width"]
+    keep_picture(page, "serve.png" if width == DESKTOP["width"] else "serve_phone.png")
+
+
+def test_keyboard(page: Any) -> None:
+    """Every control can be reached, tokens are told one by one, Escape stops."""
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id"))
+    order = ["log", "say", "send", "reset", "mode", "budget", "max-tokens", "temperature", "tokens"]
+    assert [name for name in reached if name in order][: len(order)] == order
+    go_on(page, PROMPT, 30)
+    page.locator("#tokens").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#detail")).to_contain_text('Position 1 · "It" · ')
+    page.keyboard.press("End")
+    expect(page.locator("#detail")).to_contain_text("recent · kept by 100 % of the heads")
+    page.get_by_label("Most tokens").fill("400")
+    page.get_by_label("Text to go on from").fill(" and")
+    page.keyboard.press("Enter")
+    expect(page.locator("#kept")).to_have_text(re.compile("^40 of"), timeout=30_000)
+    page.keyboard.press("Escape")
+    end(page)
+
+
+def test_nothing_is_wider_than_the_page(page: Any) -> None:
+    go_on(page, "supercalifragilistic" * 12, 40)
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_chat(browser: Any, server: Server, tiny_opt: Path) -> None:
+    """Of two turns; then a new one."""
+    for page in opened(browser, server):
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Most tokens").fill("25")
+        said: list[dict[str, str]] = []
+        with Generator(tiny_opt, **CACHE) as alone:
+            for message in ("Where is the ship?", "And\nthe captain?"):
+                page.get_by_label("Message").fill(message)
+                page.get_by_role("button", name="Send").click()
+                end(page)
+                said.append({"role": "user", "content": message})
+                stream = alone.chat(said, template=PLAIN, max_tokens=25, temperature=0)
+                said.append({"role": "assistant", "content": "".join(stream)})
+        assert page.locator(".message").all_text_contents() == [one["content"] for one in said]
+        page.get_by_role("button", name="New text").click()
+        assert page.locator(".message").count() == 0
+
+
+def test_budget_of_a_text(browser: Any, server: Server) -> None:
+    for page in opened(browser, server):
+        page.get_by_label("Budget").fill("12")
+        go_on(page, PROMPT, 60)
+        expect(page.locator("#kept")).to_have_text(re.compile("^12 of"))
+        for wrong, message in (("much", "a fraction or a number"), ("300", "slots")):
+            page.get_by_label("Budget").fill(wrong)
+            page.get_by_label("Text to go on from").fill(" and")
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("alert")).to_contain_text(message)
+            end(page)
+            expect(page.get_by_label("Text to go on from")).to_have_value(" and")
+
+
+def test_a_new_text_cancels_the_old_one(browser: Any, server: Server) -> None:
+    for page in opened(browser, server):
+        page.get_by_label("Mode").select_option("continue")
+        page.get_by_label("Most tokens").fill("450")
+        page.get_by_label("Text to go on from").fill(PROMPT)
+        page.keyboard.press("Enter")
+        expect(page.locator("#kept")).to_have_text(re.compile("of"))
+        page.get_by_role("button", name="New text").click()
+        wait_until(lambda: server.engine.stats().n_active == 0)
+        assert page.locator("#log").text_content() == ""
+
+
+def test_key(browser: Any, tiny_opt: Path) -> None:
+    with (
+        Generator(tiny_opt, threads=1) as generator,
+        serving(generator, api_key="sesame") as server,
+    ):
+        page = browser.new_page()
+        page.goto(server.url)
+        expect(page.get_by_role("alert")).to_contain_text("API key")
+        page.get_by_label("API key").fill("sesame")
+        page.keyboard.press("Tab")
+        expect(page.locator("#about")).to_contain_text("tiny")
+        go_on(page, PROMPT, 5)
+        assert page.locator("#log").text_content().startswith(PROMPT + " ")
+        page.close()

@@ -1,0 +1,72 @@
+"""The server under schemathesis, on the OpenAPI document that it gives of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from h2o_cpp import Generator
+
+pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+import schemathesis
+
+from serving import Server, serving
+
+# Whether what the schema allows is answered depends on the model, too: its vocabulary, its context.
+EXCEPT = [schemathesis.checks.positive_data_acceptance]
+
+
+KEY = "sesame"
+TEMPLATE = "{{ messages[0].content }}"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_opt: Path) -> Iterator[Server]:
+    with (
+        Generator(tiny_opt, hh=20, n_ctx=64, max_sequences=2, threads=1) as generator,
+        serving(generator, template=TEMPLATE, max_tokens=8, api_key=KEY) as server,
+    ):
+        yield server
+
+
+OPERATIONS = [
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/models"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+]
+
+
+def open_api(server: Server) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_every_operation_is_known(server: Server) -> None:
+    found = [one.ok() for one in open_api(server).get_all_operations()]
+    assert sorted((one.method.upper(), one.path) for one in found) == OPERATIONS
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_as_documented(
+    server: Server, allowed: bool, method: str, path: str
+) -> None:
+    """To what the schema allows and to what it does not; and none of them is 5xx."""
+    if not allowed and path in ("/health", "/metrics"):
+        return  # they are asked for nothing, so nothing can be wrong
+    mode = schemathesis.GenerationMode.POSITIVE if allowed else schemathesis.GenerationMode.NEGATIVE
+    operation = open_api(server)[path][method]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=100, deadline=None, suppress_health_check=[*HealthCheck])
+    def check(case: Any) -> None:
+        case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=EXCEPT)
+
+    check()
+    assert not server.engine.closed
