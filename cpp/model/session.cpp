@@ -97,10 +97,11 @@ std::span<const int32_t> Session::greedy(std::span<const Input> inputs) {
 void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Recording>& recording,
                              const std::function<void()>& then) {
   check(inputs);
-  Backend& b = *model_->backend;
   roll_on(inputs);
   fill_batch(inputs);
-  b.run(batch_, recording, [&] {
+  // Two pointers: what a std::function holds without allocating.
+  model_->backend->run(batch_, recording, [this, &then] {
+    Backend& b = *model_->backend;
     forward(b, model_->config, model_->weights, batch_, cache_, activations_);
     unembed(b, model_->config, model_->weights, batch_, activations_);
     then();
