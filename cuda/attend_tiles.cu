@@ -103,12 +103,13 @@ template <class S>
 __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept,
                                            int32_t first_query, int32_t first_key,
                                            Logits<S>& logits) {
+  const int first_column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t t = first_query + query_index<S>(strip, half);
-      const int32_t last = kept + t / step.group - first_key - threadIdx.x % 4 * 2;
+      const int32_t last = kept + t / step.group - first_key - first_column;
 #pragma unroll
       for (int j = 0; j < S::kKeys / 8; ++j) {
         if (8 * j > last) logits[strip][j][2 * half] = -INFINITY;
@@ -272,22 +273,11 @@ void attend(const Stream& stream, const PrefillStep& step) {
 }  // namespace
 
 bool tiles_support(int head_dim) {
-  return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+  return with_head_dim(head_dim, [](auto) {});
 }
 
 void attend_tiles(const Stream& stream, const PrefillStep& step) {
-  switch (step.cache.head_dim) {
-    case 64:
-      return attend<64>(stream, step);
-    case 80:
-      return attend<80>(stream, step);
-    case 96:
-      return attend<96>(stream, step);
-    case 128:
-      return attend<128>(stream, step);
-    default:
-      return attend<256>(stream, step);
-  }
+  with_head_dim(step.cache.head_dim, [&](auto dim) { attend<dim>(stream, step); });
 }
 
 }  // namespace h2o::cuda

@@ -1,10 +1,25 @@
 // Keys and values as tensor cores take them: tiles of f16 rows in shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/prefill_step.cuh"
 #include "cuda/ptx.cuh"
 
 namespace h2o::cuda {
+
+// Calls f with the head size as a constant. False if there are no kernels for it.
+template <class F>
+bool with_head_dim(int head_dim, F f) {
+  const auto is = [&](auto dim) {
+    if (head_dim == dim) f(dim);
+    return head_dim == dim;
+  };
+  using std::integral_constant;
+  return is(integral_constant<int, 64>()) || is(integral_constant<int, 80>()) ||
+         is(integral_constant<int, 96>()) || is(integral_constant<int, 128>()) ||
+         is(integral_constant<int, 256>());
+}
 
 // Where f16 rows are that a block reads: keys or values of a segment, in the order of SegmentKeys.
 template <int kDim>

@@ -22,13 +22,13 @@ struct Shape {
 };
 
 template <class S>
-struct QueryTile {
+struct alignas(16) QueryTile {
   std::byte halves[S::kQueries * S::kStride];
   float lse[S::kQueries];
   float weight[S::kQueries];  // what is left of the attention that a query gave; 0: no such query
 };
 
-// The factor that a thread needs of the keys of its warp's strip.
+// What a thread holds of 16 keys as a left factor; past the last key it is the last key's.
 template <class S>
 __device__ __forceinline__ void load_keys(const HalfRows<S::kDim>& rows, int32_t first,
                                           int32_t n_keys, uint32_t (&keys)[S::kDim / 16][4]) {
@@ -60,8 +60,8 @@ __device__ __forceinline__ void load_queries(const PrefillStep& step, const Segm
   tile.weight[threadIdx.x] = exists ? decay_since(step, keys.head.policy, t / step.group) : 0.0f;
 }
 
-// received += what the tile's queries give to the keys of this thread, which of strip s are lane /
-// 4 + 8 * half. `later`: some of the keys come after some of the queries.
+// received += what the tile's queries give to this thread's keys, which are number lane / 4 + 8
+// half of each strip. `later`: some of the block's keys come after some of the queries.
 template <class S, bool later>
 __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, int32_t first_key,
                                          int32_t first_query, const QueryTile<S>& tile,
@@ -174,18 +174,7 @@ void score(const Stream& stream, const PrefillStep& step) {
 }  // namespace
 
 void score_tiles(const Stream& stream, const PrefillStep& step) {
-  switch (step.cache.head_dim) {
-    case 64:
-      return score<64>(stream, step);
-    case 80:
-      return score<80>(stream, step);
-    case 96:
-      return score<96>(stream, step);
-    case 128:
-      return score<128>(stream, step);
-    default:
-      return score<256>(stream, step);
-  }
+  with_head_dim(step.cache.head_dim, [&](auto dim) { score<dim>(stream, step); });
 }
 
 }  // namespace h2o::cuda
