@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.request import Request
 from h2o_cpp.runtime import Runtime
+from h2o_cpp.session import Following
 from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.text_pieces import TextPieces
 from h2o_cpp.turn import Turn
@@ -61,7 +62,7 @@ class Text:
 
 
 class Continuation:
-    """What follows a prompt. It is given the logits after each token, and says what that adds.
+    """What follows a prompt. It is given what follows each token, and says what that adds.
 
     Which sequence computes them, and with which others, is not its subject.
     """
@@ -86,17 +87,19 @@ class Continuation:
         """The tokens that a sequence which has seen `n_seen` of them has not."""
         return np.asarray(self.text.tokens[n_seen:], np.int32)
 
-    def push(self, runtime: Runtime, sequence: int, logits: NDArray[np.float32]) -> str:
-        """Choose the next token from logits [n_vocab] of a sequence; the text it completes."""
+    def push(self, runtime: Runtime, sequence: int, following: Following) -> str:
+        """Choose the next token from what follows the last of a sequence; the text it completes."""
         tokenizer = runtime.tokenizer
-        token = self.text.sampler.sample(logits)
+        sampler = self.text.sampler
+        token = following if isinstance(following, int) else sampler.sample(following)
         if token in tokenizer.end_tokens and not self.request.ignore_eos:
             return self.end("stop")
         self.text.sampler.accept(token)
         self.tokens.append(token)
         self.text.tokens.append(token)
         if self.request.record is not None:
-            self.request.record.tokens(logits[np.newaxis], np.array([token], np.int32))
+            assert not isinstance(following, int)
+            self.request.record.tokens(following[np.newaxis], np.array([token], np.int32))
         data = tokenizer.token_bytes(token, begins=self._begins)
         self._begins = self._begins and not tokenizer.has_text([token])
         piece = self._pieces.push(data)

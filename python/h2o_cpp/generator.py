@@ -245,7 +245,7 @@ class Generator(Closing):
     ) -> Request:
         """A request for run(), checked; options as for stream(), which says what is raised."""
         return make_request(
-            self._runtime(), self._seeds, prompt, after=after, policy=None, **options
+            self._runtime(), self._seeds, prompt, after=after, policy=None, record=None, **options
         )
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:

@@ -95,6 +95,13 @@ class Request:
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
     record: Record | None = None  # what is to be written down of it
 
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is asked of the logits but the likeliest token."""
+        sampling = self.sampling
+        unchanged = sampling.repeat_penalty == 1 or sampling.repeat_last_n == 0
+        return sampling.temperature == 0 and unchanged and self.record is None
+
     def tokens(self) -> list[int]:
         """Of the snapshot it follows, and of the prompt."""
         return [*(() if self.after is None else self.after.tokens), *self.prompt]
@@ -115,7 +122,7 @@ def make_request(
     *,
     after: Snapshot | None,
     policy: Policy | Sequence[Policy] | None,
-    record: Record | None = None,
+    record: Record | None,
     max_tokens: int | None = None,
     temperature: float = Sampling.temperature,
     top_k: int = Sampling.top_k,
@@ -181,7 +188,7 @@ def make_requests(
         raise ValueError(f"each has {len(each)} options for {len(prompts)} prompts")
     every: list[StreamOptions] = [{**options, **own} for own in each]
     return [
-        make_request(runtime, seeds, prompt, after=after, policy=None, **own)
+        make_request(runtime, seeds, prompt, after=after, policy=None, record=None, **own)
         for prompt, own in zip(prompts, every, strict=True)
     ]
 

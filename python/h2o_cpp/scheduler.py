@@ -13,7 +13,7 @@ from h2o_cpp.continuation import Continuation
 from h2o_cpp.policy import Policy
 from h2o_cpp.request import ContextFullError, Request
 from h2o_cpp.runtime import Runtime
-from h2o_cpp.session import core_policies
+from h2o_cpp.session import Following, core_policies, step
 
 
 @dataclass(eq=False)
@@ -107,7 +107,8 @@ class Scheduler:
         recorded = [one for one in inputs if one[0].wants_prompt()]
         inputs = [one for one in inputs if not one[0].wants_prompt()]
         started = perf_counter()
-        results = [*self._forward([(row.sequence, part) for row, part in inputs])]
+        greedy = all(row.continuation.request.greedy for row, _ in inputs)
+        results = self._forward([(row.sequence, part) for row, part in inputs], greedy)
         results += [self._score(row, part) for row, part in recorded]
         seconds = perf_counter() - started
         pieces = []
@@ -151,19 +152,19 @@ class Scheduler:
         return inputs
 
     def _forward(
-        self, inputs: list[tuple[int, NDArray[np.int32]]]
-    ) -> Sequence[NDArray[np.float32] | ValueError]:
-        """For each the logits [n_vocab] after its last token, or what is wrong with it."""
+        self, inputs: list[tuple[int, NDArray[np.int32]]], greedy: bool
+    ) -> list[Following | ValueError]:
+        """For each what follows its last token, or what is wrong with it."""
         if not inputs:
             return []
         try:
-            return [*self._runtime.session.step(inputs)]
+            return [*step(self._runtime.session, inputs, greedy=greedy)]
         except ValueError as error:  # nothing has changed, and it may be about one of them
             if len(inputs) == 1:
                 return [error]
-            return [result for one in inputs for result in self._forward([one])]
+            return [result for one in inputs for result in self._forward([one], greedy)]
 
-    def _score(self, row: _Row, part: NDArray[np.int32]) -> NDArray[np.float32] | ValueError:
+    def _score(self, row: _Row, part: NDArray[np.int32]) -> Following | ValueError:
         """As _forward, for a chunk of a prompt whose every token is to be recorded."""
         try:
             logits = self._runtime.session.score(row.sequence, part)

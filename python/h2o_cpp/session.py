@@ -15,6 +15,9 @@ from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
 
+# What follows a token: logits [n_vocab] or, where that is all that is wanted, the likeliest token.
+Following: TypeAlias = NDArray[np.float32] | int
+
 
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None) -> _core.Model:
     """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
@@ -64,6 +67,18 @@ def open_session(
         **kv_dtypes(kv_dtype),
         positions=positions,
     )
+
+
+def step(
+    session: _core.Session, inputs: Sequence[tuple[int, NDArray[np.int32]]], *, greedy: bool
+) -> list[Following]:
+    """One forward pass over the next tokens of some sequences; what follows the last of each.
+
+    greedy: the likeliest token is wanted, and not the logits.
+    """
+    if greedy:
+        return [int(token) for token in session.greedy(inputs)]
+    return [*session.step(inputs)]
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:

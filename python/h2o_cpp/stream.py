@@ -10,12 +10,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Continuation, Generation
 from h2o_cpp.request import Request
 from h2o_cpp.runtime import Runtime
+from h2o_cpp.session import Following, step
 from h2o_cpp.snapshot import Snapshot
 from h2o_cpp.turn import Turn
 
@@ -32,7 +32,7 @@ class Stream(Iterator[str], Closing):
         self._runtime = runtime
         self._request = request
         self._continuation = Continuation(runtime(), request)
-        self._logits: NDArray[np.float32] | None = None  # [1, n_vocab], after the newest token
+        self._following: Following | None = None  # the newest token
         self._turn = turn
         self._resumed: object = None  # the text of the stream whose cache is kept
         self._text = self._continuation.text
@@ -159,18 +159,18 @@ class Stream(Iterator[str], Closing):
         """One step: the text it completes, often empty."""
         if self._cancelled:
             return self._end("cancelled")
-        if self._logits is None:
-            self._logits = self._read_prompt()
+        if self._following is None:
+            self._following = self._read_prompt()
         else:
-            self._logits = self._decode()
+            self._following = self._decode()
         if self._cancelled:
             return self._end("cancelled")
-        piece = self._continuation.push(self._runtime(), 0, self._logits[0])
+        piece = self._continuation.push(self._runtime(), 0, self._following)
         if self.finish_reason is not None:
             self._turn.give_back(self._text)
         return piece
 
-    def _read_prompt(self) -> NDArray[np.float32]:
+    def _read_prompt(self) -> Following:
         stream = weakref.ref(self)
         last = self._turn.take(self._text, lambda: _supersede(stream))
         runtime = self._runtime()
@@ -184,18 +184,19 @@ class Stream(Iterator[str], Closing):
         self._continuation.prompt_tokens = len(prompt)
         started = perf_counter()
         for part in runtime.chunks(prompt):
-            logits = session.step([(0, part)])
+            (following,) = step(session, [(0, part)], greedy=self._request.greedy)
             self._continuation.prompt_seconds = perf_counter() - started
             if self._cancelled:
                 break
-        return logits
+        return following
 
-    def _decode(self) -> NDArray[np.float32]:
+    def _decode(self) -> Following:
         started = perf_counter()
         newest = np.asarray(self.tokens[-1:], np.int32)
-        logits = self._runtime().session.step([(0, newest)])
+        session = self._runtime().session
+        (following,) = step(session, [(0, newest)], greedy=self._request.greedy)
         self._continuation.decode_seconds += perf_counter() - started
-        return logits
+        return following
 
     def _end(self, reason: str) -> str:
         """Give the turn back; returns the text that was held back for a stop string."""

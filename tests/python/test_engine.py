@@ -187,7 +187,7 @@ class Serving(RuleBasedStateMachine):
             prompt, policy, items = what
             seeds = random.Random(0)
             request = make_request(
-                self.runtime, seeds, prompt, after=None, policy=policy, **dict(items)
+                self.runtime, seeds, prompt, after=None, policy=policy, record=None, **dict(items)
             )
             self.running[self.scheduler.start(request)] = what
 
