@@ -76,7 +76,10 @@ def test_case(name: str, kv_dtype: str, device: str) -> None:
         out = driver.feed(done, done + n)
         done += n
         for g in range(driver.n_kv_heads):
-            assert driver.kept(g) == expected["kept"][g]
+            # Where exact sums are equal, rounding decides on a GPU; the same scores stay.
+            # That the older of equal ones stays is tested in C++, on sums that are exact.
+            if device == "cpu" or case.get("selection_margin") != 0:
+                assert driver.kept(g) == expected["kept"][g]
             if case["policy"] == "h2o" and case["heavy"] > 0:
                 np.testing.assert_allclose(
                     driver.cache.scores(g), expected["scores"][g], rtol=0, atol=1e-5
