@@ -253,7 +253,7 @@ typedef struct h2o_session_stats {
   int32_t n_kept;    /* of those, by the layer that keeps most, in each KV head */
   int32_t n_evicted; /* n_read - n_kept */
   int32_t n_ctx;
-  int32_t room;              /* how many more tokens can be read; INT32_MAX: any number */
+  int32_t room;              /* how many more tokens can be read */
   uint64_t cache_bytes;      /* allocated, all layers */
   uint64_t full_cache_bytes; /* what the cache of all n_ctx tokens would take */
 } h2o_session_stats;
