@@ -65,7 +65,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
   const bool begins = tokens_.empty();
   const std::vector<int32_t> added = model_->tokenizer.encode(
       prompt, {.add_special = begins, .parse_special = options.parse_special, .begins = begins});
-  require(!added.empty() || n_unread() > 0 || !logits_.empty(),
+  require((!prompt.empty() && !added.empty()) || n_unread() > 0 || !logits_.empty(),
           "the prompt is empty, and there is no text to go on from");
   check_room(added.size());
   append(added);

@@ -17,26 +17,26 @@ const PreTokenizer& pre_tokenizer_of(const GgufFile& file) {
   return pre_tokenizer(name, file.string_or("general.architecture", ""));
 }
 
-// GPT-2's visible characters: a byte that can be seen stands for itself, the others for the
-// characters from U+0100 on, in their order. -1 for a character that stands for none.
-int byte_of(char32_t code) {
-  const auto visible = [](char32_t c) {
-    return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xac) || (c >= 0xae && c <= 0xff);
-  };
-  if (visible(code)) return static_cast<int>(code);
-  char32_t hidden = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    if (!visible(byte) && hidden++ == code) return byte;
+// The byte that each of GPT-2's visible characters stands for: a byte that can be seen stands for
+// itself, the others for the characters from U+0100 on, in their order. -1: it stands for none.
+constexpr auto kByteOf = [] {
+  std::array<int16_t, 0x144> byte_of = {};
+  size_t hidden = 0x100;
+  for (int16_t byte = 0; byte < 256; ++byte) {
+    const bool visible = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
+    byte_of[byte] = visible ? byte : int16_t{-1};
+    if (!visible) byte_of[hidden++] = byte;
   }
-  return -1;
-}
+  return byte_of;
+}();
 
 // The bytes that a token's characters stand for, unless one of them stands for none.
 std::optional<std::string> spelled_bytes(std::string_view token) {
   std::string bytes;
   while (!token.empty()) {
     const Utf8 next = read_utf8(token);
-    const int byte = next.kind == Utf8::character ? byte_of(next.code) : -1;
+    if (next.kind != Utf8::character || next.code >= kByteOf.size()) return {};
+    const int byte = kByteOf[next.code];
     if (byte < 0) return {};
     bytes += static_cast<char>(byte);
     token.remove_prefix(next.n_bytes);

@@ -64,8 +64,8 @@ TokenTable Vocabulary::table(std::initializer_list<TokenType> of) const {
 
 int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, int32_t fallback) {
   const std::string key = text("tokenizer.ggml.", name, "_token_id");
-  if (file.find(key) == nullptr) return fallback;
-  const int64_t token = file.integer(key);
+  if (fallback < 0 && file.find(key) == nullptr) return -1;
+  const int64_t token = file.integer_or(key, fallback);
   if (token < 0 || token >= n_vocab) {
     throw FormatError(text(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens"));
   }

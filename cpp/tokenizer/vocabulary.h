@@ -39,7 +39,8 @@ struct Vocabulary {
   TokenTable table(std::initializer_list<TokenType> of) const;
 };
 
-// tokenizer.ggml.`name`_token_id; `fallback` where the file has none. Throws FormatError.
+// tokenizer.ggml.`name`_token_id; `fallback`, a token or -1, where the file has none.
+// Throws FormatError.
 int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, int32_t fallback);
 
 }  // namespace h2o

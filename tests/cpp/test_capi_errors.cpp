@@ -281,6 +281,20 @@ TEST_CASE("a call that is refused changes nothing, and is silent") {
   CHECK(err.n_bytes() == 0);
 }
 
+TEST_CASE("where there is no text nothing follows it") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  int32_t token = -7;
+  CHECK(h2o_sample(session.handle(), &token) == H2O_INVALID_ARGUMENT);
+  CHECK(token == -7);
+  CHECK(h2o_stream(session.handle(), "", 0, nullptr, ignore, nullptr, nullptr) ==
+        H2O_INVALID_ARGUMENT);
+  CHECK(session.kept(0, 0).empty());
+  CHECK(session.tokens().empty());
+  session.load(session.save());
+  CHECK(h2o_sample(session.handle(), &token) == H2O_INVALID_ARGUMENT);
+}
+
 TEST_CASE("snapshots that are damaged, or of another policy or model, are refused") {
   const api::Model model = load_model(), other = load_model(kRotaryModel);
   api::Session source = open_session(model, with_budget(8));

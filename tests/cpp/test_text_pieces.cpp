@@ -48,15 +48,15 @@ TEST_CASE("what is no UTF-8 becomes U+FFFD, as the Unicode Standard has it") {
 }
 
 TEST_CASE("every character is written as it is read") {
+  int n_wrong = 0;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xd800 && c < 0xe000) continue;
     std::string text;
     append_utf8(text, c);
     const Utf8 read = read_utf8(text);
-    REQUIRE(read.kind == Utf8::character);
-    REQUIRE(read.code == c);
-    REQUIRE(read.n_bytes == text.size());
+    n_wrong += read.kind != Utf8::character || read.code != c || read.n_bytes != text.size();
   }
+  CHECK(n_wrong == 0);
 }
 
 TEST_CASE("streamed text is the whole text, however its bytes come") {

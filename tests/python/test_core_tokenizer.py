@@ -204,8 +204,9 @@ def test_every_composition(tmp_path: Path) -> None:
         sentence_pieces(unknown_token_id=265),
         sentence_pieces(add_space_prefix=1),
         sentence_pieces(("<0x0A>", 1), ("ab", 4)),
+        sentence_pieces(tokens=["a", "b"], token_type=[1, 1], scores=[0.0, 0.0]),
     ],
-    ids=range(21),
+    ids=range(22),
 )
 def test_both_refuse(tmp_path: Path, metadata: dict[str, Any]) -> None:
     file = _core.GgufFile(write(tmp_path / "vocabulary.gguf", metadata))
