@@ -1,4 +1,4 @@
-// Models and sessions of the C API for the tests.
+// Models and sessions of the C API for the tests, on the test device.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "capi/h2o.hpp"
+#include "device_rig.h"
 
 namespace h2o {
 
@@ -14,7 +15,7 @@ inline const std::string kRotaryModel = H2O_SOURCE_DIR "/tests/data/golden/llama
 
 inline api::Model load_model(const std::string& path = kTinyModel, int32_t n_threads = 1) {
   h2o_model_options options = H2O_MODEL_OPTIONS;
-  options.device = "cpu";
+  options.device = test_device().c_str();
   options.n_threads = n_threads;
   return api::Model(path, options);
 }
