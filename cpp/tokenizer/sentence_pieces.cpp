@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "core/error.h"
@@ -51,10 +52,10 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
     throw FormatError("tokenizer.ggml.scores is missing, or no array of floats");
   }
   for (const double score : file.numbers("tokenizer.ggml.scores")) {
-    scores_.push_back(static_cast<float>(score));
-    if (!std::isfinite(scores_.back())) {
+    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
       throw FormatError(text("tokenizer.ggml.scores has ", score));
     }
+    scores_.push_back(static_cast<float>(score));
   }
   if (std::ssize(scores_) != n_vocab) {
     throw FormatError(
