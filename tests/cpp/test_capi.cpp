@@ -1,6 +1,9 @@
 // The C API: its text is what Session, Sampler and Tokenizer give, and what it tells is so.
 #include <doctest/doctest.h>
 
+#include <cstddef>
+#include <cstring>
+
 #include "capi_rig.h"
 #include "model/sampler.h"
 #include "session_rig.h"
@@ -216,6 +219,47 @@ TEST_CASE("snapshots are those of the Python package") {
     CHECK(load(note) != H2O_OK);
     CHECK(session.save() == before);
   }
+}
+
+TEST_CASE("nothing but the number is stored where the capacity is too small") {
+  const api::Model model = load_model();
+  int32_t tokens[] = {-7, -7, -7};
+  size_t n = 0;
+  CHECK(h2o_tokenize(model.handle(), "one two three four", 18, 0, tokens, 3, &n) == H2O_TOO_SMALL);
+  CHECK(n > 3);
+  CHECK(tokens[0] == -7);
+  CHECK(h2o_tokenize(model.handle(), "one", 3, 8, tokens, 3, &n) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_tokenize(model.handle(), "one", 3, 0, tokens, 3, nullptr) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_tokenize(model.handle(), nullptr, 0, 0, nullptr, 0, &n) == H2O_OK);
+  CHECK(n == 0);
+
+  const std::vector<int32_t> abc = model.tokenize("abc", 0);
+  char text[4] = "zzz";
+  CHECK(h2o_detokenize(model.handle(), abc.data(), abc.size(), text, 3, &n) == H2O_TOO_SMALL);
+  CHECK(n == 3);
+  CHECK(std::strcmp(text, "zzz") == 0);
+  CHECK(h2o_detokenize(model.handle(), abc.data(), abc.size(), text, 4, &n) == H2O_OK);
+  CHECK(std::strcmp(text, "abc") == 0);
+  CHECK(h2o_detokenize(model.handle(), nullptr, 1, text, 4, &n) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_detokenize(model.handle(), abc.data(), 1, text, 4, nullptr) == H2O_INVALID_ARGUMENT);
+}
+
+TEST_CASE("programs built with an older header know less of the structures") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  streamed(session, "The old man", most(4));
+  h2o_session_stats stats = H2O_SESSION_STATS;
+  stats.size = offsetof(h2o_session_stats, n_kept);
+  stats.n_kept = -7;
+  CHECK(h2o_stats(session.handle(), &stats) == H2O_OK);
+  CHECK(stats.size == offsetof(h2o_session_stats, n_kept));
+  CHECK(stats.n_tokens == session.stats().n_tokens);
+  CHECK(stats.n_kept == -7);
+
+  h2o_session_options options = with_budget(4);
+  options.n_batch = -1;  // not there yet
+  options.size = offsetof(h2o_session_options, n_batch);
+  CHECK_NOTHROW(api::Session(model, options));
 }
 
 }  // namespace
