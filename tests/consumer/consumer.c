@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   CHECK(strstr(h2o_model_error(model), "nowhere.gguf") != NULL);
   CHECK(h2o_model_free(model) == H2O_OK);
 
+  one_thread.device = "cpu";
   one_thread.n_threads = 1;
   CHECK(h2o_model_load(argv[1], &one_thread, &model) == H2O_OK);
   CHECK(h2o_describe(model, &info) == H2O_OK);

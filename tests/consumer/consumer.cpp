@@ -26,7 +26,9 @@ void check(bool condition, const char* what) {
 }
 
 void run(const char* path) {
-  const h2o::api::Model model(path);
+  h2o_model_options on_cpu = H2O_MODEL_OPTIONS;
+  on_cpu.device = "cpu";
+  const h2o::api::Model model(path, on_cpu);
   const std::vector<int32_t> tokens = model.tokenize("naïve café 🦙");
   check(model.detokenize(tokens) == "naïve café 🦙", "text does not survive");
 
