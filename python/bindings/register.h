@@ -18,6 +18,7 @@ void register_kv_cache(pybind11::module_& m);
 void register_machine(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
+void register_tokenizer(pybind11::module_& m);
 
 // "f32", "f16", "bf16", "q8_0" or "q4_0". Throws InvalidArgument.
 DType kv_dtype(const std::string& name);

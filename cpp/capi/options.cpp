@@ -1,0 +1,96 @@
+#include "capi/options.h"
+
+#include <cmath>
+
+#include "capi/handle.h"
+#include "tokenizer/utf8.h"
+
+namespace h2o::capi {
+namespace {
+
+// A budget: up to 1 a fraction of n_ctx, cut to whole tokens as the authors of H2O do, and above
+// that a number of tokens.
+int32_t budget(const char* name, double value, int32_t n_ctx) {
+  if (value >= 0 && value <= 1) return static_cast<int32_t>(value * n_ctx);
+  require(value >= 2 && value <= INT32_MAX && value == std::floor(value), name, " is ", value,
+          ", expected a fraction from 0 to 1 or a whole number of tokens");
+  return static_cast<int32_t>(value);
+}
+
+KvPolicy policy_of(const h2o_session_options& options, int32_t n_ctx) {
+  if (options.hh == 0) {
+    require(options.recent < 0 && options.n_sinks == 0,
+            "recent and n_sinks are parts of hh, which is 0: everything is kept");
+    return {};
+  }
+  const int32_t total = budget("hh", options.hh, n_ctx);
+  require(options.n_sinks >= 0 && options.n_sinks < total, "n_sinks is ", options.n_sinks,
+          ", expected 0 to less than hh keeps: ", total);
+  const int32_t rest = total - options.n_sinks;
+  const int32_t recent =
+      options.recent < 0 ? rest - rest / 2 : budget("recent", options.recent, n_ctx);
+  require(recent <= rest, "recent is ", recent, " tokens, more than hh leaves for them: ", rest);
+  return {.sinks = options.n_sinks, .heavy = rest - recent, .recent = recent};
+}
+
+DType kv_dtype(const char* name) {
+  if (name == nullptr) return DType::f16;
+  std::string names;
+  for (const DType dtype : kv_dtypes()) {
+    std::string lower(info(dtype).name);
+    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+    if (lower == name) return dtype;
+    names += text(names.empty() ? "" : ", ", lower);
+  }
+  throw InvalidArgument(
+      text("the type of the cache is ", quoted(name), ", expected one of ", names));
+}
+
+Positions positions_of(int32_t positions) {
+  if (positions == H2O_POSITIONS_AUTO) return Positions::automatic;
+  if (positions == H2O_POSITIONS_ORIGINAL) return Positions::original;
+  require(positions == H2O_POSITIONS_ROLLING, "positions is ", positions, ", expected 0 to 2");
+  return Positions::rolling;
+}
+
+}  // namespace
+
+SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
+  const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
+  const int32_t n_ctx = o.n_ctx == 0 ? n_ctx_train : o.n_ctx;
+  require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
+  return {.policies = {policy_of(o, n_ctx)},
+          .n_ctx = n_ctx,
+          .n_batch = o.n_batch,
+          .k_dtype = kv_dtype(o.k_type),
+          .v_dtype = kv_dtype(o.v_type),
+          .positions = positions_of(o.positions)};
+}
+
+SamplerOptions sampler_options(const h2o_sampling& sampling) {
+  return {.temperature = sampling.temperature,
+          .top_k = sampling.top_k,
+          .top_p = sampling.top_p,
+          .min_p = sampling.min_p,
+          .repeat_penalty = sampling.repeat_penalty,
+          .repeat_last_n = sampling.repeat_last_n,
+          .seed = sampling.seed};
+}
+
+StreamOptions stream_options(const h2o_stream_options* options) {
+  const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
+  require(o.max_tokens >= 0, "max_tokens is ", o.max_tokens, ", expected 0 (no limit) or more");
+  require(o.stop != nullptr || o.n_stop == 0, "an array of ", o.n_stop, " stop strings is NULL");
+  StreamOptions made = {.max_tokens = o.max_tokens,
+                        .ignore_end = o.ignore_end != 0,
+                        .parse_special = o.parse_special != 0};
+  for (size_t i = 0; i < o.n_stop; ++i) {
+    require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
+            " is empty, which would end every text at once");
+    made.stop.emplace_back(o.stop[i]);
+    require(is_utf8(made.stop.back()), "stop string ", i, " is not valid UTF-8");
+  }
+  return made;
+}
+
+}  // namespace h2o::capi

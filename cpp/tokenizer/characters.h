@@ -1,0 +1,27 @@
+// Characters: a text cut up into its code points, with what Unicode says of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace h2o {
+
+struct Character {
+  enum Kind : uint8_t { letter, number, space, other };
+
+  char32_t code;
+  uint32_t begin, end;  // of its bytes in the text
+  Kind kind;            // \p{L}, \p{N}, \s or none of them
+
+  bool is_punctuation() const;  // \p{P}
+};
+
+// `text` must be UTF-8 of less than 4 GiB.
+std::vector<Character> characters(std::string_view text);
+
+// Unicode's normalisation form C: characters composed. `text` must be UTF-8.
+std::string nfc(std::string_view text);
+
+}  // namespace h2o

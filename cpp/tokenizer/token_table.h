@@ -1,0 +1,55 @@
+// TokenTable: tokens by their text.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace h2o {
+
+// Sorted, so that no choice of texts makes it slow. The texts must outlive it.
+class TokenTable {
+ public:
+  struct Entry {
+    std::string_view text;
+    int32_t token;
+  };
+
+  TokenTable() = default;
+
+  // Of entries with the same text the last one counts. Empty texts are left out.
+  explicit TokenTable(std::vector<Entry> entries);
+
+  // The token with this text; -1 if there is none.
+  int32_t find(std::string_view text) const;
+
+  // The longest token that `text` begins with.
+  std::optional<Entry> longest(std::string_view text) const;
+
+  size_t size() const { return entries_.size(); }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+// Cuts a text at the tokens of a table, from left to right, the longest first: calls
+// on_text(part, not empty) and on_token(token) in their order.
+template <class OnText, class OnToken>
+void split(std::string_view text, const TokenTable& table, OnText on_text, OnToken on_token) {
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const std::optional<TokenTable::Entry> found = table.longest(text.substr(at));
+    if (!found) {
+      ++at;
+      continue;
+    }
+    if (begin < at) on_text(text.substr(begin, at - begin));
+    on_token(found->token);
+    begin = at += found->text.size();
+  }
+  if (begin < text.size()) on_text(text.substr(begin));
+}
+
+}  // namespace h2o

@@ -1,0 +1,29 @@
+// Tables of Unicode, each sorted by its first column. tools/unicode_tables writes them.
+#pragma once
+
+#include <span>
+
+namespace h2o::unicode {
+
+struct Range {
+  char32_t first, last;
+};
+struct CombiningRange {
+  char32_t first, last;
+  unsigned char combining_class;
+};
+struct Decomposition {
+  char32_t whole, first, second;  // second: 0 where there is one part only
+};
+struct Composition {
+  char32_t first, second, whole;
+};
+
+extern const std::span<const Range> letters;                 // \p{L}
+extern const std::span<const Range> numbers;                 // \p{N}
+extern const std::span<const Range> punctuation;             // \p{P}
+extern const std::span<const CombiningRange> combining;      // those whose class is not 0
+extern const std::span<const Decomposition> decompositions;  // canonical, but for Hangul
+extern const std::span<const Composition> compositions;      // by first, then second
+
+}  // namespace h2o::unicode

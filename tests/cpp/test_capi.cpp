@@ -1,0 +1,266 @@
+// The C API: its text is what Session, Sampler and Tokenizer give, and what it tells is so.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstring>
+
+#include "capi_rig.h"
+#include "model/sampler.h"
+#include "session_rig.h"
+#include "tokenizer/tokenizer.h"
+
+namespace h2o {
+namespace {
+
+constexpr std::string_view kPrompt = "It was a dark night, and the old man of the sea";
+
+TEST_CASE("a stream is prompt, sample and step, over and over") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(20), 7);
+  const std::string text = streamed(session, kPrompt, most(60));
+
+  const auto same = tiny_model(1);
+  const Tokenizer tokenizer(same->file.head(), same->config.n_vocab);
+  Session direct(same, {.policies = {{.heavy = 10, .recent = 10}}, .n_batch = 32});
+  Sampler sampler({.seed = 7}, same->config.n_vocab);
+  std::vector<int32_t> tokens = tokenizer.encode(kPrompt, {});
+  const size_t n_prompt = tokens.size();
+  std::vector<float> logits = feed(direct, 0, tokens);
+  for (int i = 0; i < 60; ++i) {
+    tokens.push_back(sampler.sample(logits));
+    if (i < 59) logits = feed(direct, 0, {tokens.back()});
+  }
+  CHECK(session.tokens() == tokens);
+  CHECK(text == tokenizer.decode(std::span(tokens).subspan(n_prompt)));
+
+  const h2o_session_stats stats = session.stats();
+  CHECK(stats.n_tokens == std::ssize(tokens));
+  CHECK(stats.n_read == direct.tokens_seen(0));
+  CHECK(stats.n_kept == 20);
+  CHECK(stats.n_evicted == direct.tokens_seen(0) - 20);
+  CHECK(stats.room == direct.room(0));
+  CHECK(stats.cache_bytes == direct.cache_bytes());
+  CHECK(stats.full_cache_bytes == Session(same, {}).cache_bytes());
+  for (int32_t layer = 0; layer < same->config.n_layers; ++layer) {
+    for (int32_t kv_head = 0; kv_head < same->config.n_kv_heads; ++kv_head) {
+      size_t n = 0;
+      std::vector<int32_t> positions(20);
+      std::vector<float> scores(20);
+      REQUIRE(h2o_kept(session.handle(), layer, kv_head, positions.data(), scores.data(), 20, &n) ==
+              H2O_OK);
+      const std::vector<KvEntry> entries = direct.entries(layer, 0, kv_head);
+      REQUIRE(n == entries.size());
+      for (size_t i = 0; i < n; ++i) {
+        CHECK(positions[i] == entries[i].position);
+        CHECK(same_bits(scores[i], entries[i].score));
+      }
+    }
+  }
+}
+
+TEST_CASE("token by token is the same as streaming") {
+  const api::Model model = load_model();
+  api::Session streaming = open_session(model, with_budget(0.05));
+  api::Session stepping = open_session(model, with_budget(0.05));
+  streamed(streaming, kPrompt, most(30));
+  stepping.feed(model.tokenize(kPrompt));
+  for (int i = 0; i < 30; ++i) stepping.decode(stepping.sample());
+  CHECK(stepping.tokens() == streaming.tokens());
+  const float* logits = nullptr;
+  int32_t n_vocab = 0;
+  REQUIRE(h2o_logits(stepping.handle(), &logits, &n_vocab) == H2O_OK);
+  CHECK(n_vocab == model.info().n_vocab);
+}
+
+TEST_CASE("the next stream goes on, and a reset begins anew") {
+  const api::Model model = load_model();
+  api::Session parts = open_session(model, with_budget(0));
+  api::Session whole = open_session(model, with_budget(0));
+  streamed(parts, kPrompt, most(10));
+  streamed(parts, "", most(10));
+  streamed(whole, kPrompt, most(20));
+  CHECK(parts.tokens() == whole.tokens());
+
+  const std::vector<int32_t> before = parts.tokens();
+  streamed(parts, "naïve", most(1));
+  std::vector<int32_t> after = parts.tokens();
+  const std::vector<int32_t> added = model.tokenize("naïve", H2O_CONTINUES);
+  REQUIRE(after.size() == before.size() + added.size() + 1);
+  CHECK(std::vector(after.begin() + before.size(), after.end() - 1) == added);
+
+  parts.reset();
+  CHECK(parts.stats().n_tokens == 0);
+  CHECK(parts.stats().n_read == 0);
+  parts = open_session(model, with_budget(0));
+  streamed(parts, kPrompt, most(20));
+  CHECK(parts.tokens() == whole.tokens());
+}
+
+TEST_CASE("a text ends at max_tokens, at a stop string and with the context") {
+  const api::Model model = load_model();
+  h2o_generation generation = H2O_GENERATION;
+  api::Session session = open_session(model, with_budget(0));
+  const std::string text = streamed(session, kPrompt, most(50), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_generated == 50);
+  CHECK(generation.n_prompt == std::ssize(model.tokenize(kPrompt)));
+
+  const std::string stop = text.substr(text.size() / 2, 3);
+  const char* const stops[] = {"nowhere \x01", stop.c_str()};
+  h2o_stream_options options = most(50);
+  options.n_stop = 2;
+  options.stop = stops;
+  session = open_session(model, with_budget(0));
+  CHECK(streamed(session, kPrompt, options, &generation) == text.substr(0, text.find(stop)));
+  CHECK(generation.finish == H2O_FINISH_STOP);
+  CHECK(generation.n_generated < 50);
+
+  session = open_session(model, with_budget(0, 24));
+  streamed(session, kPrompt, most(0), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last one is not read
+  CHECK(session.stats().room == 0);
+  const std::vector<int32_t> tokens = session.tokens();
+  for (const std::string_view prompt : {"", "more"}) {
+    CHECK_THROWS_WITH_AS(streamed(session, prompt, most(0)),
+                         doctest::Contains("there is room for 0; n_ctx is 24"), api::Error);
+    CHECK(session.tokens() == tokens);
+  }
+}
+
+TEST_CASE("where positions roll a text goes on past the context") {
+  const api::Model model = load_model(kRotaryModel);
+  h2o_session_options options = with_budget(8);
+  api::Session session = open_session(model, options);
+  h2o_generation generation = H2O_GENERATION;
+  streamed(session, "a", most(200), &generation);
+  CHECK(generation.n_generated == 200);
+  CHECK(session.stats().n_ctx == 40);
+  CHECK(session.stats().room > 1000);
+  options.positions = H2O_POSITIONS_ORIGINAL;
+  session = open_session(model, options);
+  streamed(session, "a", most(200), &generation);
+  CHECK(generation.n_prompt + generation.n_generated == 41);  // the last one is not read
+}
+
+TEST_CASE("budgets are fractions or tokens") {
+  const api::Model model = load_model();
+  const auto kept = [&](double hh, double recent, int32_t n_sinks) {
+    h2o_session_options options = with_budget(hh, 64);
+    options.recent = recent;
+    options.n_sinks = n_sinks;
+    api::Session session = open_session(model, options);
+    session.feed(std::vector<int32_t>(32, 5));
+    session.feed(std::vector<int32_t>(16, 6));
+    return session.kept(0, 0);
+  };
+  CHECK(kept(0, -1, 0).size() == 48);
+  CHECK(kept(0.25, -1, 0).size() == 16);
+  CHECK(kept(10, -1, 0).size() == 10);
+  CHECK(kept(1, -1, 0).size() == 48);
+  CHECK(kept(3, 3, 0) == std::vector<int32_t>{45, 46, 47});        // a window
+  CHECK(kept(5, 3, 2) == std::vector<int32_t>{0, 1, 45, 46, 47});  // sinks and a window
+  CHECK(kept(0.1, 0.05, 0).size() == 6);
+}
+
+TEST_CASE("tokens and text come back as they were") {
+  const api::Model model = load_model();
+  const std::string text("NUL \0, 🦙, </s>", 17);
+  CHECK(model.detokenize(model.tokenize(text)) == text);
+  CHECK(model.tokenize("</s>", H2O_PARSE_SPECIAL) == std::vector<int32_t>{2});
+  CHECK(model.tokenize("", H2O_ADD_SPECIAL) == std::vector<int32_t>{2});
+  CHECK(model.detokenize({}) == "");
+  CHECK(h2o_is_end(model.handle(), 2) == 1);
+  CHECK(h2o_is_end(model.handle(), 5) == 0);
+  const h2o_model_info info = model.info();
+  CHECK(std::string_view(info.architecture) == "opt");
+  CHECK(std::string_view(info.backend).starts_with(test_device()));
+  CHECK(info.bos == 2);
+  CHECK(info.n_ctx_train == 2048);
+}
+
+TEST_CASE("a snapshot goes on as the session would have") {
+  const api::Model model = load_model();
+  api::Session source = open_session(model, with_budget(16));
+  streamed(source, kPrompt, most(20));
+  const std::string snapshot = source.save();
+  api::Session copy(model, with_budget(16));
+  streamed(copy, "something else", most(5));
+  copy.load(snapshot);
+  CHECK(copy.tokens() == source.tokens());
+  CHECK(streamed(copy, " and", most(30)) == streamed(source, " and", most(30)));
+  CHECK(copy.tokens() == source.tokens());
+  CHECK(copy.save() == source.save());  // random numbers too
+}
+
+TEST_CASE("snapshots are those of the Python package") {
+  const api::Model model = load_model();
+  const auto same = tiny_model(1);
+  Session direct(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
+  feed(direct, 0, {2, 5, 6, 7});
+  api::Session session = open_session(model, with_budget(16));
+  const auto load = [&](std::string note) {
+    const std::vector<std::byte> bytes =
+        direct.save(0, {.tokens = {2, 5, 6, 7, 8}, .note = std::move(note)});
+    return h2o_snapshot_load(session.handle(), bytes.data(), bytes.size());
+  };
+  const Sampler sampler({.seed = 3}, 10);
+  // As json.dumps writes them.
+  CHECK(load("{\"random_state\": null, \"note\": {\"a\": [1]}}") == H2O_OK);
+  CHECK(session.tokens() == std::vector<int32_t>{2, 5, 6, 7, 8});
+  CHECK(session.stats().n_read == 4);
+  CHECK(load("{\"random_state\": \"" + sampler.random_state() + "\", \"note\": null}") == H2O_OK);
+  streamed(session, "", most(1));
+  CHECK(session.stats().n_read == 5);
+
+  for (const char* note :
+       {"", "{}", "{\"random_state\": \"x\", \"note\": null}", "{\"random_state\": \"1 2 3\"}"}) {
+    const std::string before = session.save();
+    CHECK(load(note) != H2O_OK);
+    CHECK(session.save() == before);
+  }
+}
+
+TEST_CASE("nothing but the number is stored where the capacity is too small") {
+  const api::Model model = load_model();
+  int32_t tokens[] = {-7, -7, -7};
+  size_t n = 0;
+  CHECK(h2o_tokenize(model.handle(), "one two three four", 18, 0, tokens, 3, &n) == H2O_TOO_SMALL);
+  CHECK(n > 3);
+  CHECK(tokens[0] == -7);
+  CHECK(h2o_tokenize(model.handle(), "one", 3, 8, tokens, 3, &n) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_tokenize(model.handle(), "one", 3, 0, tokens, 3, nullptr) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_tokenize(model.handle(), nullptr, 0, 0, nullptr, 0, &n) == H2O_OK);
+  CHECK(n == 0);
+
+  const std::vector<int32_t> abc = model.tokenize("abc", 0);
+  char text[4] = "zzz";
+  CHECK(h2o_detokenize(model.handle(), abc.data(), abc.size(), text, 3, &n) == H2O_TOO_SMALL);
+  CHECK(n == 3);
+  CHECK(std::strcmp(text, "zzz") == 0);
+  CHECK(h2o_detokenize(model.handle(), abc.data(), abc.size(), text, 4, &n) == H2O_OK);
+  CHECK(std::strcmp(text, "abc") == 0);
+  CHECK(h2o_detokenize(model.handle(), nullptr, 1, text, 4, &n) == H2O_INVALID_ARGUMENT);
+  CHECK(h2o_detokenize(model.handle(), abc.data(), 1, text, 4, nullptr) == H2O_INVALID_ARGUMENT);
+}
+
+TEST_CASE("programs built with an older header know less of the structures") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  streamed(session, "The old man", most(4));
+  h2o_session_stats stats = H2O_SESSION_STATS;
+  stats.size = offsetof(h2o_session_stats, n_kept);
+  stats.n_kept = -7;
+  CHECK(h2o_stats(session.handle(), &stats) == H2O_OK);
+  CHECK(stats.size == offsetof(h2o_session_stats, n_kept));
+  CHECK(stats.n_tokens == session.stats().n_tokens);
+  CHECK(stats.n_kept == -7);
+
+  h2o_session_options options = with_budget(4);
+  options.n_batch = -1;  // not there yet
+  options.size = offsetof(h2o_session_options, n_batch);
+  CHECK_NOTHROW(api::Session(model, options));
+}
+
+}  // namespace
+}  // namespace h2o

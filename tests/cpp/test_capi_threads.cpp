@@ -1,0 +1,148 @@
+// The C API and threads: cancelling, who may call when, and that no thread is left behind. Run
+// under ThreadSanitizer too.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "capi_rig.h"
+
+namespace h2o {
+namespace {
+
+size_t n_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+// Whether that many threads are left, soon: one that has been joined may still be going.
+bool threads_left(size_t n) {
+  for (int i = 0; i < 1000 && n_threads() != n; ++i) std::this_thread::yield();
+  return n_threads() == n;
+}
+
+TEST_CASE("another thread ends a stream") {
+  const api::Model model = load_model(kRotaryModel);
+  api::Session session = open_session(model, with_budget(8));
+  std::thread other;
+  int n_pieces = 0;
+  const h2o_generation generation = session.stream(
+      "a",
+      [&](std::string_view) {
+        if (++n_pieces == 1) other = std::thread([&] { session.cancel(); });
+        return true;
+      },
+      most(0));  // for ever
+  other.join();
+  CHECK(generation.finish == H2O_FINISH_CANCELLED);
+  CHECK(n_pieces >= 1);
+  h2o_generation next = H2O_GENERATION;
+  streamed(session, "", most(3), &next);  // what was cancelled is over
+  CHECK(next.n_generated == 3);
+}
+
+TEST_CASE("a prompt that was cancelled is read by the next call") {
+  const api::Model model = load_model();
+  h2o_session_options options = with_budget(8);
+  options.n_batch = 1;
+  api::Session cancelled = open_session(model, options), calm = open_session(model, options);
+  const std::vector<int32_t> tokens(2000, 5);
+
+  std::atomic<bool> started = false, ended = false;
+  std::thread other([&] {
+    while (!ended) {
+      cancelled.cancel();
+      started = true;
+    }
+  });
+  while (!started) std::this_thread::yield();
+  const h2o_status status = h2o_feed(cancelled.handle(), tokens.data(), tokens.size());
+  ended = true;
+  other.join();
+  CHECK(status == H2O_CANCELLED);
+  CHECK(cancelled.stats().n_tokens == 2000);
+  CHECK(cancelled.stats().n_read < 2000);
+  calm.feed(tokens);
+  CHECK(cancelled.sample() == calm.sample());
+  CHECK(cancelled.stats().n_read == 2000);
+  CHECK(cancelled.save() == calm.save());
+}
+
+TEST_CASE("a callback may look, but not change") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  h2o_session* handle = session.handle();
+  int n_pieces = 0;
+  const h2o_generation generation = session.stream(
+      "The old man",
+      [&](std::string_view) {
+        CHECK(session.stats().n_tokens > 0);
+        CHECK(!session.kept(0, 0).empty());
+        CHECK(session.tokens().size() == static_cast<size_t>(session.stats().n_tokens));
+        CHECK(h2o_reset(handle) == H2O_BUSY);
+        CHECK(h2o_decode(handle, 5) == H2O_BUSY);
+        CHECK(h2o_session_free(handle) == H2O_BUSY);
+        std::thread([&] {
+          h2o_session_stats stats = H2O_SESSION_STATS;
+          CHECK(h2o_stats(handle, &stats) == H2O_BUSY);
+        }).join();
+        return ++n_pieces < 3;
+      },
+      most(0));
+  CHECK(generation.finish == H2O_FINISH_CANCELLED);
+  CHECK(n_pieces == 3);
+  session.reset();
+}
+
+TEST_CASE("what a callback throws ends the stream and crosses nothing") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  const auto throws = [](void*, const char*, size_t) -> int32_t {
+    throw std::runtime_error("mine");
+  };
+  CHECK(h2o_stream(session.handle(), "The old man", 11, nullptr, throws, nullptr, nullptr) ==
+        H2O_INTERNAL_ERROR);
+  CHECK(std::string_view(h2o_session_error(session.handle())) == "mine");
+  h2o_generation next = H2O_GENERATION;
+  streamed(session, "", most(5), &next);
+  CHECK(next.n_generated == 5);
+}
+
+TEST_CASE("sessions of one model work at once, and give what they give alone") {
+  const api::Model model = load_model(kTinyModel, 2);
+  constexpr int kSessions = 4;
+  std::vector<std::string> alone, together(kSessions);
+  for (int i = 0; i < kSessions; ++i) {
+    api::Session session = open_session(model, with_budget(16), i);
+    alone.push_back(streamed(session, "The old man", most(30)));
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kSessions; ++i) {
+    api::Session session = open_session(model, with_budget(16), i);
+    threads.emplace_back([&together, i, session = std::move(session)]() mutable {
+      together[i] = streamed(session, "The old man", most(30));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(together == alone);
+}
+
+TEST_CASE("no thread is left behind, whichever is freed last") {
+  const size_t before = n_threads();
+  for (const bool model_first : {true, false}) {
+    std::optional<api::Model> model(load_model(kTinyModel, 3));
+    std::optional<api::Session> session(open_session(*model, with_budget(8)));
+    streamed(*session, "The old man", most(5));
+    CHECK(n_threads() > before);
+    if (model_first) model.reset();
+    streamed(*session, "", most(5));
+    session.reset();
+    model.reset();
+    CHECK(threads_left(before));
+  }
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,53 @@
+"""The C library and the Python package give the same text, and take each other's snapshots."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from c_library import CSession
+from h2o_cpp import Generator
+
+PROMPT = "It was the best of times: naïve, 🦙 and dark. " * 20
+OPTIONS: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.02,
+    "repeat_penalty": 1.1,
+    "repeat_last_n": 64,
+}
+
+
+@pytest.fixture
+def library() -> Path:
+    """libh2o.so, where somebody says what it is called."""
+    path = os.environ.get("H2O_LIBRARY")
+    if path is None:
+        pytest.skip("no C library (H2O_LIBRARY)")
+    return Path(path).resolve()
+
+
+@pytest.mark.parametrize("hh", [None, 0.05, 100])
+@pytest.mark.parametrize("seed", [0, 42])
+def test_same_text(library: Path, tiny_opt: Path, hh: float | None, seed: int) -> None:
+    in_c = CSession(library, tiny_opt, hh=hh or 0)
+    in_c.set_sampling(**OPTIONS, seeded=1, seed=seed)
+    python = Generator(tiny_opt, hh=hh).generate(PROMPT, max_tokens=100, seed=seed, **OPTIONS)
+    assert in_c.stream(PROMPT, max_tokens=100) == python.text
+
+
+def test_snapshots_go_both_ways(library: Path, tiny_opt: Path) -> None:
+    in_c = CSession(library, tiny_opt, hh=0.05)
+    in_c.set_sampling(**OPTIONS)
+    generator = Generator(tiny_opt, hh=0.05)
+    stream = generator.stream(PROMPT, max_tokens=20, seed=7, **OPTIONS)
+    list(stream)
+    saved = stream.save()
+    in_c.load(saved.data)
+    stream = generator.stream(" and", after=saved, max_tokens=50, **OPTIONS)
+    assert in_c.stream(" and", max_tokens=50) == "".join(stream)
+    assert in_c.save() == stream.save().data

@@ -1,0 +1,88 @@
+"""The two tokenizers agree on random vocabularies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenizer_pair import pair
+from vocabularies import sentence_pieces
+
+S = "\u2581"
+thorough = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+pieces = st.lists(
+    st.tuples(
+        st.text(f"ab{S} é", min_size=1, max_size=4),
+        st.sampled_from([1, 1, 1, 1, 3, 4, 5, 5]),
+        st.sampled_from([-0.5, -1.0, -2.0, 0.0, 1.5]),
+    ),
+    max_size=25,
+    unique_by=lambda piece: piece[0].replace(" ", S),
+)
+
+
+@thorough
+@given(
+    pieces,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.text(f"ab {S}éc<s>", max_size=20), min_size=5, max_size=5),
+)
+def test_random_sentence_pieces(
+    tmp_path_factory: pytest.TempPathFactory,
+    pieces: list[tuple[str, int, float]],
+    has_bytes: bool,
+    prefix: bool,
+    one_space: bool,
+    texts: list[str],
+) -> None:
+    metadata = sentence_pieces(add_space_prefix=prefix, remove_extra_whitespaces=one_space)
+    n = 3 + 256 * has_bytes
+    for key, column in {"tokens": 0, "token_type": 1, "scores": 2}.items():
+        values = metadata[f"tokenizer.ggml.{key}"][:n]
+        metadata[f"tokenizer.ggml.{key}"] = values + [piece[column] for piece in pieces]
+    both = pair(tmp_path_factory.mktemp("vocabulary"), metadata)
+    both.check_tokens()
+    for text in texts:
+        both.check(text)
+
+
+@thorough
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30),
+    st.lists(st.text("ab ", min_size=1, max_size=4), max_size=3),
+    st.sampled_from(["gpt-2", "llama-bpe"]),
+    st.lists(st.text("abc \n", max_size=20), min_size=5, max_size=5),
+)
+def test_random_merges(
+    tmp_path_factory: pytest.TempPathFactory,
+    picks: list[tuple[int, int]],
+    whole: list[str],
+    pre: str,
+    texts: list[str],
+) -> None:
+    """c is no token, and is left out."""
+    types = {"a": 1, "b": 1, "\u0120": 1, "\u010a": 1}
+    merges = []
+    for picked in picks:
+        left, right = ([*types][i % len(types)] for i in picked)
+        if len(left + right) <= 8:
+            merges.append(f"{left} {right}")
+            types[left + right] = 1
+    types |= dict.fromkeys(whole, 4)  # user-defined
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*types],
+        "tokenizer.ggml.token_type": [*types.values()],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    both = pair(tmp_path_factory.mktemp("vocabulary"), metadata)
+    both.check_tokens()
+    for text in texts:
+        both.check(text)
