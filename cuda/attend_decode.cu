@@ -1,6 +1,7 @@
 // Attention of one new token for each sequence, over the dense slots: two launches. The first
 // splits the slots over blocks, each with its own softmax; the second merges them, adds the
 // probabilities, which need the whole softmax, to the scores, and finds who is to be evicted.
+#include <cfloat>
 #include <type_traits>
 
 #include "cuda/attend.h"
@@ -69,7 +70,8 @@ __device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) 
   for (int s = lane; s < n_splits; s += kWarp) {
     sum = fmaf(exp_negative(largest[s] - most), total[s], sum);
   }
-  return {most, 1 / warp_sum(sum)};
+  // Not infinite where no logit was a number.
+  return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
 // Two blocks for each (kv_head, segment): one merges the outputs, the other does the scores.

@@ -209,7 +209,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device) {
     cudaGetLastError();
     throw InvalidArgument(text("[cuda] no device can be used: ", cudaGetErrorString(error)));
   }
-  require(device < count, "[cuda] device ", device, ", this machine has ", count);
+  require(device >= 0 && device < count, "[cuda] device ", device, ", this machine has ", count);
   return std::make_unique<CudaBackend>(device);
 }
 

@@ -27,8 +27,12 @@ GraphRecording::~GraphRecording() {
 }
 
 void GraphRecording::run(const Stream& stream, int32_t n_rows, const std::function<void()>& pass) {
-  const auto [entry, is_first] = graphs_.try_emplace(n_rows, nullptr);
-  if (is_first) return pass();
+  const auto entry = graphs_.find(n_rows);
+  if (entry == graphs_.end()) {
+    pass();
+    graphs_[n_rows] = nullptr;
+    return;
+  }
   if (entry->second == nullptr) {
     cudaGraph_t graph = record(stream, pass);
     const cudaError_t error = cudaGraphInstantiate(&entry->second, graph, 0);

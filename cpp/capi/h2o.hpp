@@ -70,7 +70,9 @@ class Model {
     void operator()(h2o_model* model) const { h2o_model_free(model); }
   };
   void check(h2o_status status) const {
-    if (status != H2O_OK) throw Error(status, h2o_model_error(handle()));
+    if (status == H2O_OK) return;
+    // The message of a handle that is in use is the other call's.
+    throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_model_error(handle()));
   }
 
   std::unique_ptr<h2o_model, Free> handle_;
@@ -166,7 +168,9 @@ class Session {
     void operator()(h2o_session* session) const { h2o_session_free(session); }
   };
   void check(h2o_status status) const {
-    if (status != H2O_OK) throw Error(status, h2o_session_error(handle()));
+    if (status == H2O_OK) return;
+    // The message of a handle that is in use is the other call's.
+    throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_session_error(handle()));
   }
 
   std::unique_ptr<h2o_session, Free> handle_;

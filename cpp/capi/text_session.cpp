@@ -129,7 +129,9 @@ int32_t TextSession::sample() { return sampler_.sample(logits()); }
 std::span<const float> TextSession::logits() {
   start();
   if (!read()) throw Failure{H2O_CANCELLED, "cancelled"};
-  require(!logits_.empty(), "there are no logits before a token has been read");
+  require(
+      !logits_.empty(),
+      "there are no logits: nothing has been read since the session was opened, reset or loaded");
   return logits_;
 }
 

@@ -1,6 +1,7 @@
 // The exceptions of the library. Messages read "[operation] what was got, what was expected".
 #pragma once
 
+#include <locale>
 #include <new>
 #include <sstream>
 #include <stdexcept>
@@ -56,6 +57,7 @@ class DeviceError : public std::runtime_error {
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());  // not the application's, which may group digits
   (out << ... << parts);
   return out.str();
 }

@@ -65,7 +65,7 @@ class KvCache {
   // Its slots have been written from elsewhere: a sequence now has this many tokens.
   void set_length(int32_t sequence, int32_t length);
 
-  // Makes room for batches of up to `max_rows` rows.
+  // Makes room for batches of up to `max_rows` rows. What was recorded before is then of no use.
   void reserve_rows(int32_t max_rows);
 
   // From now on the positions of a sequence are ranks among what it keeps: its keys are stored

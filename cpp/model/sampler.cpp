@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <locale>
 #include <sstream>
 
 #include "core/error.h"
@@ -29,10 +30,17 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   weights_.reserve(n_vocab);
 }
 
-std::string Sampler::random_state() const { return text(random_); }
+// In the same characters whatever the application's locale is.
+std::string Sampler::random_state() const {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  out << random_;
+  return out.str();
+}
 
 void Sampler::set_random_state(const std::string& state) {
   std::istringstream in(state);
+  in.imbue(std::locale::classic());
   std::mt19937_64 random;
   in >> random;
   require(!in.fail(), "[sampler] the random state makes no sense");

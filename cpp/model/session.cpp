@@ -61,7 +61,11 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
 }  // namespace
 
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
-    : model_(std::move(model)),
+    : Session(model, options, std::lock_guard(model->mutex)) {}
+
+Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& options,
+                 const std::lock_guard<std::mutex>&)
+    : model_(model),
       options_(resolve(model_->config, options)),
       cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
   const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));

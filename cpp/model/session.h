@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -90,6 +91,10 @@ class Session {
   size_t cache_bytes() const { return cache_.bytes(); }
 
  private:
+  // While it is made nobody else uses the back end.
+  Session(const std::shared_ptr<Model>& model, const SessionOptions& options,
+          const std::lock_guard<std::mutex>& lock);
+
   void start(int32_t sequence);                 // which is empty
   void roll_on(std::span<const Input> inputs);  // those that have reached the trained length
   Positions positions_of(int32_t sequence) const;

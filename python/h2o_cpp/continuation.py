@@ -97,8 +97,7 @@ class Continuation:
         self.text.sampler.accept(token)
         self.tokens.append(token)
         self.text.tokens.append(token)
-        if self.request.record is not None:
-            assert not isinstance(following, int)
+        if self.request.record is not None and not isinstance(following, int):
             self.request.record.tokens(following[np.newaxis], np.array([token], np.int32))
         data = tokenizer.token_bytes(token, begins=self._begins)
         self._begins = self._begins and not tokenizer.has_text([token])

@@ -96,11 +96,16 @@ class Request:
     record: Record | None = None  # what is to be written down of it
 
     @property
+    def notes_logprobs(self) -> bool:
+        """Whether the logits of its tokens are written down."""
+        return self.record is not None and self.record.n_top is not None
+
+    @property
     def greedy(self) -> bool:
         """Whether nothing is asked of the logits but the likeliest token."""
         sampling = self.sampling
         unchanged = sampling.repeat_penalty == 1 or sampling.repeat_last_n == 0
-        return sampling.temperature == 0 and unchanged and self.record is None
+        return sampling.temperature == 0 and unchanged and not self.notes_logprobs
 
     def tokens(self) -> list[int]:
         """Of the snapshot it follows, and of the prompt."""

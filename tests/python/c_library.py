@@ -54,6 +54,14 @@ class StreamOptions(_Struct):
     ]
 
 
+class ModelOptions(_Struct):
+    _fields_: ClassVar = [
+        ("size", c.c_size_t),
+        ("device", c.c_char_p),
+        ("n_threads", c.c_int32),
+    ]
+
+
 _CALLBACK = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_char_p, c.c_size_t)
 
 
@@ -64,7 +72,8 @@ class CSession:
         self._library = c.CDLL(os.fspath(library))
         self._library.h2o_session_error.restype = c.c_char_p
         self._model, self._session = c.c_void_p(), c.c_void_p()
-        self.call("h2o_model_load", os.fsencode(model), None, c.byref(self._model))
+        on = ModelOptions(device=b"cpu")  # where the bits are the same whoever asks
+        self.call("h2o_model_load", os.fsencode(model), c.byref(on), c.byref(self._model))
         made = SessionOptions(**({"recent": -1.0, "n_batch": 512} | options))
         self.call("h2o_session_open", self._model, c.byref(made), c.byref(self._session))
 

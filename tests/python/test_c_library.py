@@ -36,7 +36,9 @@ def library() -> Path:
 def test_same_text(library: Path, tiny_opt: Path, hh: float | None, seed: int) -> None:
     in_c = CSession(library, tiny_opt, hh=hh or 0)
     in_c.set_sampling(**OPTIONS, seeded=1, seed=seed)
-    python = Generator(tiny_opt, hh=hh).generate(PROMPT, max_tokens=100, seed=seed, **OPTIONS)
+    python = Generator(tiny_opt, hh=hh, device="cpu").generate(
+        PROMPT, max_tokens=100, seed=seed, **OPTIONS
+    )
     assert in_c.stream(PROMPT, max_tokens=100) == python.text
 
 

@@ -94,8 +94,11 @@ class Clients:
         self.met["malformed requests refused"] += 1
 
     async def sends_too_much(self, rng: random.Random) -> None:
-        status, _ = await self._ask(b" " * 60_000)
-        assert status == 413
+        try:
+            status, _ = await self._ask(b" " * 60_000)
+            assert status == 413
+        except ConnectionResetError:
+            pass  # the answer, and the end, came while this was still being sent
         self.met["oversized requests refused"] += 1
 
     async def sends_half(self, rng: random.Random) -> None:

@@ -74,11 +74,13 @@ def create_app(
         responses=_ERRORS,
         max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
     )
+    if api_key == "":
+        raise ValueError("api_key is empty, expected a key, or none at all")
     app.state.service, app.state.api_key = service, api_key
     registry = CollectorRegistry()
     app.add_middleware(CountResponses, registry=registry)
     add_handlers(app)
-    dependencies = [Depends(check_key)] if api_key else []
+    dependencies = [] if api_key is None else [Depends(check_key)]
     for router in (completions.router, chat.router, models.router):
         app.include_router(router, dependencies=dependencies)
     _add_state(app, service, registry)
