@@ -33,17 +33,8 @@ KvPolicy policy_of(const h2o_session_options& options, int32_t n_ctx) {
   return {.sinks = options.n_sinks, .heavy = rest - recent, .recent = recent};
 }
 
-DType kv_dtype(const char* name) {
-  if (name == nullptr) return DType::f16;
-  std::string names;
-  for (const DType dtype : kv_dtypes()) {
-    std::string lower(info(dtype).name);
-    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
-    if (lower == name) return dtype;
-    names += text(names.empty() ? "" : ", ", lower);
-  }
-  throw InvalidArgument(
-      text("the type of the cache is ", quoted(name), ", expected one of ", names));
+DType kv_dtype_or_default(const char* name) {
+  return name == nullptr ? DType::f16 : kv_dtype(name);
 }
 
 Positions positions_of(int32_t positions) {
@@ -62,8 +53,8 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
   return {.policies = {policy_of(o, n_ctx)},
           .n_ctx = n_ctx,
           .n_batch = o.n_batch,
-          .k_dtype = kv_dtype(o.k_type),
-          .v_dtype = kv_dtype(o.v_type),
+          .k_dtype = kv_dtype_or_default(o.k_type),
+          .v_dtype = kv_dtype_or_default(o.v_type),
           .positions = positions_of(o.positions)};
 }
 

@@ -135,13 +135,6 @@ std::span<const float> TextSession::logits() {
   return logits_;
 }
 
-size_t TextSession::full_cache_bytes() const {
-  const KvPolicy full;
-  KvShape shape = session_.cache_shape();
-  shape.rope = {};  // where nothing is evicted nothing rolls
-  return KvCache::bytes({&full, 1}, shape);
-}
-
 void TextSession::check_room(size_t n_more) const {
   const size_t n = n_unread() + n_more, room = session_.room(0);
   if (n > room) {

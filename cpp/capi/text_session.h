@@ -50,7 +50,6 @@ class TextSession {
 
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const Session& session() const { return session_; }
-  size_t full_cache_bytes() const;  // what a cache of all n_ctx tokens would take
 
  private:
   void start() { cancelled_.store(false, std::memory_order_relaxed); }

@@ -93,6 +93,17 @@ std::span<const DType> kv_dtypes() {
   return kTypes;
 }
 
+DType kv_dtype(std::string_view name) {
+  std::string names;
+  for (const DType dtype : kv_dtypes()) {
+    std::string lower(info(dtype).name);
+    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+    if (lower == name) return dtype;
+    names += text(names.empty() ? "" : ", ", lower);
+  }
+  throw InvalidArgument(text("[kv cache] type is ", quoted(name), ", expected one of ", names));
+}
+
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape) {
   storage_ = backend.allocate(bytes(policies, shape));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/backend.h"
@@ -13,6 +14,9 @@ namespace h2o {
 
 // The types that keys and values can be stored in.
 std::span<const DType> kv_dtypes();
+
+// The one of them whose name in small letters it is. Throws InvalidArgument.
+DType kv_dtype(std::string_view name);
 
 struct KvShape {
   int32_t n_layers = 1;

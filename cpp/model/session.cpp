@@ -214,6 +214,13 @@ std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t k
   return cache_.entries(layer, sequence, kv_head);
 }
 
+size_t Session::full_cache_bytes() const {
+  const KvPolicy full;
+  KvShape shape = cache_.shape();
+  shape.rope = {};  // where nothing is evicted nothing rolls
+  return KvCache::bytes({&full, 1}, shape);
+}
+
 int32_t Session::room_unlocked(int32_t sequence) const {
   const int32_t room = cache_.room(sequence);
   if (cache_.can_roll(sequence)) return room;

@@ -89,6 +89,7 @@ class Session {
   const SessionOptions& options() const { return options_; }
   const KvShape& cache_shape() const { return cache_.shape(); }
   size_t cache_bytes() const { return cache_.bytes(); }
+  size_t full_cache_bytes() const;  // what a cache of all n_ctx tokens would take
 
  private:
   // While it is made nobody else uses the back end.

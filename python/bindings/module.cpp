@@ -1,8 +1,6 @@
 // The extension module: exceptions, a table of its parts, and what they share.
 #include <pybind11/numpy.h>
 
-#include <cctype>
-
 #include "core/error.h"
 #include "cpu/isa/detect.h"
 #include "cuda/cuda_backend.h"
@@ -11,17 +9,6 @@
 namespace py = pybind11;
 
 namespace h2o::python {
-
-DType kv_dtype(const std::string& name) {
-  std::string names;
-  for (DType dtype : kv_dtypes()) {
-    std::string lower(info(dtype).name);
-    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    if (name == lower) return dtype;
-    names += text(names.empty() ? "" : ", ", lower);
-  }
-  throw InvalidArgument(text("[kv cache] kv_dtype is '", name, "', expected one of ", names));
-}
 
 py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
   const auto n = std::ssize(entries);

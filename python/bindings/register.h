@@ -20,9 +20,6 @@ void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
 
-// "f32", "f16", "bf16", "q8_0" or "q4_0". Throws InvalidArgument.
-DType kv_dtype(const std::string& name);
-
 // (positions, scores) as numpy arrays.
 pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);
 

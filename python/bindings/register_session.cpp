@@ -204,12 +204,7 @@ void register_session(py::module_& m) {
       .def_property_readonly("n_ctx", [](const Session& s) { return s.options().n_ctx; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
       .def_property_readonly("cache_bytes", &Session::cache_bytes)
-      .def_property_readonly("full_cache_bytes", [](const Session& s) {
-        const KvPolicy full;
-        KvShape shape = s.cache_shape();
-        shape.rope = {};
-        return KvCache::bytes({&full, 1}, shape);
-      });
+      .def_property_readonly("full_cache_bytes", &Session::full_cache_bytes);
 
   m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
         "Tokens, note and n_read of a snapshot.");

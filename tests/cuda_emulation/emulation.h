@@ -33,7 +33,6 @@ using std::max;
 using std::min;
 
 inline void __syncthreads() { ::h2o::cuda::emulation::wait_for_block(); }
-inline void __syncwarp(unsigned = ~0u) { ::h2o::cuda::emulation::gather(0); }
 
 inline int emulated_lane() {
   const auto& p = ::h2o::cuda::emulation::here;
@@ -62,11 +61,6 @@ T __shfl_down_sync(unsigned, T x, int delta) {
   return emulated_shuffle(x, lane + delta < 32 ? lane + delta : lane);
 }
 template <class T>
-T __shfl_sync(unsigned, T x, int from) {
-  return emulated_shuffle(x, from % 32);
-}
-
-template <class T>
 unsigned __match_any_sync(unsigned, T x) {
   const uint64_t mine = ::h2o::cuda::emulation::bits_of(x);
   const uint64_t* all = ::h2o::cuda::emulation::gather(mine);
@@ -88,7 +82,6 @@ inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsig
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdividef(float a, float b) { return a / b; }

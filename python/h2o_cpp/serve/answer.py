@@ -12,23 +12,27 @@ from pydantic import BaseModel
 
 from h2o_cpp.serve.kept import KeptView
 from h2o_cpp.serve.requests import TextRequest
-from h2o_cpp.serve.responses import Usage
+from h2o_cpp.serve.responses import ResponseHead, Usage
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.streaming import EventStream, unless_client_leaves
-from h2o_cpp.serve.texts import Text, Texts
+from h2o_cpp.serve.texts import ServedText, ServedTexts
 
 
 class Answer(ABC):
     """The answer to one request, whose texts have been submitted."""
 
-    def __init__(self, service: Service, body: TextRequest, texts: list[Text]) -> None:
+    id_prefix: str  # of the answers of an endpoint
+
+    def __init__(self, service: Service, body: TextRequest, texts: list[ServedText]) -> None:
         self._body = body
-        self._texts = Texts(texts)
+        self._texts = ServedTexts(texts)
         self._tokenizer = service.generator.tokenizer
         self._kept = [KeptView(self._tokenizer, text) for text in texts]
-        self._model = service.name
-        self._created = int(time.time())
-        self._id = uuid4().hex
+        self._begun: set[int] = set()  # the texts of which something has been shown
+        # What all responses of this answer begin with.
+        self._head = ResponseHead(
+            id=f"{self.id_prefix}-{uuid4().hex}", created=int(time.time()), model=service.name
+        ).model_dump()
 
     async def send(self, request: Request) -> BaseModel | EventStream:
         """As the request asks for it. The first piece decides whether it is an error."""
@@ -39,16 +43,22 @@ class Answer(ABC):
         return EventStream(self._texts, self._chunks(first, pieces))
 
     @abstractmethod
-    def whole(self, texts: list[Text], usage: Usage) -> BaseModel:
+    def whole(self, texts: list[ServedText], usage: Usage) -> BaseModel:
         """Of texts that have ended."""
 
     @abstractmethod
-    def chunk(self, text: Text, piece: str) -> BaseModel:
+    def chunk(self, text: ServedText, piece: str) -> BaseModel:
         """Another piece of a text, and what else is new of it; the last one is empty."""
 
     @abstractmethod
     def last_chunk(self, usage: Usage) -> BaseModel:
         """Of no text."""
+
+    def _begins(self, text: ServedText) -> bool:
+        """Whether nothing of the text has been shown; from now on something has."""
+        begins = text.index not in self._begun
+        self._begun.add(text.index)
+        return begins
 
     async def _wait(self) -> BaseModel:
         async for _ in self._texts.pieces():
@@ -56,7 +66,7 @@ class Answer(ABC):
         return self.whole(self._texts.texts, self._usage())
 
     async def _chunks(
-        self, first: tuple[Text, str], pieces: AsyncIterator[tuple[Text, str]]
+        self, first: tuple[ServedText, str], pieces: AsyncIterator[tuple[ServedText, str]]
     ) -> AsyncIterator[BaseModel]:
         yield self.chunk(*first)
         async for text, piece in pieces:

@@ -24,7 +24,7 @@ from h2o_cpp.serve.responses import (
 )
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.streaming import EVENTS
-from h2o_cpp.serve.texts import Text
+from h2o_cpp.serve.texts import ServedText
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     return await _Chat(service, body, texts).send(request)
 
 
-def _submit(service: Service, body: ChatRequest) -> list[Text]:
+def _submit(service: Service, body: ChatRequest) -> list[ServedText]:
     if service.template is None:
         raise ApiError(400, "the model has no chat template; use /v1/completions")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -58,17 +58,16 @@ def _submit(service: Service, body: ChatRequest) -> list[Text]:
 class _Chat(Answer):
     """What the assistant says."""
 
-    def __init__(self, service: Service, body: ChatRequest, texts: list[Text]) -> None:
+    id_prefix = "chatcmpl"
+
+    def __init__(self, service: Service, body: ChatRequest, texts: list[ServedText]) -> None:
         super().__init__(service, body, texts)
         self._logprobs = body.logprobs
-        self._begun: set[int] = set()  # the texts of which something has been shown
 
-    def whole(self, texts: list[Text], usage: Usage) -> ChatResponse:
+    def whole(self, texts: list[ServedText], usage: Usage) -> ChatResponse:
         """A message for each text."""
         return ChatResponse(
-            id=f"chatcmpl-{self._id}",
-            created=self._created,
-            model=self._model,
+            **self._head,
             choices=[
                 ChatChoice(
                     index=text.index,
@@ -82,10 +81,9 @@ class _Chat(Answer):
             usage=usage,
         )
 
-    def chunk(self, text: Text, piece: str) -> ChatChunk:
+    def chunk(self, text: ServedText, piece: str) -> ChatChunk:
         """What is added to a message, whose first chunk says who speaks."""
-        role: Literal["assistant"] | None = None if text.index in self._begun else "assistant"
-        self._begun.add(text.index)
+        role: Literal["assistant"] | None = "assistant" if self._begins(text) else None
         choice = ChatChunkChoice(
             index=text.index,
             delta=ChatDelta(role=role, content=piece),
@@ -100,15 +98,9 @@ class _Chat(Answer):
         return self._chunk([], usage)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
-        return ChatChunk(
-            id=f"chatcmpl-{self._id}",
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
+        return ChatChunk(**self._head, choices=choices, usage=usage)
 
-    def _new_logprobs(self, text: Text) -> ChatLogprobs | None:
+    def _new_logprobs(self, text: ServedText) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
         return chat_logprobs(self._tokenizer, text.new_logprobs())

@@ -12,7 +12,7 @@ from h2o_cpp.serve.requests import CompletionRequest
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from h2o_cpp.serve.service import Service
 from h2o_cpp.serve.streaming import EVENTS
-from h2o_cpp.serve.texts import Text
+from h2o_cpp.serve.texts import ServedText
 
 router = APIRouter()
 
@@ -26,7 +26,7 @@ async def create_completion(
     return await _Completions(service, body, texts).send(request)
 
 
-def _submit(service: Service, body: CompletionRequest) -> list[Text]:
+def _submit(service: Service, body: CompletionRequest) -> list[ServedText]:
     return service.submit(
         body.prompts(),
         body,
@@ -39,7 +39,9 @@ def _submit(service: Service, body: CompletionRequest) -> list[Text]:
 class _Completions(Answer):
     """Texts, each after its prompt if the request says echo."""
 
-    def __init__(self, service: Service, body: CompletionRequest, texts: list[Text]) -> None:
+    id_prefix = "cmpl"
+
+    def __init__(self, service: Service, body: CompletionRequest, texts: list[ServedText]) -> None:
         super().__init__(service, body, texts)
         self._logprobs = body.logprobs is not None
         self._prompts = body.prompts() if body.echo else []
@@ -47,13 +49,12 @@ class _Completions(Answer):
             CompletionTokens(self._tokenizer, after=() if body.echo else text.prompt)
             for text in texts
         ]
-        self._begun: set[int] = set()  # the texts of which something has been shown
 
-    def whole(self, texts: list[Text], usage: Usage) -> CompletionResponse:
+    def whole(self, texts: list[ServedText], usage: Usage) -> CompletionResponse:
         """A choice for each text."""
         return self._response([self._choice(text, text.ended.text) for text in texts], usage)
 
-    def chunk(self, text: Text, piece: str) -> CompletionResponse:
+    def chunk(self, text: ServedText, piece: str) -> CompletionResponse:
         """A choice of its own."""
         return self._response([self._choice(text, piece)])
 
@@ -64,17 +65,10 @@ class _Completions(Answer):
     def _response(
         self, choices: list[CompletionChoice], usage: Usage | None = None
     ) -> CompletionResponse:
-        return CompletionResponse(
-            id=f"cmpl-{self._id}",
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
+        return CompletionResponse(**self._head, choices=choices, usage=usage)
 
-    def _choice(self, text: Text, piece: str) -> CompletionChoice:
-        echoes = bool(self._prompts) and text.index not in self._begun
-        self._begun.add(text.index)
+    def _choice(self, text: ServedText, piece: str) -> CompletionChoice:
+        echoes = self._begins(text) and bool(self._prompts)
         return CompletionChoice(
             index=text.index,
             text=self._prompt(text) + piece if echoes else piece,
@@ -83,11 +77,11 @@ class _Completions(Answer):
             kept=self._kept[text.index].new(),
         )
 
-    def _prompt(self, text: Text) -> str:
+    def _prompt(self, text: ServedText) -> str:
         prompt = self._prompts[text.index // self._body.n]
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
-    def _new_logprobs(self, text: Text, echoes: bool) -> CompletionLogprobs:
+    def _new_logprobs(self, text: ServedText, echoes: bool) -> CompletionLogprobs:
         tokens = self._tokens[text.index]
         if echoes:
             tokens.begin(text.prompt[0])

@@ -8,14 +8,14 @@ from h2o_cpp.inspection import VisiblePieces
 from h2o_cpp.policy import Policy
 from h2o_cpp.record import Kept
 from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
-from h2o_cpp.serve.texts import Text
+from h2o_cpp.serve.texts import ServedText
 from h2o_cpp.tokenizer import TextTokenizer
 
 
 class KeptView:
     """Of one text, look by look."""
 
-    def __init__(self, tokenizer: TextTokenizer, text: Text) -> None:
+    def __init__(self, tokenizer: TextTokenizer, text: ServedText) -> None:
         self._text = text
         self._pieces = VisiblePieces(tokenizer)
         self._n_pieces = 0

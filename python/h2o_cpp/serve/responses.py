@@ -11,6 +11,14 @@ FinishReason = Literal["stop", "length"]
 _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class ResponseHead(BaseModel):
+    """What every answer of texts begins with."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+
+
 class Usage(BaseModel):
     """Tokens of a request; a prompt counts once, however many texts continue it."""
 
@@ -57,13 +65,10 @@ class CompletionChoice(BaseModel):
     kept: KeptTokens | None = _IF_THERE
 
 
-class CompletionResponse(BaseModel):
+class CompletionResponse(ResponseHead):
     """Texts, or in a stream pieces of them."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage | None = _IF_THERE
 
@@ -105,13 +110,10 @@ class ChatChoice(BaseModel):
     kept: KeptTokens | None = _IF_THERE
 
 
-class ChatResponse(BaseModel):
+class ChatResponse(ResponseHead):
     """Answers."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
 
@@ -133,13 +135,10 @@ class ChatChunkChoice(BaseModel):
     kept: KeptTokens | None = _IF_THERE
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(ResponseHead):
     """Pieces of answers."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = _IF_THERE
 

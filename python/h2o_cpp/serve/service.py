@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from h2o_cpp.chat_template import ChatTemplate
 from h2o_cpp.engine import Engine
@@ -16,7 +16,7 @@ from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.kept import policy_counts
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
-from h2o_cpp.serve.texts import Text
+from h2o_cpp.serve.texts import ServedText
 
 
 class Service:
@@ -76,7 +76,7 @@ class Service:
         max_tokens: int | None,
         n_top: int | None = None,
         prompt_logprobs: bool = False,
-    ) -> list[Text]:
+    ) -> list[ServedText]:
         """Enqueue `body.n` texts for each prompt: all, or none.
 
         Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
@@ -93,33 +93,34 @@ class Service:
         policy = self._policy(body)
         options = body.sampling()
         options["max_tokens"] = max_tokens
-        texts: list[Text] = []
         try:
-            for given in prompts:
-                prompt = self.generator.tokenize(given) if isinstance(given, str) else given
-                for i in range(body.n):
-                    if body.seed is not None:
-                        options["seed"] = body.seed + i
-                    record = Record(n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every)
-                    completion = self.engine.submit(
-                        prompt,
-                        policy=None if policy is self.generator.policy else policy,
-                        record=record,
-                        timeout=0,
-                        **options,
-                    )
-                    texts.append(Text(len(texts), prompt, completion, record, policy))
-        except BaseException as error:
-            for text in texts:
-                text.completion.close()
-            if isinstance(error, ValueError):
-                raise refusal(error) from error
-            if isinstance(error, queue.Full):
-                raise ApiError(429, f"{error}; try again later", code="queue_full") from None
-            if isinstance(error, RuntimeError):
-                raise closed() from error
-            raise
-        return texts
+            with ExitStack() as unless_all_are_in:
+                texts: list[ServedText] = []
+                for given in prompts:
+                    prompt = self.generator.tokenize(given) if isinstance(given, str) else given
+                    for i in range(body.n):
+                        if body.seed is not None:
+                            options["seed"] = body.seed + i
+                        record = Record(
+                            n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every
+                        )
+                        completion = self.engine.submit(
+                            prompt,
+                            policy=None if policy is self.generator.policy else policy,
+                            record=record,
+                            timeout=0,
+                            **options,
+                        )
+                        unless_all_are_in.callback(completion.close)
+                        texts.append(ServedText(len(texts), prompt, completion, record, policy))
+                unless_all_are_in.pop_all()
+                return texts
+        except ValueError as error:
+            raise refusal(error) from error
+        except queue.Full as full:
+            raise ApiError(429, f"{full}; try again later", code="queue_full") from None
+        except RuntimeError as error:
+            raise closed() from error
 
     def _check_model(self, body: TextRequest) -> None:
         if body.model not in (None, self.name):

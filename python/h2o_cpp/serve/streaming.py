@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.texts import Texts
+from h2o_cpp.serve.texts import ServedTexts
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, texts: Texts, chunks: AsyncIterator[BaseModel]) -> None:
+    def __init__(self, texts: ServedTexts, chunks: AsyncIterator[BaseModel]) -> None:
         super().__init__(_events(chunks), headers={"Cache-Control": "no-store"})
         self._texts = texts
 

@@ -15,7 +15,7 @@ from h2o_cpp.serve.responses import FinishReason
 
 
 @dataclass
-class Text:
+class ServedText:
     """One text of a request, and how much of its record has been given away."""
 
     index: int
@@ -47,14 +47,14 @@ class Text:
         return self.record.logprobs[begin : self._n_logprobs]
 
 
-class Texts:
+class ServedTexts:
     """All texts of a request. Closing them frees their sequences."""
 
-    def __init__(self, texts: list[Text]) -> None:
+    def __init__(self, texts: list[ServedText]) -> None:
         self.texts = texts
-        self._pending: dict[asyncio.Task[str | None], Text] = {}
+        self._pending: dict[asyncio.Task[str | None], ServedText] = {}
 
-    async def pieces(self) -> AsyncIterator[tuple[Text, str]]:
+    async def pieces(self) -> AsyncIterator[tuple[ServedText, str]]:
         """Pieces as they come; the last of each text is empty, and its generation is then known.
 
         Raises ApiError for what is wrong with a text, and when the Engine is closed.
@@ -84,7 +84,7 @@ class Texts:
         for text in self.texts:
             text.completion.close()
 
-    def _ask(self, text: Text) -> None:
+    def _ask(self, text: ServedText) -> None:
         task = asyncio.ensure_future(_next(text.completion))
         self._pending[task] = text
 
