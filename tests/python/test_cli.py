@@ -116,7 +116,8 @@ def test_interrupt_ends_with_the_line_and_130() -> None:
         assert process.stdout is not None
         # It cannot end before the interrupt: its text does not fit into the pipe.
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-        process.stdout.read(len(PROMPT) + 20)  # it is generating
+        for _ in range(len(PROMPT) + 20):
+            process.stdout.read(1)  # it is generating
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
