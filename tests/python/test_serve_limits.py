@@ -92,6 +92,14 @@ class TestLimits:
         assert connection.getresponse().status == 413
         connection.close()
 
+    def test_prompt(self, server: Server) -> None:
+        most = server.app.state.service.max_prompt
+        fits = {**SHORT, "max_tokens": 1, "prompt": [5] * most}
+        assert server.ask("/v1/completions", fits).status == 200
+        answer = server.ask("/v1/completions", {**fits, "prompt": [5] * (most + 1)})
+        assert answer.status == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
     def test_key(self) -> None:
         with (
             Generator(LLAMA, threads=1) as generator,
@@ -220,6 +228,17 @@ class TestErrorsLater:
         answer = server.ask("/v1/completions", SHORT)
         assert answer.status == 503
         assert server.ask("/health").status == 503
+
+
+def test_unforeseen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise TypeError("nobody thought of it")
+
+    monkeypatch.setattr(server.app.state.service, "submit", fail)
+    answer = server.ask("/v1/completions", SHORT)
+    assert answer.status == 500
+    assert answer.json()["error"]["message"] == "internal error"
+    assert server.metric('h2o_responses_total{status="500"}') == 1
 
 
 def test_metrics(server: Server) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,28 @@ def test_a_new_text_cancels_the_old_one(browser: Any, server: Server) -> None:
         page.get_by_role("button", name="New text").click()
         wait_until(lambda: server.engine.stats().n_active == 0)
         assert page.locator("#log").text_content() == ""
+
+
+def test_stop_before_the_first_piece(
+    browser: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as if nothing had been said."""
+
+    def nothing() -> list[Any]:
+        time.sleep(0.01)
+        return []
+
+    for page in opened(browser, server):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine._worker.scheduler, "step", nothing)
+            page.get_by_label("Message").fill("Where is the ship?")
+            page.get_by_role("button", name="Send").click()
+            wait_until(lambda: server.engine.stats().n_active == 1)
+            page.get_by_role("button", name="Stop").click()
+            end(page)
+        expect(page.get_by_label("Message")).to_have_value("Where is the ship?")
+        assert page.locator(".message").count() == 0
+        wait_until(lambda: server.engine.stats().n_active == 0)
 
 
 def test_key(browser: Any, tiny_opt: Path) -> None:

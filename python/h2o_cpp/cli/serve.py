@@ -64,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most that a text may ask for (default: the context)",
     )  # fmt: skip
     limits.add_argument(
+        "--max-prompt", type=int, metavar="N",
+        help="the most tokens of a prompt (default: the context)",
+    )  # fmt: skip
+    limits.add_argument(
         "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
     )
     add_cache(parser)
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             api_key=args.api_key,
             max_queue=args.max_queue,
             max_tokens=args.max_tokens,
+            max_prompt=args.max_prompt,
             max_body_bytes=bytes_of(args.max_body),
         )
         server = Server(app, host=args.host, port=args.port, grace=args.grace)

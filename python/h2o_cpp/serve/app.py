@@ -38,6 +38,7 @@ def create_app(
     api_key: str | None = None,
     max_queue: int = 64,
     max_tokens: int | None = None,
+    max_prompt: int | None = None,
     max_body_bytes: int = 4 * 2**20,
 ) -> FastAPI:
     """An ASGI application that serves a Generator, which is its own while it runs.
@@ -47,6 +48,8 @@ def create_app(
     api_key: what clients must have to use /v1.
     max_queue: texts that may wait for a sequence; a request beyond is answered 429.
     max_tokens: the most that a text may ask for; default: n_ctx.
+    max_prompt: the most tokens of a prompt, which matters where a text may be endless; default:
+        n_ctx.
     max_body_bytes: of a request.
 
     Raises ValueError for options out of range and a template that makes no sense.
@@ -57,6 +60,7 @@ def create_app(
         template=template,
         max_queue=whole("max_queue", max_queue, 1),
         max_tokens=None if max_tokens is None else whole("max_tokens", max_tokens, 1),
+        max_prompt=None if max_prompt is None else whole("max_prompt", max_prompt, 1),
     )
 
     @asynccontextmanager

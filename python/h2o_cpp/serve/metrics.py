@@ -50,9 +50,18 @@ class CountResponses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
 
+        begun = False
+
         async def counting(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 self._counter.labels(str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, counting)
+        try:
+            await self._app(scope, receive, counting)
+        except Exception:  # which is answered further out
+            if not begun:
+                self._counter.labels("500").inc()
+            raise

@@ -12,6 +12,7 @@ from h2o_cpp.engine import Engine
 from h2o_cpp.generator import Generator
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.record import Record
+from h2o_cpp.request import ContextFullError
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.kept import policy_counts
 from h2o_cpp.serve.requests import TextRequest
@@ -36,6 +37,7 @@ class Service:
         template: str | None,
         max_queue: int,
         max_tokens: int | None,
+        max_prompt: int | None,
     ) -> None:
         """As create_app, which explains it. Raises ValueError for a template that is none."""
         self.generator = generator
@@ -43,6 +45,7 @@ class Service:
         self.created = int(time.time())
         self.max_queue = max_queue
         self.max_tokens = generator.n_ctx if max_tokens is None else max_tokens
+        self.max_prompt = generator.n_ctx if max_prompt is None else max_prompt
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template)
@@ -97,7 +100,7 @@ class Service:
             with ExitStack() as unless_all_are_in:
                 texts: list[ServedText] = []
                 for given in prompts:
-                    prompt = self.generator.tokenize(given) if isinstance(given, str) else given
+                    prompt = self._prompt(given)
                     for i in range(body.n):
                         if body.seed is not None:
                             options["seed"] = body.seed + i
@@ -121,6 +124,13 @@ class Service:
             raise ApiError(429, f"{full}; try again later", code="queue_full") from None
         except RuntimeError as error:
             raise closed() from error
+
+    def _prompt(self, given: str | list[int]) -> list[int]:
+        prompt = self.generator.tokenize(given) if isinstance(given, str) else given
+        if len(prompt) > self.max_prompt:
+            n = len(prompt)
+            raise ContextFullError(f"the prompt has {n} tokens, at most {self.max_prompt} here")
+        return prompt
 
     def _check_model(self, body: TextRequest) -> None:
         if body.model not in (None, self.name):

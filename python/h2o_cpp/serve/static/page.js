@@ -80,7 +80,7 @@ async function send() {
     }
   } catch (error) {
     if (error.name !== "AbortError") showError(error.message);
-    if (!answer && error.name !== "AbortError") { // as if it had not been said
+    if (!answer && running === stop) { // as if it had not been said
       ({ messages, text } = before);
       shown.forEach((one) => one.remove());
       say.value = said;
