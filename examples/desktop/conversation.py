@@ -1,0 +1,69 @@
+"""A conversation that can move to another cache: a chat, or a text that is continued."""
+
+from __future__ import annotations
+
+from h2o_cpp import Generator, Snapshot, Stream
+from h2o_cpp.chat_template import Message
+
+
+class Conversation:
+    """What was said to a model, and what it said, as tokens; for one thread.
+
+    A model with a chat template answers messages. Another one, as the bundled model, continues a
+    text: each message begins a new paragraph of it, and an empty one lets the model go on.
+
+    h2o_cpp.Chat is a conversation with one Generator; this one outlives its Generator.
+    """
+
+    def __init__(self, generator: Generator, before: Conversation | None = None) -> None:
+        """Begin, or go on with what was said to a Generator of the same file.
+
+        Raises ValueError for a chat template that makes no sense.
+        """
+        self._generator = generator
+        self._template = generator.chat_template() if has_template(generator) else None
+        self._messages: list[Message] = [] if before is None else [*before._messages]
+        self._snapshot: Snapshot | None = None  # the cache as the last answer has left it
+        self.tokens: list[int] = [] if before is None else [*before.tokens]  # all so far
+
+    def say(self, text: str, *, max_tokens: int) -> Stream:
+        """Stream what follows a message; heard() keeps it.
+
+        Raises ValueError for what does not fit in the context, and RuntimeError; the conversation
+        is then as before.
+        """
+        new = self._new_tokens(text)
+        prompt = new if self._snapshot is not None else [*self.tokens, *new]
+        return self._generator.stream(prompt, after=self._snapshot, max_tokens=max_tokens)
+
+    def heard(self, text: str, stream: Stream) -> None:
+        """Keep a message and its answer, as far as it has come."""
+        if not stream.began:
+            return
+        self._snapshot = stream.save()
+        self.tokens = [*self._snapshot.tokens]
+        if self._template is not None:
+            self._messages += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": stream.text},
+            ]
+
+    def paragraph(self, text: str) -> str:
+        """A message as it stands in the text that is continued."""
+        return f"\n\n{text}" if text and self.tokens else text
+
+    def _new_tokens(self, text: str) -> list[int]:
+        if self._template is not None:
+            message: Message = {"role": "user", "content": text}
+            if not self._messages:
+                return self._template.tokens([message])
+            return self._template.tokens_after_reply(self._messages[:-1], [message])
+        begins = not self.tokens
+        return self._generator.tokenizer.encode(
+            self.paragraph(text), add_special=begins, begins=begins
+        )
+
+
+def has_template(generator: Generator) -> bool:
+    """Whether the model's file has a chat template."""
+    return generator.tokenizer.chat_template is not None

@@ -1,0 +1,54 @@
+"""Looks at the cache: what it holds of the tokens that it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import Generator, Policy, Stats
+from h2o_cpp.inspection import VisiblePieces
+
+
+@dataclass(frozen=True)
+class Look:
+    """The cache at one moment."""
+
+    stats: Stats
+    n_recent: int | None  # the newest tokens, which are kept whatever their scores; None: all
+    begin: int  # the first token whose text has not been in a look before
+    pieces: Sequence[str]  # the texts from that one on, as they can be shown
+    shares: NDArray[np.float32]  # [tokens seen]: of all layers' KV heads, those that keep the token
+    tokens_per_second: float  # of the answer being written; 0 without one
+
+
+class Looks:
+    """Looks at the cache of a Generator while it reads one text."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._pieces = VisiblePieces(generator.tokenizer)
+        self._n_pieces = 0
+
+    def take(self, tokens: Sequence[int], tokens_per_second: float) -> Look:
+        """Look at it now.
+
+        tokens: of the text, at least as many as the cache has seen.
+        """
+        generator, stats = self._generator, self._generator.stats()
+        policy = generator.policy
+        n, begin = stats.tokens_seen, self._n_pieces
+        counts = np.zeros(n, np.int32)
+        for layer, kv_head in np.ndindex(stats.n_layers, stats.n_kv_heads):
+            counts[generator.kept(layer, kv_head)[0]] += 1
+        self._n_pieces = max(begin, n)
+        return Look(
+            stats=stats,
+            n_recent=policy.n_recent if isinstance(policy, Policy) else policy[0].n_recent,
+            begin=begin,
+            pieces=[self._pieces.push(token) for token in tokens[begin:n]],
+            shares=(counts / (stats.n_layers * stats.n_kv_heads)).astype(np.float32),
+            tokens_per_second=tokens_per_second,
+        )

@@ -1,0 +1,117 @@
+"""Colours, light and dark: those of the server's page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QGuiApplication, QPalette
+
+
+@dataclass(frozen=True)
+class Colours:
+    """What is drawn in what, as "#rrggbb"."""
+
+    page: str
+    panel: str
+    ink: str
+    muted: str
+    line: str
+    sink: str
+    heavy: str
+    recent: str
+    wrong: str
+
+
+LIGHT = Colours(
+    page="#fbfbfa", panel="#ffffff", ink="#1d2329", muted="#66707a", line="#d9dde1",
+    sink="#0066b2", heavy="#e68200", recent="#00946e", wrong="#b3261e",
+)  # fmt: skip
+DARK = Colours(
+    page="#14171a", panel="#1c2024", ink="#e4e7ea", muted="#929ca6", line="#343a41",
+    sink="#4aa0eb", heavy="#f09628", recent="#28b991", wrong="#ff8a80",
+)  # fmt: skip
+
+
+def system_colours() -> Colours:
+    """Those that the desktop asks for."""
+    scheme = QGuiApplication.styleHints().colorScheme()
+    return DARK if scheme == Qt.ColorScheme.Dark else LIGHT
+
+
+def tint(colour: str, strength: float) -> QColor:
+    """A colour to put over another one; strength: 0 to 1."""
+    tinted = QColor(colour)
+    tinted.setAlphaF(strength)
+    return tinted
+
+
+def strength(share: float) -> float:
+    """Of the tint of a token that this share of the heads keeps."""
+    return 0.08 + 0.52 * share
+
+
+def palette(colours: Colours) -> QPalette:
+    """For Qt's own widgets."""
+    role = QPalette.ColorRole
+    found = QPalette(QColor(colours.page))
+    for roles, colour in (
+        ((role.Window, role.AlternateBase, role.Button), colours.page),
+        ((role.Base, role.ToolTipBase), colours.panel),
+        ((role.WindowText, role.Text, role.ButtonText, role.ToolTipText), colours.ink),
+        ((role.PlaceholderText,), colours.muted),
+        ((role.Highlight,), colours.sink),
+        ((role.HighlightedText,), colours.panel),
+    ):
+        for one in roles:
+            found.setColor(one, QColor(colour))
+    for one in (role.WindowText, role.Text, role.ButtonText):
+        found.setColor(QPalette.ColorGroup.Disabled, one, QColor(colours.muted))
+    return found
+
+
+def style_sheet(colours: Colours) -> str:
+    """For the window."""
+    c = colours
+    soft = tint(c.sink, 0.15).name(QColor.NameFormat.HexArgb)
+    softer = tint(c.sink, 0.08).name(QColor.NameFormat.HexArgb)
+    return f"""
+QWidget {{ color: {c.ink}; }}
+#panel {{ background: {c.panel}; border: 1px solid {c.line}; border-radius: 8px; }}
+QSplitter::handle {{ background: transparent; }}
+#title {{ font-weight: 600; }}
+#muted {{ color: {c.muted}; }}
+#error {{ color: {c.wrong}; }}
+QPlainTextEdit, QPushButton {{
+  background: {c.page}; border: 1px solid {c.line}; border-radius: 6px; padding: 5px 8px;
+}}
+TextLog, TokenStrip {{
+  background: transparent; border: 1px solid transparent; border-radius: 6px;
+}}
+QPlainTextEdit:focus, QPushButton:focus, TextLog:focus, TokenStrip:focus {{
+  border: 1px solid {c.sink};
+}}
+QPushButton {{ min-width: 3.6em; padding: 7px 12px; }}
+QPushButton:hover {{ background: {softer}; }}
+QPushButton:pressed, QPushButton:default {{ background: {soft}; }}
+QPushButton:disabled {{ color: {c.muted}; background: {c.panel}; }}
+QComboBox, QSpinBox {{ min-height: 26px; }}
+QComboBox:disabled, QSpinBox:disabled {{ color: {c.muted}; }}
+QProgressBar {{ background: {c.line}; border: none; border-radius: 4px; }}
+QProgressBar::chunk {{ background: {c.recent}; border-radius: 4px; }}
+QSlider {{ min-height: 24px; }}
+QSlider::groove:horizontal {{ height: 4px; background: {c.line}; border-radius: 2px; }}
+QSlider::sub-page:horizontal {{ background: {c.sink}; border-radius: 2px; }}
+QSlider::handle:horizontal {{
+  width: 16px; margin: -6px 0; border-radius: 8px; background: {c.sink};
+}}
+QSlider::handle:horizontal:focus {{ background: {c.ink}; }}
+QSlider::sub-page:horizontal:disabled, QSlider::handle:horizontal:disabled {{
+  background: {c.muted};
+}}
+QScrollBar:vertical {{ background: transparent; width: 10px; margin: 0; }}
+QScrollBar::handle:vertical {{ background: {c.line}; border-radius: 4px; min-height: 24px; }}
+QScrollBar::handle:vertical:hover {{ background: {c.muted}; }}
+QScrollBar::add-line, QScrollBar::sub-line {{ height: 0; }}
+QScrollBar::add-page, QScrollBar::sub-page {{ background: transparent; }}
+"""

@@ -1,0 +1,239 @@
+"""The window: a text on one side, the cache on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QCloseEvent, QGuiApplication, QKeySequence, QResizeEvent, QShortcut
+from PySide6.QtWidgets import (
+    QApplication,
+    QComboBox,
+    QFileDialog,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QPushButton,
+    QScrollArea,
+    QSplitter,
+    QVBoxLayout,
+    QWidget,
+)
+
+from desktop.cache_panel import CachePanel
+from desktop.look import Look
+from desktop.text_panel import TextPanel
+from desktop.theme import Colours, palette, style_sheet, system_colours
+from desktop.worker import Opened, Worker
+
+_NARROW = 720  # pixels: below it the cache is under the text
+_BUDGET = 0.2  # the paper's "H2O (20 %)"
+
+
+class Window(QMainWindow):
+    """Chat with a model, and watch its cache."""
+
+    def __init__(
+        self,
+        models: Sequence[Path],
+        *,
+        budget: float | None = _BUDGET,
+        seed: int | None = None,
+        colours: Colours | None = None,
+    ) -> None:
+        """`models` are files to choose from; the first one is opened.
+
+        budget: what the cache keeps, a fraction of the context; None: all.
+        seed: makes the answers repeatable.
+        colours: default: as the desktop has them, light or dark.
+        """
+        super().__init__()
+        self.setWindowTitle("h2o.cpp")
+        self.resize(1100, 720)
+        self.setMinimumSize(360, 560)  # the two columns would ask for more; see resizeEvent
+        self.worker = Worker(seed=seed)
+        self.picker = QComboBox()
+        self.open_button = QPushButton("&Open…")
+        self.text = TextPanel()
+        self.cache = CachePanel()
+        self.busy = 0  # things that the worker was asked for and has not done
+        self._opened: Opened | None = None
+        self._sent: str | None = None  # a message that has not been accepted yet
+        self._lay_out()
+        self._connect()
+        for path in models:
+            self._add(path)
+        if colours is None:
+            self.set_colours(system_colours())
+            hints = QGuiApplication.styleHints()
+            hints.colorSchemeChanged.connect(lambda: self.set_colours(system_colours()))
+        else:
+            self.set_colours(colours)
+        self.cache.show_budget(budget, 0)
+        self.open(models[0])
+        self.text.message.setFocus()
+
+    def open(self, path: Path) -> None:
+        """Open a model with the budget that the slider says."""
+        self._add(path)
+        self._ask()
+        self.worker.open(path, self.cache.budget)
+
+    def send(self) -> None:
+        """Have the message answered, if there is one and nothing else is being done."""
+        message = self.text.message.toPlainText()
+        opened = self._opened
+        if self.busy or opened is None or (opened.chat and not message.strip()):
+            return
+        if not message and not self.text.log.toPlainText():
+            return
+        self._sent = message
+        self._ask()
+        self.worker.say(message, self.text.most_tokens.value())
+
+    def begin_anew(self) -> None:
+        """Forget the text."""
+        self._ask()
+        self.worker.forget()
+
+    def set_colours(self, colours: Colours) -> None:
+        """Draw in these."""
+        QApplication.setPalette(palette(colours))
+        self.setStyleSheet(style_sheet(colours))
+        self.text.set_colours(colours)
+        self.cache.set_colours(colours)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+        """Put the cache beside the text, or under it."""
+        super().resizeEvent(event)
+        narrow = event.size().width() < _NARROW
+        self._splitter.setOrientation(
+            Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal
+        )
+
+    def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802 - Qt's name
+        """Disappear at once; whatever is being computed ends first."""
+        self.hide()
+        self.worker.close()
+        super().closeEvent(event)
+
+    def _ask(self) -> None:
+        self.busy += 1
+        self.text.show_error("")
+        self._show_state()
+
+    def _done(self) -> None:
+        self.busy -= 1
+        self._sent = None
+        if self.busy == 0 and self._opened is not None:  # what was refused is not shown
+            self.picker.setCurrentIndex(self.picker.findData(str(self._opened.path)))
+            self.cache.show_budget(self._opened.budget, self._opened.stats.n_ctx)
+        self._show_state()
+
+    def _show_state(self) -> None:
+        ready = self._opened is not None
+        self.text.set_running(ready=ready, running=self.busy > 0)
+        for one in (self.picker, self.open_button, self.cache.slider):
+            one.setEnabled(not self.busy)
+
+    def _show_opened(self, opened: Opened) -> None:
+        before, self._opened = self._opened, opened
+        n_ctx = opened.stats.n_ctx
+        self.text.set_chat(opened.chat)
+        self.cache.show_policy(opened.policy, n_ctx)
+        self.cache.show_budget(opened.budget, n_ctx)
+        self.cache.show_stats(opened.stats)
+        if before is None or before.path != opened.path:
+            self._forget()
+
+    def _show_began(self, text: str) -> None:
+        self._sent = None
+        self.text.message.clear()
+        self.text.log.say(text, chat=self._opened is not None and self._opened.chat)
+
+    def _show_look(self, look: Look) -> None:
+        self.cache.show_look(look)
+
+    def _forget(self) -> None:
+        self.text.log.begin()
+        self.cache.forget()
+
+    def _pick(self, index: int) -> None:
+        path = Path(self.picker.itemData(index))
+        if self._opened is None or path != self._opened.path:
+            self.open(path)
+
+    def _pick_file(self) -> None:
+        name, _ = QFileDialog.getOpenFileName(self, "Open a model", "", "Models (*.gguf);;All (*)")
+        if name:
+            self.open(Path(name))
+
+    def _change_budget(self) -> None:
+        if self._opened is not None and not self.busy:
+            self.open(self._opened.path)
+
+    def _add(self, path: Path) -> None:
+        """Have a model among those to choose from, as the chosen one."""
+        found = self.picker.findData(str(path))
+        if found < 0:
+            self.picker.addItem(path.stem, str(path))
+            found = self.picker.count() - 1
+            self.picker.setItemData(found, str(path), Qt.ItemDataRole.ToolTipRole)
+        self.picker.setCurrentIndex(found)
+
+    def _connect(self) -> None:
+        worker, text = self.worker, self.text
+        worker.opened.connect(self._show_opened)
+        worker.began.connect(self._show_began)
+        worker.wrote.connect(text.log.add)
+        worker.looked.connect(self._show_look)
+        worker.forgot.connect(self._forget)
+        worker.told.connect(text.show_error)
+        worker.done.connect(self._done)
+        text.sent.connect(self.send)
+        text.stopped.connect(worker.stop)
+        text.anew.connect(self.begin_anew)
+        self.cache.budget_chosen.connect(self._change_budget)
+        self.picker.activated.connect(self._pick)
+        self.open_button.clicked.connect(self._pick_file)
+        for keys, do in (
+            (QKeySequence(Qt.Key.Key_Escape), worker.stop),
+            (QKeySequence.StandardKey.Open, self._pick_file),
+            (QKeySequence.StandardKey.Quit, self.close),
+        ):
+            QShortcut(QKeySequence(keys), self).activated.connect(do)
+
+    def _lay_out(self) -> None:
+        self.picker.setAccessibleName("Model")
+        self.picker.setSizeAdjustPolicy(
+            QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
+        )
+        self.picker.setMinimumContentsLength(8)
+        self.picker.setMaximumWidth(360)
+        label = QLabel("Mo&del")
+        label.setBuddy(self.picker)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(label)
+        row.addWidget(self.picker, 1)
+        row.addWidget(self.open_button)
+        row.addStretch()
+        self._splitter = QSplitter()
+        self._splitter.setChildrenCollapsible(False)
+        self._splitter.setHandleWidth(12)
+        self._splitter.addWidget(self.text)
+        cache = QScrollArea()  # for a low window
+        cache.setFrameShape(QFrame.Shape.NoFrame)
+        cache.setWidgetResizable(True)
+        cache.setWidget(self.cache)
+        self._splitter.addWidget(cache)
+        self._splitter.setSizes([550, 550])
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(12, 12, 12, 12)
+        column.setSpacing(12)
+        column.addLayout(row)
+        column.addWidget(self._splitter, 1)
+        self.setCentralWidget(page)
