@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     app.setStyle("Fusion")
     window = Window([*models, BUNDLED_MODEL])
     window.show()
-    return app.exec()
+    status: int = app.exec()
+    return status
 
 
 if __name__ == "__main__":

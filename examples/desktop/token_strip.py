@@ -53,7 +53,7 @@ class TokenStrip(QAbstractScrollArea):
         self.viewport().setAutoFillBackground(False)
         self.colours = LIGHT
         self.current = -1  # the token that `pointed` is about
-        self._look: Look | None = None
+        self.look: Look | None = None  # the newest
         self._pieces: list[str] = []
         self._boxes: list[_Box] = []
         self._last_word = 0  # the token that it begins with: it may go on
@@ -65,13 +65,13 @@ class TokenStrip(QAbstractScrollArea):
 
     def clear(self) -> None:
         """Show nothing."""
-        self.current, self._look, self._pieces = -1, None, []
+        self.current, self.look, self._pieces = -1, None, []
         self._lay_out_all()
         self.pointed.emit("")
 
     def show_look(self, look: Look) -> None:
         """Show another look at the cache."""
-        self._look = look
+        self.look = look
         del self._pieces[look.begin :]
         self._pieces += look.pieces
         bar = self.verticalScrollBar()
@@ -84,7 +84,7 @@ class TokenStrip(QAbstractScrollArea):
 
     def role(self, position: int) -> str:
         """What the token at a position is to the cache."""
-        look = self._look
+        look = self.look
         if look is None or look.shares[position] == 0:
             return "evicted"
         if look.n_recent is None or position >= len(look.shares) - look.n_recent:
@@ -93,9 +93,9 @@ class TokenStrip(QAbstractScrollArea):
 
     def describe(self, position: int) -> str:
         """What there is to know about a token."""
-        if self._look is None:
+        if self.look is None:
             return ""
-        share = float(self._look.shares[position])
+        share = float(self.look.shares[position])
         kept = f"kept by {100 * share:.0f} % of the heads" if share > 0 else "kept by none"
         text = json.dumps(self._pieces[position], ensure_ascii=False)
         return f"Position {position} · {text} · {self.role(position)} · {kept}"
@@ -116,7 +116,7 @@ class TokenStrip(QAbstractScrollArea):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802 - Qt's name
         """Draw the lines that can be seen."""
-        look, height = self._look, self._line_height()
+        look, height = self.look, self._line_height()
         if look is None:
             return
         painter = QPainter(self.viewport())
@@ -188,7 +188,7 @@ class TokenStrip(QAbstractScrollArea):
             self.pointed.emit(said)
 
     def _line_height(self) -> float:
-        return _LINE_HEIGHT * self.fontMetrics().height()
+        return _LINE_HEIGHT * float(self.fontMetrics().height())
 
     def _lay_out_all(self) -> None:
         self._last_word = 0

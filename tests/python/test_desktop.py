@@ -1,0 +1,359 @@
+"""The window of examples/desktop beside Generator's text and cache, without a screen.
+
+H2O_SCREENSHOTS=DIR keeps a picture of it there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatty import script
+from h2o_cpp import Generator
+
+pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library that Qt needs
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QColor
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QPushButton
+
+from desktop import worker as worker_module
+from desktop.cache_panel import BUDGETS
+from desktop.look import Looks
+from desktop.theme import DARK, LIGHT, Colours, strength
+from desktop.window import Window
+from desktop_window import (
+    application,
+    click,
+    enter,
+    error,
+    idle,
+    log,
+    press,
+    say,
+    wait_until,
+)
+
+PROMPT = "It was a bright morning, and the old man went down to the sea with"
+CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # as the window has it
+Open = Callable[..., Window]
+
+
+@pytest.fixture
+def open_window(tiny_opt: Path) -> Iterator[Open]:
+    """Opens windows, ready to be used; they are closed at the end."""
+    application()
+    windows: list[Window] = []
+
+    def open_one(*models: Path, colours: Colours = LIGHT, n: int = 40) -> Window:
+        window = Window(models or [tiny_opt], budget=0.02, seed=1, colours=colours)
+        windows.append(window)
+        window.text.most_tokens.setValue(n)
+        window.show()
+        idle(window)
+        return window
+
+    yield open_one
+    for window in windows:
+        window.close()
+
+
+def kept(generator: Generator) -> set[int]:
+    stats = generator.stats()
+    heads = [(i, j) for i in range(stats.n_layers) for j in range(stats.n_kv_heads)]
+    return {int(position) for head in heads for position in generator.kept(*head)[0]}
+
+
+def shown(window: Window, *roles: str) -> set[int]:
+    strip = window.cache.strip
+    assert strip.look is not None
+    return {i for i in range(len(strip.look.shares)) if strip.role(i) in roles}
+
+
+def test_a_text_and_its_cache(open_window: Open, tiny_opt: Path) -> None:
+    window = open_window(n=120)
+    say(window, PROMPT)
+    with Generator(tiny_opt, **CACHE) as alone:
+        stream = alone.stream(PROMPT, max_tokens=120)
+        expected = PROMPT + "".join(stream)
+        stats, keeps = alone.stats(), kept(alone)
+    n = stats.tokens_seen
+    assert log(window) == expected
+    assert shown(window, "heavy hitter", "recent") == keeps
+    assert shown(window, "recent") == {*range(n - 20, n)}
+    assert window.cache.kept.text() == f"40 of {n}"
+    assert window.cache.evicted.text() == f"{n - 40}"
+    assert window.cache.memory.text() == f"{stats.cache_bytes / 2**10:.0f} KiB of 9.3 MiB"
+    assert window.cache.speed.text().endswith(" tokens/s")
+
+
+def test_messages_are_paragraphs_and_an_empty_one_goes_on(
+    open_window: Open, tiny_opt: Path
+) -> None:
+    window = open_window()
+    for message in (PROMPT, "The captain", ""):
+        say(window, message)
+    expected = ""
+    with Generator(tiny_opt, **CACHE) as alone:
+        after = None
+        for prompt in (PROMPT, "\n\nThe captain", ""):
+            stream = alone.stream(prompt, after=after, max_tokens=40)
+            expected += prompt + "".join(stream)
+            after = stream.save()
+    assert log(window) == expected
+    click(window.text.new_button)
+    idle(window)
+    assert log(window) == ""
+    assert window.cache.strip.look is None
+    say(window, "")
+    assert log(window) == error(window) == ""  # there is nothing to go on from
+
+
+def test_another_budget_is_seen_at_once_and_the_text_goes_on(
+    open_window: Open, tiny_opt: Path
+) -> None:
+    window = open_window()
+    say(window, PROMPT)
+    before = log(window)
+    look = window.cache.strip.look
+    assert look is not None
+    n_seen = len(look.shares)
+    window.cache.slider.setFocus()
+    press(window.cache.slider, Qt.Key.Key_Left)
+    assert window.cache.budget == 0.01
+    wait_until(lambda: window.busy > 0)
+    idle(window)
+    with Generator(tiny_opt, **{**CACHE, "hh": 0.01}) as alone:
+        alone.read(alone.tokenize(before))
+        keeps = kept(alone)
+        assert alone.stats().tokens_seen == n_seen + 1  # with the last one generated
+    assert shown(window, "heavy hitter", "recent") == keeps
+    assert window.cache.kept.text() == f"20 of {n_seen + 1}"
+    assert log(window) == before
+    say(window, "Then")
+    assert log(window).startswith(f"{before}\n\nThen")
+    window.cache.slider.setValue(BUDGETS.index(1.0))
+    wait_until(lambda: window.busy > 0)
+    idle(window)
+    seen = window.cache.kept.text().split(" of ")
+    assert seen[0] == seen[1]
+    assert window.cache.evicted.text() == "0"
+    assert window.cache.memory_bar.value() == window.cache.memory_bar.maximum()
+
+
+def test_a_model_with_a_template_answers_messages(open_window: Open, tmp_path: Path) -> None:
+    model = script(tmp_path, {"Hello": "Good day.", "And now?": "Farewell."})
+    window = open_window(model)
+    for message in ("Hello", "And now?"):
+        say(window, message)
+    assert [line for line in log(window).splitlines() if line] == [
+        "Hello", "Good day.", "And now?", "Farewell.",
+    ]  # fmt: skip
+    press(window.cache.slider, Qt.Key.Key_Right)  # another cache, and the same conversation
+    wait_until(lambda: window.busy > 0)
+    idle(window)
+    assert window.cache.kept.text() != ""
+    assert "Farewell." in log(window)
+
+
+def test_errors_are_a_sentence_and_cost_nothing(open_window: Open, tmp_path: Path) -> None:
+    window = open_window()
+    say(window, PROMPT)
+    before = log(window)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    for path in (bad, tmp_path / "none.gguf"):
+        window.open(path)
+        idle(window)
+        assert path.name in error(window)
+        assert "\n" not in error(window)
+        assert window.picker.currentText() == "tiny-opt"
+    long = "old man " * 2000
+    window.text.message.setPlainText(long)
+    click(window.text.send_button)
+    idle(window)
+    assert "the prompt has" in error(window)
+    assert window.text.message.toPlainText() == long  # to be made shorter
+    assert log(window) == before
+    window.text.message.clear()
+    say(window, "Then")
+    assert error(window) == ""
+    assert log(window).startswith(f"{before}\n\nThen")
+
+
+class Gate:
+    """Holds the worker's thread where it looks at the cache, or opens a model."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        function = getattr(owner, name)
+
+        def held(*args: Any, **options: Any) -> Any:
+            self.entered.set()
+            assert self.open.wait(60), "stuck"
+            return function(*args, **options)
+
+        monkeypatch.setattr(owner, name, held)
+
+
+def test_the_window_works_while_a_model_is_opened(
+    open_window: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = open_window()
+    gate = Gate(monkeypatch, worker_module, "Generator")
+    window.cache.slider.setValue(0)
+    wait_until(gate.entered.is_set)
+    enter(window, "Meanwhile")  # nothing is sent
+    assert window.text.message.toPlainText() == "Meanwhile"
+    assert not window.text.send_button.isEnabled()
+    assert not window.picker.isEnabled()
+    gate.open.set()
+    idle(window)
+    press(window.text.message, Qt.Key.Key_Return)
+    idle(window)
+    assert log(window).startswith("Meanwhile")
+
+
+@pytest.mark.parametrize("stop", ["Escape", "Stop", "New text"])
+def test_an_answer_can_be_stopped(
+    open_window: Open, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    window = open_window(n=1_000_000)
+    gate = Gate(monkeypatch, Looks, "take")
+    enter(window, PROMPT)
+    wait_until(lambda: gate.entered.is_set() and len(log(window)) > len(PROMPT))
+    if stop == "Escape":
+        press(window, Qt.Key.Key_Escape)
+    else:
+        click(window.text.stop_button if stop == "Stop" else window.text.new_button)
+    gate.open.set()
+    idle(window)
+    text = log(window)
+    assert error(window) == ""
+    if stop == "New text":
+        assert text == ""
+        assert window.cache.strip.look is None
+    else:
+        look = window.cache.strip.look
+        assert look is not None
+        assert look.stats.tokens_seen < 40
+    window.text.most_tokens.setValue(5)
+    say(window, "Then")
+    assert log(window).startswith(f"{text}\n\nThen" if text else "Then")
+
+
+def test_closing_in_the_middle_of_a_text_leaves_no_thread(open_window: Open) -> None:
+    open_window().close()  # Qt has now the threads that it keeps
+    n_threads = len(os.listdir("/proc/self/task"))
+    window = open_window(n=1_000_000)
+    enter(window, PROMPT)
+    wait_until(lambda: len(log(window)) > len(PROMPT))
+    window.close()
+    assert not any(thread.name == "worker" for thread in threading.enumerate())
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= n_threads)
+    application().processEvents()  # signals that were still on their way
+
+
+def test_closing_while_a_model_is_opened(
+    open_window: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = open_window()
+    gate = Gate(monkeypatch, worker_module, "Generator")
+    window.cache.slider.setValue(0)
+    wait_until(gate.entered.is_set)
+    threading.Timer(0.05, gate.open.set).start()
+    window.close()
+    assert not any(thread.name == "worker" for thread in threading.enumerate())
+
+
+def test_keys_and_the_mouse_move_between_tokens(open_window: Open) -> None:
+    window = open_window()
+    say(window, PROMPT)
+    strip, detail = window.cache.strip, window.cache.detail
+    strip.setFocus()
+    for key, position in (
+        (Qt.Key.Key_Home, 0),
+        (Qt.Key.Key_Right, 1),
+        (Qt.Key.Key_Left, 0),
+        (Qt.Key.Key_Left, 0),
+        (Qt.Key.Key_End, len(shown(window, "heavy hitter", "recent", "evicted")) - 1),
+    ):
+        press(strip, key)
+        assert detail.text().startswith(f"Position {position} · ")
+        assert strip.accessibleDescription() == detail.text()
+    QTest.mouseMove(strip.viewport(), strip.box(2).center().toPoint())
+    wait_until(lambda: detail.text().startswith('Position 2 · " was" · '))
+
+
+def test_shift_enter_makes_a_new_line(open_window: Open) -> None:
+    window = open_window(n=1)
+    QTest.keyClicks(window.text.message, "one")
+    QTest.keyClick(window.text.message, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    say(window, "two")
+    assert log(window).startswith("one\ntwo")
+
+
+@pytest.mark.parametrize("size", [(360, 560), (1100, 720)], ids=["small", "wide"])
+def test_nothing_is_cut_off(open_window: Open, size: tuple[int, int]) -> None:
+    window = open_window()
+    window.resize(*size)
+    application().processEvents()
+    assert (window.width(), window.height()) == size
+    for one in window.findChildren(QPushButton):
+        corner = one.mapTo(window, QPoint(0, 0))
+        assert one.width() >= one.minimumSizeHint().width(), one.text()
+        assert corner.x() >= 0
+        assert corner.x() + one.width() <= size[0], one.text()
+        assert corner.y() + one.height() <= size[1], one.text()
+    for panel in (window.cache, window.text):
+        assert panel.width() >= panel.minimumSizeHint().width()
+
+
+def luminance(colour: QColor) -> float:
+    """WCAG 2.2, relative luminance."""
+    parts = [colour.redF(), colour.greenF(), colour.blueF()]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: QColor, other: QColor) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_can_be_read(colours: Colours) -> None:
+    panel = QColor(colours.panel)
+    for text in (colours.ink, colours.muted, colours.wrong):
+        assert contrast(QColor(text), panel) >= 4.5  # WCAG 2.2, level AA
+        assert contrast(QColor(text), QColor(colours.page)) >= 4.5
+    for shade in (colours.heavy, colours.recent):
+        assert contrast(QColor(colours.ink), over(QColor(shade), strength(1), panel)) >= 4.5
+
+
+def over(colour: QColor, share: float, below: QColor) -> QColor:
+    """A colour of which this share covers another one."""
+
+    def mix(a: float, b: float) -> float:
+        return share * a + (1 - share) * b
+
+    return QColor.fromRgbF(
+        mix(colour.redF(), below.redF()),
+        mix(colour.greenF(), below.greenF()),
+        mix(colour.blueF(), below.blueF()),
+    )
+
+
+@pytest.mark.skipif("H2O_SCREENSHOTS" not in os.environ, reason="no H2O_SCREENSHOTS")
+def test_picture(open_window: Open) -> None:
+    window = open_window(n=150)
+    window.resize(1100, 720)
+    for message in (PROMPT, "The captain looked at him, and"):
+        say(window, message)
+    window.grab().save(str(Path(os.environ["H2O_SCREENSHOTS"]) / "desktop.png"))
