@@ -65,22 +65,26 @@ class CachePanel(QFrame):
         share = BUDGETS[self.slider.value()]
         return None if share == 1 else share
 
+    @property
+    def settling(self) -> bool:
+        """Whether the slider has just been moved, and budget_chosen is going to say so."""
+        return self._settled.isActive()
+
+    def set_budget(self, budget: float | None) -> None:
+        """Put the slider there; that chooses nothing."""
+        share = 1.0 if budget is None else budget
+        self.slider.setValue(min(range(len(BUDGETS)), key=lambda i: abs(BUDGETS[i] - share)))
+        self._settled.stop()
+
     def show_policy(self, policy: Policy | Sequence[Policy], n_ctx: int) -> None:
         """Show what the cache is going to keep."""
+        self._n_ctx = n_ctx
+        self._show_budget()
         first = policy if isinstance(policy, Policy) else policy[0]
         keeps = "everything is kept"
         if first.n_recent is not None:
             keeps = f"{first.n_heavy} heavy hitters and {first.n_recent} recent tokens are kept"
         self._about.setText(f"Context of {n_ctx} tokens · {keeps}")
-
-    def show_budget(self, budget: float | None, n_ctx: int) -> None:
-        """Put the slider there; that chooses nothing."""
-        self._n_ctx = n_ctx
-        share = 1.0 if budget is None else budget
-        nearest = min(range(len(BUDGETS)), key=lambda i: abs(BUDGETS[i] - share))
-        self.slider.setValue(nearest)
-        self._settled.stop()
-        self._show_budget()
 
     def show_stats(self, stats: Stats) -> None:
         """Show how much the cache holds."""

@@ -49,8 +49,9 @@ class Conversation:
             ]
 
     def paragraph(self, text: str) -> str:
-        """A message as it stands in the text that is continued."""
-        return f"\n\n{text}" if text and self.tokens else text
+        """A message as it stands in the text."""
+        begins = not text or not self.tokens or self._template is not None
+        return text if begins else f"\n\n{text}"
 
     def _new_tokens(self, text: str) -> list[int]:
         if self._template is not None:

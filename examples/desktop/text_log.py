@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF
+from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import (
     QFont,
     QPainter,
     QPaintEvent,
+    QResizeEvent,
+    QTextBlock,
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
-    QTextFrame,
-    QTextFrameFormat,
 )
 from PySide6.QtWidgets import QTextEdit, QWidget
 
 from desktop.theme import LIGHT, Colours, tint
 
-_PADDING, _INDENT, _GAP = 8, 40, 10  # pixels
+_PADDING, _INDENT, _GAP = 8, 40, 12  # pixels
 _LINE_HEIGHT = 130  # percent of the font's
+_NEAR = 40  # pixels from the end that still count as the end
+_LINE_SEPARATOR = "\u2028"  # a new line that is no new block
 
 
 class TextLog(QTextEdit):
@@ -31,8 +33,8 @@ class TextLog(QTextEdit):
         self.document().setDocumentMargin(1)
         self.setAccessibleName("Text")
         self.colours = LIGHT
-        self._users: list[QTextFrame] = []  # whose messages have a background
-        self._end: QTextCursor | None = None  # where the answer goes on
+        self._messages: list[QTextBlock] = []  # of the user, in a chat
+        self._end = QTextCursor(self.document())  # where the answer goes on
 
     def set_colours(self, colours: Colours) -> None:
         """Draw in these."""
@@ -41,67 +43,75 @@ class TextLog(QTextEdit):
 
     def begin(self) -> None:
         """Forget the text."""
-        self._users, self._end = [], None
+        self._messages = []
         self.clear()
 
     def say(self, text: str, *, chat: bool) -> None:
         """Add what the user said; add() then adds to the answer."""
-        cursor = QTextCursor(self.document())
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.setBlockFormat(_spaced())
+        self._end.movePosition(QTextCursor.MoveOperation.End)
         if chat:
-            user = _message(cursor, left=_INDENT)
-            cursor.insertText(text)
-            self._users.append(user)
-            cursor.movePosition(QTextCursor.MoveOperation.End)
-            _message(cursor, right=_INDENT)
+            self._new_block(left=_INDENT + _PADDING, top=_GAP + _PADDING, bottom=_PADDING)
+            self._end.insertText(text.replace("\n", _LINE_SEPARATOR))
+            self._messages.append(self._end.block())
+            self._new_block(right=_INDENT, top=_GAP)
         else:
+            self._end.setBlockFormat(_block_format())
             bold = QTextCharFormat()
             bold.setFontWeight(QFont.Weight.Bold)
-            cursor.insertText(text, bold)
-        self._end = cursor
+            self._end.insertText(text, bold)
         self._scroll_to_end()
 
     def add(self, text: str) -> None:
         """Add to the answer; whoever has scrolled up stays there."""
-        bar = self.verticalScrollBar()
-        at_end = bar.value() >= bar.maximum() - 40
-        if self._end is not None:
-            self._end.insertText(text, QTextCharFormat())
+        at_end = self._at_end()
+        if self._messages:
+            text = text.replace("\n", _LINE_SEPARATOR)
+        self._end.insertText(text, QTextCharFormat())
         if at_end:
             self._scroll_to_end()
-
-    def _scroll_to_end(self) -> None:
-        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802 - Qt's name
         """Draw the backgrounds of the user's messages, then the text."""
         painter = QPainter(self.viewport())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(tint(self.colours.sink, 0.0))
+        painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(tint(self.colours.sink, 0.12))
-        x, y = self.horizontalScrollBar().value(), self.verticalScrollBar().value()
-        for frame in self._users:
-            box: QRectF = self.document().documentLayout().frameBoundingRect(frame)
-            box = box.adjusted(_INDENT, _GAP, 0, 0).translated(-x, -y)
-            painter.drawRoundedRect(box, 8, 8)
+        width = self.viewport().width() - _INDENT
+        for block in self._messages:
+            layout = block.layout()
+            top = layout.position().y() - self.verticalScrollBar().value() - _PADDING
+            height = layout.boundingRect().height() + 2 * _PADDING
+            painter.drawRoundedRect(QRectF(_INDENT, top, width, height), 8, 8)
         painter.end()
         super().paintEvent(event)
 
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+        """Stay at the end."""
+        at_end = self._at_end()
+        super().resizeEvent(event)
+        if at_end:
+            self._scroll_to_end()
 
-def _message(cursor: QTextCursor, *, left: int = 0, right: int = 0) -> QTextFrame:
-    """A frame for a message, which the cursor is then in."""
-    form = QTextFrameFormat()
-    form.setPadding(_PADDING)
-    form.setLeftMargin(left)
-    form.setRightMargin(right)
-    form.setTopMargin(_GAP)
-    frame = cursor.insertFrame(form)
-    cursor.setBlockFormat(_spaced())
-    return frame
+    def _new_block(self, *, left: int = 0, right: int = 0, top: int = 0, bottom: int = 0) -> None:
+        form = _block_format()
+        form.setLeftMargin(left)
+        form.setRightMargin(right)
+        form.setTopMargin(top)
+        form.setBottomMargin(bottom)
+        if self.document().isEmpty():
+            self._end.setBlockFormat(form)
+        else:
+            self._end.insertBlock(form, QTextCharFormat())
+
+    def _at_end(self) -> bool:
+        bar = self.verticalScrollBar()
+        return bool(bar.value() >= bar.maximum() - _NEAR)
+
+    def _scroll_to_end(self) -> None:
+        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
 
 
-def _spaced() -> QTextBlockFormat:
+def _block_format() -> QTextBlockFormat:
     form = QTextBlockFormat()
     form.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
     return form

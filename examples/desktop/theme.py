@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QGuiApplication, QPalette
@@ -39,6 +40,7 @@ def system_colours() -> Colours:
     return DARK if scheme == Qt.ColorScheme.Dark else LIGHT
 
 
+@lru_cache(maxsize=512)
 def tint(colour: str, strength: float) -> QColor:
     """A colour to put over another one; strength: 0 to 1."""
     tinted = QColor(colour)

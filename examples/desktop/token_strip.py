@@ -7,7 +7,7 @@ from bisect import bisect_left
 from operator import attrgetter
 from typing import NamedTuple
 
-from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QFocusEvent,
     QFontMetricsF,
@@ -120,25 +120,28 @@ class TokenStrip(QAbstractScrollArea):
         if look is None:
             return
         painter = QPainter(self.viewport())
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         top = self.verticalScrollBar().value()
         first = bisect_left(self._boxes, int(top / height), key=attrgetter("line"))
         last = (top + self.viewport().height()) / height
+        rise = height * 0.5 + self.fontMetrics().capHeight() / 2 - top  # to the baseline
         tints = {"heavy hitter": self.colours.heavy, "recent": self.colours.recent}
+        evicted: list[_Box] = []
+        painter.setPen(self.colours.ink)
         for position in range(first, len(self._boxes)):
-            if self._boxes[position].line > last:
+            box, role = self._boxes[position], self.role(position)
+            if box.line > last:
                 break
-            box, role = self.box(position), self.role(position)
-            painter.setPen(Qt.PenStyle.NoPen)
             if role in tints:
-                painter.setBrush(tint(tints[role], strength(float(look.shares[position]))))
-                painter.drawRoundedRect(box, 2, 2)
-            painter.setPen(self.colours.ink if role in tints else self.colours.muted)
-            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, self._boxes[position].text)
+                shade = strength(float(look.shares[position]))
+                painter.fillRect(self.box(position), tint(tints[role], shade))
+                painter.drawText(QPointF(box.x, box.line * height + rise), box.text)
+            else:
+                evicted.append(box)
             if position == self.current:
-                painter.setBrush(Qt.BrushStyle.NoBrush)
-                painter.setPen(self.colours.ink)
-                painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 2, 2)
+                painter.drawRect(self.box(position).adjusted(0.5, 0.5, -0.5, -0.5))
+        painter.setPen(self.colours.muted)
+        for box in evicted:
+            painter.drawText(QPointF(box.x, box.line * height + rise), box.text)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
         """Break the lines anew."""

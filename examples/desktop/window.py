@@ -23,7 +23,6 @@ from PySide6.QtWidgets import (
 )
 
 from desktop.cache_panel import CachePanel
-from desktop.look import Look
 from desktop.text_panel import TextPanel
 from desktop.theme import Colours, palette, style_sheet, system_colours
 from desktop.worker import Opened, Worker
@@ -61,6 +60,7 @@ class Window(QMainWindow):
         self.busy = 0  # things that the worker was asked for and has not done
         self._opened: Opened | None = None
         self._sent: str | None = None  # a message that has not been accepted yet
+        self._budget_waits = False  # for the worker to be done
         self._lay_out()
         self._connect()
         for path in models:
@@ -71,7 +71,7 @@ class Window(QMainWindow):
             hints.colorSchemeChanged.connect(lambda: self.set_colours(system_colours()))
         else:
             self.set_colours(colours)
-        self.cache.show_budget(budget, 0)
+        self.cache.set_budget(budget)
         self.open(models[0])
         self.text.message.setFocus()
 
@@ -79,6 +79,7 @@ class Window(QMainWindow):
         """Open a model with the budget that the slider says."""
         self._add(path)
         self._ask()
+        self.worker.stop()
         self.worker.open(path, self.cache.budget)
 
     def send(self) -> None:
@@ -90,8 +91,15 @@ class Window(QMainWindow):
         if not message and not self.text.log.toPlainText():
             return
         self._sent = message
+        self.text.message.clear()
+        self.text.message.setFocus()  # the button that was pressed is going to be disabled
         self._ask()
         self.worker.say(message, self.text.most_tokens.value())
+
+    def stop(self) -> None:
+        """End the answer."""
+        self.worker.stop()
+        self.text.message.setFocus()  # the button that was pressed is going to be disabled
 
     def begin_anew(self) -> None:
         """Forget the text."""
@@ -126,35 +134,33 @@ class Window(QMainWindow):
 
     def _done(self) -> None:
         self.busy -= 1
-        self._sent = None
-        if self.busy == 0 and self._opened is not None:  # what was refused is not shown
-            self.picker.setCurrentIndex(self.picker.findData(str(self._opened.path)))
-            self.cache.show_budget(self._opened.budget, self._opened.stats.n_ctx)
+        if self._sent is not None:  # it was refused
+            self.text.message.textCursor().insertText(self._sent)
+            self._sent = None
+        if self.busy == 0 and self._opened is not None:
+            if self._budget_waits:
+                self._change_budget()
+            else:  # what was refused is not shown
+                self.picker.setCurrentIndex(self.picker.findData(str(self._opened.path)))
+                if not self.cache.settling:
+                    self.cache.set_budget(self._opened.budget)
         self._show_state()
 
     def _show_state(self) -> None:
-        ready = self._opened is not None
-        self.text.set_running(ready=ready, running=self.busy > 0)
-        for one in (self.picker, self.open_button, self.cache.slider):
-            one.setEnabled(not self.busy)
+        self.text.set_running(ready=self._opened is not None, running=self.busy > 0)
 
     def _show_opened(self, opened: Opened) -> None:
         before, self._opened = self._opened, opened
         n_ctx = opened.stats.n_ctx
         self.text.set_chat(opened.chat)
         self.cache.show_policy(opened.policy, n_ctx)
-        self.cache.show_budget(opened.budget, n_ctx)
         self.cache.show_stats(opened.stats)
         if before is None or before.path != opened.path:
             self._forget()
 
     def _show_began(self, text: str) -> None:
         self._sent = None
-        self.text.message.clear()
         self.text.log.say(text, chat=self._opened is not None and self._opened.chat)
-
-    def _show_look(self, look: Look) -> None:
-        self.cache.show_look(look)
 
     def _forget(self) -> None:
         self.text.log.begin()
@@ -171,6 +177,7 @@ class Window(QMainWindow):
             self.open(Path(name))
 
     def _change_budget(self) -> None:
+        self._budget_waits = self.busy > 0
         if self._opened is not None and not self.busy:
             self.open(self._opened.path)
 
@@ -188,18 +195,18 @@ class Window(QMainWindow):
         worker.opened.connect(self._show_opened)
         worker.began.connect(self._show_began)
         worker.wrote.connect(text.log.add)
-        worker.looked.connect(self._show_look)
+        worker.looked.connect(self.cache.show_look)
         worker.forgot.connect(self._forget)
         worker.told.connect(text.show_error)
         worker.done.connect(self._done)
         text.sent.connect(self.send)
-        text.stopped.connect(worker.stop)
+        text.stopped.connect(self.stop)
         text.anew.connect(self.begin_anew)
         self.cache.budget_chosen.connect(self._change_budget)
         self.picker.activated.connect(self._pick)
         self.open_button.clicked.connect(self._pick_file)
         for keys, do in (
-            (QKeySequence(Qt.Key.Key_Escape), worker.stop),
+            (QKeySequence(Qt.Key.Key_Escape), self.stop),
             (QKeySequence.StandardKey.Open, self._pick_file),
             (QKeySequence.StandardKey.Quit, self.close),
         ):

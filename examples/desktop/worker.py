@@ -15,8 +15,10 @@ from desktop.conversation import Conversation, has_template
 from desktop.look import Looks
 from h2o_cpp import Generator, Policy, Stats, Stream
 
-# Between two reports to the window: a tiny model writes thousands of tokens a second.
-_REPORT_SECONDS = 0.04
+# Between two reports to the window: a tiny model writes thousands of tokens a second, and what it
+# costs to show them is taken from a large one.
+_SAY_SECONDS = 0.06
+_LOOK_SECONDS = 0.2
 # Prompt tokens read at a time: "stop" has to wait for one such chunk.
 _N_BATCH = 128
 
@@ -144,13 +146,16 @@ class Worker(QObject):
         try:
             if stopping.is_set():  # it was asked for before there was a stream to close
                 stream.close()
-            unsaid, reported = "", 0.0
+            unsaid, said, looked = "", 0.0, 0.0
             for piece in stream:
                 unsaid += piece
-                if perf_counter() - reported > _REPORT_SECONDS:
+                now = perf_counter()
+                if now - said > _SAY_SECONDS:
                     say(unsaid)
+                    unsaid, said = "", now
+                if now - looked > _LOOK_SECONDS:
                     self._look(stream)
-                    unsaid, reported = "", perf_counter()
+                    looked = now
             say(unsaid)
             self._look(stream)
         finally:

@@ -53,7 +53,7 @@ def slow_down() -> None:
         time.sleep(0.015)
         return take(*arguments)
 
-    worker._REPORT_SECONDS = 0.0
+    worker._SAY_SECONDS = worker._LOOK_SECONDS = 0.0
     Looks.take = slow_take  # type: ignore[assignment, method-assign]
 
 

@@ -68,7 +68,7 @@ def say(window: Window, text: str) -> None:
 
 
 def log(window: Window) -> str:
-    return window.text.log.toPlainText()
+    return str(window.text.log.toPlainText())
 
 
 def error(window: Window) -> str:
