@@ -68,7 +68,7 @@ class CachePanel(QFrame):
     @property
     def settling(self) -> bool:
         """Whether the slider has just been moved, and budget_chosen is going to say so."""
-        return self._settled.isActive()
+        return bool(self._settled.isActive())
 
     def set_budget(self, budget: float | None) -> None:
         """Put the slider there; that chooses nothing."""

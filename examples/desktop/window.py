@@ -52,7 +52,7 @@ class Window(QMainWindow):
         self.setWindowTitle("h2o.cpp")
         self.resize(1100, 720)
         self.setMinimumSize(360, 560)  # the two columns would ask for more; see resizeEvent
-        self.worker = Worker(seed=seed)
+        self.worker = Worker(self, seed=seed)
         self.picker = QComboBox()
         self.open_button = QPushButton("&Open…")
         self.text = TextPanel()

@@ -49,9 +49,9 @@ class Worker(QObject):
     told = Signal(str)  # a sentence: why something was refused, or an answer ended
     done = Signal()
 
-    def __init__(self, *, seed: int | None = None) -> None:
+    def __init__(self, parent: QObject, *, seed: int | None = None) -> None:
         """`seed` makes the answers repeatable."""
-        super().__init__()
+        super().__init__(parent)
         self._seed = seed
         self._path: Path | None = None
         self._generator: Generator | None = None

@@ -22,6 +22,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
+from shiboken6 import isValid
 
 from desktop import worker as worker_module
 from desktop.cache_panel import BUDGETS
@@ -62,6 +63,10 @@ def open_window(tiny_opt: Path) -> Iterator[Open]:
     yield open_one
     for window in windows:
         window.close()
+        # Widgets may not be destroyed by a thread that happens to collect garbage.
+        window.deleteLater()
+    QTest.qWait(1)
+    assert not any(isValid(window) for window in windows)
 
 
 def kept(generator: Generator) -> set[int]:
