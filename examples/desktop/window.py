@@ -51,7 +51,7 @@ class Window(QMainWindow):
         super().__init__()
         self.setWindowTitle("h2o.cpp")
         self.resize(1100, 720)
-        self.setMinimumSize(360, 560)  # the two columns would ask for more; see resizeEvent
+        self.setMinimumSize(400, 560)  # the two columns would ask for more; see resizeEvent
         self.worker = Worker(self, seed=seed)
         self.picker = QComboBox()
         self.open_button = QPushButton("&Open…")

@@ -21,7 +21,7 @@ pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library t
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QPushButton, QScrollArea
 from shiboken6 import isValid
 
 from desktop import worker as worker_module
@@ -310,7 +310,7 @@ def test_shift_enter_makes_a_new_line(open_window: Open) -> None:
     assert log(window).startswith("one\ntwo")
 
 
-@pytest.mark.parametrize("size", [(360, 560), (1100, 720)], ids=["small", "wide"])
+@pytest.mark.parametrize("size", [(400, 560), (1100, 720)], ids=["small", "wide"])
 def test_nothing_is_cut_off(open_window: Open, size: tuple[int, int]) -> None:
     window = open_window()
     window.resize(*size)
@@ -322,6 +322,8 @@ def test_nothing_is_cut_off(open_window: Open, size: tuple[int, int]) -> None:
         assert corner.x() >= 0
         assert corner.x() + one.width() <= size[0], one.text()
         assert corner.y() + one.height() <= size[1], one.text()
+    for area in window.findChildren(QScrollArea):
+        assert area.horizontalScrollBar().maximum() == 0
     for panel in (window.cache, window.text):
         assert panel.width() >= panel.minimumSizeHint().width()
 
