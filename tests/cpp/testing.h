@@ -83,7 +83,19 @@ inline bool cpu_has(std::string_view isa) {
   if (isa == "x86_64_v4") return __builtin_cpu_supports("x86-64-v4") != 0;
   if (isa == "x86_64_v4_vnni") return cpu_has("x86_64_v4") && __builtin_cpu_supports("avx512vnni");
 #endif
-  return !isa.starts_with("x86_64_");
+#ifdef __aarch64__
+  if (isa == "neon") return true;
+#ifdef __linux__
+  if (isa == "neon_dotprod") {
+    uint64_t features;  // which the kernel tells in place of the register; bits 44 to 47: DP
+    __asm__("mrs %0, ID_AA64ISAR0_EL1" : "=r"(features));
+    return (features >> 44 & 15) != 0;
+  }
+#else
+  if (isa == "neon_dotprod") return true;
+#endif
+#endif
+  return !isa.starts_with("x86_64_") && !isa.starts_with("neon");
 }
 
 }  // namespace h2o

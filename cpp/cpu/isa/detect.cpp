@@ -7,6 +7,9 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace h2o {
@@ -62,6 +65,23 @@ bool has_x86_64_v4() {
 bool has_x86_64_v4_vnni() { return has_x86_64_v4() && has(cpuid(7).ecx, {11}); }
 
 }  // namespace
+#elif defined(__aarch64__)
+extern const CpuKernels kernels_neon;
+extern const CpuKernels kernels_neon_dotprod;
+
+namespace {
+
+bool has_dotprod() {
+#ifdef __APPLE__
+  return true;  // every Mac with such a CPU
+#elif defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 #endif
 
 std::vector<const CpuKernels*> supported_kernels() {
@@ -70,6 +90,10 @@ std::vector<const CpuKernels*> supported_kernels() {
   if (has_x86_64_v4_vnni()) tables.push_back(&kernels_x86_64_v4_vnni);
   if (has_x86_64_v4()) tables.push_back(&kernels_x86_64_v4);
   if (has_x86_64_v3()) tables.push_back(&kernels_x86_64_v3);
+#endif
+#ifdef __aarch64__
+  if (has_dotprod()) tables.push_back(&kernels_neon_dotprod);
+  tables.push_back(&kernels_neon);
 #endif
   tables.push_back(&kernels_scalar);
   return tables;
