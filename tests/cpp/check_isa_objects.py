@@ -20,9 +20,12 @@ AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")
 AMX = re.compile(r"\s(tile\w+|(ld|st)tilecfg|tdp\w+)\b|%tmm")
 BF16 = re.compile(rf"\s(vdpbf16ps|vcvtne2?ps2bf16\w*)\s|{AMX.pattern}")
 VNNI = re.compile(rf"\svpdp\w+\s|{BF16.pattern}")
+DOTPROD = re.compile(r"\s[su]dot\s+v")
+BASELINE = re.compile(f"{AVX.pattern}|{AMX.pattern}|{DOTPROD.pattern}")
 FORBIDDEN = {
-    None: AVX,
-    "scalar": AVX,
+    None: BASELINE,
+    "scalar": BASELINE,
+    "neon": DOTPROD,
     "x86_64_v3": AVX512,
     "x86_64_v4": VNNI,
     "x86_64_v4_vnni": BF16,

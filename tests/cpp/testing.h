@@ -93,21 +93,35 @@ inline bool linux_lends_tiles() {
   return false;
 }
 
-// Does this CPU run what the kernels of that name are compiled for, if this compiler could? Says
-// the compiler's run-time library, not h2o. Names that are none are left to h2o to refuse.
+// Does this CPU run what the kernels of that name are compiled for, if they were built? Says the
+// compiler's run-time library, or the operating system, not h2o. Names that are none are left to
+// h2o to refuse.
 inline bool cpu_has(std::string_view isa) {
-#ifdef __x86_64__
-  if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
-  if (isa == "x86_64_v4") return __builtin_cpu_supports("x86-64-v4") != 0;
-  if (isa == "x86_64_v4_vnni") return cpu_has("x86_64_v4") && __builtin_cpu_supports("avx512vnni");
+  const bool is_one = isa.starts_with("x86_64_") || isa.starts_with("neon");
   const std::string built = " " H2O_ISAS " ";
-  if (built.find(" " + std::string(isa) + " ") == std::string::npos) return false;
-  if (isa == "x86_64_v4_bf16") {
-    return cpu_has("x86_64_v4_vnni") && __builtin_cpu_supports("avx512bf16");
+  if (is_one && built.find(" " + std::string(isa) + " ") == std::string::npos) return false;
+#ifdef __x86_64__
+  const bool v4 = __builtin_cpu_supports("x86-64-v4") != 0;
+  const bool vnni = v4 && __builtin_cpu_supports("avx512vnni") != 0;
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16") != 0;
+  if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
+  if (isa == "x86_64_v4") return v4;
+  if (isa == "x86_64_v4_vnni") return vnni;
+  if (isa == "x86_64_v4_bf16") return bf16;
+  if (isa == "x86_64_v4_amx") return bf16 && linux_lends_tiles();
+#elif defined(__aarch64__)
+  if (isa == "neon") return true;
+#ifdef __linux__
+  if (isa == "neon_dotprod") {
+    uint64_t features;  // which the kernel tells in place of the register; bits 44 to 47: DP
+    __asm__("mrs %0, ID_AA64ISAR0_EL1" : "=r"(features));
+    return (features >> 44 & 15) != 0;
   }
-  if (isa == "x86_64_v4_amx") return cpu_has("x86_64_v4_bf16") && linux_lends_tiles();
+#else
+  if (isa == "neon_dotprod") return true;
 #endif
-  return !isa.starts_with("x86_64_");
+#endif
+  return !is_one;
 }
 
 }  // namespace h2o

@@ -3,10 +3,14 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "built_isas.h"
 #include "core/error.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -15,15 +19,15 @@
 
 namespace h2o {
 
-extern const CpuKernels kernels_scalar;
-#ifdef __x86_64__
-extern const CpuKernels kernels_x86_64_v3;
-extern const CpuKernels kernels_x86_64_v4;
-extern const CpuKernels kernels_x86_64_v4_vnni;
-extern const CpuKernels kernels_x86_64_v4_bf16;
-extern const CpuKernels kernels_x86_64_v4_amx;
+#define H2O_DECLARE(isa) extern const CpuKernels kernels_##isa;
+H2O_FOR_EACH_ISA(H2O_DECLARE)
 
 namespace {
+
+// Of each instruction set that a unit may be built for: does this CPU have it?
+[[maybe_unused]] bool has_scalar() { return true; }
+
+#ifdef __x86_64__
 
 struct CpuidRegisters {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -52,7 +56,7 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
 
 // x86-64-v3: SSE3, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, OSXSAVE, AVX, F16C; BMI1,
 // AVX2, BMI2; LZCNT. The operating system saves XMM and YMM.
-bool has_x86_64_v3() {
+[[maybe_unused]] bool has_x86_64_v3() {
   const CpuidRegisters leaf1 = cpuid(1);
   return has(leaf1.ecx, {0, 9, 12, 13, 19, 20, 22, 23, 27, 28, 29}) &&
          has(cpuid(7).ebx, {3, 5, 8}) && has(cpuid(0x80000001).ecx, {5}) &&
@@ -60,22 +64,21 @@ bool has_x86_64_v3() {
 }
 
 // x86-64-v4: AVX-512 F, DQ, CD, BW, VL. The operating system saves masks and ZMM too.
-bool has_x86_64_v4() {
+[[maybe_unused]] bool has_x86_64_v4() {
   return has_x86_64_v3() && has(cpuid(7).ebx, {16, 17, 28, 30, 31}) &&
          (saved_state() & 0xe6) == 0xe6;
 }
 
 // AVX-512 VNNI.
-bool has_x86_64_v4_vnni() { return has_x86_64_v4() && has(cpuid(7).ecx, {11}); }
+[[maybe_unused]] bool has_x86_64_v4_vnni() { return has_x86_64_v4() && has(cpuid(7).ecx, {11}); }
 
-#ifdef H2O_HAS_X86_64_V4_BF16
 // AVX-512 BF16.
-bool has_x86_64_v4_bf16() { return has_x86_64_v4_vnni() && has(cpuid(7, 1).eax, {5}); }
-#endif
+[[maybe_unused]] bool has_x86_64_v4_bf16() {
+  return has_x86_64_v4_vnni() && has(cpuid(7, 1).eax, {5});
+}
 
-#ifdef H2O_HAS_X86_64_V4_AMX
 // Linux saves the tiles of a process that asked for them. May be asked again.
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
 #ifdef __linux__
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTiles = 18;                  // of XCR0
@@ -86,29 +89,35 @@ bool may_use_tiles() {
 }
 
 // AMX-BF16, AMX-TILE. The operating system saves the tiles and their configuration.
-bool has_x86_64_v4_amx() {
+[[maybe_unused]] bool has_x86_64_v4_amx() {
   return has_x86_64_v4_bf16() && has(cpuid(7).edx, {22, 24}) &&
          (saved_state() & 0x60000) == 0x60000 && may_use_tiles();
 }
+
+#elif defined(__aarch64__)
+
+[[maybe_unused]] bool has_neon() { return true; }
+
+// Dot products of bytes, of Arm v8.2.
+[[maybe_unused]] bool has_neon_dotprod() {
+#ifdef __APPLE__
+  return true;  // every Mac with such a CPU
+#elif defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
 #endif
 
 }  // namespace
-#endif
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
-#ifdef __x86_64__
-#ifdef H2O_HAS_X86_64_V4_AMX
-  if (has_x86_64_v4_amx()) tables.push_back(&kernels_x86_64_v4_amx);
-#endif
-#ifdef H2O_HAS_X86_64_V4_BF16
-  if (has_x86_64_v4_bf16()) tables.push_back(&kernels_x86_64_v4_bf16);
-#endif
-  if (has_x86_64_v4_vnni()) tables.push_back(&kernels_x86_64_v4_vnni);
-  if (has_x86_64_v4()) tables.push_back(&kernels_x86_64_v4);
-  if (has_x86_64_v3()) tables.push_back(&kernels_x86_64_v3);
-#endif
-  tables.push_back(&kernels_scalar);
+#define H2O_ADD(isa) \
+  if (has_##isa()) tables.push_back(&kernels_##isa);
+  H2O_FOR_EACH_ISA(H2O_ADD)
   return tables;
 }
 
