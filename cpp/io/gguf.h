@@ -62,7 +62,7 @@ class GgufFile {
   uint32_t version() const { return version_; }
 
   // Reads all of it into memory now.
-  void populate() const { file_.populate(); }
+  void populate() const { MappedFile::populate(file_.bytes()); }
 
   // Metadata, in the order of the file.
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }

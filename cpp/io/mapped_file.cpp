@@ -70,6 +70,8 @@ Bytes map(const std::filesystem::path& path) {
 }
 
 void populate_pages(Bytes) {}
+constexpr bool kReleases = false;
+void release_pages(Bytes) {}
 
 void unmap(Bytes bytes) {
   if (!bytes.empty()) UnmapViewOfFile(bytes.data());
@@ -101,12 +103,28 @@ Bytes map(const std::filesystem::path& path) {
   return {static_cast<const std::byte*>(data), size};
 }
 
+// From the address that is a multiple of the size of a page before `begin`, or after it.
+std::byte* page_before(const std::byte* address) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(address) / page * page);
+}
+std::byte* page_after(const std::byte* address) {
+  return page_before(address + sysconf(_SC_PAGESIZE) - 1);
+}
+
 void populate_pages([[maybe_unused]] Bytes bytes) {
 #ifdef MADV_POPULATE_READ  // Linux 5.14; a kernel that refuses it costs page faults, no more
-  if (!bytes.empty()) {
-    madvise(const_cast<std::byte*>(bytes.data()), bytes.size(), MADV_POPULATE_READ);
-  }
+  std::byte* begin = page_before(bytes.data());
+  madvise(begin, static_cast<size_t>(bytes.data() + bytes.size() - begin), MADV_POPULATE_READ);
 #endif
+}
+
+constexpr bool kReleases = true;
+
+void release_pages(Bytes bytes) {
+  std::byte* begin = page_after(bytes.data());
+  std::byte* end = page_before(bytes.data() + bytes.size());
+  if (begin < end) madvise(begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }
 
 void unmap(Bytes bytes) {
@@ -124,7 +142,15 @@ MappedFile::~MappedFile() { unmap(bytes_); }
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
 
-void MappedFile::populate() const { populate_pages(bytes_); }
+void MappedFile::populate(std::span<const std::byte> part) {
+  if (!part.empty()) populate_pages(part);
+}
+
+bool MappedFile::can_release() { return kReleases; }
+
+void MappedFile::release(std::span<const std::byte> part) {
+  if (!part.empty()) release_pages(part);
+}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);

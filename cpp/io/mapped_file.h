@@ -20,8 +20,14 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }  // UTF-8 on Windows
 
-  // Reads all of it into memory now, where the system can, rather than page by page when touched.
-  void populate() const;
+  // Reads a part of a mapping into memory now, where the system can, rather than page by page when
+  // touched.
+  static void populate(std::span<const std::byte> part);
+
+  // Lets go of the pages that lie in a part: they are read again when touched. Of the pages at its
+  // ends others may have a share, and they stay.
+  static bool can_release();
+  static void release(std::span<const std::byte> part);
 
  private:
   std::string path_;

@@ -42,6 +42,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
+    if (w.stream) w.stream->enter(l);
 
     norm(b, c, a.h, a.x, layer.attn_norm);
     b.matmul(a.q, a.h, layer.attn_q);

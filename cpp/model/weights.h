@@ -2,11 +2,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "core/backend.h"
 #include "io/gguf_model.h"
 #include "model/config.h"
+#include "model/weight_stream.h"
 
 namespace h2o {
 
@@ -34,7 +36,8 @@ struct Weights {
   Affine output_norm;  // [n_embd]
   Affine output;       // [n_vocab, n_embd]; token_embd where the file has none (tied)
 
-  std::vector<Buffer> owned;  // what is not read from the mapped file
+  std::vector<Buffer> owned;             // what is not read from the mapped file
+  std::unique_ptr<WeightStream> stream;  // brings in layers, where not all are in memory
 };
 
 // Told of the bytes that are loaded, of all of them.

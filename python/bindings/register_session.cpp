@@ -31,7 +31,7 @@ std::span<const int32_t> span_of(const Tokens& tokens) {
 // `progress` is a function of the bytes loaded, and of all of them; or None. What it raises ends
 // the loading.
 std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
-                                  int n_threads, const py::object& progress) {
+                                  int n_threads, const py::object& progress, size_t max_resident) {
   LoadProgress tell;
   if (!progress.is_none()) {
     tell = [&progress](size_t loaded, size_t total) {
@@ -40,7 +40,7 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
     };
   }
   const py::gil_scoped_release release;
-  return std::make_shared<Model>(path, make_backend(device, n_threads), tell);
+  return std::make_shared<Model>(path, make_backend(device, n_threads), tell, max_resident);
 }
 
 Positions positions_of(const std::string& name) {
@@ -152,11 +152,17 @@ int32_t sample(Sampler& sampler, const Floats& logits) {
 void register_session(py::module_& m) {
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
       .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
-           py::arg("threads"), py::arg("progress") = py::none())
+           py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0)
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
       .def_property_readonly(
           "file", [](const Model& model) { return &model.file.head(); },
           py::return_value_policy::reference_internal)
+      .def_property_readonly(
+          "n_streamed_layers",
+          [](const Model& m) { return m.weights.stream ? m.weights.stream->n_streamed() : 0; })
+      .def_property_readonly(
+          "streamed_bytes",
+          [](const Model& m) { return m.weights.stream ? m.weights.stream->streamed_bytes() : 0; })
       .def_property_readonly("architecture",
                              [](const Model& m) { return m.config.family->architecture; })
       .def_property_readonly(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import TypedDict
 
 INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
+
+
+_UNITS = {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate(("", "K", "M", "G", "T"))
+    for unit, base in (("B", 1000), ("iB", 1024))
+    if prefix or unit == "B"
+}
 
 
 def whole(name: str, value: object, least: int, most: int | None = INT32_MAX) -> int:
@@ -46,3 +55,13 @@ def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
     if isinstance(kv_dtype, tuple | list) and [type(t) for t in kv_dtype] == [str, str]:
         return {"k_dtype": kv_dtype[0], "v_dtype": kv_dtype[1]}
     raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types, for K and V")
+
+
+def bytes_of(name: str, size: int | str) -> int:
+    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
+    if not isinstance(size, str):
+        return whole(name, size, 1, None)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{name}={size!r}, expected bytes or a size such as 4GiB or 512MB")
+    return whole(name, int(float(match[1]) * _UNITS[match[2]]), 1, None)

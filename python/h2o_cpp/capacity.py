@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes, whole
+from h2o_cpp.arguments import bytes_of, kv_dtypes, whole
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.session import Positions
-
-_UNITS = {
-    f"{prefix}{unit}": base**power
-    for power, prefix in enumerate(("", "K", "M", "G", "T"))
-    for unit, base in (("B", 1000), ("iB", 1024))
-    if prefix or unit == "B"
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def capacity(
 
     Raises FileNotFoundError and ValueError.
     """
-    n_bytes = bytes_of(memory)
+    n_bytes = bytes_of("memory", memory)
     if isinstance(model, _core.Model):
         shape = ModelShape.of_model(model)
     else:
@@ -114,13 +106,3 @@ def slab_bytes(
         **kv_dtypes(kv_dtype),
         may_roll=bounded and not shape.learned_positions and positions != "original",
     )
-
-
-def bytes_of(memory: int | str) -> int:
-    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"."""
-    if not isinstance(memory, str):
-        return whole("memory", memory, 1, None)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", memory)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"memory={memory!r}, expected bytes or a size such as 4GiB or 512MB")
-    return whole("memory", int(float(match[1]) * _UNITS[match[2]]), 1, None)

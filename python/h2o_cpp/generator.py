@@ -64,6 +64,7 @@ class Generator(Closing):
         snapshot_bytes: int = 256 * 2**20,
         max_sequences: int | None = None,
         memory: int | str | None = None,
+        max_resident: int | str | None = None,
     ) -> None:
         """Load a model.
 
@@ -90,6 +91,8 @@ class Generator(Closing):
         max_sequences: how many prompts are continued at once by generate([...]), stream_many and
             engine(), each with a cache of its own; default: 1.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
+        max_resident: the most memory for weights on the CPU, "2GiB" or bytes; layers that do not
+            fit are read anew for every forward pass, which all sequences share. Default: all stay.
 
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
         MemoryError.
@@ -107,6 +110,7 @@ class Generator(Closing):
             threads=threads,
             max_sequences=max_sequences,
             memory=memory,
+            max_resident=max_resident,
         )
         self.policy = self._open.policy
         self._turn = Turn()

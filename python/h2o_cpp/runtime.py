@@ -60,10 +60,11 @@ def open_runtime(
     threads: int | None,
     max_sequences: int | None,
     memory: int | str | None,
+    max_resident: int | str | None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = whole("n_batch", n_batch, 1)
-    model = open_model(path, device=device, threads=threads)
+    model = open_model(path, device=device, threads=threads, max_resident=max_resident)
     n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes, thread_count
+from h2o_cpp.arguments import INT32_MAX, bytes_of, kv_dtypes, thread_count
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
@@ -19,10 +19,16 @@ Positions: TypeAlias = Literal["auto", "original", "rolling"]
 Following: TypeAlias = NDArray[np.float32] | int
 
 
-def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None) -> _core.Model:
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    device: str,
+    threads: int | None,
+    max_resident: int | str | None = None,
+) -> _core.Model:
     """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
 
-    device, threads: as for Generator.
+    device, threads, max_resident: as for Generator.
 
     Raises FileNotFoundError, ValueError and MemoryError.
     """
@@ -38,7 +44,11 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
             bar.update(loaded - bar.n)
 
         return _core.Model(
-            os.fspath(path), device=device, threads=thread_count(threads), progress=tell
+            os.fspath(path),
+            device=device,
+            threads=thread_count(threads),
+            progress=tell,
+            max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator, Policy, capacity
-from h2o_cpp.capacity import bytes_of
+from h2o_cpp.arguments import bytes_of
 from h2o_cpp.cli import main
 
 LINE = 64  # bytes that the arrays of a layer are aligned to
@@ -42,10 +42,10 @@ N_ARRAYS = 8  # of a layer, at most
 )
 def test_sizes(memory: Any, n: int | None) -> None:
     if n is not None:
-        assert bytes_of(memory) == n
+        assert bytes_of("memory", memory) == n
         return
     with pytest.raises(ValueError, match="memory="):
-        bytes_of(memory)
+        bytes_of("memory", memory)
 
 
 @pytest.mark.parametrize("model", ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"])

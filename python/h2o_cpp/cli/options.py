@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on after the end of text (default: end there)",
     )
 
-    add_machine(parser)
+    add_machine(parser, resident=True)
 
 
 def add_model(parser: _Arguments) -> None:
@@ -135,8 +135,8 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     add_kv_dtype(cache)
 
 
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Add the group of where to compute."""
+def add_machine(parser: argparse.ArgumentParser, *, resident: bool = False) -> None:
+    """Add the group of where to compute; with `resident`, --max-resident too."""
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--device",
@@ -144,6 +144,13 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="auto, cpu, cuda or cuda:N (default: %(default)s)",
     )
+    if resident:
+        machine.add_argument(
+            "--max-resident",
+            metavar="SIZE",
+            help="most memory for weights, such as 2GiB; layers that do not fit are read anew for "
+            "every pass, on the CPU (default: all stay)",
+        )
     add_threads(machine)
 
 
@@ -208,6 +215,7 @@ def open_generator(
         threads=args.threads,
         max_sequences=max_sequences,
         memory=memory,
+        max_resident=args.max_resident,
     )
 
 

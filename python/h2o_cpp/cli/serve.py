@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.capacity import bytes_of
+from h2o_cpp.arguments import bytes_of
 from h2o_cpp.cli.options import add_cache, add_machine, open_generator, read_template
 
 _MAX_SEQUENCES = 8
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
     )
     add_cache(parser)
-    add_machine(parser)
+    add_machine(parser, resident=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             max_queue=args.max_queue,
             max_tokens=args.max_tokens,
             max_prompt=args.max_prompt,
-            max_body_bytes=bytes_of(args.max_body),
+            max_body_bytes=bytes_of("max_body", args.max_body),
         )
         server = Server(app, host=args.host, port=args.port, grace=args.grace)
         return 0 if server.serve_until_signal() else 1

@@ -1,0 +1,125 @@
+"""Models of which only a part of the weights is in memory at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.cli import main
+from h2o_cpp.peers.synthetic import write_model
+from h2o_cpp.session import open_model
+
+PROMPT = "The old man went down to the sea"
+OPTIONS: dict[str, Any] = {"hh": 40, "threads": 1, "seed": 3}
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers of 6.5 MiB each."""
+    path = tmp_path_factory.mktemp("models") / "large.gguf"
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": 512,
+        "max_position_embeddings": 512,
+    }
+    write_model(path, config, "F16")
+    return path
+
+
+def least(path: Path) -> int:
+    """The fewest bytes, as the error says."""
+    with pytest.raises(ValueError, match=r"max_resident is 1 bytes; .* take \d+") as error:
+        open_model(path, device="cpu", threads=1, max_resident=1)
+    return int(str(error.value).split()[-1])
+
+
+def test_which_layers_stay() -> None:
+    whole = BUNDLED_MODEL.stat().st_size
+    needed = least(BUNDLED_MODEL)
+    streamed = []
+    for size in (needed, (needed + whole) // 2, whole):
+        model = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=size)
+        assert model.streamed_bytes <= max(0, whole - size) + 2 * (whole - needed) // 4
+        streamed.append(model.n_streamed_layers)
+    assert streamed == sorted(streamed, reverse=True)
+    assert streamed[0] == 6
+    assert streamed[-1] == 0
+    assert open_model(BUNDLED_MODEL, device="cpu", threads=1).n_streamed_layers == 0
+
+
+def test_texts_are_the_same() -> None:
+    with Generator(BUNDLED_MODEL, **OPTIONS) as generator:
+        expected = [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)]
+    for more in (0, 700_000):
+        size = least(BUNDLED_MODEL) + more
+        with Generator(BUNDLED_MODEL, max_resident=size, **OPTIONS) as generator:
+            assert [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)] == expected
+
+
+def test_sessions_share_it() -> None:
+    with Generator(BUNDLED_MODEL, max_sequences=3, **OPTIONS) as generator:
+        expected = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
+    size = least(BUNDLED_MODEL)
+    with Generator(BUNDLED_MODEL, max_sequences=3, max_resident=size, **OPTIONS) as generator:
+        texts = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
+    assert texts == expected
+
+
+MEASURE = """
+import sys
+from h2o_cpp import Generator
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssFile"))
+
+before = resident()
+size = int(sys.argv[2]) or None
+most = 0
+with Generator(sys.argv[1], max_resident=size, threads=1) as generator:
+    for _ in generator.stream("ab", max_tokens=20, ignore_eos=True):
+        most = max(most, resident())
+print(most - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory(large: Path) -> None:
+    """Of the file no more than was asked for is in memory, and the pages at the ends of tensors."""
+
+    def most(size: int) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(large), str(size)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return int(done.stdout)
+
+    size = least(large)
+    assert size < large.stat().st_size - 30 * MIB
+    tensors = 8 * 9
+    # Those of Python and its libraries that are first touched meanwhile are in both.
+    assert most(0) - most(size) > large.stat().st_size - size - tensors * 2 * 16 * 4096
+
+
+def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("much", "0GiB", 0, -1):
+        with pytest.raises(ValueError, match="max_resident="):
+            Generator(BUNDLED_MODEL, max_resident=wrong)
+    assert main(["run", "a", "--max-resident", "1KiB"]) == 1
+    assert "two layers" in capsys.readouterr().err
