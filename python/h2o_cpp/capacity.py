@@ -9,8 +9,10 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import bytes_of, kv_dtypes, whole
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.session import Positions
+from h2o_cpp.stored_budget import Budget, resolve_budget
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def capacity(
     model: str | os.PathLike[str] | _core.Model,
     memory: int | str,
     *,
-    hh: float | None = None,
+    hh: Budget = None,
     recent: float | None = None,
     policy: str | Policy | Sequence[Policy] | None = None,
     n_ctx: int | None = None,
@@ -73,14 +75,15 @@ def capacity(
     """
     n_bytes = bytes_of("memory", memory)
     if isinstance(model, _core.Model):
-        shape = ModelShape.of_model(model)
+        file, shape = model.file, ModelShape.of_model(model)
     else:
-        metadata = _core.GgufFile(os.fspath(model)).metadata()
-        found = ModelShape.of_metadata(metadata)
+        file = _core.GgufFile(find_model(model))
+        found = ModelShape.of_metadata(file.metadata())
         if found is None:
             raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
         shape = found
     n_ctx = shape.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1, shape.n_ctx_train)
+    hh, policy = resolve_budget(hh, policy, file)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
     return n_bytes // each

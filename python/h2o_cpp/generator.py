@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -32,6 +33,7 @@ from h2o_cpp.runtime import Runtime, open_runtime
 from h2o_cpp.session import Positions
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
+from h2o_cpp.stored_budget import Budget
 from h2o_cpp.stream import Stream
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
@@ -51,7 +53,7 @@ class Generator(Closing):
         self,
         path: str | os.PathLike[str],
         *,
-        hh: float | None = None,
+        hh: Budget = None,
         recent: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
@@ -68,9 +70,11 @@ class Generator(Closing):
     ) -> None:
         """Load a model.
 
+        path: a GGUF file; a directory that has one, such as a downloaded repository or one in the
+            Hub's cache; or hf://org/name[/file.gguf][@revision], downloaded by the extra `hub`.
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
-            cache.
+            cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
             h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
@@ -94,8 +98,8 @@ class Generator(Closing):
         max_resident: the most memory for weights on the CPU, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
 
-        Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
-        MemoryError.
+        Raises FileNotFoundError, ValueError (a file or an option that makes no sense), OSError (the
+        Hub) and MemoryError.
         """
         self._open: Runtime | None = open_runtime(
             path,
@@ -123,6 +127,11 @@ class Generator(Closing):
         return self._open
 
     @property
+    def path(self) -> Path:
+        """The GGUF file."""
+        return Path(self._runtime().model.file.path)
+
+    @property
     def n_ctx(self) -> int:
         """The context: the most tokens of a text, prompt included, unless it is endless."""
         return self._runtime().session.n_ctx
@@ -145,8 +154,7 @@ class Generator(Closing):
     def __repr__(self) -> str:
         if self._open is None:
             return "<Generator: closed>"
-        name = os.path.basename(self._open.model.file.path)
-        return f"<Generator: {name}, n_ctx={self.n_ctx}, {self.policy}>"
+        return f"<Generator: {self.path.name}, n_ctx={self.n_ctx}, {self.policy}>"
 
     def stream(
         self,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, bytes_of, kv_dtypes, thread_count
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
@@ -28,10 +29,11 @@ def open_model(
 ) -> _core.Model:
     """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
 
-    device, threads, max_resident: as for Generator.
+    path, device, threads, max_resident: as for Generator.
 
-    Raises FileNotFoundError, ValueError and MemoryError.
+    Raises FileNotFoundError, ValueError, OSError and MemoryError.
     """
+    file = find_model(path)
     from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
 
     with tqdm(
@@ -44,7 +46,7 @@ def open_model(
             bar.update(loaded - bar.n)
 
         return _core.Model(
-            os.fspath(path),
+            file,
             device=device,
             threads=thread_count(threads),
             progress=tell,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
 from h2o_cpp.request import Sampling, StreamOptions
+from h2o_cpp.stored_budget import Budget
 
 
 class _Arguments(Protocol):
@@ -19,6 +20,9 @@ class _Arguments(Protocol):
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
+
+# What find_model takes.
+MODEL = "GGUF file, a directory that has one, or hf://org/name"
 
 # What the options of Sampling mean.
 _SAMPLING = {
@@ -83,10 +87,9 @@ def add_model(parser: _Arguments) -> None:
     parser.add_argument(
         "-m",
         "--model",
-        type=Path,
         default=BUNDLED_MODEL,
-        metavar="FILE",
-        help="GGUF file (default: the bundled tiny model)",
+        metavar="MODEL",
+        help=f"{MODEL} (default: the bundled tiny model)",
     )
 
 
@@ -95,10 +98,10 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     cache = parser.add_argument_group("cache")
     cache.add_argument(
         "--hh",
-        type=_amount,
+        type=budget,
         metavar="X",
         help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
-        "hitters, half recent (default: keep all)",
+        "hitters, half recent; auto: what the file recommends (default: keep all)",
     )
     cache.add_argument(
         "--recent",
@@ -282,6 +285,11 @@ def _kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or two ("q8_0,q4_0")."""
     k, comma, v = text.partition(",")
     return (k, v) if comma else k
+
+
+def budget(text: str) -> Budget:
+    """An amount, or what the file recommends."""
+    return "auto" if text == "auto" else _amount(text)
 
 
 def _amount(text: str) -> float:
