@@ -15,13 +15,16 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
+// Of a thread. What it does not use is never touched, and takes no memory.
+constexpr int64_t kWorkspace = std::max(kInt8Workspace, kBf16Workspace);
+
 // Multiply-adds below which handing work to other threads costs more than it saves.
 constexpr int64_t kParallelWork = 100'000;
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend(int n_threads, const CpuKernels& kernels)
-      : kernels_(kernels), pool_(n_threads), panels_(allocate(n_threads * kInt8Workspace)) {}
+      : kernels_(kernels), pool_(n_threads), panels_(allocate(n_threads * kWorkspace)) {}
 
   std::string name() const override {
     return text("cpu (", kernels_.isa, ", ", pool_.size(),
@@ -52,7 +55,9 @@ class CpuBackend final : public Backend {
 
   Tensor upload(const Tensor& host, std::vector<Buffer>&) override {
     // Here, because nothing allocates in a forward pass.
-    if (kernels_.of(host.dtype).int8_matmul != nullptr) reserve(host.cols);
+    const TypeKernels& type = kernels_.of(host.dtype);
+    if (type.int8_matmul != nullptr) reserve(int8_bytes(host.cols));
+    if (type.bf16_matmul != nullptr) reserve(bf16_bytes(host.cols));
     return host;
   }
 
@@ -236,6 +241,8 @@ class CpuBackend final : public Backend {
                    .add = add};
     if (type.int8_matmul != nullptr) {
       multiply_int8(type, m, w.weight.rows);
+    } else if (type.bf16_matmul != nullptr) {
+      multiply_bf16(type, m, w.weight.rows);
     } else {
       for_columns(m, w.weight.rows,
                   [&](int, int64_t begin, int64_t end) { type.matmul(m, begin, end); });
@@ -244,7 +251,7 @@ class CpuBackend final : public Backend {
 
   // Rounds kInt8Rows rows of x at a time, then multiplies.
   void multiply_int8(const TypeKernels& type, Matmul m, int64_t n_out) {
-    reserve(m.n_in);
+    reserve(int8_bytes(m.n_in));
     const int64_t n_rows = m.n_rows;
     for (int64_t row = 0; row < n_rows; row += kInt8Rows) {
       m.n_rows = std::min(n_rows - row, kInt8Rows);
@@ -253,7 +260,26 @@ class CpuBackend final : public Backend {
         kernels_.quantize_rows(x, m.x, begin, end);
       });
       for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
-        type.int8_matmul(m, x, begin, end, panels_.data() + thread * kInt8Workspace);
+        type.int8_matmul(m, x, begin, end, panels_.data() + thread * kWorkspace);
+      });
+      m.x += m.n_rows * m.n_in;
+      m.y += m.n_rows * m.y_stride;
+    }
+  }
+
+  // The same with kBf16Rows rows.
+  void multiply_bf16(const TypeKernels& type, Matmul m, int64_t n_out) {
+    reserve(bf16_bytes(m.n_in));
+    const int64_t n_rows = m.n_rows;
+    for (int64_t row = 0; row < n_rows; row += kBf16Rows) {
+      m.n_rows = std::min(n_rows - row, kBf16Rows);
+      const Bf16Rows x{rows_.as<BF16>(), m.n_rows, m.n_in};
+      const int64_t n_blocks = (m.n_rows + kBf16Block - 1) / kBf16Block;
+      parallel(n_blocks, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
+        kernels_.round_rows(x, m.x, begin * kBf16Block, std::min(end * kBf16Block, m.n_rows));
+      });
+      for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
+        type.bf16_matmul(m, x, begin, end, panels_.data() + thread * kWorkspace);
       });
       m.x += m.n_rows * m.n_in;
       m.y += m.n_rows * m.y_stride;
@@ -269,11 +295,18 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // For kInt8Rows rounded rows of n_in elements. It only ever grows.
-  void reserve(int64_t n_in) {
-    const int64_t row_bytes = n_in + n_in / 32 * 4 + n_in / kInt8Group * 4;
-    const auto bytes = static_cast<size_t>(kInt8Rows * row_bytes);
-    if (bytes > rows_.size()) rows_ = allocate(bytes);
+  // What the rounded rows of one call take.
+  static int64_t int8_bytes(int64_t n_in) {
+    return kInt8Rows * (n_in + n_in / 32 * 4 + n_in / kInt8Group * 4);
+  }
+  static int64_t bf16_bytes(int64_t n_in) {
+    const int64_t n_blocks = (n_in + kBf16Block - 1) / kBf16Block;
+    return kBf16Rows * n_blocks * kBf16Block * static_cast<int64_t>(sizeof(BF16));
+  }
+
+  // It only ever grows.
+  void reserve(int64_t bytes) {
+    if (static_cast<size_t>(bytes) > rows_.size()) rows_ = allocate(bytes);
   }
 
   Int8Rows int8_rows(int64_t n_rows, int64_t n_in, int64_t group) const {
@@ -285,7 +318,7 @@ class CpuBackend final : public Backend {
 
   const CpuKernels& kernels_;
   ThreadPool pool_;
-  Buffer panels_;  // kInt8Workspace bytes for each thread
+  Buffer panels_;  // kWorkspace bytes for each thread
   Buffer rows_;    // of x, rounded
 };
 

@@ -44,6 +44,18 @@ constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
     kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
 
+// Rows of x rounded to bf16, in the order in which the kernels of one instruction set read them.
+struct Bf16Rows {
+  BF16* x;         // [kBf16Rows, n_in], of which either is padded to a multiple of kBf16Block
+  int64_t n_rows;  // at most kBf16Rows
+  int64_t n_in;
+};
+
+// The limits of one call of bf16_matmul, its workspace, and how many rows are rounded together.
+constexpr int64_t kBf16Rows = 512;
+constexpr int64_t kBf16Block = 32;
+constexpr int64_t kBf16Workspace = 1 << 20;
+
 // y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
 struct AddRows {
   float* y;               // [n_out, n]
@@ -71,6 +83,11 @@ struct TypeKernels {
   void (*encode)(std::byte* y, const float* x, int64_t n);
   // nullptr as encode is.
   void (*add_rows)(const AddRows& a);
+  // As matmul, with m.x rounded to bf16, in `x`, and weights in f16 rounded so too. `workspace` is
+  // kBf16Workspace bytes, aligned to 64. nullptr for other types, and for all types on instruction
+  // sets without such products.
+  void (*bf16_matmul)(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
+                      std::byte* workspace) = nullptr;
 };
 
 struct CpuKernels {
@@ -82,6 +99,9 @@ struct CpuKernels {
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);
+  // The same, `begin` a multiple of kBf16Block and `end` too, or to.n_rows. nullptr where no type
+  // has a bf16_matmul.
+  void (*round_rows)(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) = nullptr;
 
   void (*add)(float* y, const float* x, int64_t n);         // y += x
   void (*scale)(float* x, int64_t n, float factor);         // x *= factor

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "device_rig.h"
 #include "testing.h"
@@ -22,6 +23,12 @@ inline double in_bounds(double actual, double expected, double bound) {
 inline double power_error(double x) {
   const double fast = on_cuda() ? 2 * 1.173 * std::abs(x) : 0;
   return (2 * std::abs(x) + 4 + fast) * kUnit;
+}
+
+// Does a back end of that name multiply with weights in f16 and bf16 in bf16?
+inline bool multiplies_in_bf16(const std::string& name) {
+  return name.find("x86_64_v4_bf16") != std::string::npos ||
+         name.find("x86_64_v4_amx") != std::string::npos;
 }
 
 // ---- Tensor cores: factors are rounded to 16 bits, products are exact, sums are f32. ----

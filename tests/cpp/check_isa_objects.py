@@ -17,8 +17,17 @@ AVX = re.compile(r"\sv\w+\s.*%[xyz]mm|%[yz]mm|\sk\w+\s.*%k[0-7]")
 
 # What an object must not hold; of the units that are not named here, nothing.
 AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")
-VNNI = re.compile(r"\svpdp\w+\s")
-FORBIDDEN = {None: AVX, "scalar": AVX, "x86_64_v3": AVX512, "x86_64_v4": VNNI}
+AMX = re.compile(r"\s(tile\w+|(ld|st)tilecfg|tdp\w+)\b|%tmm")
+BF16 = re.compile(rf"\s(vdpbf16ps|vcvtne2?ps2bf16\w*)\s|{AMX.pattern}")
+VNNI = re.compile(rf"\svpdp\w+\s|{BF16.pattern}")
+FORBIDDEN = {
+    None: AVX,
+    "scalar": AVX,
+    "x86_64_v3": AVX512,
+    "x86_64_v4": VNNI,
+    "x86_64_v4_vnni": BF16,
+    "x86_64_v4_bf16": AMX,
+}
 
 # Sanitizers add symbols of their own, and a pointer to the unwinder's function: none is code.
 SANITIZER = re.compile(r"_*(asan|odr_asan|tsan|ubsan)|DW\.ref\.__gxx_personality_v0$")

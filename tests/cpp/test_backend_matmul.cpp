@@ -12,9 +12,13 @@ namespace {
 
 bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
-// What a device rounds the factors to, to multiply so many rows on tensor cores: with quantised
-// weights f16, else the type of the weights. f32: it does not, or has no library that does.
+// What a device rounds the factors to. To multiply so many rows on tensor cores: with quantised
+// weights f16, else the type of the weights. On a CPU with such products bf16, for floats of 16
+// bits. f32: it does not, or has no library that does.
 DType factor_type(const Backend& backend, DType weights, int64_t n_rows) {
+  if (multiplies_in_bf16(backend.name())) {
+    return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
+  }
   const bool tensor_cores = on_cuda() && backend.name().find("no cuBLAS") == std::string::npos;
   if (!tensor_cores || n_rows <= (is_quantised(weights) ? 32 : 8)) return DType::f32;
   return is_quantised(weights) ? DType::f16 : weights;
@@ -115,7 +119,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
       // Sums of whole numbers below 2^24 are not rounded, whatever their order. Others are in their
       // n_in + 2 additions, as are the products, and on the way from 8 bits scales and sums.
       double roundings = gamma(p.n_in + 16);
-      if (type != DType::f32) roundings += tensor_core_gamma(p.n_in);
+      if (type != DType::f32 && on_cuda()) roundings += tensor_core_gamma(p.n_in);
       if (p.integers && magnitude < 0x1p24) roundings = 0;
       const double bound = roundings * magnitude + factors;
       const int64_t at = r * p.n_out + o;

@@ -24,7 +24,8 @@ TEST_CASE("the tables are those that this CPU runs") {
   for (const CpuKernels* table : tables) names.push_back(table->isa);
   std::vector<std::string> expected;
 #ifdef __x86_64__
-  for (const char* isa : {"x86_64_v4_vnni", "x86_64_v4", "x86_64_v3"}) {
+  for (const char* isa :
+       {"x86_64_v4_amx", "x86_64_v4_bf16", "x86_64_v4_vnni", "x86_64_v4", "x86_64_v3"}) {
     if (cpu_has(isa)) expected.push_back(isa);
   }
 #endif

@@ -4,10 +4,17 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <random>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace h2o {
 
@@ -75,13 +82,30 @@ inline double bf16_value(uint16_t bits) {
   return bits >> 15 != 0 ? -magnitude : magnitude;
 }
 
-// Does this CPU run what the kernels of that name are compiled for? Says the compiler's run-time
-// library, not h2o. Names that are none are left to h2o to refuse.
+// Does Linux say that the CPU has AMX-BF16, and let this process use it?
+inline bool linux_lends_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string word; file >> word;) {
+    if (word == "amx_bf16") return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  }
+#endif
+  return false;
+}
+
+// Does this CPU run what the kernels of that name are compiled for, if this compiler could? Says
+// the compiler's run-time library, not h2o. Names that are none are left to h2o to refuse.
 inline bool cpu_has(std::string_view isa) {
 #ifdef __x86_64__
   if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
   if (isa == "x86_64_v4") return __builtin_cpu_supports("x86-64-v4") != 0;
   if (isa == "x86_64_v4_vnni") return cpu_has("x86_64_v4") && __builtin_cpu_supports("avx512vnni");
+  const std::string built = " " H2O_ISAS " ";
+  if (built.find(" " + std::string(isa) + " ") == std::string::npos) return false;
+  if (isa == "x86_64_v4_bf16") {
+    return cpu_has("x86_64_v4_vnni") && __builtin_cpu_supports("avx512bf16");
+  }
+  if (isa == "x86_64_v4_amx") return cpu_has("x86_64_v4_bf16") && linux_lends_tiles();
 #endif
   return !isa.starts_with("x86_64_");
 }

@@ -8,6 +8,10 @@
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace h2o {
 
@@ -16,6 +20,8 @@ extern const CpuKernels kernels_scalar;
 extern const CpuKernels kernels_x86_64_v3;
 extern const CpuKernels kernels_x86_64_v4;
 extern const CpuKernels kernels_x86_64_v4_vnni;
+extern const CpuKernels kernels_x86_64_v4_bf16;
+extern const CpuKernels kernels_x86_64_v4_amx;
 
 namespace {
 
@@ -23,9 +29,10 @@ struct CpuidRegisters {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-CpuidRegisters cpuid(uint32_t leaf) {
+CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf = 0) {
   CpuidRegisters r;
-  __get_cpuid_count(leaf, 0, &r.eax, &r.ebx, &r.ecx, &r.edx);  // leaves zeros if there is no leaf
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx,
+                    &r.edx);  // leaves zeros if there is no leaf
   return r;
 }
 
@@ -61,12 +68,42 @@ bool has_x86_64_v4() {
 // AVX-512 VNNI.
 bool has_x86_64_v4_vnni() { return has_x86_64_v4() && has(cpuid(7).ecx, {11}); }
 
+#ifdef H2O_HAS_X86_64_V4_BF16
+// AVX-512 BF16.
+bool has_x86_64_v4_bf16() { return has_x86_64_v4_vnni() && has(cpuid(7, 1).eax, {5}); }
+#endif
+
+#ifdef H2O_HAS_X86_64_V4_AMX
+// Linux saves the tiles of a process that asked for them. May be asked again.
+bool may_use_tiles() {
+#ifdef __linux__
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTiles = 18;                  // of XCR0
+  return syscall(SYS_arch_prctl, kRequestPermission, kTiles) == 0;
+#else
+  return false;
+#endif
+}
+
+// AMX-BF16, AMX-TILE. The operating system saves the tiles and their configuration.
+bool has_x86_64_v4_amx() {
+  return has_x86_64_v4_bf16() && has(cpuid(7).edx, {22, 24}) &&
+         (saved_state() & 0x60000) == 0x60000 && may_use_tiles();
+}
+#endif
+
 }  // namespace
 #endif
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
 #ifdef __x86_64__
+#ifdef H2O_HAS_X86_64_V4_AMX
+  if (has_x86_64_v4_amx()) tables.push_back(&kernels_x86_64_v4_amx);
+#endif
+#ifdef H2O_HAS_X86_64_V4_BF16
+  if (has_x86_64_v4_bf16()) tables.push_back(&kernels_x86_64_v4_bf16);
+#endif
   if (has_x86_64_v4_vnni()) tables.push_back(&kernels_x86_64_v4_vnni);
   if (has_x86_64_v4()) tables.push_back(&kernels_x86_64_v4);
   if (has_x86_64_v3()) tables.push_back(&kernels_x86_64_v3);
