@@ -22,10 +22,9 @@ constexpr int64_t kTileRow = 64;  // bytes
 constexpr int64_t kTileBytes = kTile * kTileRow;
 constexpr int64_t kStep = kPairWidth;  // elements that one instruction takes of each row
 
-// Two tiles of columns. Their part of 256 elements and that of the rows of x that pass leave room
-// in a first-level cache for the sums.
+// Two tiles of columns. So much of them stays in a first-level cache while rows of x pass.
 constexpr int64_t kPanelColumns = 2 * kTile;
-constexpr int64_t kPanelDepth = 256;
+constexpr int64_t kPanelDepth = 512;
 constexpr int64_t kPanelBytes = kPanelColumns * kPanelDepth * 2;
 
 // Panels whose sums are kept at a time: a part of x is read from a second-level cache for all of
@@ -66,11 +65,11 @@ Pairs round_step(const float* x, int64_t n) {
 // A step of a whole tile of rows, of which n are given.
 void round_tile(BF16* to, const float* x, int64_t n_rows, int64_t stride, int64_t n) {
   Quants q[2][kTile];
+#pragma GCC unroll 16
   for (int64_t i = 0; i < kTile; ++i) {
-    BF16 pairs[kStep];
-    store_pairs(pairs, round_step(x + i * stride, i < n_rows ? n : 0));
-    __builtin_memcpy(&q[0][i], pairs, kTileRow / 2);
-    __builtin_memcpy(&q[1][i], pairs + kStep / 2, kTileRow / 2);
+    const auto pairs = (__m512i)round_step(x + i * stride, i < n_rows ? n : 0).v;
+    q[0][i] = (Quants)_mm512_castsi512_si256(pairs);
+    q[1][i] = (Quants)_mm512_extracti64x4_epi64(pairs, 1);
   }
   int8_t* tile = reinterpret_cast<int8_t*>(to);
   transpose_quads(tile, kTileRow, q[0]);
@@ -192,12 +191,12 @@ void amx_tiles(float* sums, const std::byte* w, const BF16* x, int64_t depth, in
       __builtin_prefetch(ahead.w + j * ahead.row_bytes + k * 2, 0, 2);
     }
     _tile_loadd(4, w, kTileRow);
-    _tile_loadd(6, x, x_row);
+    _tile_stream_loadd(6, x, x_row);  // which need not stay
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(5, w + kTileBytes, kTileRow);
     _tile_dpbf16ps(1, 5, 6);
     if constexpr (R == 2) {
-      _tile_loadd(7, x_next, x_row);
+      _tile_stream_loadd(7, x_next, x_row);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
