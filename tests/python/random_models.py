@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,23 @@ def float32_tolerance(recipe: Recipe, logits: NDArray[np.float64]) -> float:
     roundings = recipe.n_layers * layer + 3 * recipe.n_embd
     angles = recipe.n_layers * N_CTX if recipe.model != "OPT" else 0
     return float((6 * np.sqrt(roundings) + angles) * 2.0**-24 * np.abs(logits).max())
+
+
+def product_bits(backend: str, outtype: str) -> int:
+    """Significant bits of the factors of a product with weights of that type.
+
+    A back end that calls itself "cpu (x86_64_v4_amx, 2 threads)" rounds weights in f16 and what
+    they are multiplied with to bf16.
+    """
+    in_bf16 = re.match(r"cpu \(x86_64_v4_(bf16|amx),", backend) is not None
+    bits = {"f32": 24, "f16": 11, "bf16": 8, "q8_0": 7}[outtype]
+    return min(bits, 8) if in_bf16 and outtype in ("f16", "bf16") else bits
+
+
+def products_error(recipe: Recipe, bits: int) -> float:
+    """How far, relative to the largest, logits may be if each product's factors have those bits.
+
+    Each of the at most 7 matrices of a layer and the 2 outside adds an error of about 2^-bits, of
+    random sign. That of one factor is evenly spread within it, so that of two is less than it too.
+    """
+    return 6 * 2.0**-bits * float(np.sqrt(7 * recipe.n_layers + 2))
