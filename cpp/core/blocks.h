@@ -14,9 +14,6 @@ struct BF16 {
   uint16_t bits;
 };
 
-// 32 of the integers q, as a vector of the compiler's own.
-typedef int8_t Quants __attribute__((vector_size(32)));
-
 // ---- Blocks of 32 elements. The low halves of qs[16] are elements 0 to 15, the high halves 16 to
 // 31. Bit i of qh is the fifth bit of element i. ----
 

@@ -8,19 +8,18 @@
 // over groups in order, by products and sums that no instruction set may fuse: it has the same bits
 // on all of them, and in every batch and range of columns.
 //
-// Needs from vec_*.h, beyond what kernels-inl.h says: kTileRows, kTileVectors; load_quads and
-// broadcast_quad of four signed bytes a lane; dot_start(sum of x) and dot(sums, w, x), which adds
-// the four products of each lane; transpose_quads, store_bytes, low_halves, high_halves, bit_xor.
+// A single row reads each weight once, so that nothing is laid out for it: see int8_row-inl.h.
+//
+// Needs from vec_*.h, beyond what kernels-inl.h and int8_row-inl.h say: kTileRows, kTileVectors;
+// load_quads and broadcast_quad of four bytes a lane; store_bytes.
 #pragma once
 
-#include "cpu/int8_blocks-inl.h"
+#include "cpu/int8_row-inl.h"
 #include "cpu/kernels.h"
 
 namespace h2o {
 namespace {
 
-constexpr int64_t kQuad = 4;                         // bytes that one lane multiplies at a time
-constexpr int64_t kActivations = 32;                 // elements of x that share a scale
 constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
 
 static_assert(kColumns <= kInt8Columns);
@@ -85,92 +84,57 @@ void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t en
 struct Panel {
   static constexpr int64_t kScales = kInt8Depth / kInt8Group * kColumns;
 
-  int8_t* q;               // [depth / 4, kColumns, 4]
-  float *scales, *mins;    // [depth / group, kColumns]
-  F16 *d, *m;              // of blocks of 32, the same as they are stored
-  float* sums;             // [n_rows, kColumns]: of the panels of these columns so far
-  const std::byte** rows;  // [kWidth]: where the columns are read
+  int8_t* q;             // [depth / 4, kColumns, 4]
+  float *scales, *mins;  // [depth / group, kColumns]
+  float* sums;           // [n_rows, kColumns]: of the panels of these columns so far
 
   explicit Panel(std::byte* workspace)
       : q(reinterpret_cast<int8_t*>(workspace)),
         scales(reinterpret_cast<float*>(q + kInt8Depth * kColumns)),
         mins(scales + kScales),
-        d(reinterpret_cast<F16*>(mins + kScales)),
-        m(d + kScales / 2),
-        sums(reinterpret_cast<float*>(m + kScales / 2)),
-        rows(reinterpret_cast<const std::byte**>(sums + kInt8Rows * kColumns)) {}
+        sums(mins + kScales) {}
 };
 
-// The scales of blocks of 256, one of each row.
-template <class Type>
-void pack_scales(float* scales, float* mins, const std::byte* const* rows, int64_t block) {
-  Quants packed[kWidth];
-#pragma GCC unroll 16
-  for (int64_t j = 0; j < kWidth; ++j) {
-    Type::packed_scales(packed + j,
-                        *reinterpret_cast<const typename Type::Block*>(rows[j] + block));
-  }
-  alignas(64) int8_t bytes[sizeof(packed)];
-  transpose_quads(bytes, kWidth * kQuad, packed);
-  Ints words[5];
-  for (int64_t i = 0; i < 5; ++i) words[i] = load_quads(bytes + i * kWidth * kQuad);
-  const Vec d = Type::d(words);
-#pragma GCC unroll 16
-  for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
-    store(scales + g * kColumns, mul(d, to_float(Type::scale(words, g))));
-  }
-  if constexpr (Type::kMins) {
-    const Vec dmin = Type::dmin(words);
-#pragma GCC unroll 16
-    for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
-      store(mins + g * kColumns, mul(dmin, to_float(Type::min(words, g))));
+// kWidth columns from `begin`. Those past `end` repeat the last one: nobody asks for their sums.
+struct ColumnTable {
+  const std::byte* rows[kWidth];
+
+  ColumnTable(const Matmul& m, int64_t begin, int64_t end, int64_t at) {
+    for (int64_t i = 0; i < kWidth; ++i) {
+      rows[i] = m.w + (begin + i < end ? begin + i : end - 1) * m.w_row_bytes + at;
     }
   }
-}
+  const std::byte* column(int64_t i) const { return rows[i]; }
+  Columns vector(int64_t i) const {
+    return {rows[i], rows[(i + kQuantVectors) % kWidth] - rows[i]};
+  }
+};
 
-// Elements [k, k + n) of the columns from `begin`. Those past `end` repeat the last one: nobody
-// asks for their sums.
+// Elements [k, k + n) of the columns from `begin`.
 template <class Type>
 void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k, int64_t n) {
-  using Block = typename Type::Block;
-  constexpr int64_t kBlockBytes = sizeof(Block);
+  constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
   const int64_t ahead = begin + 2 * kColumns <= end ? kColumns * m.w_row_bytes : 0;
   for (int64_t v = 0; v < kColumns; v += kWidth) {
-    for (int64_t j = 0; j < kWidth; ++j) {
-      const int64_t o = begin + v + j < end ? begin + v + j : end - 1;
-      panel.rows[j] = m.w + o * m.w_row_bytes + k / Type::kBlock * kBlockBytes;
-    }
+    const ColumnTable columns(m, begin + v, end, k / Type::kBlock * kBlockBytes);
+    read_scales<Type>(panel.scales + v, panel.mins + v, kColumns, columns, n);
     for (int64_t i = 0; i < n; i += Type::kBlock) {
-      const int64_t block = i / Type::kBlock * kBlockBytes;
-      const int64_t at = i / Type::kGroup * kColumns + v;
-      if constexpr (Type::kBlock == 256) {
-        pack_scales<Type>(panel.scales + at, panel.mins + at, panel.rows, block);
-      }
-      for (int64_t g = 0; g < Type::kBlock; g += 32) {
+      const int64_t at = i / Type::kBlock * kBlockBytes;
+#pragma GCC unroll 8
+      for (int g = 0; g < Type::kBlock; g += 32) {
         // A processor does not see in time that it is to read the same of the next columns; and it
         // cannot ask for more than some lines at once.
-        const int64_t next = block + ahead + g * kBlockBytes / Type::kBlock;
-        Quants q[kWidth];
-#pragma GCC unroll 16
-        for (int64_t j = 0; j < kWidth; ++j) {
-          const std::byte* row = panel.rows[j];
-          __builtin_prefetch(row + next, 0, 2);
-          const Block& b = *reinterpret_cast<const Block*>(row + block);
-          if constexpr (Type::kBlock == 32) {
-            panel.d[at + j] = b.d;
-            if constexpr (Type::kMins) panel.m[at + j] = b.m;
+        const int64_t next = at + ahead + g * kBlockBytes / Type::kBlock;
+        Quants q[kQuantVectors];
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < kQuantVectors; ++j) {
+          for (int64_t c = 0; c < kQuantColumns; ++c) {
+            __builtin_prefetch(columns.vector(j)[c] + next, 0, 2);
           }
-          Type::quants(q + j, b, g);
+          Type::quants(q + j, columns.vector(j), at, g);
         }
         transpose_quads(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, q);
       }
-    }
-  }
-  if constexpr (Type::kBlock == 32) {
-    // Only now: a load that spans several stores waits for them.
-    for (int64_t i = 0; i < n / Type::kGroup * kColumns; i += kWidth) {
-      store(panel.scales + i, load(panel.d + i));
-      if constexpr (Type::kMins) store(panel.mins + i, load(panel.m + i));
     }
   }
 }
@@ -192,7 +156,7 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
     const float* x_scales = x.scales + g * Type::kGroup / kActivations * R;
     Ints dots[R][kTileVectors];
     for (int i = 0; i < R; ++i) {
-      const Ints start = dot_start(x_sums[i]);
+      const Ints start = ints(dot_start<Type>(x_sums[i]));
       for (int j = 0; j < kTileVectors; ++j) dots[i][j] = start;
     }
     for (int q = 0; q < Type::kGroup / kQuad; ++q) {
@@ -200,7 +164,7 @@ void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64
       for (int j = 0; j < kTileVectors; ++j) w[j] = load_quads(w_q + j * kWidth * kQuad);
       for (int i = 0; i < R; ++i) {
         const Ints xq = broadcast_quad(x_q + i * kQuad);
-        for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot(dots[i][j], w[j], xq);
+        for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
       }
       w_q += kColumns * kQuad;
       x_q += R * kQuad;
@@ -240,6 +204,7 @@ void int8_tile_of(int64_t n_rows, const Panel& panel, const Int8Rows& x, float* 
 template <class Type>
 void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                  std::byte* workspace) {
+  if (m.n_rows == 1) return int8_row<Type>(m, x, begin, end, workspace);
   const Panel panel(workspace);
   for (int64_t o = begin; o < end; o += kColumns) {
     for (int64_t k = 0; k < m.n_in; k += kInt8Depth) {
@@ -254,14 +219,8 @@ void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
         int8_tile_of<Type, kTileRows>(tile.n, panel, from, panel.sums + r * kColumns, n, k == 0);
       }
     }
-    const int64_t n_columns = end - o < kColumns ? end - o : kColumns;
     for (int64_t r = 0; r < m.n_rows; ++r) {
-      float* __restrict y = m.y + r * m.y_stride + o;
-      const float* __restrict sums = panel.sums + r * kColumns;
-      for (int64_t j = 0; j < n_columns; ++j) {
-        const float value = m.bias != nullptr ? sums[j] + m.bias[o + j] : sums[j];
-        y[j] = m.add ? y[j] + value : value;
-      }
+      write_outputs(m, r, o, end - o < kColumns ? end - o : kColumns, panel.sums + r * kColumns);
     }
   }
 }

@@ -42,7 +42,7 @@ constexpr int64_t kInt8Depth = 512;
 constexpr int64_t kInt8Columns = 32;
 constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
-    kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 12 + kInt8Rows * 4 + 8);
+    kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 8 + kInt8Rows * 4);
 
 // y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
 struct AddRows {

@@ -3,9 +3,11 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/blocks.h"
+#include "cpu/columns.h"
 
 namespace h2o {
 namespace {
@@ -78,6 +80,7 @@ Ints lanes() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)}; }
 Ints load_bytes(const uint8_t* p) {
   return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }
+Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 Ints sub(Ints a, Ints b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 Ints bit_and(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
 Ints bit_or(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
@@ -101,9 +104,29 @@ Vec high_halves(Ints a) {
 }
 Vec low_halves(Ints a) { return high_halves(shift_left(a, ints(16))); }
 
-// ---- Four signed bytes in a lane ----
+// ---- Four bytes in a lane ----
 
 constexpr int kTileVectors = 2;
+
+constexpr int kQuantColumns = 1;
+typedef int8_t Quants __attribute__((vector_size(32)));
+
+[[gnu::always_inline]] inline void load_quants(Quants* q, const Columns& columns, int64_t at) {
+  *q = (Quants)_mm256_loadu_si256(reinterpret_cast<const __m256i*>(columns[0] + at));
+}
+[[gnu::always_inline]] inline void load_quants_twice(Quants* q, const Columns& columns,
+                                                     int64_t at) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(columns[0] + at));
+  *q = (Quants)_mm256_broadcastsi128_si256(half);
+}
+[[gnu::always_inline]] inline void lookup_quants(Quants* q, const int8_t* table) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  *q = (Quants)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), (__m256i)*q);
+}
+
+Ints repeat_quads(const int8_t* p, int64_t) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
 
 Ints load_quads(const int8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
@@ -113,13 +136,17 @@ Ints broadcast_quad(const int8_t* p) {
   __builtin_memcpy(&quad, p, sizeof(quad));
   return ints(quad);
 }
-Ints dot_start(int32_t) { return ints(0); }
 
-// maddubs multiplies unsigned by signed bytes: the sign of w goes to x. Two products are at most
-// 2 * 128 * 127, which its 16 bits hold.
+// maddubs multiplies unsigned by signed bytes, and its 16 bits hold two products of w up to 128.
 Ints dot(Ints sums, Ints w, Ints x) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w.v), _mm256_sign_epi8(x.v, w.v));
+  const __m256i pairs = _mm256_maddubs_epi16(w.v, x.v);
   return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+
+// The sign of w goes to x.
+int32_t signed_start(int32_t) { return 0; }
+Ints signed_dot(Ints sums, Ints w, Ints x) {
+  return dot(sums, {_mm256_abs_epi8(w.v)}, {_mm256_sign_epi8(x.v, w.v)});
 }
 
 void store_bytes(int8_t* p, Vec a) {
@@ -129,7 +156,6 @@ void store_bytes(int8_t* p, Vec a) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
-// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart.
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   __m256i a[8], b[8];
   for (int i = 0; i < 8; ++i) a[i] = (__m256i)q[i];
@@ -150,6 +176,24 @@ void store_bytes(int8_t* p, Vec a) {
     put(i, _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
     put(i + 4, _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
   }
+}
+
+[[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
+  __m256i a[4], b[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i p = products[2 * i].v;
+    const __m256i q = products[2 * i + 1].v;
+    a[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(p, q), _mm256_unpackhi_epi32(p, q));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {  // in each half of a vector: four columns
+    const __m256i p = a[2 * i];
+    const __m256i q = a[2 * i + 1];
+    b[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(p, q), _mm256_unpackhi_epi64(p, q));
+  }
+  sums[0].v = _mm256_permute2x128_si256(b[0], b[1], 0x20);
+  sums[1].v = _mm256_permute2x128_si256(b[0], b[1], 0x31);
 }
 
 }  // namespace

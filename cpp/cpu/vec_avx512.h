@@ -3,9 +3,11 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/blocks.h"
+#include "cpu/columns.h"
 
 namespace h2o {
 namespace {
@@ -68,6 +70,7 @@ Ints lanes() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1
 Ints load_bytes(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+Ints add(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 Ints sub(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 Ints bit_and(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
 Ints bit_or(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
@@ -81,9 +84,34 @@ Vec lookup(const int8_t* table, Ints i) { return {_mm512_permutexvar_ps(i.v, loa
 Vec low_halves(Ints a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
 Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
 
-// ---- Four signed bytes in a lane; dot() is in dot_avx512*.h ----
+// ---- Four bytes in a lane; the dot products are in dot_avx512*.h ----
 
 constexpr int kTileVectors = 2;
+
+constexpr int kQuantColumns = 2;
+typedef int8_t Quants __attribute__((vector_size(64)));
+
+[[gnu::always_inline]] inline void load_quants(Quants* q, const Columns& columns, int64_t at) {
+  const auto half = [&](int i) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(columns[i] + at));
+  };
+  *q = (Quants)_mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(1), 1);
+}
+[[gnu::always_inline]] inline void load_quants_twice(Quants* q, const Columns& columns,
+                                                     int64_t at) {
+  const auto quarter = [&](int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(columns[i] + at));
+  };
+  *q = (Quants)_mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(quarter(0)), 0xff00, quarter(1));
+}
+[[gnu::always_inline]] inline void lookup_quants(Quants* q, const int8_t* table) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  *q = (Quants)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), (__m512i)*q);
+}
+
+Ints repeat_quads(const int8_t* p, int64_t) {
+  return {_mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 
 Ints load_quads(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
 Ints broadcast_quad(const int8_t* p) {
@@ -96,13 +124,13 @@ void store_bytes(int8_t* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 
-// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart. The first 8 are in the lower halves
-// of the vectors, the others in the upper.
+// The columns are in order: lanes 0 to 7 are in the lower halves of the vectors.
+__m512i lower_quarters() { return _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13); }
+__m512i upper_quarters() { return _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15); }
+
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   __m512i a[8], b[8];
-  for (int i = 0; i < 8; ++i) {
-    a[i] = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)q[i]), (__m256i)q[i + 8], 1);
-  }
+  for (int i = 0; i < 8; ++i) a[i] = (__m512i)q[i];
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -113,12 +141,30 @@ void store_bytes(int8_t* p, Vec a) {
     a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
     a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
   }
-  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
-  const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_si512(to + i * stride, _mm512_permutex2var_epi64(a[i], low, a[i + 4]));
-    _mm512_storeu_si512(to + (i + 4) * stride, _mm512_permutex2var_epi64(a[i], high, a[i + 4]));
+    const __m512i lower = _mm512_permutex2var_epi64(a[i], lower_quarters(), a[i + 4]);
+    const __m512i upper = _mm512_permutex2var_epi64(a[i], upper_quarters(), a[i + 4]);
+    _mm512_storeu_si512(to + i * stride, lower);
+    _mm512_storeu_si512(to + (i + 4) * stride, upper);
   }
+}
+
+[[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
+  __m512i a[4], b[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i p = products[2 * i].v;
+    const __m512i q = products[2 * i + 1].v;
+    a[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(p, q), _mm512_unpackhi_epi32(p, q));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {  // in each quarter of a vector: four columns
+    const __m512i p = a[2 * i];
+    const __m512i q = a[2 * i + 1];
+    b[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(p, q), _mm512_unpackhi_epi64(p, q));
+  }
+  sums[0].v = _mm512_permutex2var_epi64(b[0], lower_quarters(), b[1]);
+  sums[1].v = _mm512_permutex2var_epi64(b[0], upper_quarters(), b[1]);
 }
 
 }  // namespace

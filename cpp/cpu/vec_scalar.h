@@ -1,9 +1,11 @@
 // Vec on any CPU: one float. The oracle that the other instruction sets are tested against.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/blocks.h"
+#include "cpu/columns.h"
 
 namespace h2o {
 namespace {
@@ -89,6 +91,7 @@ struct Ints {
 Ints ints(int32_t x) { return {x}; }
 Ints lanes() { return {0}; }
 Ints load_bytes(const uint8_t* p) { return {*p}; }
+Ints add(Ints a, Ints b) { return {a.v + b.v}; }
 Ints sub(Ints a, Ints b) { return {a.v - b.v}; }
 Ints bit_and(Ints a, Ints b) { return {a.v & b.v}; }
 Ints bit_or(Ints a, Ints b) { return {a.v | b.v}; }
@@ -104,9 +107,24 @@ Vec lookup(const int8_t* table, Ints i) { return {static_cast<float>(table[i.v])
 Vec low_halves(Ints a) { return {to_float(F16{static_cast<uint16_t>(a.v)})}; }
 Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
 
-// ---- Four signed bytes in a lane ----
+// ---- Four bytes in a lane ----
 
 constexpr int kTileVectors = 4;
+
+constexpr int kQuantColumns = 1;
+typedef int8_t Quants __attribute__((vector_size(32)));
+
+void load_quants(Quants* q, const Columns& columns, int64_t at) {
+  __builtin_memcpy(q, columns[0] + at, sizeof(*q));
+}
+void load_quants_twice(Quants* q, const Columns& columns, int64_t at) {
+  auto* half = reinterpret_cast<std::byte*>(q);
+  __builtin_memcpy(half, columns[0] + at, 16);
+  __builtin_memcpy(half + 16, columns[0] + at, 16);
+}
+void lookup_quants(Quants* q, const int8_t* table) {
+  for (int i = 0; i < 32; ++i) (*q)[i] = table[(*q)[i]];
+}
 
 Ints load_quads(const int8_t* p) {
   Ints quad;
@@ -114,20 +132,28 @@ Ints load_quads(const int8_t* p) {
   return quad;
 }
 Ints broadcast_quad(const int8_t* p) { return load_quads(p); }
-Ints dot_start(int32_t) { return {0}; }
-Ints dot(Ints sums, Ints w, Ints x) {
-  int8_t a[4], b[4];
+Ints repeat_quads(const int8_t* p, int64_t i) { return load_quads(p + 4 * i); }
+template <class Byte>
+Ints dot_of(Ints sums, Ints w, Ints x) {
+  Byte a[4];
+  int8_t b[4];
   __builtin_memcpy(a, &w, sizeof(a));
   __builtin_memcpy(b, &x, sizeof(b));
   return {sums.v + a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]};
 }
+Ints dot(Ints sums, Ints w, Ints x) { return dot_of<uint8_t>(sums, w, x); }
+int32_t signed_start(int32_t) { return 0; }
+Ints signed_dot(Ints sums, Ints w, Ints x) { return dot_of<int8_t>(sums, w, x); }
 void store_bytes(int8_t* p, Vec a) { *p = static_cast<int8_t>(a.v); }
 
-// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart.
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   for (int i = 0; i < 8; ++i) {
     __builtin_memcpy(to + i * stride, reinterpret_cast<const int8_t*>(q) + 4 * i, 4);
   }
+}
+inline void sum_quads(Ints* sums, const Ints* products) {
+  sums[0] = sums[1] = {0};
+  for (int i = 0; i < 8; ++i) sums[i / 4].v += products[i].v;
 }
 
 }  // namespace

@@ -1,0 +1,18 @@
+// Where the vectors of cpu/vec_*.h find columns of weights that they read side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace h2o {
+namespace {
+
+struct Columns {
+  const std::byte* first;
+  int64_t stride;
+
+  [[gnu::always_inline]] const std::byte* operator[](int64_t i) const { return first + i * stride; }
+};
+
+}  // namespace
+}  // namespace h2o
