@@ -2,9 +2,9 @@
 // rules at the top of cpu/kernels-inl.h.
 //
 // w[i] = scale * (q[i] - kOffset) + min, where a group of kGroup elements has a scale and, if
-// kMins, a min, both exact in float. q is unsigned and less than 64, or signed if kSigned. Each
-// type says how to read a block of kBlock elements, of kQuantconst Columns& columns at once: those
-// that begin `at` bytes after the pointers in `columns`.
+// kMins, a min, both exact in float. q has kBits bits, and no sign unless it has eight. Each type
+// says how to read a block of kBlock elements, of kQuantColumns columns at once: the blocks `at`
+// bytes after the beginning of these columns.
 //   quants(&q, columns, at, i)        the 32 q's from element i
 // A block of 32 is one group, whose scale is its d and whose min is its m. A block of 256 has up to
 // 32 bytes of scales, which are worked out for kWidth columns at once: the lanes of words[i] are
@@ -27,15 +27,16 @@
 namespace h2o {
 namespace {
 
-template <class BlockType, int64_t kElements, int64_t kGroupElements, bool kHasMins,
-          int32_t kZero = 0, bool kHasSign = false>
+template <class BlockType, int64_t kElements, int64_t kGroupElements, bool kHasMins, int kQuantBits,
+          int32_t kZero = 0>
 struct Int8Type {
   using Block = BlockType;
   static constexpr int64_t kBlock = kElements;
   static constexpr int64_t kGroup = kGroupElements;
   static constexpr bool kMins = kHasMins;
   static constexpr int32_t kOffset = kZero;
-  static constexpr bool kSigned = kHasSign;
+  static constexpr int kBits = kQuantBits;
+  static constexpr bool kSigned = kBits == 8;
 };
 
 typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));  // of the same bytes, by fours
@@ -88,13 +89,13 @@ H2O_INLINE void load_iq4(Quants* q, const Columns& columns, int64_t at) {
   lookup_quants(q, kIq4Values);
 }
 
-struct Int8Q4_0 : Int8Type<BlockQ4_0, 32, 32, false, 8> {
+struct Int8Q4_0 : Int8Type<BlockQ4_0, 32, 32, false, 4, 8> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_nibbles(q, columns, at + offsetof(Block, qs));
   }
 };
 
-struct Int8Q4_1 : Int8Type<BlockQ4_1, 32, 32, true> {
+struct Int8Q4_1 : Int8Type<BlockQ4_1, 32, 32, true, 4> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_nibbles(q, columns, at + offsetof(Block, qs));
   }
@@ -108,25 +109,25 @@ H2O_INLINE void load_five_bits(Quants* q, const Columns& columns, int64_t at) {
   *q |= fifth;
 }
 
-struct Int8Q5_0 : Int8Type<BlockQ5_0, 32, 32, false, 16> {
+struct Int8Q5_0 : Int8Type<BlockQ5_0, 32, 32, false, 5, 16> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_five_bits<Block>(q, columns, at);
   }
 };
 
-struct Int8Q5_1 : Int8Type<BlockQ5_1, 32, 32, true> {
+struct Int8Q5_1 : Int8Type<BlockQ5_1, 32, 32, true, 5> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_five_bits<Block>(q, columns, at);
   }
 };
 
-struct Int8Q8_0 : Int8Type<BlockQ8_0, 32, 32, false, 0, true> {
+struct Int8Q8_0 : Int8Type<BlockQ8_0, 32, 32, false, 8> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_quants(q, columns, at + offsetof(Block, qs));
   }
 };
 
-struct Int8IQ4_NL : Int8Type<BlockIQ4_NL, 32, 32, false, 0, true> {
+struct Int8IQ4_NL : Int8Type<BlockIQ4_NL, 32, 32, false, 8> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int) {
     load_iq4(q, columns, at + offsetof(Block, qs));
   }
@@ -150,7 +151,7 @@ H2O_INLINE void load_end(Quants* q, const Columns& columns, int64_t at) {
   load_quants(q, columns, at + static_cast<int64_t>(sizeof(BlockType)) - 32);
 }
 
-struct Int8Q2_K : Int8Type<BlockQ2_K, 256, 16, true> {
+struct Int8Q2_K : Int8Type<BlockQ2_K, 256, 16, true, 2> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     load_bits((Bits*)q, columns, at + offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
   }
@@ -169,7 +170,7 @@ struct Int8Q2_K : Int8Type<BlockQ2_K, 256, 16, true> {
   static Ints min(const Ints* words, int64_t g) { return shift_right(byte_of(words, g), ints(4)); }
 };
 
-struct Int8Q3_K : Int8Type<BlockQ3_K, 256, 16, false, 4> {
+struct Int8Q3_K : Int8Type<BlockQ3_K, 256, 16, false, 3, 4> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     Bits low, third;
     load_bits(&low, columns, at + offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
@@ -190,8 +191,8 @@ struct Int8Q3_K : Int8Type<BlockQ3_K, 256, 16, false, 4> {
 };
 
 // Of Q4_K and Q5_K, whose blocks begin with d, dmin and 12 bytes of scales and mins.
-template <class BlockType>
-struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true> {
+template <class BlockType, int kBits>
+struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true, kBits> {
   H2O_INLINE static void packed_scales(Quants* q, const Columns& columns, int64_t at) {
     load_quants(q, columns, at);
   }
@@ -213,13 +214,13 @@ struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true> {
   }
 };
 
-struct Int8Q4_K : ScalesAndMins32<BlockQ4_K> {
+struct Int8Q4_K : ScalesAndMins32<BlockQ4_K, 4> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     load_bits((Bits*)q, columns, at + offsetof(Block, qs) + i / 64 * 32, i / 32 % 2 * 4, 15);
   }
 };
 
-struct Int8Q5_K : ScalesAndMins32<BlockQ5_K> {
+struct Int8Q5_K : ScalesAndMins32<BlockQ5_K, 5> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     Bits low, fifth;
     load_bits(&low, columns, at + offsetof(Block, qs) + i / 64 * 32, i / 32 % 2 * 4, 15);
@@ -228,7 +229,7 @@ struct Int8Q5_K : ScalesAndMins32<BlockQ5_K> {
   }
 };
 
-struct Int8Q6_K : Int8Type<BlockQ6_K, 256, 16, false, 32> {
+struct Int8Q6_K : Int8Type<BlockQ6_K, 256, 16, false, 6, 32> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     const int k = i / 32 % 4;
     Bits low, high;
@@ -246,7 +247,7 @@ struct Int8Q6_K : Int8Type<BlockQ6_K, 256, 16, false, 32> {
   }
 };
 
-struct Int8IQ4_XS : Int8Type<BlockIQ4_XS, 256, 32, false, 0, true> {
+struct Int8IQ4_XS : Int8Type<BlockIQ4_XS, 256, 32, false, 8> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
     load_iq4(q, columns, at + offsetof(Block, qs) + i / 2);
   }

@@ -84,11 +84,16 @@ void read_scales(float* scales, float* mins, int64_t stride, const Source& colum
     const int64_t n_blocks = n / Type::kBlock;
     for (int64_t j = 0; j < kWidth; ++j) {
       const auto* blocks = reinterpret_cast<const Block*>(columns.column(j));
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < n_blocks; ++i) {
+      const auto copy = [&](int64_t i) {
         d[i * kWidth + j] = blocks[i].d;
         if constexpr (Type::kMins) m[i * kWidth + j] = blocks[i].m;
+      };
+      int64_t i = 0;
+      for (; i + 8 <= n_blocks; i += 8) {
+#pragma GCC unroll 8
+        for (int64_t b = 0; b < 8; ++b) copy(i + b);
       }
+      for (; i < n_blocks; ++i) copy(i);
     }
     // Only now: a load that spans several stores waits for them.
     for (int64_t i = 0; i < n_blocks; ++i) {
@@ -121,50 +126,80 @@ H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t
       products[j + part] = dot<Type>(ints(0), w, repeat_quads(x, part));
     }
   }
-  sum_quads(sums, products);
+  constexpr int kLargest = kQuad * ((1 << Type::kBits) - 1) * 127;
+  sum_quads<kLargest>(sums, products);
 }
 
-// x times kWidth columns. Bytes from `ahead` on, as many as these columns have, are wanted next: a
-// processor does not see that in time, and it cannot ask for more than some lines at once. So with
-// each 32 elements goes a part of them, a line here and a line there: it reads several pages
-// together sooner than one after the other.
+// What a row of x and kWidth columns have in a panel's depth. Bytes from `ahead` on, as many as
+// these columns have, are wanted next: a processor does not see that in time, and it cannot ask for
+// more than some lines at once. So with each 32 elements goes a part of them, a line here and a
+// line there: it reads several pages together sooner than one after the other.
+template <class Type>
+struct RowPanel {
+  static constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
+  static constexpr int64_t kAheadLines =
+      (kWidth * 32 * kBlockBytes / Type::kBlock + kLine - 1) / kLine;
+
+  EvenColumns columns;
+  const float *scales, *mins;  // [depth / kGroup, kWidth]
+  const int8_t* x_q;
+  const float* x_scales;
+  const int32_t* x_sums;
+  const std::byte* ahead;
+  int64_t ahead_stride;
+
+  // The sums and the products of elements [i + g, i + g + 32), where i is a multiple of kBlock.
+  H2O_INLINE Vec add_to(Vec total, int64_t i, int g) const {
+#pragma GCC unroll 16
+    for (int64_t l = 0; l < kAheadLines; ++l) {
+      __builtin_prefetch(ahead + l * ahead_stride + (i + g) / 32 * kLine, 0, 2);
+    }
+    const int64_t at = i / Type::kBlock * kBlockBytes + g / Type::kBlock * kBlockBytes;
+    Ints dots[2];
+    dot_columns<Type>(dots, columns, at, g % Type::kBlock, x_q + i + g);
+    if constexpr (Type::kGroup == 32) dots[0] = add(dots[0], dots[1]);
+    const float x_scale = x_scales[(i + g) / kActivations];
+#pragma GCC unroll 2
+    for (int64_t h = 0; h < 32 / Type::kGroup; ++h) {
+      const int64_t group = (i + g) / Type::kGroup + h;
+      const Ints dot = add(dots[h], ints(dot_start<Type>(x_sums[group])));
+      const Vec d = mul(load(scales + group * kWidth), broadcast(x_scale));
+      total = add(total, mul(to_float(dot), d));
+      if constexpr (Type::kMins) {
+        const float sum = x_scale * static_cast<float>(x_sums[group]);
+        total = add(total, mul(load(mins + group * kWidth), broadcast(sum)));
+      }
+    }
+    return total;
+  }
+};
+
+// x times kWidth columns, before those that begin at `ahead`.
 template <class Type>
 Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte* ahead,
                      std::byte* workspace) {
-  constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
-  constexpr int64_t kAheadLines = (kWidth * 32 * kBlockBytes / Type::kBlock + kLine - 1) / kLine;
   auto* scales = reinterpret_cast<float*>(workspace);
   float* mins = scales + kInt8Depth / Type::kGroup * kWidth;
   Vec total = zero();
   for (int64_t k = 0; k < x.n_in; k += kInt8Depth) {
     const int64_t n = x.n_in - k < kInt8Depth ? x.n_in - k : kInt8Depth;
-    const EvenColumns columns{all.first + k / Type::kBlock * kBlockBytes, all.stride};
-    const float* x_scales = x.scales + k / kActivations;
-    const int32_t* x_sums = x.sums + k / Type::kGroup;
-    read_scales<Type>(scales, mins, kWidth, columns, n);
-    for (int64_t i = 0; i < n; i += Type::kBlock) {
+    const RowPanel<Type> panel{
+        .columns = {all.first + k / Type::kBlock * RowPanel<Type>::kBlockBytes, all.stride},
+        .scales = scales,
+        .mins = mins,
+        .x_q = x.q + k,
+        .x_scales = x.scales + k / kActivations,
+        .x_sums = x.sums + k / Type::kGroup,
+        .ahead = ahead + k / 32 * kLine,
+        .ahead_stride = x.n_in / 32 * kLine};
+    read_scales<Type>(scales, mins, kWidth, panel.columns, n);
+    int64_t i = 0;
+    for (; i + 256 <= n; i += 256) {  // many at once, so that addresses are not worked out for each
 #pragma GCC unroll 8
-      for (int g = 0; g < Type::kBlock; g += 32) {
-        for (int64_t l = 0; l < kAheadLines; ++l) {
-          __builtin_prefetch(ahead + l * x.n_in / 32 * kLine, 0, 2);
-        }
-        ahead += kLine;
-        Ints dots[2];
-        dot_columns<Type>(dots, columns, i / Type::kBlock * kBlockBytes, g, x.q + k + i + g);
-        if constexpr (Type::kGroup == 32) dots[0] = add(dots[0], dots[1]);
-        const float x_scale = x_scales[(i + g) / kActivations];
-#pragma GCC unroll 2
-        for (int64_t h = 0; h < 32 / Type::kGroup; ++h) {
-          const int64_t group = (i + g) / Type::kGroup + h;
-          const Ints dot = add(dots[h], ints(dot_start<Type>(x_sums[group])));
-          const Vec d = mul(load(scales + group * kWidth), broadcast(x_scale));
-          total = add(total, mul(to_float(dot), d));
-          if constexpr (Type::kMins) {
-            const float sum = x_scale * static_cast<float>(x_sums[group]);
-            total = add(total, mul(load(mins + group * kWidth), broadcast(sum)));
-          }
-        }
-      }
+      for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
+    }
+    if constexpr (Type::kBlock == 32) {
+      for (; i < n; i += 32) total = panel.add_to(total, i, 0);
     }
   }
   return total;

@@ -158,11 +158,14 @@ void store_bytes(int8_t* p, Vec a) {
 
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   __m256i a[8], b[8];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) a[i] = (__m256i)q[i];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i += 4) {  // quads 0, 1, 2, 3 of four rows; quads 4, ... in the upper half
     a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
     a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
@@ -172,25 +175,37 @@ void store_bytes(int8_t* p, Vec a) {
   const auto put = [&](int i, __m256i quads) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride), quads);
   };
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
     put(i, _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
     put(i + 4, _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
   }
 }
 
+// The sums of neighbours, in each half of the vectors: two of a, then two of b. kLargest is the
+// largest magnitude that there can be.
+template <int kLargest>
+[[gnu::always_inline]] inline __m256i add_neighbours(__m256i a, __m256i b) {
+  if constexpr (kLargest <= 0x7fff) {
+    return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
+  } else {
+    const __m256 x = _mm256_castsi256_ps(a);
+    const __m256 y = _mm256_castsi256_ps(b);
+    return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
+                            _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
+  }
+}
+
+template <int kLargest>
 [[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
   __m256i a[4], b[2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
-    const __m256i p = products[2 * i].v;
-    const __m256i q = products[2 * i + 1].v;
-    a[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(p, q), _mm256_unpackhi_epi32(p, q));
+    a[i] = add_neighbours<kLargest>(products[2 * i].v, products[2 * i + 1].v);
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {  // in each half of a vector: four columns
-    const __m256i p = a[2 * i];
-    const __m256i q = a[2 * i + 1];
-    b[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(p, q), _mm256_unpackhi_epi64(p, q));
+    b[i] = add_neighbours<2 * kLargest>(a[2 * i], a[2 * i + 1]);
   }
   sums[0].v = _mm256_permute2x128_si256(b[0], b[1], 0x20);
   sums[1].v = _mm256_permute2x128_si256(b[0], b[1], 0x31);

@@ -130,17 +130,21 @@ __m512i upper_quarters() { return _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
 
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   __m512i a[8], b[8];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) a[i] = (__m512i)q[i];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 8; i += 4) {  // in each half: quads 0, 1, 2, 3 of four rows, then 4, 5, 6, 7
     a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
     a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
     a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
     a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
     const __m512i lower = _mm512_permutex2var_epi64(a[i], lower_quarters(), a[i + 4]);
     const __m512i upper = _mm512_permutex2var_epi64(a[i], upper_quarters(), a[i + 4]);
@@ -149,19 +153,30 @@ __m512i upper_quarters() { return _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   }
 }
 
+// The sums of neighbours, in each quarter of the vectors: two of a, then two of b. kLargest is the
+// largest magnitude that there can be.
+template <int kLargest>
+[[gnu::always_inline]] inline __m512i add_neighbours(__m512i a, __m512i b) {
+  if constexpr (kLargest <= 0x7fff) {
+    return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+  } else {
+    const __m512 x = _mm512_castsi512_ps(a);
+    const __m512 y = _mm512_castsi512_ps(b);
+    return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                            _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+  }
+}
+
+template <int kLargest>
 [[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
   __m512i a[4], b[2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
-    const __m512i p = products[2 * i].v;
-    const __m512i q = products[2 * i + 1].v;
-    a[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(p, q), _mm512_unpackhi_epi32(p, q));
+    a[i] = add_neighbours<kLargest>(products[2 * i].v, products[2 * i + 1].v);
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {  // in each quarter of a vector: four columns
-    const __m512i p = a[2 * i];
-    const __m512i q = a[2 * i + 1];
-    b[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(p, q), _mm512_unpackhi_epi64(p, q));
+    b[i] = add_neighbours<2 * kLargest>(a[2 * i], a[2 * i + 1]);
   }
   sums[0].v = _mm512_permutex2var_epi64(b[0], lower_quarters(), b[1]);
   sums[1].v = _mm512_permutex2var_epi64(b[0], upper_quarters(), b[1]);

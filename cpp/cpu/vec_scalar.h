@@ -151,7 +151,8 @@ void store_bytes(int8_t* p, Vec a) { *p = static_cast<int8_t>(a.v); }
     __builtin_memcpy(to + i * stride, reinterpret_cast<const int8_t*>(q) + 4 * i, 4);
   }
 }
-inline void sum_quads(Ints* sums, const Ints* products) {
+template <int kLargest>
+void sum_quads(Ints* sums, const Ints* products) {
   sums[0] = sums[1] = {0};
   for (int i = 0; i < 8; ++i) sums[i / 4].v += products[i].v;
 }
