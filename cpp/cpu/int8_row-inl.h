@@ -5,10 +5,13 @@
 // 32 weights of a column are multiplied where they lie; only their sums of four are transposed, so
 // that kWidth columns lie side by side when scales come in.
 //
-// Needs from vec_*.h, beyond what kernels-inl.h says: dot(sums, w, x), which adds the four products
-// of unsigned by signed bytes of each lane; signed_dot, of signed bytes, if it began with
-// signed_start(sum of x); repeat_quads, 32 bytes of x once for each column of Quants; sum_quads;
-// transpose_quads; low_halves, high_halves, bit_xor.
+// Needs from vec_*.h, beyond what kernels-inl.h and int8_blocks-inl.h say: dot(sums, w, x), which
+// adds the four products of unsigned bytes below 129 (VNNI: any) by signed ones of each lane;
+// signed_dot, of signed bytes, exact with signed_start(sum of x) added; repeat_quads, 32 bytes of x
+// for each column of Quants (part i of them where they are more than a vector); sum_quads, of eight
+// vectors that hold kWidth columns' products, the sums of the first and the last 16 of each column;
+// transpose_quads, kWidth times 8 quads to 8 times kWidth, `stride` bytes apart; low_halves,
+// high_halves, bit_xor.
 #pragma once
 
 #include "cpu/int8_blocks-inl.h"
