@@ -64,12 +64,15 @@ Pairs round_step(const float* x, int64_t n) {
 
 // A step of a whole tile of rows, of which n are given.
 void round_tile(BF16* to, const float* x, int64_t n_rows, int64_t stride, int64_t n) {
-  Quants q[2][kTile];
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < kTile; ++i) {
-    const auto pairs = (__m512i)round_step(x + i * stride, i < n_rows ? n : 0).v;
-    q[0][i] = (Quants)_mm512_castsi512_si256(pairs);
-    q[1][i] = (Quants)_mm512_extracti64x4_epi64(pairs, 1);
+  const auto row = [&](int64_t i) {
+    return (__m512i)round_step(x + i * stride, i < n_rows ? n : 0).v;
+  };
+  Quants q[2][kTile / 2];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kTile / 2; ++i) {
+    const __m512i a = row(i), b = row(i + kTile / 2);
+    q[0][i] = (Quants)_mm512_shuffle_i64x2(a, b, 0x44);  // the lower halves
+    q[1][i] = (Quants)_mm512_shuffle_i64x2(a, b, 0xee);
   }
   int8_t* tile = reinterpret_cast<int8_t*>(to);
   transpose_quads(tile, kTileRow, q[0]);
@@ -213,14 +216,17 @@ void amx_tiles(float* sums, const std::byte* w, const BF16* x, int64_t depth, in
 }
 
 // Outputs of rows [r, r + n_rows) and columns [o, o + n_columns), a tile's or fewer.
-void write_outputs(const Matmul& m, const float* sums, int64_t r, int64_t n_rows, int64_t o,
-                   int64_t n_columns) {
+void write_tile(const Matmul& m, const float* sums, int64_t r, int64_t n_rows, int64_t o,
+                int64_t n_columns) {
   const auto mask = static_cast<__mmask16>((1u << n_columns) - 1);
   const __m512 bias =
       m.bias != nullptr ? _mm512_maskz_loadu_ps(mask, m.bias + o) : _mm512_setzero_ps();
   for (int64_t half = 0; half < n_rows; half += 8) {
-    Quants q[kTile];
-    for (int64_t j = 0; j < kTile; ++j) __builtin_memcpy(q + j, sums + j * kTile + half, 32);
+    Quants q[kTile / 2];
+    for (int64_t j = 0; j < kTile; ++j) {
+      __builtin_memcpy(reinterpret_cast<std::byte*>(q + j % 8) + j / 8 * 32,
+                       sums + j * kTile + half, 32);
+    }
     alignas(64) float values[8][kTile];
     transpose_quads(reinterpret_cast<int8_t*>(values), kTileRow, q);
     for (int64_t i = half; i < half + 8 && i < n_rows; ++i) {
@@ -281,7 +287,7 @@ void amx_few_rows(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t 
       amx_step(workspace, kTileRow, rows.x + k * m.n_rows, m.n_rows);
     }
     _tile_stored(0, sums, kTileRow);
-    write_outputs(m, sums, 0, m.n_rows, o, n_columns);
+    write_tile(m, sums, 0, m.n_rows, o, n_columns);
   }
 }
 
@@ -321,8 +327,8 @@ void amx_matmul(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
         const int64_t n_rows = m.n_rows - row < kTile ? m.n_rows - row : kTile;
         const int64_t n_columns = from.n_columns - column;
         if (n_columns <= 0) continue;
-        write_outputs(m, sums_of_rows + t * kTile * kTile, row, n_rows, part.o + column,
-                      n_columns < kTile ? n_columns : kTile);
+        write_tile(m, sums_of_rows + t * kTile * kTile, row, n_rows, part.o + column,
+                   n_columns < kTile ? n_columns : kTile);
       }
     }
   };

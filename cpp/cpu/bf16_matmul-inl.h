@@ -28,7 +28,7 @@ void round_rows(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) 
 
 // Where the weights of a tile are, in the file or, rounded, in the workspace.
 template <class T>
-struct Columns {
+struct WeightColumns {
   const T* w;
   int64_t row_bytes;
   int64_t n;  // of a row; a multiple of kPairWidth if they are rounded
@@ -41,7 +41,7 @@ struct Columns {
 // Outputs [R rows from r] x [O columns from o], the weights of which are `columns`. Each has one
 // accumulator that walks along n_in, so its value does not depend on R and O.
 template <class T, int R, int O>
-void bf16_tile(const Matmul& m, const Bf16Rows& rows, const Columns<T>& columns, int64_t r,
+void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t r,
                int64_t o, int64_t ahead = 0) {
   const int64_t stride = padded_to(m.n_in, kPairWidth);
   const BF16* x = rows.x + r * stride;
@@ -80,7 +80,7 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const Columns<T>& columns,
 
 // The same for n <= R rows.
 template <class T, int R, int O>
-void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const Columns<T>& columns,
+void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
                   int64_t r, int64_t o) {
   if constexpr (R > 1) {
     if (n < R) return bf16_tile_of<T, R - 1, O>(n, m, rows, columns, r, o);
@@ -89,14 +89,14 @@ void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const Column
 }
 
 template <class T>
-Columns<T> columns_from(const Matmul& m, int64_t o) {
+WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
   return {reinterpret_cast<const T*>(m.w + o * m.w_row_bytes), m.w_row_bytes, m.n_in};
 }
 
 // O columns of rows [first, last).
 template <class T, int O>
-void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const Columns<T>& columns, int64_t first,
-                int64_t last, int64_t o) {
+void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
+                int64_t first, int64_t last, int64_t o) {
   for (int64_t r = first; r < last; r += kTileRows) {
     bf16_tile_of<T, kTileRows, O>(last - r, m, rows, columns, r, o);
   }
@@ -107,7 +107,7 @@ void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const Columns<T>& columns
 template <class T, int O>
 void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t last, int64_t o,
                   std::byte* workspace) {
-  const Columns<T> columns = columns_from<T>(m, o);
+  const WeightColumns<T> columns = columns_from<T>(m, o);
   const int64_t n = padded_to(m.n_in, kPairWidth);
   const int64_t row_bytes = n * static_cast<int64_t>(sizeof(BF16));
   if (__is_same(T, BF16) || last - first <= kTileRows || O * row_bytes > kBf16Workspace) {

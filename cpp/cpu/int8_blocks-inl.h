@@ -16,7 +16,7 @@
 // pointer, because how they are returned depends on the instruction set; and inline, because shifts
 // by constants are cheaper.
 //
-// Needs from vec_*.h: Quants, 32 bytes of each of kQuantconst Columns& columns; load_quants, 32
+// Needs from vec_*.h: Quants, 32 bytes of each of kQuantColumns columns; load_quants, 32
 // bytes; load_quants_twice, 16 bytes twice; lookup_quants, of bytes below 16 in a table.
 #pragma once
 

@@ -5,10 +5,13 @@
 // 32 weights of a column are multiplied where they lie; only their sums of four are transposed, so
 // that kWidth columns lie side by side when scales come in.
 //
-// Needs from vec_*.h, beyond what kernels-inl.h says: dot(sums, w, x), which adds the four products
-// of unsigned by signed bytes of each lane; signed_dot, of signed bytes, if it began with
-// signed_start(sum of x); repeat_quads, 32 bytes of x once for each column of Quants; sum_quads;
-// transpose_quads; low_halves, high_halves, bit_xor.
+// Needs from vec_*.h, beyond what kernels-inl.h and int8_blocks-inl.h say: dot(sums, w, x), which
+// adds the four products of unsigned bytes below 129 (VNNI: any) by signed ones of each lane;
+// signed_dot, of signed bytes, exact with signed_start(sum of x) added; repeat_quads, 32 bytes of x
+// for each column of Quants (part i of them where they are more than a vector); sum_quads, of eight
+// vectors that hold kWidth columns' products, one column after the other, the sums of the first and
+// the last 16 of each column; transpose_quads, kWidth times 8 quads to 8 times kWidth, `stride`
+// bytes apart; low_halves, high_halves, bit_xor.
 #pragma once
 
 #include "cpu/int8_blocks-inl.h"
@@ -115,15 +118,16 @@ void write_outputs(const Matmul& m, int64_t r, int64_t o, int64_t n_columns, con
 template <class Type>
 H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t at, int i,
                             const int8_t* x) {
+  constexpr int64_t kParts = 8 / kQuantVectors;  // vectors that 32 weights take
   Ints products[8];
 #pragma GCC unroll 8
   for (int64_t j = 0; j < kQuantVectors; ++j) {
     Quants q;
     Type::quants(&q, columns.vector(j), at, i);
 #pragma GCC unroll 8
-    for (int64_t part = 0; part < 8 / kQuantVectors; ++part) {
+    for (int64_t part = 0; part < kParts; ++part) {
       const Ints w = load_quads(reinterpret_cast<const int8_t*>(&q) + part * kWidth * kQuad);
-      products[j + part] = dot<Type>(ints(0), w, repeat_quads(x, part));
+      products[j * kParts + part] = dot<Type>(ints(0), w, repeat_quads(x, part));
     }
   }
   constexpr int kLargest = kQuad * ((1 << Type::kBits) - 1) * 127;

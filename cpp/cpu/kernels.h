@@ -56,18 +56,6 @@ constexpr int64_t kBf16Rows = 512;
 constexpr int64_t kBf16Block = 32;
 constexpr int64_t kBf16Workspace = 1 << 20;
 
-// Rows of x rounded to bf16, in the order in which the kernels of one instruction set read them.
-struct Bf16Rows {
-  BF16* x;         // [kBf16Rows, n_in], of which either is padded to a multiple of kBf16Block
-  int64_t n_rows;  // at most kBf16Rows
-  int64_t n_in;
-};
-
-// The limits of one call of bf16_matmul, its workspace, and how many rows are rounded together.
-constexpr int64_t kBf16Rows = 512;
-constexpr int64_t kBf16Block = 32;
-constexpr int64_t kBf16Workspace = 1 << 20;
-
 // y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
 struct AddRows {
   float* y;               // [n_out, n]

@@ -3,9 +3,11 @@
 
 #include <arm_neon.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/blocks.h"
+#include "cpu/columns.h"
 
 namespace h2o {
 namespace {
@@ -72,6 +74,7 @@ Ints load_bytes(const uint8_t* p) {
   const uint16x8_t words = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(quad)));
   return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(words)))};
 }
+Ints add(Ints a, Ints b) { return {vaddq_s32(a.v, b.v)}; }
 Ints sub(Ints a, Ints b) { return {vsubq_s32(a.v, b.v)}; }
 Ints bit_and(Ints a, Ints b) { return {vandq_s32(a.v, b.v)}; }
 Ints bit_or(Ints a, Ints b) { return {vorrq_s32(a.v, b.v)}; }
@@ -92,11 +95,31 @@ Vec lookup(const int8_t* table, Ints i) {
 Vec low_halves(Ints a) { return {vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(a.v)))}; }
 Vec high_halves(Ints a) { return {vcvt_f32_f16(vreinterpret_f16_s16(vshrn_n_s32(a.v, 16)))}; }
 
-// ---- Four signed bytes in a lane; dot() is in dot_neon*.h ----
+// ---- Four bytes in a lane; the dot products are in dot_neon*.h ----
 
 constexpr int kTileVectors = 4;
 
+constexpr int kQuantColumns = 1;
+typedef int8_t Quants __attribute__((vector_size(32)));
+
+[[gnu::always_inline]] inline void load_quants(Quants* q, const Columns& columns, int64_t at) {
+  __builtin_memcpy(q, columns[0] + at, sizeof(*q));
+}
+[[gnu::always_inline]] inline void load_quants_twice(Quants* q, const Columns& columns,
+                                                     int64_t at) {
+  auto* half = reinterpret_cast<std::byte*>(q);
+  __builtin_memcpy(half, columns[0] + at, 16);
+  __builtin_memcpy(half + 16, columns[0] + at, 16);
+}
+[[gnu::always_inline]] inline void lookup_quants(Quants* q, const int8_t* table) {
+  auto* bytes = reinterpret_cast<uint8_t*>(q);
+  const int8x16_t values = vld1q_s8(table);
+  vst1q_s8(reinterpret_cast<int8_t*>(bytes), vqtbl1q_s8(values, vld1q_u8(bytes)));
+  vst1q_s8(reinterpret_cast<int8_t*>(bytes + 16), vqtbl1q_s8(values, vld1q_u8(bytes + 16)));
+}
+
 Ints load_quads(const int8_t* p) { return {vreinterpretq_s32_s8(vld1q_s8(p))}; }
+Ints repeat_quads(const int8_t* p, int64_t i) { return load_quads(p + 16 * i); }
 Ints broadcast_quad(const int8_t* p) {
   int32_t quad;
   __builtin_memcpy(&quad, p, sizeof(quad));
@@ -110,7 +133,6 @@ void store_bytes(int8_t* p, Vec a) {
   __builtin_memcpy(p, &quad, sizeof(quad));
 }
 
-// kWidth times 8 quads to 8 times kWidth, `stride` bytes apart.
 [[gnu::always_inline]] inline void transpose_quads(int8_t* to, int64_t stride, const Quants* q) {
   for (int half = 0; half < 2; ++half) {
     int32x4_t row[4];
@@ -125,6 +147,15 @@ void store_bytes(int8_t* p, Vec a) {
     put(1, vget_low_s32(low.val[1]), vget_low_s32(high.val[1]));
     put(2, vget_high_s32(low.val[0]), vget_high_s32(high.val[0]));
     put(3, vget_high_s32(low.val[1]), vget_high_s32(high.val[1]));
+  }
+}
+
+// Two vectors have the products of a column.
+template <int kLargest>
+[[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
+  for (int half = 0; half < 2; ++half) {
+    const Ints* p = products + half;
+    sums[half].v = vpaddq_s32(vpaddq_s32(p[0].v, p[2].v), vpaddq_s32(p[4].v, p[6].v));
   }
 }
 

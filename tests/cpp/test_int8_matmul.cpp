@@ -22,14 +22,19 @@ const Type kTypes[] = {
     {DType::q5_k, {0, 2}}, {DType::q6_k, {208}},    {DType::iq4_nl, {0}}, {DType::iq4_xs, {0}},
 };
 
-// Blocks of random bits, with 1 as their scales: elements are integers.
+// Makes 1 of the scales of blocks: elements are integers.
+void set_scales(std::vector<std::byte>& blocks, const Type& type) {
+  const uint16_t one = 0x3c00;
+  for (int64_t i = 0; i < std::ssize(blocks); i += info(type.dtype).block_bytes) {
+    for (const int64_t at : type.halves) std::memcpy(&blocks[i + at], &one, sizeof(one));
+  }
+}
+
+// Blocks of random bits.
 std::vector<std::byte> random_weights(Random& random, const Type& type, int64_t n) {
   std::vector<std::byte> bytes(byte_size(type.dtype, n));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.bits());
-  const uint16_t one = 0x3c00;
-  for (int64_t i = 0; i < std::ssize(bytes); i += info(type.dtype).block_bytes) {
-    for (const int64_t at : type.halves) std::memcpy(&bytes[i + at], &one, sizeof(one));
-  }
+  set_scales(bytes, type);
   return bytes;
 }
 
@@ -118,7 +123,8 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
       CAPTURE(std::string_view(table->isa));
       CAPTURE(info(type.dtype).name);
       Random random(2);
-      const int64_t n_in = info(type.dtype).block_size * 2;
+      // More than a panel's depth, and for blocks of 32 some that are not 256 elements.
+      const int64_t n_in = kInt8Depth + 256 + (info(type.dtype).block_size == 32 ? 64 : 0);
       const int64_t n_out = 45;
       const int64_t n_rows = 9;
       const std::vector<std::byte> w = random_weights(random, type, n_out * n_in);
@@ -144,6 +150,47 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
         multiply(*table, type.dtype, m, 0, middle);
         multiply(*table, type.dtype, m, middle, n_out);
         CHECK(same_bits(part, std::span(whole).subspan(row * n_out)));
+      }
+    }
+  }
+}
+
+// Products are summed in 16 bits where they fit: here they are as large as they can be.
+TEST_CASE("int8_matmul gives the same bits where every weight and every x is extreme") {
+  for (const CpuKernels* table : supported_kernels()) {
+    for (const Type& type : kTypes) {
+      for (const int byte : {0x00, 0x7f, 0x80, 0xff}) {
+        CAPTURE(std::string_view(table->isa));
+        CAPTURE(info(type.dtype).name);
+        CAPTURE(byte);
+        const int64_t n_in = 256;
+        const int64_t n_out = 33;
+        std::vector<std::byte> w(byte_size(type.dtype, n_out * n_in), static_cast<std::byte>(byte));
+        set_scales(w, type);
+        std::vector<float> x(2 * n_in, 1.0f);
+        std::fill_n(x.begin(), n_in, -1.0f);
+        Matmul m{.y = nullptr,
+                 .x = x.data(),
+                 .w = w.data(),
+                 .bias = nullptr,
+                 .n_rows = 2,
+                 .n_in = n_in,
+                 .w_row_bytes = byte_size(type.dtype, n_in),
+                 .y_stride = n_out,
+                 .add = false};
+        std::vector<float> expected(2 * n_out), actual(2 * n_out);
+        m.y = expected.data();
+        multiply(*supported_kernels().back(), type.dtype, m, 0, n_out);
+        m.y = actual.data();
+        multiply(*table, type.dtype, m, 0, n_out);
+        CHECK(same_bits(actual, expected));
+        m.n_rows = 1;
+        for (int row = 0; row < 2; ++row) {
+          m.x = x.data() + row * n_in;
+          m.y = actual.data() + row * n_out;
+          multiply(*table, type.dtype, m, 0, n_out);
+        }
+        CHECK(same_bits(actual, expected));
       }
     }
   }
