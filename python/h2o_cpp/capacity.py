@@ -10,6 +10,7 @@ from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import kv_dtypes, whole
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.session import Positions
 
@@ -83,7 +84,7 @@ def capacity(
     if isinstance(model, _core.Model):
         shape = ModelShape.of_model(model)
     else:
-        metadata = _core.GgufFile(os.fspath(model)).metadata()
+        metadata = _core.GgufFile(find_model(model)).metadata()
         found = ModelShape.of_metadata(metadata)
         if found is None:
             raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")

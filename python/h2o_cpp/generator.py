@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -67,6 +68,8 @@ class Generator(Closing):
     ) -> None:
         """Load a model.
 
+        path: a GGUF file; a directory that has one, such as a downloaded repository or one in the
+            Hub's cache; or hf://org/name[/file.gguf][@revision], downloaded by the extra `hub`.
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache.
@@ -91,8 +94,8 @@ class Generator(Closing):
             engine(), each with a cache of its own; default: 1.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
 
-        Raises FileNotFoundError, ValueError (a file or an option that makes no sense) and
-        MemoryError.
+        Raises FileNotFoundError, ValueError (a file or an option that makes no sense), OSError (the
+        Hub) and MemoryError.
         """
         self._open: Runtime | None = open_runtime(
             path,
@@ -119,6 +122,11 @@ class Generator(Closing):
         return self._open
 
     @property
+    def path(self) -> Path:
+        """The GGUF file."""
+        return Path(self._runtime().model.file.path)
+
+    @property
     def n_ctx(self) -> int:
         """The context: the most tokens of a text, prompt included, unless it is endless."""
         return self._runtime().session.n_ctx
@@ -141,8 +149,7 @@ class Generator(Closing):
     def __repr__(self) -> str:
         if self._open is None:
             return "<Generator: closed>"
-        name = os.path.basename(self._open.model.file.path)
-        return f"<Generator: {name}, n_ctx={self.n_ctx}, {self.policy}>"
+        return f"<Generator: {self.path.name}, n_ctx={self.n_ctx}, {self.policy}>"
 
     def stream(
         self,

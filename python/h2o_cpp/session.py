@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import INT32_MAX, kv_dtypes, thread_count
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
@@ -22,10 +23,11 @@ Following: TypeAlias = NDArray[np.float32] | int
 def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None) -> _core.Model:
     """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
 
-    device, threads: as for Generator.
+    path, device, threads: as for Generator.
 
-    Raises FileNotFoundError, ValueError and MemoryError.
+    Raises FileNotFoundError, ValueError, OSError and MemoryError.
     """
+    file = find_model(path)
     from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
 
     with tqdm(
@@ -37,9 +39,7 @@ def open_model(path: str | os.PathLike[str], *, device: str, threads: int | None
             bar.total = total
             bar.update(loaded - bar.n)
 
-        return _core.Model(
-            os.fspath(path), device=device, threads=thread_count(threads), progress=tell
-        )
+        return _core.Model(file, device=device, threads=thread_count(threads), progress=tell)
 
 
 def open_session(

@@ -16,6 +16,7 @@ from h2o_cpp.bench import gpu_machine, machine
 from h2o_cpp.bench.matmul_peak import matmul_peak
 from h2o_cpp.bench.memory import peak_rss_bytes
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
+from h2o_cpp.model_files import find_model
 from h2o_cpp.peers.engines.h2o import H2o
 
 
@@ -79,8 +80,9 @@ def measure(
     threads: int | None = None,
     **options: Any,
 ) -> Measurement:
-    """Measure a GGUF file.
+    """Measure a model.
 
+    path: as for a Generator.
     prompt: random tokens that are read at once, in chunks as a Generator reads them.
     context: tokens that have been read when n tokens are decoded, one at a time.
     device, threads: default: as a Generator's.
@@ -98,7 +100,8 @@ def measure(
     whole("context", context, 0)
     whole("n", n, 1)
     whole("rounds", rounds, 1)
-    engine = H2o(os.fspath(path), device=device, threads=threads, **options)
+    path = find_model(path)
+    engine = H2o(path, device=device, threads=threads, **options)
     model, session = engine.model, engine.session
     prefill, decode = [], []
     for _ in range(rounds):

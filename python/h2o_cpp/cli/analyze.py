@@ -15,7 +15,7 @@ from h2o_cpp.analysis.power_law import LEAST_TOKENS
 from h2o_cpp.analysis.report import REMOVALS, Report
 from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.arguments import whole
-from h2o_cpp.cli.options import add_threads, read_text
+from h2o_cpp.cli.options import MODEL, add_threads, read_text
 from h2o_cpp.perplexity import measure
 from h2o_cpp.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
@@ -26,7 +26,7 @@ _BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
     parser.add_argument(
         "--max-tokens", type=int, metavar="N",

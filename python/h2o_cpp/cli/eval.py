@@ -8,13 +8,14 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from h2o_cpp.cli.options import add_kv_dtype, add_machine
+from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_machine
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import POLICIES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--tasks", required=True, metavar="NAME,...",
         help="with --data of copa,openbookqa,piqa,rte,winogrande,mathqa; without, any of lm_eval's",
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: `pip install lm-eval`, or the extra `eval`") from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own tasks' defaults
+    file = find_model(args.model)
     model = H2oModel(
-        args.model,
+        file,
         hh=args.hh,
         policy=args.policy,
         n_ctx=args.n_ctx,
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json is not None:
         settings = {
-            "model": args.model.name,
+            "model": Path(file).name,
             "hh": args.hh,
             "policy": args.policy,
             "num_fewshot": args.num_fewshot,

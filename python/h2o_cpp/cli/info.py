@@ -7,12 +7,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.arguments import kv_dtypes
 from h2o_cpp.capacity import capacity
+from h2o_cpp.cli.options import MODEL
+from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import budget_policy
 
 _LONG = 8  # arrays longer than this are counted, not shown
@@ -21,7 +22,7 @@ _CACHE_TOKENS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(
@@ -32,15 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description."""
-    file = _core.GgufFile(args.file)
+    path = find_model(args.model)
+    file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
     summary = dict(summarise(metadata, tensors))
     if args.memory is not None:
-        summary |= dict(_capacities(args.file, metadata, args.memory))
+        summary |= dict(_capacities(path, metadata, args.memory))
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
         names = ("name", "type", "shape", "bytes")
-        document = {"file": str(args.file), "gguf_version": file.version, **summary}
+        document = {"file": path, "gguf_version": file.version, **summary}
         document["metadata"] = short
         document["tensors"] = [dict(zip(names, tensor, strict=True)) for tensor in tensors]
         print(json.dumps(document, indent=2))
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     count = metadata.get("split.count", 1)
     part = f", file {metadata.get('split.no', 0) + 1} of {count}" if count != 1 else ""
-    print(f"{args.file}: GGUF v{file.version}, {len(tensors)} tensors{part}")
+    print(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
     _print_table({key: _text(key, value) for key, value in summary.items()})
     if args.metadata:
         print("\nmetadata")
@@ -116,7 +118,7 @@ def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tupl
         )
 
 
-def _capacities(file: Path, metadata: Mapping[str, Any], memory: str) -> Iterator[tuple[str, int]]:
+def _capacities(file: str, metadata: Mapping[str, Any], memory: str) -> Iterator[tuple[str, int]]:
     n_ctx = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     for name, hh in (("full", None), ("hh=0.2", 0.2)):
         yield f"sequences of {n_ctx} tokens in {memory}, {name}", capacity(file, memory, hh=hh)

@@ -20,6 +20,9 @@ class _Arguments(Protocol):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
 
+# What find_model takes.
+MODEL = "GGUF file, a directory that has one, or hf://org/name"
+
 # What the options of Sampling mean.
 _SAMPLING = {
     "temperature": "how random; 0 is greedy",
@@ -83,10 +86,9 @@ def add_model(parser: _Arguments) -> None:
     parser.add_argument(
         "-m",
         "--model",
-        type=Path,
         default=BUNDLED_MODEL,
-        metavar="FILE",
-        help="GGUF file (default: the bundled tiny model)",
+        metavar="MODEL",
+        help=f"{MODEL} (default: the bundled tiny model)",
     )
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
+    MODEL,
     add_csv,
     add_kv_dtype,
     add_policies,
@@ -27,7 +28,7 @@ from h2o_cpp.tokenizer import TextTokenizer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
     add_policies(parser)
     parser.add_argument(

@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "input",
-        type=Path,
         metavar="IN",
         help="a GGUF file, best of type F32, F16 or BF16; of a split model the first",
     )

@@ -11,6 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import (
+    MODEL,
     add_csv,
     add_kv_dtype,
     add_policies,
@@ -30,7 +31,7 @@ _LENGTH = 512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
         "--task", type=names, default=list(TASKS), metavar="NAME,...",
         help=f"of {','.join(TASKS)} (default: all)",

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.capacity import bytes_of
-from h2o_cpp.cli.options import add_cache, add_machine, open_generator, read_template
+from h2o_cpp.cli.options import MODEL, add_cache, add_machine, open_generator, read_template
 
 _MAX_SEQUENCES = 8
 
@@ -20,8 +19,8 @@ _MAX_SEQUENCES = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "model", nargs="?", type=Path, default=BUNDLED_MODEL, metavar="MODEL",
-        help="GGUF file (default: the bundled tiny model)",
+        "model", nargs="?", default=BUNDLED_MODEL, metavar="MODEL",
+        help=f"{MODEL} (default: the bundled tiny model)",
     )  # fmt: skip
     server = parser.add_argument_group("server")
     server.add_argument(
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     with open_generator(args, max_sequences=n_sequences, memory=args.memory) as generator:
         app = create_app(
             generator,
-            name=args.name or args.model.stem,
+            name=args.name or generator.path.stem,
             template=read_template(args.template),
             api_key=args.api_key,
             max_queue=args.max_queue,

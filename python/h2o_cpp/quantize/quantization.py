@@ -16,6 +16,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
 from h2o_cpp.atomic import atomic_output
+from h2o_cpp.model_files import find_model
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
 # Types that may be quantised without asking.
@@ -78,7 +79,7 @@ class _Tensor:
 
 
 def quantize(
-    source: Path,
+    source: str | os.PathLike[str],
     output: Path,
     type_name: str,
     *,
@@ -86,14 +87,15 @@ def quantize(
     allow_requantize: bool = False,
     progress: bool = True,
 ) -> None:
-    """Writes the model of the GGUF file `source` to `output` with its matrices quantised.
+    """Writes the model `source` to `output` with its matrices quantised.
 
-    `type_name` is one of `MIXES`, such as Q4_K_M. Metadata is copied byte for byte but for
-    general.file_type and general.quantization_version; a model in several files becomes one file.
-    Memory holds a few million weights at a time. `threads` (by default one for each processor)
-    share the work; the result does not depend on them. `output` appears when it is complete: if
-    anything fails or is interrupted before, a file that was there is untouched. `progress` shows a
-    bar when stderr is a terminal.
+    `source` is a GGUF file or what find_model finds one in; `type_name` is one of `MIXES`, such as
+    Q4_K_M. Metadata is copied byte for byte but for general.file_type and
+    general.quantization_version; a model in several files becomes one file. Memory holds a few
+    million weights at a time. `threads` (by default one for each processor) share the work; the
+    result does not depend on them. `output` appears when it is complete: if anything fails or is
+    interrupted before, a file that was there is untouched. `progress` shows a bar when stderr is a
+    terminal.
 
     Raises FileNotFoundError when `source` or the directory of `output` does not exist, ValueError
     for an unknown type, for a file that is damaged or has weights that are not finite, and for
@@ -104,7 +106,7 @@ def quantize(
         raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(MIXES)}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads!r}, expected at least 1")
-    files = _core.GgufModel(source).files
+    files = _core.GgufModel(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
         raise ValueError(f"{output}: the output is the input")
     metadata = files[0].metadata()

@@ -1,0 +1,330 @@
+"""Models from where people keep them: directories, the Hub's cache, and the Hub, by a stand-in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from h2o_cpp import Generator, capacity
+from h2o_cpp.bench import measurement
+from h2o_cpp.cli import main
+from h2o_cpp.model_files import find_model
+from scripted_opt import scripted_opt
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def touch(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+    return directory
+
+
+class TestDirectory:
+    @pytest.mark.parametrize(
+        ("names", "expected"),
+        [
+            (["model.gguf"], "model.gguf"),
+            (["README.md", "Q8_0/model-Q8_0.gguf"], "Q8_0/model-Q8_0.gguf"),
+            (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "m-00001-of-00002.gguf"),
+            (["m-imatrix-Q4_K_M.gguf", "mmproj-m-f16.gguf"], "m-imatrix-Q4_K_M.gguf"),
+            (["m.gguf", "imatrix_m.gguf", "m.imatrix.gguf", "m-mmproj.gguf"], "m.gguf"),
+            (["m.gguf", "._m.gguf", ".cache/m.gguf"], "m.gguf"),
+            (["m.gguf", "model.safetensors", "config.json"], "m.gguf"),
+        ],
+    )
+    def test_the_model_in_it(self, tmp_path: Path, names: list[str], expected: str) -> None:
+        found = find_model(touch(tmp_path, *names))
+        assert Path(found) == tmp_path / expected
+
+    def test_several_are_named(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a-Q4_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "x/b.gguf")
+        with pytest.raises(ValueError, match="3 models") as error:
+            find_model(tmp_path)
+        assert str(error.value).endswith(": a-00001-of-00002.gguf, a-Q4_0.gguf, x/b.gguf")
+
+    def test_none(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no GGUF model is in it"):
+            find_model(touch(tmp_path, "mmproj-m.gguf", "README.md"))
+
+    def test_a_part_without_the_first(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"first part .* m-00002-of-00002.gguf is missing"):
+            find_model(touch(tmp_path, "m-00002-of-00002.gguf"))
+
+    def test_files_are_what_they_are(self, tmp_path: Path) -> None:
+        """Whatever they are called; and what does not exist says so when it is opened."""
+        touch(tmp_path, "mmproj.gguf", "sha256-abc")
+        for name in ("mmproj.gguf", "sha256-abc", "nowhere.gguf"):
+            assert find_model(tmp_path / name) == str(tmp_path / name)
+
+    def test_names_that_are_not_text(self, tmp_path: Path) -> None:
+        path = os.path.join(os.fsencode(tmp_path), b"m\xff.gguf")
+        Path(os.fsdecode(path)).touch()
+        assert os.fsencode(find_model(os.fsencode(tmp_path))) == path  # type: ignore[arg-type]
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize(
+        "weights",
+        ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin.index.json"],
+    )
+    def test_is_refused_with_the_command(self, tmp_path: Path, weights: str) -> None:
+        directory = touch(tmp_path / "my model", weights, "config.json")
+        command = f"h2o-cpp convert '{directory}' -o 'my model'-F16.gguf"
+        for source in (directory, directory / weights):
+            if source.suffix == ".json":
+                continue
+            with pytest.raises(ValueError, match="not GGUF; convert it") as error:
+                find_model(source)
+            assert str(error.value).endswith(f": {command}")
+
+    def test_the_command_works(
+        self, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        snapshot = tmp_path / "models--karpathy--stories260K" / "snapshots" / COMMIT
+        shutil.copytree(shared / "models" / "stories260K", snapshot)
+        with pytest.raises(ValueError, match="convert it by") as error:
+            Generator(tmp_path / "models--karpathy--stories260K")
+        program, *arguments = shlex.split(str(error.value).rpartition("by: ")[2])
+        assert program == "h2o-cpp"
+        monkeypatch.chdir(tmp_path)
+        assert main(arguments) == 0
+        assert Generator("stories260K-F16.gguf", threads=1).n_ctx == 512
+
+
+class TestCache:
+    """As huggingface_hub lays it out: links in snapshots, one directory for each revision."""
+
+    def repository(self, root: Path, **snapshots: str) -> Path:
+        repository = root / "models--org--name"
+        for commit, name in snapshots.items():
+            touch(repository / "blobs", commit)
+            touch(repository / "snapshots" / commit)
+            (repository / "snapshots" / commit).mkdir(parents=True)
+            (repository / "snapshots" / commit / name).symlink_to(repository / "blobs" / commit)
+        return repository
+
+    def test_of_main(self, tmp_path: Path) -> None:
+        repository = self.repository(tmp_path, aaa="a.gguf", bbb="b.gguf")
+        touch(repository / "refs", "main")
+        (repository / "refs" / "main").write_text("bbb")
+        found = repository / "snapshots" / "bbb" / "b.gguf"
+        assert Path(find_model(repository)) == found
+        assert Path(find_model(found.parent)) == found
+        with pytest.raises(ValueError, match="2 models"):
+            find_model(repository / "snapshots")
+
+    def test_without_main(self, tmp_path: Path) -> None:
+        repository = self.repository(tmp_path, aaa="a.gguf")
+        assert Path(find_model(repository)) == repository / "snapshots" / "aaa" / "a.gguf"
+
+    def test_nothing_downloaded(self, tmp_path: Path) -> None:
+        (tmp_path / "models--org--name").mkdir()
+        with pytest.raises(ValueError, match="no GGUF model is in it"):
+            find_model(tmp_path / "models--org--name")
+
+
+def test_everything_takes_a_directory(
+    tmp_path: Path,
+    tiny_opt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = measurement._Limits("machine", "reading", None, "numpy, f32", None)
+    monkeypatch.setattr(measurement, "_limits", lambda *_: limits)  # they take seconds
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "tiny.gguf").symlink_to(tiny_opt)
+    assert Generator(directory, threads=1).path == directory / "tiny.gguf"
+    assert capacity(directory, "1GiB") == capacity(tiny_opt, "1GiB")
+    text = tmp_path / "text"
+    text.write_text("The old man went down to the sea with his son.")
+    for arguments in (
+        ["info", directory],
+        ["run", "The", "-m", directory, "-n", 1],
+        ["inspect", "The", "-m", directory],
+        ["bench", "-m", directory, "--prompt", 2, "--context", 2, "-n", 1, "--rounds", 1],
+        ["perplexity", directory, text, "-c", 8, "--budget", 0.5, "--policy", "h2o"],
+        ["quantize", directory, tmp_path / "small.gguf", "Q8_0"],
+    ):
+        assert main([*map(str, arguments)]) == 0, capsys.readouterr().err
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What huggingface_hub asks of the Hub for a file, and nothing more."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        self.asked.append(f"{self.command} {path}")
+        if not path.startswith(("/api/models/org/name", "/org/name/")):
+            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
+        if path.startswith("/api/"):
+            revision = path.removeprefix("/api/models/org/name").removeprefix("/revision/")
+            if revision not in ("", "main", COMMIT):
+                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            siblings = [{"rfilename": name} for name in self.files]
+            info = {"id": "org/name", "sha": COMMIT, "siblings": siblings}
+            return self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        revision, _, name = path.removeprefix("/org/name/resolve/").partition("/")
+        if revision not in ("main", COMMIT):
+            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        if name not in self.files:
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        data = self.files[name]
+        tag = hashlib.sha1(data).hexdigest()
+        return self.send(
+            200, data, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}, with_body=with_body
+        )
+
+    def send(
+        self, status: int, data: bytes, headers: dict[str, str], *, with_body: bool = True
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body and self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    url = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """The Hub, at HF_ENDPOINT, with a model, its projector and a split one."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    model = scripted_opt([]).write(tmp_path / "model.gguf").read_bytes()
+
+    class Local(Hub):
+        files = {"README.md": b"#", "small.gguf": model, "mmproj.gguf": b"no model"}  # noqa: RUF012
+        asked: list[str] = []  # noqa: RUF012
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Local)
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    at(endpoint, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    thread = Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield Local
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestHub:
+    def test_is_downloaded_once(self, hub: type[Hub]) -> None:
+        paths = []
+        for _ in range(2):
+            generator = Generator("hf://org/name", threads=1)
+            assert generator.tokenize("x") == [ord("x")]
+            paths.append(generator.path)
+        assert paths[0] == paths[1]
+        assert paths[0].parts[-3:] == ("snapshots", COMMIT, "small.gguf")
+        assert [line for line in hub.asked if line.startswith("GET /org")] == [
+            "GET /org/name/resolve/main/small.gguf"
+        ]
+        assert Path(find_model(paths[0].parents[2])) == paths[0]  # models--org--name
+
+    def test_a_file_of_a_revision(self, hub: type[Hub]) -> None:
+        path = find_model(f"hf://org/name/small.gguf@{COMMIT}")
+        assert Path(path).read_bytes() == hub.files["small.gguf"]
+        assert Path(find_model(Path("hf://org/name/small.gguf"))).name == "small.gguf"
+
+    def test_all_parts(self, hub: type[Hub]) -> None:
+        names = [f"Q8_0/m-0000{i}-of-00002.gguf" for i in (1, 2)]
+        hub.files |= dict.fromkeys(names, b"GGUF")
+        del hub.files["small.gguf"]
+        first = Path(find_model("hf://org/name"))
+        assert first.name == "m-00001-of-00002.gguf"
+        assert (first.parent / "m-00002-of-00002.gguf").exists()
+
+    def test_several(self, hub: type[Hub]) -> None:
+        hub.files["large.gguf"] = b"GGUF"
+        with pytest.raises(ValueError, match=r"2 models, give one of them: small.gguf, large.gguf"):
+            find_model("hf://org/name")
+
+    def test_a_checkpoint(self, hub: type[Hub]) -> None:
+        hub.files = {"model.safetensors": b"", "config.json": b"{}"}
+        with pytest.raises(ValueError, match="hf download org/name --local-dir name && h2o-cpp"):
+            find_model("hf://org/name")
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("hf://org/other", "no such repository"),
+            ("hf://org/other/small.gguf", "no such repository"),
+            ("hf://org/name@never", "no such revision"),
+            ("hf://org/name/small.gguf@never", "no such revision"),
+            ("hf://org/name/none.gguf", "no such file; there are: small.gguf, mmproj.gguf"),
+        ],
+    )
+    def test_what_the_hub_has_not(
+        self, hub: type[Hub], source: str, message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["info", source]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"error: {source}: {message}")
+        assert err.count("\n") == 1
+
+    def test_without_a_network(self, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+        path = find_model("hf://org/name")
+        at("http://127.0.0.1:9", monkeypatch)  # nobody listens there
+        assert find_model("hf://org/name") == path
+        assert find_model("hf://org/name/small.gguf") == path
+        for source in ("hf://org/other", "hf://org/name/large.gguf"):
+            with pytest.raises(OSError, match="the Hub cannot be reached") as error:
+                find_model(source)
+            assert str(error.value).startswith(f"{source}: ")
+
+    def test_by_the_command(self, hub: type[Hub], tmp_path: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "h2o_cpp", "info", "hf://org/name", "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout)["file"].startswith(str(tmp_path / "cache"))
+
+    def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(ValueError, match=r"pip install 'h2o-cpp\[hub\]'"):
+            find_model("hf://org/name")
+
+    @pytest.mark.parametrize("source", ["hf://", "hf://name", "hf://org/name/", "hf://a/b/c.bin"])
+    def test_other_forms(self, source: str) -> None:
+        with pytest.raises(ValueError, match="expected hf://org/name"):
+            find_model(source)
