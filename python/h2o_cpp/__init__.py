@@ -6,6 +6,7 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 """
 
 from h2o_cpp._core import __version__
+from h2o_cpp.advice import Advice, advise
 from h2o_cpp.bundled import BUNDLED_MODEL
 from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.capacity import capacity
@@ -22,6 +23,7 @@ from h2o_cpp.stream import Stream
 
 __all__ = [
     "BUNDLED_MODEL",
+    "Advice",
     "Chat",
     "Completion",
     "Engine",
@@ -40,5 +42,6 @@ __all__ = [
     "Stream",
     "TokenLogprob",
     "__version__",
+    "advise",
     "capacity",
 ]

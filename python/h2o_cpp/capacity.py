@@ -13,6 +13,7 @@ from h2o_cpp.arguments import kv_dtypes, whole
 from h2o_cpp.model_files import find_model
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.session import Positions
+from h2o_cpp.stored_budget import Budget, resolve_budget
 
 _UNITS = {
     f"{prefix}{unit}": base**power
@@ -66,7 +67,7 @@ def capacity(
     model: str | os.PathLike[str] | _core.Model,
     memory: int | str,
     *,
-    hh: float | None = None,
+    hh: Budget = None,
     recent: float | None = None,
     policy: str | Policy | Sequence[Policy] | None = None,
     n_ctx: int | None = None,
@@ -82,14 +83,15 @@ def capacity(
     """
     n_bytes = bytes_of(memory)
     if isinstance(model, _core.Model):
-        shape = ModelShape.of_model(model)
+        file, shape = model.file, ModelShape.of_model(model)
     else:
-        metadata = _core.GgufFile(find_model(model)).metadata()
-        found = ModelShape.of_metadata(metadata)
+        file = _core.GgufFile(find_model(model))
+        found = ModelShape.of_metadata(file.metadata())
         if found is None:
             raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
         shape = found
     n_ctx = shape.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1, shape.n_ctx_train)
+    hh, policy = resolve_budget(hh, policy, file)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
     return n_bytes // each

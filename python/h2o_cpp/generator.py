@@ -33,6 +33,7 @@ from h2o_cpp.runtime import Runtime, open_runtime
 from h2o_cpp.session import Positions
 from h2o_cpp.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.stats import Stats
+from h2o_cpp.stored_budget import Budget
 from h2o_cpp.stream import Stream
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.turn import Turn
@@ -52,7 +53,7 @@ class Generator(Closing):
         self,
         path: str | os.PathLike[str],
         *,
-        hh: float | None = None,
+        hh: Budget = None,
         recent: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
@@ -72,7 +73,7 @@ class Generator(Closing):
             Hub's cache; or hf://org/name[/file.gguf][@revision], downloaded by the extra `hub`.
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
-            cache.
+            cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
             h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.

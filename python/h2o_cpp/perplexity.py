@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
@@ -68,6 +68,7 @@ def perplexity(
     stride: int | None = None,
     chunk: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
+    progress: Callable[[int], object] = lambda n: None,
 ) -> tuple[float, int, int]:
     """Perplexity, number of tokens predicted, and bytes of the cache.
 
@@ -75,7 +76,8 @@ def perplexity(
     the token that models expect there. The last `stride` tokens of a window (default: all but its
     first) are predicted, and the next window begins `stride` later.
     `chunk` tokens are fed at a time, and eviction follows each chunk: 1 is generation's own rhythm,
-    in which every prediction is made from what is kept.
+    in which every prediction is made from what is kept. progress is told how many more tokens have
+    been read.
     """
     whole("n_ctx", n_ctx, 2)
     stride = n_ctx - 1 if stride is None else whole("stride", stride, 1, n_ctx - 1)
@@ -87,7 +89,11 @@ def perplexity(
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
-        losses = np.concatenate(list(_losses(session, window)))[-stride:]
+        parts = []
+        for part in _losses(session, window):
+            parts.append(part)
+            progress(len(part))
+        losses = np.concatenate(parts)[-stride:]
         total += float(losses.sum())
         n += losses.size
     return exp(total / n), n, session.cache_bytes

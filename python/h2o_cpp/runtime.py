@@ -14,6 +14,7 @@ from h2o_cpp.arguments import whole
 from h2o_cpp.capacity import capacity
 from h2o_cpp.policy import Policy, choose_policy
 from h2o_cpp.session import Positions, chunks, open_model, open_session
+from h2o_cpp.stored_budget import Budget, resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
@@ -49,7 +50,7 @@ class Runtime(NamedTuple):
 def open_runtime(
     path: str | os.PathLike[str],
     *,
-    hh: float | None,
+    hh: Budget,
     recent: float | None,
     policy: str | Policy | Sequence[Policy] | None,
     n_ctx: int | None,
@@ -65,6 +66,7 @@ def open_runtime(
     n_batch = whole("n_batch", n_batch, 1)
     model = open_model(path, device=device, threads=threads)
     n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
+    hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is None:
         n_sequences = 1 if max_sequences is None else whole("max_sequences", max_sequences, 1)

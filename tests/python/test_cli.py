@@ -184,7 +184,7 @@ def test_usage_errors_exit_2(
     assert message in err
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "perplexity", "quantize", "convert"])
+@pytest.mark.parametrize("command", ["run", "chat", "perplexity", "advise", "quantize", "convert"])
 def test_help_has_the_default_of_every_option(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

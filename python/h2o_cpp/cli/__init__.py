@@ -10,6 +10,7 @@ from typing import Protocol
 
 from h2o_cpp import __version__
 from h2o_cpp.cli import (
+    advise,
     analyze,
     bench,
     chat,
@@ -40,6 +41,7 @@ _COMMANDS: dict[str, tuple[_Command, str]] = {
     "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
     "quantize": (quantize, "make a GGUF file smaller"),
     "inspect": (inspect, "show what the cache kept of a text"),
+    "advise": (advise, "find the smallest cache that costs little on a text"),
     "perplexity": (perplexity, "measure what eviction costs on a text"),
     "analyze": (analyze, "see how attention is spread over a text"),
     "retrieve": (retrieve, "see what eviction loses of a prompt"),

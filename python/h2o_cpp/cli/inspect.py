@@ -22,6 +22,7 @@ from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
 from h2o_cpp.inspection import Inspection, inspect
 from h2o_cpp.policy import budget_policy
 from h2o_cpp.session import open_model
+from h2o_cpp.stored_budget import resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -77,12 +78,13 @@ def run(args: argparse.Namespace) -> int:
     if args.head is not None:
         whole("head", args.head, 0, model.n_kv_heads - 1)
     n_ctx = model.n_ctx_train if args.n_ctx is None else whole("n_ctx", args.n_ctx, 1)
+    hh, policy = resolve_budget(args.hh, args.policy, model.file)
     tokenizer = TextTokenizer.of_model(model)
     found = inspect(
         model,
         tokenizer,
         tokenizer.encode(read_prompt(args.text, args.file)),
-        budget_policy(args.hh, args.recent, n_ctx, args.policy),
+        budget_policy(hh, args.recent, n_ctx, policy),
         n_ctx=n_ctx,
         positions=args.positions,
         n_batch=args.n_batch,

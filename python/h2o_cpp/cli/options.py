@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.policy import POLICIES
 from h2o_cpp.request import Sampling, StreamOptions
+from h2o_cpp.stored_budget import Budget
 
 
 class _Arguments(Protocol):
@@ -97,10 +98,10 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     cache = parser.add_argument_group("cache")
     cache.add_argument(
         "--hh",
-        type=_amount,
+        type=_budget,
         metavar="X",
         help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
-        "hitters, half recent (default: keep all)",
+        "hitters, half recent; auto: what the file recommends (default: keep all)",
     )
     cache.add_argument(
         "--recent",
@@ -276,6 +277,11 @@ def _kv_types(text: str) -> str | tuple[str, str]:
     """One type ("q8_0") or two ("q8_0,q4_0")."""
     k, comma, v = text.partition(",")
     return (k, v) if comma else k
+
+
+def _budget(text: str) -> Budget:
+    """An amount, or what the file recommends."""
+    return "auto" if text == "auto" else _amount(text)
 
 
 def _amount(text: str) -> float:

@@ -12,6 +12,7 @@ from h2o_cpp import __version__
 from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
 from h2o_cpp.policy import Policy, budget_policy
 from h2o_cpp.session import Positions, chunks, open_model, open_session
+from h2o_cpp.stored_budget import Budget, resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 
@@ -26,7 +27,7 @@ class H2o(StepEngine):
         threads: int | None = None,
         n_ctx: int | None = None,
         n_batch: int = 512,
-        hh: float | None = None,
+        hh: Budget = None,
         recent: float | None = None,
         policy: str | None = None,
         positions: Positions = "auto",
@@ -42,6 +43,7 @@ class H2o(StepEngine):
         self.model = open_model(path, device=device, threads=threads)
         self.tokenizer = TextTokenizer.of_model(self.model)
         n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
+        hh, policy = resolve_budget(hh, policy, self.model.file)
         self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)
         self.session = open_session(
             self.model,

@@ -1,0 +1,109 @@
+"""Find the smallest cache that costs little on a text of yours: the budget for --hh.
+
+The perplexity of the text is measured with the full cache, and with less and less of it, by
+bisection: where more budget is not always better, a smaller one may be as good. --write stores the
+budget in the file, for --hh auto.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from h2o_cpp.advice import Advice, advise
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import MODEL, add_threads, names, read_text
+from h2o_cpp.stored_budget import store_budget
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("text", type=Path, metavar="TEXT", help="file of UTF-8 text")
+    parser.add_argument(
+        "--loss", type=float, default=0.01, metavar="X",
+        help="the perplexity may grow by this fraction (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", type=names, default=["h2o", "mean"], metavar="NAME,...",
+        help="policies to try (default: h2o,mean)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-c", "--n-ctx", type=int, metavar="N",
+        help="tokens of a window (default: as trained, at most 2048 and the text)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N",
+        help="read only N tokens of the text (default: two windows)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunk", type=int, default=1, metavar="N",
+        help="tokens read at a time, with eviction after each: more is faster, 1 is what "
+        "generation does (default: %(default)s)",
+    )  # fmt: skip
+    add_threads(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    parser.add_argument(
+        "--write", action="store_true", help="store the budget in the model's file (default: not)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="store it in a copy of the model's file instead (default: none)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the curve and the advice, and store it if that was asked for."""
+    if args.write and args.output is not None:
+        raise ValueError("give either --write or --output, not both")
+    found = advise(
+        args.model,
+        read_text(args.text),
+        loss=args.loss,
+        policies=args.policy,
+        n_ctx=args.n_ctx,
+        max_tokens=args.max_tokens,
+        chunk=args.chunk,
+        threads=args.threads,
+    )
+    if args.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        _print(found)
+    if args.write or args.output is not None:
+        store_budget(
+            found.model,
+            args.output,
+            hh=found.hh,
+            policy=found.policy,
+            n_ctx=found.n_ctx,
+            loss=found.loss,
+        )
+        print(f"wrote {args.output or found.model}, for --hh auto", file=sys.stderr)
+    return 0
+
+
+def _print(found: Advice) -> None:
+    print("| policy | budget | kept | perplexity | of full | cache |")
+    print("|---|---|---|---|---|---|")
+    for row in found.curve:
+        print(
+            f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
+            f"| {row.perplexity / found.full_perplexity:.3f} | {mebibytes(row.cache_bytes)} |"
+        )
+    print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
+    if found.hh == 1:
+        print(f"advice: the full cache; every smaller one costs more than {found.most_loss:.1%}")
+        return
+    print(f"advice: --hh {found.hh:g} --policy {found.policy}")
+    perplexities = f"{found.perplexity:.3f}, full {found.full_perplexity:.3f}"
+    print(f"  perplexity  {perplexities} ({found.loss:+.2%})")
+    print(f"  cache       {mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}")
+    print(
+        f"  speed       {found.tokens_per_second:.0f} tokens/s, full "
+        f"{found.full_tokens_per_second:.0f}, measured here after {found.n_ctx} tokens "
+        f"({found.backend})"
+    )

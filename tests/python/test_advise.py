@@ -1,0 +1,207 @@
+"""Advice on a budget: found by bisection, stored in the file, taken by hh="auto"."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter
+
+from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
+from h2o_cpp.cli import main
+from h2o_cpp.perplexity import perplexity
+from h2o_cpp.policy import named_policy
+from h2o_cpp.stored_budget import store_budget
+from short_text import TEXT
+
+N_CTX = 110
+LOSS = 0.05
+STORED: dict[str, Any] = {"hh": 0.29, "policy": "mean", "n_ctx": 512, "loss": 0.0078125}
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return f"{TEXT} {TEXT.replace('sea', 'town').replace('son', 'wife')} " * 3
+
+
+@pytest.fixture(scope="module")
+def advice(tiny_opt: Path, text: str) -> Advice:
+    return advise(tiny_opt, text, loss=LOSS, n_ctx=N_CTX, max_tokens=N_CTX, threads=1)
+
+
+def test_is_the_edge(advice: Advice) -> None:
+    """What is advised costs no more than asked for, a percent less would, by either policy."""
+    full = advice.curve[0]
+    assert (full.policy, full.perplexity) == ("full", advice.full_perplexity)
+    most = full.perplexity * (1 + LOSS)
+    edges = {}
+    for policy in ("h2o", "mean"):
+        points = {
+            round(100 * one.budget): one.perplexity for one in advice.curve if one.policy == policy
+        }
+        edges[policy] = min(percent for percent, value in points.items() if value <= most)
+        assert points.get(edges[policy] - 1, inf) > most
+        assert 1 < edges[policy] < 100  # so that there was something to find
+        assert len(points) <= 1 + 9
+    assert round(100 * advice.hh) == edges[advice.policy] == min(edges.values())
+
+
+def test_is_what_was_measured(
+    advice: Advice, model: _core.Model, text: str, tiny_opt: Path
+) -> None:
+    with Generator(tiny_opt, n_ctx=N_CTX, hh=advice.hh, policy=advice.policy) as generator:
+        stats = generator.stats()
+        first, *tokens = generator.tokenize(text)
+        assert generator.policy == named_policy(advice.policy, advice.kept)
+    assert advice.cache_bytes == stats.cache_bytes
+    assert advice.full_cache_bytes == stats.full_cache_bytes
+    for policy, found in (
+        (named_policy(advice.policy, advice.kept), advice.perplexity),
+        (Policy.full(), advice.full_perplexity),
+    ):
+        value, n, _ = perplexity(model, tokens[:N_CTX], policy, n_ctx=N_CTX, beginning=[first])
+        assert value == pytest.approx(found, rel=1e-12)
+        assert n == advice.tokens
+    assert advice.loss == pytest.approx(advice.perplexity / advice.full_perplexity - 1)
+    assert advice.loss <= LOSS
+    assert advice.tokens_per_second > 0
+    assert advice.full_tokens_per_second > 0
+
+
+@pytest.mark.parametrize("edge", [1, 2, 10, 37, 99, 100])
+def test_bisection(
+    tiny_opt: Path,
+    tmp_path: Path,
+    text: str,
+    edge: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It finds an edge anywhere, in nine looks; at 100 % it is the full cache."""
+
+    def known(*arguments: Any, **_: Any) -> tuple[float, int, int]:
+        budget = arguments[2].budget  # n_ctx is 200
+        return (10.0, 7, 4000) if budget is None or budget >= 2 * edge else (10.2, 7, 10 * budget)
+
+    monkeypatch.setattr("h2o_cpp.advice.perplexity", known)
+    (tmp_path / "text").write_text(text)
+    arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["hh"], document["kept"]) == (edge / 100, 2 * edge)
+    assert document["loss"] == 0
+    assert document["cache_bytes"] == 4000
+    assert len(document["curve"]) <= 2 + 9
+    assert main(arguments) == 0
+    assert ("advice: the full cache" in capsys.readouterr().out) == (edge == 100)
+
+
+def test_command_writes_and_auto_reads(
+    tiny_opt: Path, tmp_path: Path, text: str, advice: Advice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(tiny_opt, model)
+    (tmp_path / "text").write_text(text)
+    options = ["--loss", str(LOSS), "-c", str(N_CTX), "--max-tokens", str(N_CTX), "--write"]
+    assert main(["advise", str(model), str(tmp_path / "text"), *options]) == 0
+    out, err = capsys.readouterr()
+    assert f"advice: --hh {advice.hh:g} --policy {advice.policy}" in out
+    assert "measured here" in out
+    assert err == f"wrote {model}, for --hh auto\n"
+    with Generator(model, hh="auto", n_ctx=200, threads=1) as generator:
+        assert generator.policy == named_policy(advice.policy, int(advice.hh * 200))
+    expected = capacity(model, "1GiB", hh=advice.hh, policy=advice.policy)
+    assert capacity(model, "1GiB", hh="auto") == expected
+    assert main(["run", "The", "-m", str(model), "--hh", "auto", "-n", "1"]) == 0
+    assert main(["inspect", "The", "-m", str(model), "--hh", "auto", "-c", "400"]) == 0
+
+
+@pytest.mark.parametrize("alignment", [32, 256])
+def test_the_rest_of_the_file_is_the_same(tmp_path: Path, alignment: int) -> None:
+    """As gguf-py reads it; writing again replaces the advice."""
+    source, output = tmp_path / "model.gguf", tmp_path / "advised.gguf"
+    writer = GGUFWriter(source, "llama")
+    writer.add_custom_alignment(alignment)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "\u00e9", "\n"])
+    writer.add_float64("h2o.hh", 0.5)
+    random = np.random.default_rng(0)
+    for i, shape in enumerate([(3,), (2, 5), (2, 3, 7)]):
+        writer.add_tensor(f"t{i}", random.random(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def contents(path: Path) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+        reader = GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: value for name, value in fields.items() if not name.startswith("GGUF.")}
+        return fields, [
+            (t.name, t.tensor_type, t.shape.tolist(), t.data.tobytes()) for t in reader.tensors
+        ]
+
+    store_budget(source, output, **STORED)
+    metadata, tensors = contents(source)
+    advised = metadata | {f"h2o.{key}": value for key, value in STORED.items()}
+    assert contents(output) == (advised, tensors)
+    store_budget(output, **(STORED | {"hh": 0.5}))
+    assert contents(output) == (advised | {"h2o.hh": 0.5}, tensors)
+    assert _core.GgufFile(output).metadata()["h2o.policy"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"hh": 1.5}, "h2o.hh is 1.5"),
+        ({"hh": float("nan")}, "h2o.hh is nan"),
+        ({"policy": "best"}, "h2o.policy is 'best'"),
+    ],
+)
+def test_nonsense_in_a_file(
+    tiny_opt: Path, tmp_path: Path, stored: dict[str, Any], message: str
+) -> None:
+    store_budget(tiny_opt, tmp_path / "model.gguf", **(STORED | stored))
+    with pytest.raises(ValueError, match=message):
+        Generator(tmp_path / "model.gguf", hh="auto")
+
+
+def test_auto_without_advice(tiny_opt: Path) -> None:
+    with pytest.raises(ValueError, match=r"h2o-cpp advise .*tiny-opt.gguf TEXT --write"):
+        Generator(tiny_opt, hh="auto")
+    with pytest.raises(ValueError, match="brings its own policy"):
+        Generator(tiny_opt, hh="auto", policy="window")
+    with pytest.raises(ValueError, match="hh='most'"):
+        Generator(tiny_opt, hh="most")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.gguf").symlink_to(tiny_opt)
+    with pytest.raises(ValueError, match="a link"):
+        store_budget(tmp_path / "link.gguf", **STORED)
+    with pytest.raises(FileNotFoundError):
+        store_budget(tmp_path / "none.gguf", **STORED)
+    assert [path.name for path in tmp_path.iterdir()] == ["link.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "Too short."}, "expected at least 100"),
+        ({"loss": -0.1}, "loss"),
+        ({"loss": 1}, "loss"),
+        ({"policies": ["best"]}, "best"),
+        ({"policies": []}, "policies"),
+        ({"n_ctx": 50}, "n_ctx"),
+        ({"n_ctx": 200, "max_tokens": 100}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_advised(
+    tiny_opt: Path, text: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        advise(tiny_opt, **({"text": text} | options))
