@@ -102,6 +102,24 @@ class Chat:
         system = self._generator.read(tokens[:n])
         return self._generator.stream(tokens[n:], after=system, **options)
 
+    @property
+    def tokens(self) -> list[int]:
+        """All of the conversation, as it was read and said."""
+        if self._reply is None:
+            return []
+        last = self._reply
+        return [*last.snapshot.tokens] if isinstance(last, _Past) else last.history
+
+    def moved(self, generator: Generator) -> Chat:
+        """The same conversation with another Generator of this model, as of another budget.
+
+        Its next turn reads all of it again.
+        """
+        other = Chat.__new__(Chat)
+        other._generator, other._template = generator, self._template
+        other._said, other._reply = self.messages, None
+        return other
+
     def fork(self) -> Chat:
         """Another conversation with the same past; from here on they do not know each other.
 

@@ -1,15 +1,19 @@
-"""Converse with a model, a line at a time; Ctrl-C stops an answer.
+"""Converse with a model; Ctrl-C stops an answer, Ctrl-D ends the conversation.
 
-The line /reset begins anew, /exit (or Ctrl-D) ends the conversation.
+A line is a message; one of several lines begins and ends with three double quotes. Lines that begin
+with / are commands: /help, /budget, /stats, /inspect, /save, /load, /reset, /exit.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
+from pathlib import Path
 
-from h2o_cpp.chat import Chat
-from h2o_cpp.cli.options import add_options, open_generator, read_template, stream_options
+from h2o_cpp.cli.conversation import COMMANDS, Conversation
+from h2o_cpp.cli.lines import editing, history_file, is_quoted, messages, unquoted
+from h2o_cpp.cli.options import add_options
 from h2o_cpp.cli.run import show
 from h2o_cpp.request import ContextFullError
 
@@ -24,39 +28,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="Jinja2 chat template, or @FILE that holds one (default: the model's own)",
     )
+    history = parser.add_mutually_exclusive_group()
+    history.add_argument(
+        "--history", type=Path, metavar="FILE",
+        help="where a terminal's lines are remembered (default: ~/.local/state/h2o-cpp/history)",
+    )  # fmt: skip
+    history.add_argument(
+        "--no-history", action="store_true", help="forget them at the end (default: remember)"
+    )
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each line of stdin on stdout; each answer's closing line goes to stderr.
+    """Answer each message of stdin on stdout; all else goes to stderr.
 
-    A line that cannot be answered is an error, and the status 1 at the end; the conversation goes
-    on as if it had not been said.
+    A message that cannot be answered, or a command that cannot be obeyed, is an error, and the
+    status 1 at the end; the conversation goes on as if it had not been said.
     """
-    template = read_template(args.template)
-    prompt = "> " if sys.stdin.isatty() else ""
     status = 0
-    with open_generator(args) as generator:
-        chat = Chat(generator, system=args.system, template=template)
-        options = stream_options(args)
-        while True:
-            try:
-                text = input(prompt)
-            except EOFError:
-                return status
-            match text.strip():
-                case "":
+    history = None if args.no_history else args.history or history_file()
+    with closing(Conversation(args)) as conversation, editing(history, list(COMMANDS)):
+        try:
+            for text in messages():
+                if not text.strip():
                     continue
-                case "/exit":
-                    return status
-                case "/reset":
-                    chat = Chat(generator, system=args.system, template=template)
-                    continue
-            try:
-                show(generator, chat.say(text, **options))
-            except ContextFullError as error:
-                status = 1
-                print(f"error: {error}: say less, or /reset to begin anew", file=sys.stderr)
-            except ValueError as error:
-                status = 1
-                print(f"error: {error}", file=sys.stderr)
+                if not _obey_or_answer(conversation, text):
+                    status = 1
+        except EOFError:  # /exit
+            pass
+        except ValueError as error:  # of a message that has no end
+            _tell_error(error)
+            return 1
+    return status
+
+
+def _obey_or_answer(conversation: Conversation, text: str) -> bool:
+    """Whether it could be done."""
+    try:
+        if not is_quoted(text) and text.lstrip().startswith("/"):
+            conversation.command(text)
+        else:
+            show(conversation.generator, conversation.say(unquoted(text)))
+    except ContextFullError as error:
+        _tell_error(f"{error}: say less, or /reset to begin anew")
+    except BrokenPipeError:
+        raise
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
+        _tell_error(error)
+    else:
+        return True
+    return False
+
+
+def _tell_error(error: object) -> None:
+    print(f"error: {error}", file=sys.stderr)

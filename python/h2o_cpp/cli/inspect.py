@@ -7,43 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from h2o_cpp.arguments import whole
+from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
 from h2o_cpp.inspection import Inspection, inspect
 from h2o_cpp.policy import budget_policy
 from h2o_cpp.session import open_model
 from h2o_cpp.stored_budget import resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
-
-
-class _Mark(Enum):
-    """How a token is shown.
-
-    Sinks and recent tokens are the same in every head. Heavy hitters are not: of several heads,
-    the mark says how many keep the token.
-    """
-
-    SINK = "36", "{}", "sink", "sink"
-    HEAVY = "1;33", "[]", "heavy hitter", "heavy hitter in half of the heads or more"
-    MINOR = "33", "()", "", "in a quarter or more"
-    RECENT = "32", "", "recent", "recent"
-    EVICTED = "2", "", "evicted", "evicted, or kept in fewer heads"
-
-    def __init__(self, sgr: str, brackets: str, of_one: str, of_many: str) -> None:
-        self.sgr = sgr  # the terminal's code for its colour
-        self.brackets = brackets  # what stands for it without colour
-        self.of_one = of_one  # its name where one head is shown, and where several are
-        self.of_many = of_many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,72 +72,25 @@ def run(args: argparse.Namespace) -> int:
         args.html.write_text(found.to_html(), encoding="utf-8")
     if args.json is not None:
         args.json.write_text(json.dumps(found.to_dict()), encoding="utf-8")
-    color = args.color == "always" or (
-        args.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    )
-    write = _colored if color else _plain
-    shown = list(zip(_marks(found, args.layer, args.head), found.pieces, strict=True))
-    for mark, group in groupby(shown, key=itemgetter(0)):
-        print(write(mark, [piece for _, piece in group]), end="")
+    color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
+    shown = marks(_shares(found, args.layer, args.head), found.policy)
+    for run_of_text in marked(shown, found.pieces, color=color):
+        print(run_of_text, end="")
     print("\n")
     one_head = args.layer is not None and args.head is not None
-    print(_legend({mark for mark, _ in shown}, color=color, one_head=one_head), end="\n\n")
+    print(legend(set(shown), color=color, one_head=one_head), end="\n\n")
     for line in _table(found, args.layer, args.head):
         print(line)
     return 0
 
 
-def _marks(found: Inspection, layer: int | None, kv_head: int | None) -> list[_Mark]:
+def _shares(found: Inspection, layer: int | None, kv_head: int | None) -> list[float]:
+    """Of each token, how many of the heads keep it at the end."""
     kept = found.kept()
     kept = kept if layer is None else kept[layer : layer + 1]
     kept = kept if kv_head is None else kept[:, kv_head : kv_head + 1]
-    n = len(found.tokens)
-    first_recent = 0 if found.policy.n_recent is None else n - found.policy.n_recent
-
-    def mark(position: int, share: float) -> _Mark:
-        """`share` of the heads keep the token."""
-        if share < 0.25:
-            return _Mark.EVICTED
-        if position < found.policy.n_sinks:
-            return _Mark.SINK
-        if position >= first_recent:
-            return _Mark.RECENT
-        return _Mark.HEAVY if share >= 0.5 else _Mark.MINOR
-
-    return [mark(i, share) for i, share in enumerate(np.mean(kept, axis=(0, 1)).tolist())]
-
-
-def _colored(mark: _Mark, pieces: Sequence[str]) -> str:
-    return f"\x1b[{mark.sgr}m{''.join(pieces)}\x1b[0m"
-
-
-def _plain(mark: _Mark, pieces: Sequence[str]) -> str:
-    """Brackets around sinks and heavy hitters, a dot for each evicted token."""
-    text = "".join(pieces)
-    if mark is _Mark.EVICTED:
-        return "·" * len(pieces)
-    if not mark.brackets:
-        return text
-    opening, closing = mark.brackets[0], mark.brackets[1]
-    words = text.strip()
-    if not words:
-        return f"{opening}␣{closing}{text}"
-    before, _, after = text.partition(words)  # brackets belong to words, not to space around them
-    return f"{before}{opening}{words}{closing}{after}"
-
-
-def _legend(marks: Collection[_Mark], *, color: bool, one_head: bool) -> str:
-    """What the marks that occur mean."""
-    entries = []
-    for mark in _Mark:
-        name = mark.of_one if one_head else mark.of_many
-        if mark not in marks:
-            continue
-        if color:
-            entries.append(_colored(mark, [name]))
-        else:
-            entries.append(f"· {name}" if mark is _Mark.EVICTED else _plain(mark, [name]))
-    return "  ".join(entries)
+    shares: list[float] = np.mean(kept, axis=(0, 1)).tolist()
+    return shares
 
 
 def _table(found: Inspection, layer: int | None, kv_head: int | None) -> Iterator[str]:

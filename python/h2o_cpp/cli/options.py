@@ -98,7 +98,7 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     cache = parser.add_argument_group("cache")
     cache.add_argument(
         "--hh",
-        type=_budget,
+        type=budget,
         metavar="X",
         help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
         "hitters, half recent; auto: what the file recommends (default: keep all)",
@@ -279,7 +279,7 @@ def _kv_types(text: str) -> str | tuple[str, str]:
     return (k, v) if comma else k
 
 
-def _budget(text: str) -> Budget:
+def budget(text: str) -> Budget:
     """An amount, or what the file recommends."""
     return "auto" if text == "auto" else _amount(text)
 

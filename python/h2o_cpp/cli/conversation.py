@@ -1,0 +1,154 @@
+"""A conversation in a terminal: what is said, and the /commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from h2o_cpp.chat import Chat
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
+from h2o_cpp.cli.options import budget, open_generator, read_template, stream_options
+from h2o_cpp.inspection import VisiblePieces
+from h2o_cpp.policy import Policy
+from h2o_cpp.stats import Stats
+from h2o_cpp.stream import Stream
+
+
+class _Command(NamedTuple):
+    do: Callable[[Conversation, str], None]
+    argument: str
+    meaning: str
+
+
+class Conversation:
+    """A Chat, its Generator, and commands; what these have to say goes to stderr."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Load the model as the arguments say; raises as Generator and Chat do."""
+        self._args = args
+        self._template = read_template(args.template)
+        self._options = stream_options(args)
+        self.generator = open_generator(args)
+        self._chat = self._new_chat()
+
+    def close(self) -> None:
+        """Free the model."""
+        self.generator.close()
+
+    def _new_chat(self) -> Chat:
+        return Chat(self.generator, system=self._args.system, template=self._template)
+
+    def say(self, text: str) -> Stream:
+        """The reply to a message; raises as Chat.say does."""
+        return self._chat.say(text, **self._options)
+
+    def command(self, line: str) -> None:
+        """Do what a line that begins with / says.
+
+        Raises EOFError for /exit; OSError, RuntimeError and ValueError for what cannot be done,
+        the conversation is then as before.
+        """
+        name, _, argument = line.strip().partition(" ")
+        found = COMMANDS.get(name)
+        if found is None:
+            raise ValueError(
+                f'{name} is no command; /help lists them, and """ sends a text that begins so'
+            )
+        argument = argument.strip()
+        if argument and not found.argument:
+            raise ValueError(f"{name} takes nothing, got {argument!r}")
+        if not argument and found.argument and not found.argument.startswith("["):
+            raise ValueError(f"expected {name} {found.argument}")
+        found.do(self, argument)
+
+    def _help(self, _: str) -> None:
+        rows = {f"{name} {each.argument}": each.meaning for name, each in COMMANDS.items()}
+        width = max(map(len, rows))
+        for row, meaning in rows.items():
+            _tell(f"{row:{width}}  {meaning}")
+        _tell('"""  begins and ends a message of several lines; Ctrl-C stops an answer')
+
+    def _budget(self, argument: str) -> None:
+        if argument:
+            self._reopen(*argument.split())
+        _tell(f"[{self._cache(self.generator.stats())} | {self.generator.policy}]")
+
+    def _reopen(self, hh: str, policy: str | None = None, *more: str) -> None:
+        if more:
+            raise ValueError(f"expected /budget X POLICY, got {' '.join(more)!r} too")
+        try:
+            amount = None if hh == "full" else budget(hh)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{hh}: {error}, auto or full") from None
+        changed = {"hh": amount, "policy": policy, "recent": None}
+        generator = open_generator(argparse.Namespace(**(vars(self._args) | changed)))
+        self._chat = self._chat.moved(generator)
+        self.generator.close()
+        self.generator = generator
+
+    def _save(self, path: str) -> None:
+        self._chat.save(path)
+        _tell(f"wrote {path}")
+
+    def _load(self, path: str) -> None:
+        self._chat = Chat.load(self.generator, path, template=self._template)
+        for message in self._chat.messages:
+            _tell(f"{message['role']}: {message['content']}")
+
+    def _stats(self, _: str) -> None:
+        stats = self.generator.stats()
+        _tell(
+            f"[{stats.tokens_seen} tokens seen, {stats.tokens_kept} kept, {stats.evictions} evicted"
+            f" | {self._cache(stats)} | {stats.backend}]"
+        )
+
+    def _cache(self, stats: Stats) -> str:
+        share = stats.cache_bytes / stats.full_cache_bytes
+        full = mebibytes(stats.full_cache_bytes)
+        return f"cache {mebibytes(stats.cache_bytes)}, full {full} ({share:.0%})"
+
+    def _inspect(self, _: str) -> None:
+        stats = self.generator.stats()
+        tokens = self._chat.tokens[: stats.tokens_seen]  # the last one said may be yet to be read
+        if not tokens:
+            raise ValueError("nothing has been said")
+        kept = np.zeros((stats.n_layers, stats.n_kv_heads, len(tokens)), bool)
+        for layer, head in np.ndindex(kept.shape[:2]):
+            kept[layer, head, self.generator.kept(layer, head)[0]] = True
+        policy = self.generator.policy
+        shown = marks(
+            kept.mean(axis=(0, 1)).tolist(), policy if isinstance(policy, Policy) else policy[0]
+        )
+        pieces = VisiblePieces(self.generator.tokenizer)
+        color = color_wanted(sys.stderr)
+        _tell("".join(marked(shown, [pieces.push(token) for token in tokens], color=color)))
+        _tell(legend(set(shown), color=color, one_head=False))
+
+    def _reset(self, _: str) -> None:
+        self._chat = self._new_chat()
+
+    def _exit(self, _: str) -> None:
+        raise EOFError
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+COMMANDS = {
+    "/help": _Command(Conversation._help, "", "show this"),
+    "/budget": _Command(
+        Conversation._budget, "[X [POLICY]]", "keep X as --hh does, or full; without X: what it is"
+    ),
+    "/stats": _Command(Conversation._stats, "", "what the cache holds"),
+    "/inspect": _Command(Conversation._inspect, "", "which tokens the cache still keeps"),
+    "/save": _Command(Conversation._save, "FILE", "write the conversation and its cache"),
+    "/load": _Command(Conversation._load, "FILE", "go on with one that was saved"),
+    "/reset": _Command(Conversation._reset, "", "begin anew"),
+    "/exit": _Command(Conversation._exit, "", "end; so does Ctrl-D"),
+}

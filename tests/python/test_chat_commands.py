@@ -1,0 +1,225 @@
+"""What a conversation in the terminal knows besides messages: commands, several lines, history."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from select import select
+
+import pytest
+
+from chatty import script, turn
+from h2o_cpp import Chat
+from h2o_cpp.chat import Chat as _Chat
+from h2o_cpp.cli import main
+from h2o_cpp.cli.conversation import COMMANDS
+
+Converse = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def converse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Converse:
+    """Status, stdout and stderr of a conversation that knows these turns."""
+
+    def chat(lines: str, turns: dict[str, str], *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        model = script(tmp_path, turns)
+        status = main(["chat", "-m", str(model), "--threads", "1", *options])
+        return status, *capsys.readouterr()
+
+    return chat
+
+
+HI = {"Hi": "Hello!", "Bye": "."}
+
+
+def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = converse("/help\n", HI)
+    assert (status, out) == (0, "")
+    with pytest.raises(SystemExit, match="0"):
+        main(["chat", "--help"])
+    of_command = capsys.readouterr().out
+    for name in COMMANDS:
+        assert re.search(rf"^{name}\b", err, re.MULTILINE)
+        assert name in of_command
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/etc/passwd", "/etc/passwd is no command; /help lists them"),
+        ("/", "/ is no command"),
+        ("/Exit", "/Exit is no command"),
+        ("/stats now", "/stats takes nothing, got 'now'"),
+        ("/save", "expected /save FILE"),
+        ("/save nowhere/talk", "nowhere: no such directory"),
+        ("/load nowhere", "nowhere"),
+        ("/budget much", "much: expected a fraction such as 0.2"),
+        ("/budget 0.2 best", "'best' is not one of"),
+        ("/budget 0.2 h2o mean", "got 'mean' too"),
+        ("/budget 7.5", "hh=7.5"),
+        ("/budget auto", "h2o-cpp advise"),
+    ],
+)
+def test_an_error_is_no_message(converse: Converse, line: str, message: str) -> None:
+    """And the conversation is as before."""
+    status, out, err = converse(f"Hi\n{line}\nBye\n", HI)
+    assert (status, out) == (1, "Hello!\n.\n")
+    first, error, last = err.splitlines()
+    assert first.startswith("[prompt")
+    assert error.startswith("error: ")
+    assert message in error
+    assert last.startswith("[prompt")
+
+
+def test_before_anything_is_said(converse: Converse) -> None:
+    status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
+    assert status == 1
+    assert err.splitlines()[0] == "error: the conversation has not begun"
+    assert err.splitlines()[1] == "error: nothing has been said"
+    assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
+
+
+def test_several_lines(converse: Converse) -> None:
+    turns = {"a\nb": "Two.", "/exit": "No.", 'say "" twice': "So."}
+    lines = '"""a\nb"""\n"""\n/exit\n"""\n"""say "" twice"""\n'
+    status, out, _ = converse(lines, turns)
+    assert (status, out) == (0, "Two.\nNo.\nSo.\n")
+
+
+def test_several_lines_without_an_end(converse: Converse) -> None:
+    status, out, err = converse('Hi\n"""Bye\n', HI)
+    assert (status, out) == (1, "Hello!\n")
+    assert err.splitlines()[-1] == 'error: the message has no closing """'
+
+
+def test_budget(converse: Converse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conversation goes on, is read again, and its cache keeps so much."""
+    told: list[list[str]] = []
+    moved = _Chat.moved
+
+    def spy(self: Chat, generator: object) -> Chat:
+        told.append([message["content"] for message in self.messages])
+        return moved(self, generator)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Chat, "moved", spy)
+    lines = "Hi\n/budget\n/budget 20 mean\nBye\n/stats\n/budget full\n/budget\n"
+    status, out, err = converse(lines, HI)
+    assert (status, out) == (0, "Hello!\n.\n")
+    assert told == [["Hi", "Hello!"], ["Hi", "Hello!", "Bye", "."]]
+    before, changed, *_ = re.findall(r"^\[cache.*\]$", err, re.MULTILINE)
+    assert "(100%) | Policy(n_sinks=0, n_heavy=0, n_recent=None)]" in before
+    assert "Policy(n_sinks=0, n_heavy=10, n_recent=10, score='mean')" in changed
+    seen = turn("Hi") + len("Hello!") + len(")\n") + turn("Bye") + len(".")
+    assert f"[{seen} tokens seen, 20 kept, {seen - 20} evicted | cache" in err
+
+
+def test_save_and_load(converse: Converse, tmp_path: Path) -> None:
+    file = tmp_path / "talk"
+    status, out, err = converse(f"Hi\n/save {file}\n/reset\n/load {file}\nBye\n", HI)
+    assert (status, out) == (0, "Hello!\n.\n")
+    assert "user: Hi\nassistant: Hello!\n" in err
+    new = len(")\n") + turn("Bye")
+    assert err.splitlines()[-1].startswith(f"[prompt {new} tokens")
+
+
+def test_inspect(converse: Converse) -> None:
+    status, _, err = converse("Hi\n/inspect\n", HI, "--hh", "8", "--recent", "8")
+    assert status == 0
+    shown = err.partition("]\n")[2]
+    gone = turn("Hi") + len("Hello!") - 8
+    assert shown.startswith("·" * gone + "t\nHello!\n")
+    assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
+
+
+class Terminal:
+    """A pseudo-terminal that a conversation runs in."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+        self._descriptor = descriptor
+        self.process = process
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Until it appears after what was waited for before."""
+        deadline = time.monotonic() + 60
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if not select([self._descriptor], [], [], 1)[0]:
+                continue
+            try:
+                self.seen += os.read(self._descriptor, 4096).decode()
+            except OSError:  # the other end is closed
+                raise AssertionError(self.seen) from None
+        self.seen = self.seen.partition(text)[2]
+
+
+@contextmanager
+def terminal(*arguments: str, state: Path) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "h2o_cpp", "chat", "--threads", "1", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"XDG_STATE_HOME": str(state), "TERM": "xterm"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_terminal(tmp_path: Path) -> None:
+    """Lines of one conversation are there in the next; Ctrl-C takes a line back; Tab completes."""
+    pytest.importorskip("readline")
+    model = str(script(tmp_path, {"Hi": "Hello!"}))
+    history = tmp_path / "state" / "h2o-cpp" / "history"
+    with terminal("-m", model, state=tmp_path / "state") as first:
+        first.wait_for("> ")
+        first.type("Hi\n")
+        first.wait_for("Hello!")
+        first.wait_for("> ")
+        first.type("half a mess\x03")
+        first.wait_for("Ctrl-D or /exit ends")
+        first.wait_for("> ")
+        first.type("/ex\t\n")
+        assert first.process.wait(60) == 0
+    assert history.read_text().splitlines()[-2:] == ["Hi", "/exit"]
+    assert history.stat().st_mode & 0o777 == 0o600
+    with terminal("-m", model, state=tmp_path / "state") as second:
+        second.wait_for("> ")
+        second.type("\x1b[A\x1b[A\n")  # twice up
+        second.wait_for("Hello!")
+        second.wait_for("> ")
+        second.type("\x04")
+        assert second.process.wait(60) == 0
+
+
+def test_no_history(tmp_path: Path) -> None:
+    model = str(script(tmp_path, {"Hi": "Hello!"}))
+    with terminal("-m", model, "--no-history", state=tmp_path / "state") as only:
+        only.wait_for("> ")
+        only.type("/exit\n")
+        assert only.process.wait(60) == 0
+    assert not (tmp_path / "state").exists()
