@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from h2o_cpp import __version__
 from h2o_cpp.cli import (
@@ -14,6 +14,7 @@ from h2o_cpp.cli import (
     analyze,
     bench,
     chat,
+    completion,
     convert,
     eval,
     generate,
@@ -25,46 +26,126 @@ from h2o_cpp.cli import (
     run,
     serve,
 )
+from h2o_cpp.cli.help import Help
 
 
-class _Command(Protocol):
+class _Module(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-_COMMANDS: dict[str, tuple[_Command, str]] = {
-    "run": (run, "continue a text"),
-    "generate": (generate, "continue many prompts, from a file to a file"),
-    "chat": (chat, "converse with a model"),
-    "serve": (serve, "serve a model to OpenAI's clients, and a page"),
-    "info": (info, "describe a GGUF file"),
-    "convert": (convert, "convert a Hugging Face checkpoint to GGUF"),
-    "quantize": (quantize, "make a GGUF file smaller"),
-    "inspect": (inspect, "show what the cache kept of a text"),
-    "advise": (advise, "find the smallest cache that costs little on a text"),
-    "perplexity": (perplexity, "measure what eviction costs on a text"),
-    "analyze": (analyze, "see how attention is spread over a text"),
-    "retrieve": (retrieve, "see what eviction loses of a prompt"),
-    "bench": (bench, "measure how fast a model file is"),
-    "eval": (eval, "score a model on benchmark tasks under eviction"),
+class _Command(NamedTuple):
+    module: _Module
+    summary: str
+    example: str
+
+
+_GROUPS: dict[str, dict[str, _Command]] = {
+    "write texts": {
+        "run": _Command(run, "continue a text", 'run "The old man" --hh 0.2 -n 300'),
+        "chat": _Command(chat, "converse with a model", "chat -m model.gguf --hh 0.2"),
+        "generate": _Command(
+            generate,
+            "continue many prompts, from a file to a file",
+            "generate --input prompts.jsonl --output texts.jsonl -m model.gguf --hh 0.2",
+        ),
+        "serve": _Command(
+            serve,
+            "serve a model to OpenAI's clients, and a page",
+            "serve model.gguf --hh 0.2 --memory 4GiB",
+        ),
+    },
+    "model files": {
+        "info": _Command(info, "describe a GGUF file", "info model.gguf --memory 4GiB"),
+        "convert": _Command(
+            convert,
+            "convert a Hugging Face checkpoint to GGUF",
+            "convert CHECKPOINT_DIR -o model.gguf",
+        ),
+        "quantize": _Command(
+            quantize, "make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"
+        ),
+    },
+    "what a small cache costs": {
+        "advise": _Command(
+            advise,
+            "find the smallest cache that costs little on a text",
+            "advise model.gguf book.txt --write",
+        ),
+        "perplexity": _Command(
+            perplexity,
+            "measure what eviction costs on a text",
+            "perplexity model.gguf book.txt --budget 0.1,0.2",
+        ),
+        "inspect": _Command(
+            inspect, "show what the cache kept of a text", "inspect -f book.txt --hh 0.2 -c 512"
+        ),
+        "retrieve": _Command(
+            retrieve, "see what eviction loses of a prompt", "retrieve model.gguf --budget 0.2"
+        ),
+        "analyze": _Command(
+            analyze, "see how attention is spread over a text", "analyze model.gguf book.txt"
+        ),
+        "eval": _Command(
+            eval,
+            "score a model on benchmark tasks under eviction",
+            "eval model.gguf --data DIR --tasks copa,piqa --hh 0.2",
+        ),
+    },
+    "the machine": {
+        "bench": _Command(
+            bench, "measure how fast a model file is", "bench -m model.gguf --hh 0.2 --json"
+        ),
+        "completion": _Command(
+            completion,
+            "print what makes a shell complete commands and options",
+            "completion bash > ~/.local/share/bash-completion/completions/h2o-cpp",
+        ),
+    },
 }
 
+_EPILOG = """example, with the bundled model:
+  h2o-cpp run "The old man" --hh 0.2 -n 300
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0, 1 after an error, 130 after Ctrl-C. Usage errors exit 2."""
+"h2o-cpp COMMAND --help" has the options of a command, and an example.
+
+exit status:
+  0    done
+  1    an error, said in one line on stderr
+  2    arguments that make no sense
+  130  interrupted by Ctrl-C"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
+        epilog=f"{_list_commands()}\n\n{_EPILOG}",
+        formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in _COMMANDS.items():
-        module.add_arguments(
-            commands.add_parser(name, help=summary, description=module.__doc__, allow_abbrev=False)
-        )
-    args = parser.parse_args(argv)
-    module, _ = _COMMANDS[args.command]
+    for group in _GROUPS.values():
+        for name, (module, summary, example) in group.items():
+            one = commands.add_parser(
+                name,
+                help=summary,
+                description=module.__doc__,
+                epilog=f"example:\n  h2o-cpp {example}",
+                formatter_class=Help,
+                allow_abbrev=False,
+            )
+            module.add_arguments(one)
+            one.set_defaults(module=module)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0, 1 after an error, 130 after Ctrl-C. Usage errors exit 2."""
+    args = make_parser().parse_args(argv)
+    module: _Module = args.module
     try:
         return module.run(args)
     except BrokenPipeError:  # the reader of our output has left; nobody is to hear of the rest
@@ -76,3 +157,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _list_commands() -> str:
+    width = max(len(name) for group in _GROUPS.values() for name in group)
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:{width}}  {c.summary}" for name, c in group.items())])
+        for title, group in _GROUPS.items()
+    )

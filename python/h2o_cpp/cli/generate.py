@@ -4,6 +4,7 @@ was when it is started again: lines that the output has are not computed again."
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -37,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     at_once.add_argument(
         "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
     )
+    parser.add_argument(
+        "--json", action="store_true",
+        help="print the closing line as JSON on stdout (default: in words on stderr)",
+    )  # fmt: skip
     add_options(parser)
 
 
@@ -77,6 +82,16 @@ def run(args: argparse.Namespace) -> int:
             bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
             bar.update()
         seconds = perf_counter() - started
+    if args.json:
+        document = {
+            "written": n_written,
+            "found": n_found,
+            "bad_lines": n_bad,
+            "tokens": n_tokens,
+            "seconds": seconds,
+        }
+        print(json.dumps(document))
+        return 0
     print(
         f"[{n_written} texts written, {n_found} were there, {n_bad} bad lines | "
         f"{n_tokens} tokens, {n_tokens / seconds:.0f}/s]",

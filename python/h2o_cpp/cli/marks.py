@@ -33,8 +33,9 @@ class Mark(Enum):
 
 
 def color_wanted(file: TextIO) -> bool:
-    """Whether to use colours: on a terminal, unless NO_COLOR is set (no-color.org)."""
-    return file.isatty() and not os.environ.get("NO_COLOR")
+    """Whether to use colours: on a terminal that has them, unless NO_COLOR is set."""
+    dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return file.isatty() and not dull
 
 
 def marks(shares: Sequence[float], policy: Policy) -> list[Mark]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kv_dtype(parser)
     add_threads(parser)
     add_csv(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
     )
@@ -84,21 +86,29 @@ def run(args: argparse.Namespace) -> int:
     )
     columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]
     columns += [str(i + 1) for i in range(N_SEGMENTS)] if args.streaming else []
-    print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
+    if not args.json:
+        print(f"| {' | '.join(columns)} |")
+        print("|---" * len(columns) + "|")
     measured: list[Measurement] = []
     full = nan
     total = len(args.policy) * len(args.budget) + 1
     for row in tqdm(rows, total=total, disable=None, leave=False):
         measured.append(row)
         full = row.perplexity if row.policy == "full" else full
+        if args.json:
+            continue
         segments = "".join(f" {value:.3f} |" for value in row.segments)
         tqdm.write(
             f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
             f"| {row.perplexity / full:.3f} | {mebibytes(row.cache_bytes)} |" + segments
         )
-    how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
-    print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
+    if args.json:
+        rows_measured = [asdict(row) for row in measured]
+        document = {"n_ctx": n_ctx, "chunk": args.chunk, "measured": rows_measured}
+        print(json.dumps(document, indent=2))
+    else:
+        how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
+        print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
     if args.csv is not None:
         write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:

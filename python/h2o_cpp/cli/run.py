@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help='special tokens that the text spells, as "</s>", are those tokens (default: text)',
     )
+    parser.add_argument(
+        "--json", action="store_true",
+        help="print one JSON object at the end: the text and the closing line's numbers "
+        "(default: the text as it comes)",
+    )  # fmt: skip
     add_options(parser)
 
 
@@ -36,8 +42,41 @@ def run(args: argparse.Namespace) -> int:
     options: StreamOptions = {**stream_options(args), "parse_special": args.parse_special}
     with open_generator(args) as generator:
         stream = generator.stream(prompt, **options)
+        if args.json:
+            status = _read(stream)
+            print(json.dumps(_document(generator, stream, prompt), indent=2))
+            return status
         print(prompt, end="", flush=True)
         return show(generator, stream)
+
+
+def _read(stream: Stream) -> int:
+    """Take a stream to its end; Ctrl-C ends it and is the status 130."""
+    with stream:
+        try:
+            for _ in stream:
+                pass
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, object]:
+    """What summary() says, and the text."""
+    stats = generator.stats()
+    return {
+        "prompt": prompt,
+        "text": stream.text,
+        "finish_reason": stream.finish_reason,
+        "prompt_tokens": stream.prompt_tokens,
+        "prompt_tokens_per_second": stream.prompt_tokens_per_second,
+        "generated_tokens": len(stream.tokens),
+        "tokens_per_second": stream.tokens_per_second,
+        "cache_bytes": stats.cache_bytes,
+        "full_cache_bytes": stats.full_cache_bytes,
+        "tokens_seen": stats.tokens_seen,
+        "evictions": stats.evictions,
+    }
 
 
 def show(generator: Generator, stream: Stream) -> int:

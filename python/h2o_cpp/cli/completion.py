@@ -1,0 +1,41 @@
+"""Print a script that makes a shell complete commands, options and file names.
+
+Where to put it: bash, ~/.local/share/bash-completion/completions/h2o-cpp; zsh, _h2o-cpp in a
+directory of $fpath; fish, ~/.config/fish/completions/h2o-cpp.fish. Needs the extra `completion`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("shell", choices=_SHELLS, help="the shell that is to read it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[completion]'") from None
+    from h2o_cpp.cli import make_parser  # which imports this module
+
+    parser = make_parser()
+    _complete_files(parser, shtab)
+    print(shtab.complete(parser, shell=args.shell))
+    return 0
+
+
+def _complete_files(parser: argparse.ArgumentParser, shtab: object) -> None:
+    """Say of each argument that is a path that it is one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_files(each, shtab)
+        elif action.type is Path or action.metavar in ("MODEL", "IN"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
