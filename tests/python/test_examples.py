@@ -1,0 +1,117 @@
+"""The examples in Python run, and show what they say they do."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import BUNDLED_MODEL, capacity
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NOTEBOOK = EXAMPLES / "python" / "what_it_keeps.ipynb"
+
+Example = Callable[..., str]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Example:
+    """What an example prints, given lines on stdin and arguments."""
+
+    def run(name: str, *arguments: str, lines: str = "") -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        runpy.run_path(str(EXAMPLES / "python" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_all_are_listed_and_tested() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    tests = Path(__file__).read_text(encoding="utf-8")
+    names = [path.name for path in (EXAMPLES / "python").iterdir() if path.is_file()]
+    assert len(names) == 6
+    for name in names:
+        assert f"(python/{name})" in page
+        assert name in tests
+
+
+def test_stream(example: Example) -> None:
+    out = example("stream.py", str(BUNDLED_MODEL), "It was")
+    assert out.startswith("It was ")
+    seen, kept = re.findall(r"(\d+) tokens read, (\d+) kept", out)[0]
+    assert int(kept) == min(204, int(seen))
+
+
+def test_chat(example: Example) -> None:
+    """The second turn reads only what is new."""
+    out = example("chat.py", lines="Good morning.\nWhere is the ship?\n")
+    (first, all_first), (second, all_second) = (
+        (int(new), int(n)) for new, n in re.findall(r"read (\d+) new tokens of (\d+)", out)
+    )
+    assert first < all_first < all_second
+    assert second < all_second - all_first + 2
+
+
+def test_compare_policies(example: Example) -> None:
+    rows = re.findall(
+        r"^(\w+) +(\d+) tokens kept +perplexity +([\d.]+)$",
+        example("compare_policies.py"),
+        re.MULTILINE,
+    )
+    assert [name for name, *_ in rows] == ["full", "h2o", "mean", "sinks", "window"]
+    assert all(int(kept) == int(rows[0][1]) // 10 for _, kept, _ in rows[1:])
+    assert float(rows[0][2]) < min(float(value) for *_, value in rows[1:])
+
+
+def test_snapshot(example: Example) -> None:
+    assert "the same as without a stop: True" in example("snapshot.py")
+
+
+def test_batch(example: Example) -> None:
+    out = example("batch.py")
+    full, tenth = map(int, re.findall(r"(\d+) full caches fit in 20MiB, (\d+) of a tenth", out)[0])
+    assert (full, tenth) == (
+        capacity(BUNDLED_MODEL, "20MiB"),
+        capacity(BUNDLED_MODEL, "20MiB", hh=0.1),
+    )
+    assert 1 < 8 * full < tenth
+    for prompt in ("The old man ", "It was a dark night", "She opened the letter", "At sea,"):
+        assert f"\n{prompt}" in out
+
+
+class TestNotebook:
+    def test_cells(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Its code, a cell after the other."""
+        document = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+        names: dict[str, Any] = {}
+        for cell in document["cells"]:
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == []
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+        out = capsys.readouterr().out
+        assert "64 kept in each layer and KV head" in out
+        maps = re.findall(r"^\d ([#.]+)$", out, re.MULTILINE)
+        assert len(maps) == names["stats"].n_layers
+        assert all(line.endswith("#" * 15) and "." in line for line in maps)
+        assert re.search(r"^advice: hh=0\.\d+, policy='(h2o|mean)'$", out, re.MULTILINE)
+
+    def test_is_valid(self) -> None:
+        nbformat = pytest.importorskip("nbformat")
+        nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+
+    def test_in_a_kernel(self) -> None:
+        nbformat = pytest.importorskip("nbformat")
+        nbclient = pytest.importorskip("nbclient")
+        pytest.importorskip("ipykernel")
+        notebook = nbformat.read(NOTEBOOK, as_version=4)
+        nbclient.NotebookClient(notebook, timeout=120).execute()
+        assert all(cell.outputs for cell in notebook.cells[1:2])
