@@ -94,10 +94,11 @@ def advise(
     if n_ctx is None:
         n_ctx = min(model.n_ctx_train, n_text, _N_CTX)
     n_ctx = whole("n_ctx", n_ctx, _LEAST, model.n_ctx_train)
-    n_most = _WINDOWS * n_ctx if max_tokens is None else whole("max_tokens", max_tokens, n_ctx)
-    tokens = tokens[:n_most]
+    n_text = _WINDOWS * n_ctx if max_tokens is None else whole("max_tokens", max_tokens, n_ctx)
+    tokens = tokens[:n_text]
 
-    with tqdm(desc="budgets", unit="token", disable=None, leave=False) as bar:
+    n_most = (1 + _SEARCH * len(policies)) * len(tokens)
+    with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
         def measure(one: Budgeted) -> Measurement:
             value, n, nbytes = perplexity(
@@ -106,7 +107,6 @@ def advise(
             )  # fmt: skip
             return Measurement(one.name, one.budget, one.kept, value, n, nbytes)
 
-        bar.total = (1 + _SEARCH * len(policies)) * len(tokens)
         full = measure(Budgeted("full", 1.0, n_ctx, Policy.full()))
         curve = [full]
         for i, name in enumerate(policies, 1):

@@ -47,7 +47,7 @@ def _in_directory(directory: Path) -> str:
     for root in roots:
         found = (f for pattern in ("*.gguf", "*/*.gguf") for f in root.glob(pattern))
         names += sorted(f.relative_to(directory).as_posix() for f in found)
-    if not names:
+    if not any(map(_is_model, names)):
         for root in roots:
             if any(_WEIGHTS.fullmatch(file.name) for file in root.iterdir()):
                 raise _not_converted(root)
@@ -64,14 +64,17 @@ def _snapshots(repository: Path) -> list[Path]:
     return [main] if main.is_dir() else sorted(s for s in snapshots.glob("*") if s.is_dir())
 
 
+def _is_model(name: str) -> bool:
+    """Of a GGUF file that is not hidden."""
+    path = PurePosixPath(name)
+    return not (_NO_MODEL.fullmatch(path.name) or any(part[0] == "." for part in path.parts))
+
+
 def _choose(names: Sequence[str], where: str) -> str:
     """The one model among GGUF files."""
     models: list[str] = []
     parts: list[str] = []
-    for name in names:
-        path = PurePosixPath(name)
-        if _NO_MODEL.fullmatch(path.name) or any(part.startswith(".") for part in path.parts):
-            continue
+    for name in filter(_is_model, names):
         part = _PART.search(name)
         (models if part is None or int(part[1]) == 1 else parts).append(name)
     if len(models) > 1:
@@ -138,8 +141,8 @@ def _download(source: str, repository: str, file: str | None, revision: str | No
 
 
 def _choose_of_hub(names: Sequence[str], source: str, file: str | None) -> str:
-    models = [name for name in names if name.endswith(".gguf")]
-    if file in models:
+    models = [name for name in names if name.endswith(".gguf") and _is_model(name)]
+    if file in names:
         return str(file)
     if file is not None:
         raise ValueError(f"{source}: no such file; there are: {', '.join(models) or 'none'}")

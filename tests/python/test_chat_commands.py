@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import pty
 import re
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,6 +142,15 @@ def test_inspect(converse: Converse) -> None:
     assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
 
 
+# The command, with stdin as its controlling terminal, so that Ctrl-C there is a signal.
+_CHAT = """
+import fcntl, sys, termios
+from h2o_cpp.cli import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.exit(main())
+"""
+
+
 class Terminal:
     """A pseudo-terminal that a conversation runs in."""
 
@@ -173,13 +180,12 @@ class Terminal:
 def terminal(*arguments: str, state: Path) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "h2o_cpp", "chat", "--threads", "1", *arguments],
+        [sys.executable, "-c", _CHAT, "chat", "--threads", "1", *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env=os.environ | {"XDG_STATE_HOME": str(state), "TERM": "xterm"},
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
     )
     os.close(theirs)
     try:

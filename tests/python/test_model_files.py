@@ -81,7 +81,7 @@ class TestCheckpoint:
         ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin.index.json"],
     )
     def test_is_refused_with_the_command(self, tmp_path: Path, weights: str) -> None:
-        directory = touch(tmp_path / "my model", weights, "config.json")
+        directory = touch(tmp_path / "my model", weights, "config.json", "mmproj-F16.gguf")
         command = f"h2o-cpp convert '{directory}' -o 'my model'-F16.gguf"
         for source in (directory, directory / weights):
             if source.suffix == ".json":
@@ -288,7 +288,7 @@ class TestHub:
             ("hf://org/other/small.gguf", "no such repository"),
             ("hf://org/name@never", "no such revision"),
             ("hf://org/name/small.gguf@never", "no such revision"),
-            ("hf://org/name/none.gguf", "no such file; there are: small.gguf, mmproj.gguf"),
+            ("hf://org/name/none.gguf", "no such file; there are: small.gguf\n"),
         ],
     )
     def test_what_the_hub_has_not(

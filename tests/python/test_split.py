@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from h2o_cpp import Generator
+from h2o_cpp.stored_budget import store_budget
 
 TOKENS = np.arange(5, 30)
 
@@ -64,3 +66,15 @@ def test_refuses_a_file_that_was_truncated(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[1].read_bytes()[:-1000])
     with pytest.raises(ValueError, match=parts[1].name):
         Generator(parts[0])
+
+
+def test_keeps_a_stored_budget(tiny_opt: Path, parts: list[Path]) -> None:
+    """In the first file, under its own name, as the others look for it."""
+    stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
+    store_budget(parts[0], **stored)
+    options: dict[str, Any] = {"hh": 0.01, "policy": "window"}
+    with Generator(tiny_opt, **options) as whole, Generator(parts[0], hh="auto") as split:
+        assert split.policy == whole.policy
+        np.testing.assert_array_equal(split.logits(TOKENS), whole.logits(TOKENS))
+    with pytest.raises(ValueError, match=f"must be called {parts[0].name}"):
+        store_budget(parts[0], parts[0].with_name("advised.gguf"), **stored)
