@@ -94,6 +94,7 @@ class TestLimits:
 
     def test_prompt(self, server: Server) -> None:
         most = server.app.state.service.max_prompt
+        assert most == server.app.state.service.generator.n_ctx
         fits = {**SHORT, "max_tokens": 1, "prompt": [5] * most}
         assert server.ask("/v1/completions", fits).status == 200
         answer = server.ask("/v1/completions", {**fits, "prompt": [5] * (most + 1)})

@@ -45,7 +45,9 @@ class Service:
         self.created = int(time.time())
         self.max_queue = max_queue
         self.max_tokens = generator.n_ctx if max_tokens is None else max_tokens
-        self.max_prompt = generator.n_ctx if max_prompt is None else max_prompt
+        if max_prompt is None and generator.endless:  # otherwise the context says it
+            max_prompt = generator.n_ctx
+        self.max_prompt = max_prompt
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template)
@@ -127,7 +129,7 @@ class Service:
 
     def _prompt(self, given: str | list[int]) -> list[int]:
         prompt = self.generator.tokenize(given) if isinstance(given, str) else given
-        if len(prompt) > self.max_prompt:
+        if self.max_prompt is not None and len(prompt) > self.max_prompt:
             n = len(prompt)
             raise ContextFullError(f"the prompt has {n} tokens, at most {self.max_prompt} here")
         return prompt
