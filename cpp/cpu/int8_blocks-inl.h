@@ -43,13 +43,11 @@ typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));  // of the s
 
 // Of each byte, `mask` applied after a shift to the right, or to the left if it is negative: bits
 // that come from the next byte must not pass.
-H2O_INLINE void shift_and_mask(Bits* bits, int right, uint32_t mask) {
-  *bits = (right < 0 ? *bits << -right : *bits >> right) & mask * 0x01010101;
-}
-
 H2O_INLINE void load_bits(Bits* to, const Columns& columns, int64_t at, int right, uint32_t mask) {
-  load_quants((Quants*)to, columns, at);
-  shift_and_mask(to, right, mask);
+  Quants bytes;
+  load_quants(&bytes, columns, at);
+  const Bits bits = (Bits)bytes;
+  *to = (right < 0 ? bits << -right : bits >> right) & mask * 0x01010101;
 }
 
 // Of a constant that every column has.
@@ -153,7 +151,9 @@ H2O_INLINE void load_end(Quants* q, const Columns& columns, int64_t at) {
 
 struct Int8Q2_K : Int8Type<BlockQ2_K, 256, 16, true, 2> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
-    load_bits((Bits*)q, columns, at + offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
+    Bits bits;
+    load_bits(&bits, columns, at + offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
+    *q = (Quants)bits;
   }
   // The scales, and instead of the 16 bytes after them the end of the block, d and dmin.
   H2O_INLINE static void packed_scales(Quants* q, const Columns& columns, int64_t at) {
@@ -216,7 +216,9 @@ struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true, kBits> {
 
 struct Int8Q4_K : ScalesAndMins32<BlockQ4_K, 4> {
   H2O_INLINE static void quants(Quants* q, const Columns& columns, int64_t at, int i) {
-    load_bits((Bits*)q, columns, at + offsetof(Block, qs) + i / 64 * 32, i / 32 % 2 * 4, 15);
+    Bits bits;
+    load_bits(&bits, columns, at + offsetof(Block, qs) + i / 64 * 32, i / 32 % 2 * 4, 15);
+    *q = (Quants)bits;
   }
 };
 
