@@ -54,7 +54,7 @@ struct Bf16Rows {
 // The limits of one call of bf16_matmul, its workspace, and how many rows are rounded together.
 constexpr int64_t kBf16Rows = 512;
 constexpr int64_t kBf16Block = 32;
-constexpr int64_t kBf16Workspace = 1 << 20;
+constexpr int64_t kBf16Workspace = 544 * 1024;
 
 // y[r, c] += sum_i p[r, i] * rows[i, c], i = 0 .. n_rows - 1 in order.
 struct AddRows {
