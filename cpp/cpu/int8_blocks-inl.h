@@ -70,10 +70,20 @@ void fifth_bits(Quants* to, const uint8_t* qh) {
   *to = ((spread & bit) == bit) & 16;
 }
 
+// Each byte of `index`, below 16, replaced by that byte of the table.
+Bytes16 look_up(Bytes16 table, Bytes16 index) {
+#ifdef __clang__  // which has no shuffle by variables
+  for (int i = 0; i < 16; ++i) index[i] = table[index[i]];
+  return index;
+#else
+  return __builtin_shuffle(table, index);
+#endif
+}
+
 void load_iq4(Quants* q, const uint8_t* qs) {
   const Bytes16 packed = load_16(qs);
   const Bytes16 table = load_16(reinterpret_cast<const uint8_t*>(kIq4Values));
-  join(q, __builtin_shuffle(table, packed & 15), __builtin_shuffle(table, packed >> 4));
+  join(q, look_up(table, packed & 15), look_up(table, packed >> 4));
 }
 
 struct Int8Q4_0 : Int8Type<BlockQ4_0, 32, 32, false> {
