@@ -11,6 +11,9 @@
  *   h2o_session_free(session);
  *   h2o_model_free(model);
  *
+ * Memory. What a session needs is allocated when it is opened, cache and all; what grows afterwards
+ * is the list of the text's tokens, by 4 bytes a token (8 if all of them count as repeated).
+ *
  * Handles. A handle belongs to one thread at a time; only h2o_cancel may be called at any time,
  * from any thread. A call that finds another one at work with the same handle returns H2O_BUSY and
  * does nothing. Different handles are independent: sessions of one model take turns by themselves,
@@ -79,8 +82,9 @@ typedef struct h2o_model_options {
   size_t size;
   const char* device; /* "auto", "cpu", "cuda" or "cuda:N"; NULL: "auto" */
   int32_t n_threads;  /* of the CPU; 0: one for each core */
+  int32_t reserved;   /* 0 */
 } h2o_model_options;
-#define H2O_MODEL_OPTIONS {sizeof(h2o_model_options), NULL, 0}
+#define H2O_MODEL_OPTIONS {sizeof(h2o_model_options), NULL, 0, 0}
 
 /* Loads a GGUF file. options may be NULL. Whatever it returns, *model is then a handle to be freed:
  * after an error it only has the message, and is NULL where memory did not suffice for that. */
@@ -162,11 +166,13 @@ H2O_API h2o_status h2o_session_open(h2o_model* model, const h2o_session_options*
 H2O_API h2o_status h2o_session_free(h2o_session* session) H2O_NOEXCEPT;
 H2O_API const char* h2o_session_error(const h2o_session* session) H2O_NOEXCEPT;
 
-/* Forgets the text. */
+/* Forgets the text, and a cancel that has ended nothing yet. */
 H2O_API h2o_status h2o_reset(h2o_session* session) H2O_NOEXCEPT;
 
-/* Ends the call that is at work with the session, after the token it is at. It has no effect on
- * calls that begin later. From any thread, and from signal handlers; NULL is ignored. */
+/* Ends one call of h2o_stream, h2o_feed, h2o_decode, h2o_sample or h2o_logits, after the step that
+ * it is at: the one that is at work with the session, or else the next one, which then does not
+ * begin to compute. So it is not lost, whichever comes first; but a stream that is over takes what
+ * came too late for it along. From any thread, and from signal handlers; NULL is ignored. */
 H2O_API void h2o_cancel(h2o_session* session) H2O_NOEXCEPT;
 
 typedef struct h2o_sampling {
@@ -222,15 +228,18 @@ typedef struct h2o_generation {
  * stream goes on from there; a token that ended it is not. options and generation may be NULL.
  *
  * A stream that was cancelled returns H2O_OK; what is left of a prompt that it was reading is read
- * by the next call that needs it. */
+ * by the next call that needs it. After H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR the text has the
+ * tokens that h2o_tokens gives, which may be more than before: h2o_stats tells how many, and how
+ * many of them are read; the text of the last may not have gone to the callback. */
 H2O_API h2o_status h2o_stream(h2o_session* session, const char* prompt, size_t n_bytes,
                               const h2o_stream_options* options, h2o_piece_callback callback,
                               void* user, h2o_generation* generation) H2O_NOEXCEPT;
 
 /* --- Token by token ------------------------------------------------------------------------- */
 
-/* Adds tokens to the text and reads them. H2O_CANCELLED: they are part of the text, but not all
- * have been read; the next call that needs it reads the rest. */
+/* Adds tokens to the text and reads them. What has been read of them stays read if it ends early:
+ * after H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR as after a stream. H2O_CANCELLED: they are part of
+ * the text, but not all need have been read; the next call that needs it reads the rest. */
 H2O_API h2o_status h2o_feed(h2o_session* session, const int32_t* tokens,
                             size_t n_tokens) H2O_NOEXCEPT;
 
@@ -279,8 +288,9 @@ H2O_API h2o_status h2o_snapshot_save(h2o_session* session, void** bytes,
                                      size_t* n_bytes) H2O_NOEXCEPT;
 H2O_API void h2o_snapshot_free(void* bytes) H2O_NOEXCEPT;
 
-/* The session goes on as the one that was saved would have, bit for bit; the options of sampling
- * are its own. H2O_BAD_FORMAT: the bytes are damaged, or of another model or options. */
+/* The session goes on as the one that was saved would have, bit for bit, from the logits on; the
+ * options of sampling are its own. H2O_BAD_FORMAT: the bytes are damaged, or of another model or
+ * options. */
 H2O_API h2o_status h2o_snapshot_load(h2o_session* session, const void* bytes,
                                      size_t n_bytes) H2O_NOEXCEPT;
 

@@ -45,23 +45,32 @@ TextSession::TextSession(std::shared_ptr<TextModel> model, const SessionOptions&
       sampler_(sampling_, model_->model.config.n_vocab) {}
 
 void TextSession::reset() {
+  Sampler sampler = sampler_by(sampling_, {});  // no token has been repeated
+  sampler.set_random_state(sampler_.random_state());
   session_.reset(0);
   tokens_.clear();
   logits_ = {};
-  set_sampling(sampling_, false);  // no token has been repeated
+  sampler_ = std::move(sampler);
+  cancelled();
 }
 
 void TextSession::set_sampling(SamplerOptions options, bool seeded) {
-  Sampler sampler(options, model_->model.config.n_vocab);
+  Sampler sampler = sampler_by(options, tokens_);
   if (!seeded) sampler.set_random_state(sampler_.random_state());
-  for (const int32_t token : tokens_) sampler.accept(token);
   sampler_ = std::move(sampler);
   sampling_ = options;
 }
 
+// A sampler of a text with these tokens.
+Sampler TextSession::sampler_by(const SamplerOptions& options,
+                                std::span<const int32_t> tokens) const {
+  Sampler sampler(options, model_->model.config.n_vocab);
+  sampler.accept(tokens);
+  return sampler;
+}
+
 h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions& options,
                                    const Sink& sink) {
-  start();
   const bool begins = tokens_.empty();
   const std::vector<int32_t> added = model_->tokenizer.encode(
       prompt, {.add_special = begins, .parse_special = options.parse_special, .begins = begins});
@@ -75,6 +84,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
   const bool done = read();
   generation.prompt_seconds = seconds_since(started);
   generation.finish = done ? generate(options, sink, generation) : H2O_FINISH_CANCELLED;
+  cancelled();  // what came too late for this stream is not meant for the next
   return generation;
 }
 
@@ -114,7 +124,6 @@ int32_t TextSession::generate(const StreamOptions& options, const Sink& sink,
 }
 
 void TextSession::feed(std::span<const int32_t> tokens) {
-  start();
   for (const int32_t token : tokens) {
     require(token >= 0 && token < model_->model.config.n_vocab, "token ", token,
             " is not in the vocabulary of ", model_->model.config.n_vocab);
@@ -127,11 +136,11 @@ void TextSession::feed(std::span<const int32_t> tokens) {
 int32_t TextSession::sample() { return sampler_.sample(logits()); }
 
 std::span<const float> TextSession::logits() {
-  start();
   if (!read()) throw Failure{H2O_CANCELLED, "cancelled"};
   require(
       !logits_.empty(),
-      "there are no logits: nothing has been read since the session was opened, reset or loaded");
+      "there are no logits: nothing has been read since the session was opened or reset, or what "
+      "was loaded was saved without them");
   return logits_;
 }
 
@@ -145,7 +154,12 @@ void TextSession::check_room(size_t n_more) const {
 
 void TextSession::append(std::span<const int32_t> tokens) {
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  for (const int32_t token : tokens) sampler_.accept(token);
+  try {
+    sampler_.accept(tokens);
+  } catch (...) {
+    tokens_.resize(tokens_.size() - tokens.size());
+    throw;
+  }
 }
 
 bool TextSession::read() {
@@ -160,17 +174,25 @@ bool TextSession::read() {
 }
 
 std::vector<std::byte> TextSession::save() const {
-  return session_.save(0, {.tokens = tokens_, .note = note_of(sampler_)});
+  SnapshotText text = {.tokens = tokens_, .note = note_of(sampler_)};
+  text.logits.assign(logits_.begin(), logits_.end());
+  return session_.save(0, std::move(text));
 }
 
 void TextSession::load(std::span<const std::byte> snapshot) {
-  const std::string state = random_state_of(open_snapshot(snapshot).text.note);
-  Sampler sampler(sampling_, model_->model.config.n_vocab);
-  sampler.set_random_state(state.empty() ? sampler_.random_state() : state);
+  const SnapshotText found = open_snapshot(snapshot).text;
+  const std::string state = random_state_of(found.note);
+  Sampler sampler = sampler_by(sampling_, {});
+  try {
+    sampler.set_random_state(state.empty() ? sampler_.random_state() : state);
+    sampler.accept(found.tokens);
+  } catch (const InvalidArgument& e) {  // not the caller's mistake
+    throw FormatError(e.what());
+  }
   SnapshotText text = session_.load(0, snapshot);
   tokens_ = std::move(text.tokens);
-  logits_ = {};
-  for (const int32_t token : tokens_) sampler.accept(token);
+  loaded_ = std::move(text.logits);
+  logits_ = loaded_;
   sampler_ = std::move(sampler);
 }
 

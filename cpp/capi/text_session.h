@@ -42,7 +42,7 @@ class TextSession {
   int32_t sample();
   std::span<const float> logits();
 
-  // Ends what another thread is at. Safe in a signal handler.
+  // Ends what another thread is at, or else what is begun next. Safe in a signal handler.
   void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
 
   std::vector<std::byte> save() const;
@@ -52,10 +52,11 @@ class TextSession {
   const Session& session() const { return session_; }
 
  private:
-  void start() { cancelled_.store(false, std::memory_order_relaxed); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  // Takes a cancel, if there is one: it ends one call.
+  bool cancelled() noexcept { return cancelled_.exchange(false, std::memory_order_relaxed); }
   size_t n_unread() const { return tokens_.size() - session_.tokens_seen(0); }
   void check_room(size_t n_more) const;  // throws Failure if so many more cannot be read
+  Sampler sampler_by(const SamplerOptions& options, std::span<const int32_t> tokens) const;
   void append(std::span<const int32_t> tokens);
   bool read();  // what is unread; false if it was cancelled
   int32_t generate(const StreamOptions& options, const Sink& sink, h2o_generation& generation);
@@ -64,6 +65,7 @@ class TextSession {
   Session session_;
   std::vector<int32_t> tokens_;    // of the text
   std::span<const float> logits_;  // after the last of them; empty where they are not known
+  std::vector<float> loaded_;      // those of a snapshot
   SamplerOptions sampling_;
   Sampler sampler_;
   std::atomic<bool> cancelled_ = false;

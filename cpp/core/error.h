@@ -59,6 +59,7 @@ std::string text(const Parts&... parts) {
   std::ostringstream out;
   out.imbue(std::locale::classic());  // not the application's, which may group digits
   (out << ... << parts);
+  if (!out) throw std::bad_alloc();  // which a stream keeps to itself
   return out.str();
 }
 

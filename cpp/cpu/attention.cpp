@@ -40,11 +40,12 @@ struct Workspace {
     const int64_t group = cache.n_heads / cache.n_kv_heads;
     const int64_t queries = tile_rows(group) * group;
     const int64_t keys = int64_t{cache.slots} + cache.max_rows;
-    float* next = reinterpret_cast<float*>(base);
-    const auto take = [&next](int64_t n) {
-      float* const taken = next;
-      next += n;
-      return taken;
+    int64_t taken = 0;
+    const auto take = [&](int64_t n) {
+      // Without a base only the size is wanted.
+      float* const first = base == nullptr ? nullptr : reinterpret_cast<float*>(base) + taken;
+      taken += n;
+      return first;
     };
     stride = keys;
     q = take(queries * cache.head_dim);
@@ -52,7 +53,7 @@ struct Workspace {
     logits = take(queries * keys);
     victims = reinterpret_cast<Victim*>(take(keys * (sizeof(Victim) / sizeof(float))));
     rotated = take(cache.ranks != nullptr ? keys * cache.head_dim : 0);
-    bytes = reinterpret_cast<std::byte*>(next) - base;
+    bytes = taken * static_cast<int64_t>(sizeof(float));
   }
 
   int64_t stride;   // of logits: as many as there can be keys

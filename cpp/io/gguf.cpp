@@ -135,12 +135,17 @@ class GgufFile::Reader {
 
   uint64_t position() const { return position_; }
 
-  // From here on, errors are in `section`.
-  void enter(std::string section) { section_ = std::move(section); }
+  // From here on, errors are in entry i of n ("key" or "tensor"), or in the one of this name.
+  void enter(const char* kind, uint64_t i, uint64_t n) { section_ = {kind, {}, i, n}; }
+  void enter(const char* kind, std::string_view name) { section_ = {kind, name, 0, 0}; }
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... message) const {
-    h2o::fail(path_, section_, ": ", message...);
+    const auto& [kind, name, i, n] = section_;
+    const std::string place = n > 0           ? text(kind, ' ', i + 1, " of ", n)
+                              : !name.empty() ? text(kind, ' ', quoted(name))
+                                              : kind;
+    h2o::fail(path_, place, ": ", message...);
   }
 
   uint32_t read_version() {
@@ -254,10 +259,14 @@ class GgufFile::Reader {
   const std::string& path_;
   std::span<const std::byte> bytes_;
   uint64_t position_ = 0;
-  std::string section_ = "header";
+  struct {
+    const char* kind;
+    std::string_view name;
+    uint64_t i, n;
+  } section_ = {"header", {}, 0, 0};
 };
 
-GgufFile::GgufFile(const std::filesystem::path& path) : file_(path) {
+GgufFile::GgufFile(MappedFile file) : file_(std::move(file)) {
   Reader reader(file_);
   version_ = reader.read_version();
   const uint64_t n_tensors = reader.read_count("tensor_count", kMinTensorEntry);
@@ -268,9 +277,9 @@ GgufFile::GgufFile(const std::filesystem::path& path) : file_(path) {
 
 void GgufFile::read_metadata(Reader& reader, uint64_t n_keys) {
   for (uint64_t i = 0; i < n_keys; ++i) {
-    reader.enter(text("key ", i + 1, " of ", n_keys));
+    reader.enter("key", i, n_keys);
     const std::string_view key = reader.read_name(kMaxKeyBytes);
-    reader.enter(text("key ", quoted(key)));
+    reader.enter("key", key);
     if (!metadata_index_.emplace(key, i).second) reader.fail("it appears twice");
     metadata_.emplace_back(key, reader.read_value(reader.read_type()));
   }
@@ -279,10 +288,10 @@ void GgufFile::read_metadata(Reader& reader, uint64_t n_keys) {
 void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   std::vector<Reader::Extent> extents;
   for (uint64_t i = 0; i < n_tensors; ++i) {
-    reader.enter(text("tensor ", i + 1, " of ", n_tensors));
+    reader.enter("tensor", i, n_tensors);
     GgufTensor tensor;
     tensor.name = reader.read_name(kMaxTensorNameBytes);
-    reader.enter(text("tensor ", quoted(tensor.name)));
+    reader.enter("tensor", tensor.name);
     if (!tensor_index_.emplace(tensor.name, i).second) reader.fail("it appears twice");
     extents.push_back(reader.read_layout(tensor));
     tensors_.push_back(tensor);
@@ -294,7 +303,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   const auto data = file_.bytes().subspan(std::min<uint64_t>(start, file_.bytes().size()));
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto [offset, bytes] = extents[i];
-    reader.enter(text("tensor ", quoted(tensors_[i].name)));
+    reader.enter("tensor", tensors_[i].name);
     if (offset % step != 0) reader.fail("offset ", offset, ", expected a multiple of ", step);
     if (offset > data.size() || bytes > data.size() - offset) {
       reader.fail("the file is truncated, ", bytes, " bytes needed at offset ", offset, " of ",
@@ -309,7 +318,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   for (size_t i = 1; i < sorted.size(); ++i) {
     const GgufTensor& before = sorted[i - 1];
     if (sorted[i].data.data() < before.data.data() + before.data.size()) {
-      reader.enter(text("tensor ", quoted(sorted[i].name)));
+      reader.enter("tensor", sorted[i].name);
       reader.fail("its data overlap the data of tensor ", quoted(before.name));
     }
   }

@@ -56,7 +56,8 @@ struct GgufTensor {
 class GgufFile {
  public:
   // Throws FileError, or FormatError naming the key or tensor that is wrong.
-  explicit GgufFile(const std::filesystem::path& path);
+  explicit GgufFile(const std::filesystem::path& path) : GgufFile(MappedFile(path)) {}
+  explicit GgufFile(MappedFile file);
 
   const std::string& path() const { return file_.path(); }
   uint32_t version() const { return version_; }

@@ -135,12 +135,17 @@ void unmap(Bytes bytes) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(utf8(path)), bytes_(map(path)) {}
+MappedFile::MappedFile(const std::filesystem::path& path)
+    : path_(utf8(path)), bytes_(map(path)), mapped_(true) {}
 
-MappedFile::~MappedFile() { unmap(bytes_); }
+MappedFile::~MappedFile() {
+  if (mapped_) unmap(bytes_);
+}
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+    : path_(std::move(other.path_)),
+      bytes_(std::exchange(other.bytes_, {})),
+      mapped_(std::exchange(other.mapped_, false)) {}
 
 void MappedFile::populate(std::span<const std::byte> part) {
   if (!part.empty()) populate_pages(part);
@@ -155,6 +160,7 @@ void MappedFile::release(std::span<const std::byte> part) {
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(bytes_, other.bytes_);
+  std::swap(mapped_, other.mapped_);
   return *this;
 }
 

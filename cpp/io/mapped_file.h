@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace h2o {
 
@@ -13,6 +14,11 @@ class MappedFile {
  public:
   // Throws FileError where the operating system refuses the file, or where it is no regular file.
   explicit MappedFile(const std::filesystem::path& path);
+
+  // Bytes that are in memory already and must outlive it, as a file of this name.
+  MappedFile(std::string name, std::span<const std::byte> bytes)
+      : path_(std::move(name)), bytes_(bytes) {}
+
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -32,6 +38,7 @@ class MappedFile {
  private:
   std::string path_;
   std::span<const std::byte> bytes_;  // empty for an empty file, which cannot be mapped
+  bool mapped_ = false;               // to be unmapped
 };
 
 }  // namespace h2o

@@ -241,13 +241,13 @@ void KvCache::roll(int32_t sequence) {
 
 void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   check_sequence(sequence);
+  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);  // first: there may be no memory for it
   if (!policies.empty()) {
     check_policies(policies);
     set_policies(sequence, policies);
   }
   lengths_[sequence] = 0;
   rolling_[sequence] = false;
-  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);
   for (const KvView& view : layers_) {
     backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
                    zeros.size() * sizeof(int32_t));

@@ -35,6 +35,7 @@ std::string Sampler::random_state() const {
   std::ostringstream out;
   out.imbue(std::locale::classic());
   out << random_;
+  if (!out) throw std::bad_alloc();  // which a stream keeps to itself
   return out.str();
 }
 
@@ -47,10 +48,20 @@ void Sampler::set_random_state(const std::string& state) {
   random_ = random;
 }
 
-void Sampler::accept(int32_t token) {
+void Sampler::accept(std::span<const int32_t> tokens) {
   if (options_.repeat_penalty == 1.0f || options_.repeat_last_n == 0) return;
-  require(token >= 0 && token < std::ssize(counts_), "[sampler] token ", token,
-          " is not in the vocabulary of ", counts_.size());
+  for (const int32_t token : tokens) {
+    require(token >= 0 && token < std::ssize(counts_), "[sampler] token ", token,
+            " is not in the vocabulary of ", counts_.size());
+  }
+  // All the memory at first, so that nothing can fail halfway.
+  size_t n = recent_.size() + tokens.size();
+  if (options_.repeat_last_n > 0) n = std::min<size_t>(n, options_.repeat_last_n);
+  if (n > recent_.capacity()) recent_.reserve(std::max(n, 2 * recent_.capacity()));
+  for (const int32_t token : tokens) remember(token);
+}
+
+void Sampler::remember(int32_t token) {
   ++counts_[token];
   if (options_.repeat_last_n < 0 || std::ssize(recent_) < options_.repeat_last_n) {
     recent_.push_back(token);

@@ -26,8 +26,9 @@ class Sampler {
   // Throws InvalidArgument for an option out of range.
   Sampler(const SamplerOptions& options, int32_t n_vocab);
 
-  // A token of the text so far, prompt or generated.
-  void accept(int32_t token);
+  // The next tokens of the text, prompt or generated. If it throws, none has been accepted.
+  void accept(std::span<const int32_t> tokens);
+  void accept(int32_t token) { accept({&token, 1}); }
 
   // What the next random numbers depend on, as text; and back. Throws InvalidArgument for others.
   std::string random_state() const;
@@ -43,6 +44,7 @@ class Sampler {
     float logit;
   };
 
+  void remember(int32_t token);
   void penalise();
   void keep_likely();
   int32_t draw();

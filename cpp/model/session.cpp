@@ -166,6 +166,11 @@ SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot
           text("[snapshot] it has token ", token, ", the vocabulary has ", model_->config.n_vocab));
     }
   }
+  const size_t n_logits = open.text.logits.size();
+  if (n_logits != 0 && n_logits != static_cast<size_t>(model_->config.n_vocab)) {
+    throw FormatError(text("[snapshot] it has ", n_logits, " logits, the vocabulary has ",
+                           model_->config.n_vocab));
+  }
   const int32_t n_read = open.text.n_read;
   if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
     throw FormatError(text("[snapshot] it has ", n_read, " tokens, n_ctx is ", options_.n_ctx));

@@ -65,7 +65,7 @@ class Session {
   // there, bit for bit. load() throws FormatError, and has then changed nothing, for bytes that are
   // damaged, or of another model, policy or cache type.
   // `n_read` of the text is the session's own to say. save() throws InvalidArgument if the text has
-  // fewer tokens than were read.
+  // fewer tokens than were read. The logits are the caller's to keep: they are not the session's.
   std::vector<std::byte> save(int32_t sequence, SnapshotText text) const;
   SnapshotText load(int32_t sequence, std::span<const std::byte> snapshot);
 

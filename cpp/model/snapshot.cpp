@@ -39,6 +39,8 @@ ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t posi
   writer.put(std::span<const int32_t>(text.tokens));
   writer.put_text(text.note);
   writer.put(text.n_read);
+  writer.put(uint64_t{text.logits.size()});
+  writer.put(std::span<const float>(text.logits));
   writer.put(positions);
   return writer;
 }
@@ -75,12 +77,14 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
   std::vector<int32_t> tokens = reader.get<int32_t>(reader.get<uint64_t>());
   std::string note(reader.get_text());
   const auto n_read = reader.get<int32_t>();
+  std::vector<float> logits = reader.get<float>(reader.get<uint64_t>());
   const auto positions = reader.get<uint8_t>();
   if (n_read < 0 || n_read > std::ssize(tokens)) {
     throw FormatError(
         h2o::text("[snapshot] it has read ", n_read, " of ", tokens.size(), " tokens"));
   }
-  return {model, {std::move(tokens), std::move(note), n_read}, positions, reader};
+  SnapshotText text = {std::move(tokens), std::move(note), n_read, std::move(logits)};
+  return {model, std::move(text), positions, reader};
 }
 
 }  // namespace h2o

@@ -5,6 +5,7 @@
 //   size and checksum of the rest   u64, u64
 //   model                           u64, fingerprint()
 //   text: tokens, note, n_read      u64 count, i32 each; u64 length, bytes; i32
+//   logits                          u64 count, f32 each; or none
 //   positions                       u8, of the session
 //   cache                           kv/sequence_image
 //
@@ -21,13 +22,14 @@
 
 namespace h2o {
 
-inline constexpr uint32_t kSnapshotVersion = 1;
+inline constexpr uint32_t kSnapshotVersion = 2;
 
 // What a snapshot holds besides the cache.
 struct SnapshotText {
-  std::vector<int32_t> tokens;  // of the text so far
-  std::string note;             // whatever the caller wants to find again, UTF-8
-  int32_t n_read = 0;           // tokens that the cache has seen; the others are still to be fed
+  std::vector<int32_t> tokens;     // of the text so far
+  std::string note;                // whatever the caller wants to find again, UTF-8
+  int32_t n_read = 0;              // tokens that the cache has seen; the others are still to be fed
+  std::vector<float> logits = {};  // [n_vocab] after the last token, if all are read; or none
 };
 
 // Tells models apart: by their metadata but for general.*, by the names, shapes and types of their

@@ -146,9 +146,10 @@ void BytePairs::read_merges(const GgufFile& file) {
   std::ranges::sort(pairs_, [](const Pair& a, const Pair& b) {
     return std::tuple(a.left, a.right, -a.rank) < std::tuple(b.left, b.right, -b.rank);
   });
-  const auto repeated = std::ranges::unique(
-      pairs_, [](const Pair& a, const Pair& b) { return a.left == b.left && a.right == b.right; });
-  pairs_.erase(repeated.begin(), repeated.end());
+  const auto same = [](const Pair& a, const Pair& b) {
+    return a.left == b.left && a.right == b.right;
+  };
+  pairs_.erase(std::unique(pairs_.begin(), pairs_.end(), same), pairs_.end());
 }
 
 }  // namespace h2o

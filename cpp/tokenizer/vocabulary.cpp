@@ -44,8 +44,7 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
     end_tokens.push_back(i);
   }
   std::ranges::sort(end_tokens);
-  const auto repeated = std::ranges::unique(end_tokens);
-  end_tokens.erase(repeated.begin(), repeated.end());
+  end_tokens.erase(std::unique(end_tokens.begin(), end_tokens.end()), end_tokens.end());
   std::erase(end_tokens, -1);
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -19,6 +21,7 @@ from h2o_cpp.tokenizer.special_tokens import unused_characters
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 _MAX_CHARACTERS = 1 << 24  # of a rendered conversation
+_MAX_SECONDS = 10.0  # that rendering one takes
 
 # What running a template on messages that it does not expect can raise.
 _ERRORS = (
@@ -50,10 +53,11 @@ class ChatTemplate:
                 "the chat template has no {{ or {%: not a template; @FILE reads one from a file"
             )
         try:
-            environment = _environment()
-            self._template = environment.from_string(source)
-            constants = environment.parse(source).find_all(nodes.Const)
+            self._environment = _Environment()
+            parsed = self._environment.parse(source)
+            constants = parsed.find_all(nodes.Const)
             self._literals = {str(constant.value) for constant in constants}
+            self._template = self._environment.from_string(_with_checks(parsed))
         except (TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template is no Jinja2 template: {error}") from None
         self._source = source
@@ -108,6 +112,7 @@ class ChatTemplate:
     def _render(self, **variables: Any) -> str:
         pieces: list[str] = []
         size = 0
+        self._environment.begin()
         try:
             for piece in self._template.generate(**variables):
                 pieces.append(piece)
@@ -131,14 +136,32 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates run in. It knows how long they have been at it, in each thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._deadline = threading.local()
+
+    def begin(self) -> None:
+        self._deadline.at = time.monotonic() + _MAX_SECONDS
+
+    def check(self) -> None:
+        if time.monotonic() > self._deadline.at:
+            raise TemplateError(f"it takes more than {_MAX_SECONDS:g} seconds")
+
+
+def _with_checks(template: nodes.Template) -> nodes.Template:
+    """The template, which looks at the time in each round of a loop and call of a macro."""
+    for block in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+        check = nodes.Call(nodes.EnvironmentAttribute("check"), [], [], None, None)
+        block.body.insert(0, nodes.ExprStmt(check, lineno=block.lineno))
+    return template
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

@@ -1,22 +1,38 @@
-// The global operator new and delete, replaced by ones that count: every form of them, for those of
-// a sanitizer's library do not call each other.
+// The global operator new and delete, replaced by ones that count and can fail: every form of them,
+// for those of a sanitizer's library do not call each other. The linker gives the library our
+// malloc and calloc for its own.
 #include "allocations.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+extern "C" void* __real_malloc(size_t size);
+extern "C" void* __real_calloc(size_t n, size_t size);
+
 namespace {
 
 std::atomic<int64_t> count{0};
 
-void* allocate(size_t size) {
+thread_local int64_t n_left = 0;  // calls until one fails; 0: none does
+thread_local bool only_one = true;
+thread_local bool has_failed = false;
+
+// Counts a call, and says whether it is to fail.
+bool fails() {
   count.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(size > 0 ? size : 1);
+  if (n_left == 0 || --n_left > 0) return false;
+  if (!only_one) n_left = 1;
+  return has_failed = true;
+}
+
+void* allocate(size_t size) {
+  if (fails()) return nullptr;
+  return __real_malloc(size > 0 ? size : 1);
 }
 
 void* allocate(size_t size, std::align_val_t alignment) {
-  count.fetch_add(1, std::memory_order_relaxed);
+  if (fails()) return nullptr;
   const size_t a = static_cast<size_t>(alignment);
   return std::aligned_alloc(a, (size + a - 1) / a * a);
 }
@@ -28,7 +44,22 @@ void* checked(void* data) {
 
 }  // namespace
 
+extern "C" void* __wrap_malloc(size_t size) { return fails() ? nullptr : __real_malloc(size); }
+extern "C" void* __wrap_calloc(size_t n, size_t size) {
+  return fails() ? nullptr : __real_calloc(n, size);
+}
+
 int64_t h2o::allocations() { return count.load(std::memory_order_relaxed); }
+
+h2o::FailingAllocation::FailingAllocation(int64_t n, bool only) {
+  n_left = n;
+  only_one = only;
+  has_failed = false;
+}
+
+h2o::FailingAllocation::~FailingAllocation() { n_left = 0; }
+
+bool h2o::FailingAllocation::failed() const { return has_failed; }
 
 using Alignment = std::align_val_t;
 using NoThrow = std::nothrow_t;

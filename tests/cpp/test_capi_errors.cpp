@@ -74,11 +74,13 @@ TEST_CASE("no handle is an error, and no crash") {
 TEST_CASE("what cannot be loaded says why, and can only be freed") {
   const Captured out(1), err(2);
   h2o_model_options wrong_device = H2O_MODEL_OPTIONS, wrong_threads = H2O_MODEL_OPTIONS,
-                    newer = H2O_MODEL_OPTIONS, sizeless = H2O_MODEL_OPTIONS;
+                    newer = H2O_MODEL_OPTIONS, sizeless = H2O_MODEL_OPTIONS,
+                    reserved = H2O_MODEL_OPTIONS;
   wrong_device.device = "toaster";
   wrong_threads.n_threads = -1;
   newer.size += 8;
   sizeless.size = 0;
+  reserved.reserved = 1;
   const std::string source = H2O_SOURCE_DIR "/README.md";
   const struct {
     const char* path;
@@ -95,6 +97,7 @@ TEST_CASE("what cannot be loaded says why, and can only be freed") {
       {kTinyModel.c_str(), &wrong_threads, H2O_INVALID_ARGUMENT, "n_threads is -1"},
       {kTinyModel.c_str(), &newer, H2O_INVALID_ARGUMENT, "expected at most"},
       {kTinyModel.c_str(), &sizeless, H2O_INVALID_ARGUMENT, "size 0"},
+      {kTinyModel.c_str(), &reserved, H2O_INVALID_ARGUMENT, "reserved is 1"},
   };
   for (const auto& [path, options, status, message] : cases) {
     h2o_model* model = nullptr;

@@ -65,9 +65,100 @@ TEST_CASE("a prompt that was cancelled is read by the next call") {
   CHECK(cancelled.stats().n_tokens == 2000);
   CHECK(cancelled.stats().n_read < 2000);
   calm.feed(tokens);
+  // One more may have come after the call had ended.
+  const float* logits = nullptr;
+  int32_t n_vocab = 0;
+  h2o_logits(cancelled.handle(), &logits, &n_vocab);
   CHECK(cancelled.sample() == calm.sample());
   CHECK(cancelled.stats().n_read == 2000);
   CHECK(cancelled.save() == calm.save());
+}
+
+TEST_CASE("a cancel between two calls ends the next one, and only that") {
+  const api::Model model = load_model();
+  api::Session session = open_session(model, with_budget(8));
+  int32_t token = -7;
+  h2o_generation generation = H2O_GENERATION;
+
+  session.cancel();
+  CHECK(streamed(session, "The old man", most(5), &generation) == "");
+  CHECK(generation.finish == H2O_FINISH_CANCELLED);
+  CHECK(generation.n_generated == 0);
+  CHECK(session.stats().n_read == 0);
+  CHECK(session.stats().n_tokens > 0);
+  streamed(session, "", most(5), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_generated == 5);
+
+  session.cancel();
+  session.cancel();  // these two are one
+  CHECK(h2o_sample(session.handle(), &token) == H2O_CANCELLED);
+  CHECK(token == -7);
+  CHECK(h2o_sample(session.handle(), &token) == H2O_OK);
+  session.cancel();
+  CHECK(session.stats().n_tokens == static_cast<int32_t>(session.tokens().size()));
+  CHECK(h2o_decode(session.handle(), token) == H2O_CANCELLED);
+  CHECK(session.tokens().back() == token);
+  const int32_t n_tokens = session.stats().n_tokens;
+  CHECK(session.stats().n_read == n_tokens - 1);
+  CHECK(h2o_decode(session.handle(), token) == H2O_OK);
+  CHECK(session.stats().n_read == n_tokens + 1);
+
+  session.cancel();
+  session.reset();  // takes it back
+  streamed(session, "The old man", most(5), &generation);
+  CHECK(generation.n_generated == 5);
+
+  // What comes too late for a stream is not meant for the next one.
+  session.stream(" and", [&](std::string_view) { return session.cancel(), true; }, most(1));
+  streamed(session, "", most(5), &generation);
+  CHECK(generation.n_generated == 5);
+}
+
+TEST_CASE("sessions are opened, cancelled and freed while others work") {
+  constexpr int kSessions = 3;
+  std::optional<api::Model> model(load_model(kRotaryModel, 2));
+  std::vector<std::thread> threads;
+  std::atomic<int> n_streams = 0;
+  for (int i = 0; i < kSessions; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 4; ++round) {
+        // Another may be at work with the model, as it is told.
+        h2o_session_options options = with_budget(8);
+        h2o_session* session = nullptr;
+        while (h2o_session_open(model->handle(), &options, &session) == H2O_BUSY) {
+          CHECK(h2o_session_free(session) == H2O_OK);
+        }
+        std::atomic<bool> started = false;
+        std::thread other([&] {
+          while (!started) std::this_thread::yield();
+          h2o_cancel(session);
+          CHECK(h2o_session_free(session) == H2O_BUSY);
+          h2o_session_stats stats = H2O_SESSION_STATS;
+          CHECK(h2o_stats(session, &stats) == H2O_BUSY);
+        });
+        const h2o_stream_options forever = most(0);
+        struct Call {
+          std::atomic<bool>& started;
+          std::thread& other;
+        } call{started, other};
+        const auto piece = [](void* user, const char*, size_t) -> int32_t {
+          Call& call = *static_cast<Call*>(user);
+          call.started = true;
+          // So that the others find it at work.
+          if (call.other.joinable()) call.other.join();
+          return 0;
+        };
+        h2o_generation generation = H2O_GENERATION;
+        CHECK(h2o_stream(session, "a", 1, &forever, piece, &call, &generation) == H2O_OK);
+        CHECK(generation.finish == H2O_FINISH_CANCELLED);
+        n_streams += generation.n_generated > 0;
+        CHECK(h2o_session_free(session) == H2O_OK);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(n_streams == 4 * kSessions);
 }
 
 TEST_CASE("a callback may look, but not change") {

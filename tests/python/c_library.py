@@ -59,6 +59,7 @@ class ModelOptions(_Struct):
         ("size", c.c_size_t),
         ("device", c.c_char_p),
         ("n_threads", c.c_int32),
+        ("reserved", c.c_int32),
     ]
 
 

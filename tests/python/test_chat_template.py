@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatty import CHATML, user
+from h2o_cpp import chat_template
 from h2o_cpp.chat_template import ChatTemplate
 from h2o_cpp.tokenizer import TextTokenizer
 from vocabularies import byte_pairs, sentence_pieces
@@ -184,7 +185,7 @@ class TestTemplates:
             ("{{ messages.append(1) }}", "refuses these messages"),
             ("{% include '/etc/passwd' %}", "refuses these messages"),
             (
-                "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}"
+                "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
                 "{% endfor %}",
                 "more than 16777216 characters",
             ),
@@ -192,6 +193,25 @@ class TestTemplates:
     )
     def test_refusals(self, source: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
+            self.render(source)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4,
+            "{% for i in range(99999) recursive %}{{ loop(range(99999)) if 0 }}"
+            + "{% for j in range(99999) %}" * 3
+            + "{% endfor %}" * 4,
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(99) }}",
+            "{% macro m() %}{{ caller() }}{% endmacro %}{% macro f(n) %}{% if n %}"
+            "{% call m() %}{{ f(n - 1) }}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}"
+            "{{ f(40) }}",
+        ],
+    )
+    def test_that_never_end(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(chat_template, "_MAX_SECONDS", 0.1)
+        with pytest.raises(ValueError, match=r"takes more than 0\.1 seconds"):
             self.render(source)
 
     @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+// The C API: options, texts and tokens from the bytes, in any order of calls. Each returns a status
+// of its own, says why, and the session agrees with itself after it.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "capi/h2o.h"
+#include "target.h"
+#include "tokenizer/utf8.h"
+
+namespace {
+
+constexpr size_t kMost = 4096;  // of tokens and bytes that are asked for at a time
+
+h2o_model* model(size_t which) {
+  static h2o_model* models[2] = {};
+  static const char* const paths[] = {H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf",
+                                      H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf"};
+  h2o_model*& found = models[which % 2];
+  if (found == nullptr) {
+    h2o_model_options options = H2O_MODEL_OPTIONS;
+    options.device = "cpu";
+    options.n_threads = 1;
+    check(h2o_model_load(paths[which % 2], &options, &found) == H2O_OK, "a model");
+  }
+  return found;
+}
+
+// Its message goes with its status.
+void check_status(h2o_status status, const char* message) {
+  check(status >= H2O_OK && status < H2O_INTERNAL_ERROR, "a status that is no internal error");
+  check((status == H2O_OK) == (std::strlen(message) == 0), "a message, if there was an error");
+  check(h2o::is_utf8(message), "a message in UTF-8");
+}
+
+// A number as somebody would give it, or anything.
+double number(Taker& from) {
+  const uint8_t kind = from.byte();
+  if (kind < 100) return kind;
+  if (kind < 200) return (kind - 100) / 100.0;
+  return from.take<double>();
+}
+int32_t integer(Taker& from) {
+  const auto kind = from.take<int8_t>();
+  return kind > -100 ? kind : from.take<int32_t>();
+}
+
+struct Calls {
+  Taker& from;
+  h2o_session* session;
+  int n_pieces = 0;
+
+  void end(h2o_status status) const { check_status(status, h2o_session_error(session)); }
+
+  void sampling() {
+    h2o_sampling options = H2O_SAMPLING;
+    options.temperature = static_cast<float>(number(from));
+    options.top_k = integer(from);
+    options.top_p = static_cast<float>(number(from));
+    options.min_p = static_cast<float>(number(from));
+    options.repeat_penalty = static_cast<float>(number(from));
+    options.repeat_last_n = integer(from);
+    options.seeded = from.byte() & 1;
+    options.seed = from.byte();
+    end(h2o_set_sampling(session, &options));
+  }
+
+  static int32_t on_piece(void* user, const char* piece, size_t n_bytes) {
+    auto& calls = *static_cast<Calls*>(user);
+    check(n_bytes > 0 && piece[n_bytes] == '\0', "a piece that is not empty, with a NUL");
+    check(h2o::is_utf8({piece, n_bytes}), "a piece in UTF-8");
+    if (++calls.n_pieces % 5 == 0) h2o_cancel(calls.session);
+    h2o_session_stats stats = H2O_SESSION_STATS;
+    check(h2o_stats(calls.session, &stats) == H2O_OK, "a callback may look");
+    return calls.n_pieces % 7 == 0;
+  }
+
+  void stream() {
+    h2o_stream_options options = H2O_STREAM_OPTIONS;
+    const uint8_t flags = from.byte();
+    options.max_tokens = flags & 8 ? integer(from) : 1 + flags % 8;
+    if (options.max_tokens == 0 || options.max_tokens > 16) options.max_tokens = 16;
+    options.ignore_end = flags >> 4 & 1;
+    options.parse_special = flags >> 5 & 1;
+    const std::string stop(from.take_text(from.byte() % 6));
+    const char* const stops[] = {stop.c_str()};
+    options.stop = stops;
+    options.n_stop = flags >> 6 & 1;
+    std::string text(from.take_text(from.byte()));
+    if (!(flags & 128)) text = h2o::repaired_utf8(text);
+    h2o_generation generation = H2O_GENERATION;
+    end(h2o_stream(session, text.data(), text.size(), &options, on_piece, this, &generation));
+    check(generation.n_generated >= 0 && generation.n_generated <= 16, "as many as asked for");
+  }
+
+  void feed() {
+    std::vector<int32_t> tokens(from.byte() % 16);
+    for (int32_t& token : tokens) token = from.byte() & 128 ? integer(from) : from.byte() % 16;
+    end(h2o_feed(session, tokens.data(), tokens.size()));
+  }
+
+  void step() {
+    int32_t token = 0;
+    const h2o_status status = h2o_sample(session, &token);
+    end(status);
+    if (status == H2O_OK) end(h2o_decode(session, token));
+  }
+
+  void snapshot() {
+    void* bytes = nullptr;
+    size_t n = 0;
+    const h2o_status status = h2o_snapshot_save(session, &bytes, &n);
+    end(status);
+    check(status == H2O_OK, "a snapshot");
+    const uint8_t how = from.byte();
+    if (how & 1 && n > 0) static_cast<char*>(bytes)[from.take<uint32_t>() % n] ^= 1;
+    const size_t size = how & 2 ? from.take<uint32_t>() % n : n;
+    const h2o_status loaded = h2o_snapshot_load(session, bytes, size);
+    end(loaded);
+    check(how & 3 || loaded == H2O_OK, "what was saved is loaded");
+    h2o_snapshot_free(bytes);
+  }
+
+  void look() {
+    h2o_session_stats stats = H2O_SESSION_STATS;
+    end(h2o_stats(session, &stats));
+    std::vector<int32_t> tokens(kMost);
+    std::vector<float> scores(kMost);
+    size_t n = 0;
+    end(h2o_tokens(session, tokens.data(), tokens.size(), &n));
+    check(n == static_cast<size_t>(stats.n_tokens), "as many tokens as h2o_stats says");
+    check(stats.n_read <= stats.n_tokens && stats.n_kept <= stats.n_read, "kept, read, tokens");
+    end(h2o_kept(session, integer(from), integer(from), tokens.data(), scores.data(),
+                 from.byte() % 32, &n));
+  }
+
+  void one() {
+    switch (from.byte() % 9) {
+      case 0:
+        return sampling();
+      case 1:
+      case 2:
+        return stream();
+      case 3:
+        return feed();
+      case 4:
+        return step();
+      case 5:
+        return snapshot();
+      case 6:
+        return look();
+      case 7:
+        return h2o_cancel(session);
+      case 8:
+        return end(h2o_reset(session));
+    }
+  }
+};
+
+void tokenize(h2o_model* model, Taker& from) {
+  const uint32_t flags = from.byte() % 10;
+  const std::string_view text = from.take_text(from.byte());
+  std::vector<int32_t> tokens(from.byte());
+  size_t n = 0;
+  h2o_status status =
+      h2o_tokenize(model, text.data(), text.size(), flags, tokens.data(), tokens.size(), &n);
+  check_status(status, h2o_model_error(model));
+  if (status != H2O_OK) return;
+  std::vector<char> out(from.byte());
+  status = h2o_detokenize(model, tokens.data(), n, out.data(), out.size(), &n);
+  check_status(status, h2o_model_error(model));
+  if (status == H2O_OK) check(n < out.size() && out[n] == '\0', "a NUL behind the text");
+}
+
+}  // namespace
+
+int fuzz(std::span<const std::byte> bytes) {
+  Taker from(bytes);
+  const uint8_t flags = from.byte();
+  h2o_model* const of = model(flags & 1);
+  if (flags & 2) tokenize(of, from);
+  h2o_session_options options = H2O_SESSION_OPTIONS;
+  options.n_batch = 8;
+  if (flags & 4) options.hh = number(from);
+  if (flags & 8) options.recent = number(from);
+  if (flags & 16) options.n_sinks = integer(from);
+  if (flags & 32) options.n_ctx = integer(from);
+  if (flags & 64) options.n_batch = integer(from);
+  if (flags & 128) {
+    static const char* const types[] = {"f16", "f32", "bf16", "q8_0", "q4_0", "q5_0", ""};
+    options.k_type = types[from.byte() % 7];
+    options.v_type = types[from.byte() % 7];
+    options.positions = integer(from);
+  }
+  h2o_session* session = nullptr;
+  const h2o_status status = h2o_session_open(of, &options, &session);
+  check_status(status, h2o_session_error(session));
+  Calls calls{from, session};
+  if (status == H2O_OK) {
+    for (int i = 0; i < 12 && from.left() > 0; ++i) calls.one();
+  }
+  check(h2o_session_free(session) == H2O_OK, "a session that is freed");
+  return 0;
+}

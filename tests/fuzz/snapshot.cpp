@@ -1,0 +1,123 @@
+// The snapshot reader: good snapshots with bytes changed, cut or put in, sealed with the right size
+// and checksum again, are refused with a FormatError, or are a sequence that goes on.
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "backends/make_backend.h"
+#include "core/error.h"
+#include "model/session.h"
+#include "target.h"
+
+namespace {
+
+using namespace h2o;
+
+constexpr size_t kHeader = 28;  // magic, version, size, checksum
+
+struct Given {
+  std::unique_ptr<Session> session;
+  std::vector<std::vector<std::byte>> snapshots;  // of no, few and many tokens
+};
+
+Given give(const std::shared_ptr<Model>& model, KvPolicy policy, Positions positions) {
+  const SessionOptions options = {
+      .policies = {policy}, .n_ctx = 24, .n_batch = 8, .positions = positions};
+  Given given{std::make_unique<Session>(model, options), {}};
+  std::vector<int32_t> tokens;
+  for (int n : {0, 3, 20}) {
+    while (std::ssize(tokens) < n) {
+      tokens.push_back(static_cast<int32_t>(tokens.size()) % 7 + 3);
+      const Input input{0, std::span(tokens).last(1)};
+      given.session->step({&input, 1});
+    }
+    std::vector<int32_t> text = tokens;
+    text.push_back(5);
+    given.snapshots.push_back(given.session->save(0, {.tokens = text, .note = "note"}));
+  }
+  return given;
+}
+
+Given& given(size_t which) {
+  static std::array<Given, 4> all = [] {
+    const auto load = [](const char* path) {
+      return std::make_shared<Model>(path, make_backend("cpu", 1));
+    };
+    const auto learned = load(H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf");
+    const auto rotary = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf");
+    const KvPolicy h2o = {.sinks = 1, .heavy = 2, .recent = 2, .value_norm = true};
+    const KvPolicy window = {.sinks = 1, .recent = 4};
+    return std::array<Given, 4>{
+        give(learned, h2o, Positions::original), give(learned, {}, Positions::original),
+        give(rotary, h2o, Positions::rolling), give(rotary, window, Positions::automatic)};
+  }();
+  return all[which % all.size()];
+}
+
+void reseal(std::vector<std::byte>& bytes) {
+  if (bytes.size() < kHeader) return;
+  const std::span<const std::byte> rest = std::span(bytes).subspan(kHeader);
+  const uint64_t numbers[] = {rest.size(), checksum(rest)};
+  std::memcpy(bytes.data() + 12, numbers, sizeof(numbers));
+}
+
+// Changes: where, how, and the bytes.
+void edit(std::vector<std::byte>& bytes, Taker& from) {
+  while (from.left() > 0) {
+    const size_t at = from.take<uint16_t>() % (bytes.size() + 1);
+    const uint8_t how = from.byte();
+    const std::span<const std::byte> with = from.take_bytes(how >> 2);
+    switch (how & 3) {
+      case 0:
+      case 1:  // change
+        std::memcpy(bytes.data() + at, with.data(), std::min(with.size(), bytes.size() - at));
+        break;
+      case 2:
+        bytes.insert(bytes.begin() + at, with.begin(), with.end());
+        break;
+      case 3:
+        bytes.resize(at);
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+int fuzz(std::span<const std::byte> bytes) {
+  Taker from(bytes);
+  const uint8_t which = from.byte();
+  Given& of = given(which);
+  Session& session = *of.session;
+  std::vector<std::byte> snapshot;
+  if (which & 0x80) {
+    const std::span<const std::byte> all = from.take_bytes(from.left());
+    snapshot.assign(all.begin(), all.end());
+  } else {
+    snapshot = of.snapshots[(which >> 2) % of.snapshots.size()];
+    edit(snapshot, from);
+  }
+  if (!(which & 0x40)) reseal(snapshot);
+
+  session.reset(0);
+  const int32_t tokens[] = {5, 6, 7};
+  const Input three{0, tokens};
+  session.step({&three, 1});
+  const std::vector<std::byte> before = session.save(0, {.tokens = {5, 6, 7}});
+  SnapshotText text;
+  try {
+    text = session.load(0, snapshot);
+  } catch (const FormatError&) {
+    check(session.save(0, {.tokens = {5, 6, 7}}) == before, "what is refused changes nothing");
+    return 0;
+  }
+  check(session.tokens_seen(0) == text.n_read, "it has read what the snapshot says");
+  check(session.save(0, text) == snapshot, "it is saved as it was loaded");
+  for (int i = 0; i < 6 && session.room(0) > 0; ++i) {
+    const int32_t token = 5 + i;
+    const Input one{0, {&token, 1}};
+    session.step({&one, 1});
+    session.entries(0, 0, 0);
+  }
+  return 0;
+}
