@@ -217,7 +217,7 @@ TEST_CASE("what was read is decoded on after a snapshot") {
   const Session empty(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
   const std::string before = copy.save();
   const std::vector<std::byte> wrong =
-      empty.save(0, {.note = "{\"random_state\": null}", .logits = {1, 2, 3}});
+      empty.save(0, {.tokens = {}, .note = "{\"random_state\": null}", .logits = {1, 2, 3}});
   CHECK(h2o_snapshot_load(copy.handle(), wrong.data(), wrong.size()) == H2O_BAD_FORMAT);
   CHECK(copy.save() == before);
 }
