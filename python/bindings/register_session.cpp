@@ -231,7 +231,8 @@ void register_session(py::module_& m) {
            py::arg("top_p"), py::arg("min_p"), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
            py::arg("seed"))
       .def_property("random_state", &Sampler::random_state, &Sampler::set_random_state)
-      .def("accept", &Sampler::accept, py::arg("token"))
+      .def(
+          "accept", [](Sampler& s, int32_t token) { s.accept(token); }, py::arg("token"))
       .def("sample", &sample, py::arg("logits"));
 }
 
