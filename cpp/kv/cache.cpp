@@ -101,7 +101,7 @@ DType kv_dtype(std::string_view name) {
     if (lower == name) return dtype;
     names += text(names.empty() ? "" : ", ", lower);
   }
-  throw InvalidArgument(text("[kv cache] type is ", quoted(name), ", expected one of ", names));
+  throw InvalidArgument(text("[kv cache] kv_dtype is ", quoted(name), ", expected one of ", names));
 }
 
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)

@@ -98,6 +98,10 @@ def largest_min(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
     return largest * MINS[dtype]
 
 
+BF16_PRODUCTS = ("x86_64_v4_bf16", "x86_64_v4_amx")
+ROUNDED = {"F32": 0, "F16": 2, "BF16": 1}  # factors of a product that are rounded there
+
+
 @each_isa
 @each_dtype
 def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
@@ -114,8 +118,11 @@ def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
             # A product is rounded once by itself (never with fma), in at most n_in sums of its lane
             # and in 4 sums of 16 lanes: gamma of n_in + 5 roundings to f32.
             roundings = (n_in + 5) * 2.0**-24
-            off = 0.0
+            # Where products are of bf16, x is rounded to 8 significant bits, and so is w in F16.
+            factor = (1 + 2.0**-8) ** ROUNDED[dtype] if isa in BF16_PRODUCTS else 1.0
             magnitude = np.abs(x) @ np.abs(w).T
+            off = (factor - 1) * magnitude
+            magnitude *= factor
         else:
             # x is rounded to multiples of a 127th of the largest of 32: off by half of one, and a
             # little for the three roundings on the way to at most 127 of them. The sum over a group
