@@ -158,7 +158,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _with_checks(template: nodes.Template) -> nodes.Template:
     """The template, which looks at the time in each round of a loop and call of a macro."""
-    for block in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
+        *template.find_all(nodes.For),
+        *template.find_all(nodes.Macro),
+        *template.find_all(nodes.CallBlock),
+    ]
+    for block in blocks:
         check = nodes.Call(nodes.EnvironmentAttribute("check"), [], [], None, None)
         block.body.insert(0, nodes.ExprStmt(check, lineno=block.lineno))
     return template
