@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Output(Closing):
         Raises ValueError for a file that was not written so, which is left as it is, or one that
         another process is writing.
         """
+        self._path = path
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,10 +60,17 @@ class Output(Closing):
         return whole, b""
 
     def write(self, index: int, fields: dict[str, Any]) -> None:
-        """Add a line, which is in the file when this returns."""
-        line = json.dumps({"index": index, **fields}, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        """Add a line, which is in the file when this returns.
+
+        Raises OSError, naming the file, where it cannot be, as on a full disk.
+        """
+        line = json.dumps({"index": index, **fields}, ensure_ascii=False).encode() + b"\n"
+        rest = memoryview(line)
+        try:
+            while rest:  # not through a buffer, which would be written again when it is closed
+                rest = rest[os.write(self._file.fileno(), rest) :]
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from None
         self.finished.add(index)
 
     def close(self) -> None:
