@@ -11,7 +11,6 @@
 #pragma once
 
 #include "cpu/bf16_avx512.h"
-#include "cpu/int8_blocks-inl.h"
 #include "cpu/kernels.h"
 
 namespace h2o {
@@ -351,14 +350,6 @@ void amx_matmul(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
     }
   }
   _tile_release();
-}
-
-// A table whose weights in f16 and bf16 are multiplied by AMX.
-constexpr CpuKernels with_amx(CpuKernels kernels) {
-  kernels.round_rows = round_rows;
-  kernels.f16.bf16_matmul = amx_matmul<F16>;
-  kernels.bf16.bf16_matmul = amx_matmul<BF16>;
-  return kernels;
 }
 
 }  // namespace

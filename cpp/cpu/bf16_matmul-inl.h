@@ -118,6 +118,9 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t 
   bf16_tiles<BF16, O>(m, rows, {rounded, row_bytes, n}, first, last, o);
 }
 
+// Of x, what stays in a second-level cache while the columns go by.
+constexpr int64_t kCachedPairs = 192 * 1024;
+
 template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                  std::byte* workspace) {
@@ -130,7 +133,7 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
     for (; o < end; ++o) bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o);
     return;
   }
-  const int64_t n_tiles = 2 * kCachedFloats / (m.n_in * kTileRows);
+  const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kTileRows);
   const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
   for (int64_t first = 0; first < m.n_rows; first += n_cached) {
     const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
@@ -139,14 +142,6 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
     }
     for (; o < end; ++o) bf16_columns<T, 1>(m, rows, first, last, o, workspace);
   }
-}
-
-// A table whose weights in f16 and bf16 are multiplied in bf16.
-constexpr CpuKernels with_bf16(CpuKernels kernels) {
-  kernels.round_rows = round_rows;
-  kernels.f16.bf16_matmul = bf16_matmul<F16>;
-  kernels.bf16.bf16_matmul = bf16_matmul<BF16>;
-  return kernels;
 }
 
 }  // namespace

@@ -127,4 +127,12 @@ struct CpuKernels {
   const TypeKernels& of(DType dtype) const;
 };
 
+// Products in bf16, of units that complete a CpuKernels by them: its round_rows, and the
+// bf16_matmul of weights in f16 and in bf16.
+struct Bf16Kernels {
+  const char* isa;
+  decltype(CpuKernels::round_rows) round_rows;
+  decltype(TypeKernels::bf16_matmul) f16, bf16;
+};
+
 }  // namespace h2o

@@ -140,22 +140,24 @@ class ReferenceHead {
   void attend(const float* q, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
-    const auto rounding = [=](double x) {
-      return tensor_cores ? rounding_error(DType::f16, x) : 0.0;
-    };
     const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
     std::vector<double> a(n_visible);
     double logit_error = 0;  // of a logit, scaled: gamma of head_dim + 6 roundings, see test_matmul
     for (int64_t j = 0; j < n_visible; ++j) {
+      const double* k = kept_[j].k.data();
+      double logit = 0;
       double magnitude = 0;
-      double factors = 0;  // what rounding q, with its scale or without, and k comes to
       for (int64_t d = 0; d < head_dim; ++d) {
-        const double k = kept_[j].k[d];
-        a[j] += scale * q[d] * k;
-        magnitude += std::abs(scale * q[d] * k);
-        factors += scale * (std::abs(q[d]) * rounding(k) + 0x1p-11 * std::abs(q[d] * k));
+        const double product = scale * q[d] * k[d];
+        logit += product;
+        magnitude += std::abs(product);
       }
-      if (!tensor_cores) factors = 0;
+      a[j] = logit;
+      double factors = 0;  // what rounding q, with its scale or without, and k comes to
+      for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
+        const double error = rounding_error(DType::f16, k[d]);
+        factors += scale * (std::abs(q[d]) * error + 0x1p-11 * std::abs(q[d] * k[d]));
+      }
       const double sum = sum_error(head_dim) + gamma(head_dim + 6);
       logit_error = std::max(logit_error, sum * magnitude + 1.001 * factors);  // and their product
     }
@@ -178,13 +180,14 @@ class ReferenceHead {
     const double weights = relative + sums + sum_error(n_visible);
     for (int64_t j = 0; j < n_visible; ++j) {
       const double p = a[j] / total;
+      const double* v = kept_[j].v.data();
       for (int64_t d = 0; d < head_dim; ++d) {
-        const double v = kept_[j].v[d];
-        value[d] += p * v;
-        bound[d] += weights * std::abs(p * v);
-        if (!tensor_cores) continue;
-        const double p_error = std::max(0x1p-11 * p, 0x1p-25 / total);
-        bound[d] += 1.001 * (p_error * std::abs(v) + p * rounding(v));
+        value[d] += p * v[d];
+        bound[d] += weights * std::abs(p * v[d]);
+      }
+      const double p_error = std::max(0x1p-11 * p, 0x1p-25 / total);
+      for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
+        bound[d] += 1.001 * (p_error * std::abs(v[d]) + p * rounding_error(DType::f16, v[d]));
       }
       kept_[j].score += p;
       kept_[j].error += relative * p;

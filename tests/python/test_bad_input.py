@@ -289,7 +289,7 @@ class TestTensors:
         assert str(error.value).isprintable()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Some bytes of the header, metadata and tensor list are others: it works or it says why."""

@@ -147,7 +147,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         (["run", PROMPT, "--threads", "0"], "threads"),
         (["run", ""], "empty"),
         (["info", "nowhere.gguf"], "nowhere.gguf"),
-        (["info", "."], "."),
+        (["info", str(Path(__file__).parent)], "no GGUF model"),
     ],
 )
 def test_errors_are_one_line(

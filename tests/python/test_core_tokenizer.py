@@ -30,9 +30,7 @@ from vocabularies import (
     sentence_pieces,
 )
 
-thorough = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # What the tables of Unicode are asked about, and characters near their edges.
 hard_text = st.text(
     st.one_of(

@@ -10,9 +10,7 @@ from tokenizer_pair import pair
 from vocabularies import sentence_pieces
 
 S = "\u2581"
-thorough = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 pieces = st.lists(
     st.tuples(
         st.text(f"ab{S} é", min_size=1, max_size=4),

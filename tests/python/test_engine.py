@@ -206,7 +206,7 @@ class Serving(RuleBasedStateMachine):
         self.generator.close()
 
 
-Serving.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Serving.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestServing = Serving.TestCase
 
 

@@ -98,7 +98,7 @@ class TestTextPieces:
 
 
 class TestText:
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(texts.filter(lambda text: len(text.encode()) < 32), stops)
     def test_text_ends_at_a_stop_string_or_end_of_text(
         self, folder: Path, text: str, stop: list[str]

@@ -83,7 +83,7 @@ def change(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(any_text)
 def test_text_survives(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
@@ -107,7 +107,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
     assert generator.detokenize([]) == ""
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(any_text)
 @example("".join(TEXTS))
 @example("<s>a</s> <pad><unk>")
@@ -134,7 +134,7 @@ def test_control_tokens_have_no_text(generator: Generator) -> None:
     assert generator.generate("a</s>b", max_tokens=1, parse_special=True).prompt_tokens == 4
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(any_text)
 @example("".join(TEXTS))
 def test_vocabulary_of_the_published_opt_models(

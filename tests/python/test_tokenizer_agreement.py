@@ -22,9 +22,7 @@ from vocabularies import (
     vectors_of_llama_cpp,
 )
 
-thorough = settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True)

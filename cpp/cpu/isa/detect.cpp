@@ -21,6 +21,8 @@ namespace h2o {
 
 #define H2O_DECLARE(isa) extern const CpuKernels kernels_##isa;
 H2O_FOR_EACH_ISA(H2O_DECLARE)
+#define H2O_DECLARE_BF16(isa) extern const Bf16Kernels bf16_kernels_##isa;
+H2O_FOR_EACH_BF16_ISA(H2O_DECLARE_BF16)
 
 namespace {
 
@@ -111,10 +113,23 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
 
 #endif
 
+// `kernels` with products in bf16.
+[[maybe_unused]] CpuKernels completed(CpuKernels kernels, const Bf16Kernels& products) {
+  kernels.isa = products.isa;
+  kernels.round_rows = products.round_rows;
+  kernels.f16.bf16_matmul = products.f16;
+  kernels.bf16.bf16_matmul = products.bf16;
+  return kernels;
+}
+
 }  // namespace
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
+#define H2O_ADD_BF16(isa)                                                                      \
+  static const CpuKernels table_##isa = completed(kernels_x86_64_v4_vnni, bf16_kernels_##isa); \
+  if (has_##isa()) tables.push_back(&table_##isa);
+  H2O_FOR_EACH_BF16_ISA(H2O_ADD_BF16)
 #define H2O_ADD(isa) \
   if (has_##isa()) tables.push_back(&kernels_##isa);
   H2O_FOR_EACH_ISA(H2O_ADD)
