@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from html import escape
 
 _SECTION = re.compile(r"/\* -+ (.+?) -+ \*/")
 _COMMENT = re.compile(r"/\*(.*?)\*/\n?", re.DOTALL)
@@ -39,18 +40,17 @@ def _block(block: str) -> str:
         return _prose(comment[1]) if comment else ""
     names = [next(filter(None, match.groups())) for match in _NAME.finditer(code)]
     declarations = code.replace("H2O_API ", "").replace(" H2O_NOEXCEPT", "").strip("\n")
-    title = ", ".join(f"`{name}`" for name in _shown(names))
-    parts = [f"### {title}"] if title else []
+    parts = [f"### {_title(names)}"] if names else []
     if comment:
         parts.append(_prose(comment[1]))
     parts.append(f"```c\n{declarations}\n```")
     return "\n\n".join(parts)
 
 
-def _shown(names: list[str]) -> list[str]:
-    """Functions and types; the values of an enumeration only where there is nothing else."""
-    types = [name for name in names if name.startswith("h2o_")]
-    return list(dict.fromkeys(types or names[:1] + names[-1:]))
+def _title(names: list[str]) -> str:
+    """Functions and types; the first value of an enumeration only where there is nothing else."""
+    found = dict.fromkeys(name for name in names if name.startswith("h2o_"))
+    return ", ".join(f"`{name}`" for name in found) or f"`{names[0]}` …"
 
 
 def _prose(comment: str) -> str:
@@ -67,5 +67,9 @@ def _prose(comment: str) -> str:
 
 def _markdown(text: str) -> str:
     """Names as code; nothing else of a comment is to be read as Markdown."""
-    text = re.sub(r"(?<![\w`])(\*?\b(?:h2o|H2O)_\w+|NULL|\*\w+)", r"`\1`", text)
-    return re.sub(r"(?<!`)([<>])", r"\\\1", text)
+    text = escape(text, quote=False)
+    return re.sub(r"(?<![\w`])(\*?\b(?:h2o|H2O)_\w+|NULL|\*\w+|`\w+`)", _code, text)
+
+
+def _code(match: re.Match[str]) -> str:
+    return f"`{match[1].strip('`')}`"

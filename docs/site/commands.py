@@ -6,6 +6,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Iterator
+from html import escape
 
 from h2o_cpp.cli import make_parser
 
@@ -48,9 +49,14 @@ def _paragraphs(description: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Not to be read as Markdown, but for options and commands, which are code."""
-    text = re.sub(r"([\\<>*_\[\]])", r"\\\1", text)
-    return re.sub(r"(?<![\w`-])(--?[a-z][\w\\-]*)", lambda m: f"`{m[1].replace(chr(92), '')}`", text)
+    """Not to be read as Markdown, but for options, which are code."""
+    parts = re.split(r"(?<![\w-])(--?[a-z][\w-]*)", text)
+    return "".join(f"`{part}`" if i % 2 else _plain(part) for i, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"([\\*_\[\]`])", r"\\\1", escape(text, quote=False))
+    return re.sub(r",(?=\S)", ",<wbr>", text)  # a list of names may be broken
 
 
 def _cell(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Attribute, Docstring, Extension, Object
 
 # A name or several, perhaps with a default or a value in quotes, then its meaning.
 _NAME = r'"?[\w.+]+"?(?:=[\w."-]+)?'
@@ -14,6 +15,12 @@ _ITEM = re.compile(rf"^({_NAME}(?:(?:, | / ){_NAME})*): (?=\S)")
 
 class Lists(Extension):
     """Rewrites the docstrings of a package."""
+
+    def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
+        """What the comment behind a field says is its docstring."""
+        _, comment, said = attr.source.partition("  # ")
+        if attr.docstring is None and comment and "\n" not in said.strip():
+            attr.docstring = Docstring(as_markdown(said), parent=attr)
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
         """Of a module, a class, a function or an attribute."""
@@ -27,7 +34,7 @@ def as_markdown(docstring: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    text = text.replace("][", "]\\[")  # not a link
+    text = escape(text, quote=False).replace("][", "]\\[")  # neither HTML nor a link
     lines = text.split("\n")
     if not _ITEM.match(lines[0]) or text.startswith("Raises"):
         return text

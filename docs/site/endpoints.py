@@ -15,7 +15,24 @@ def server_reference() -> str:
     """Markdown of the endpoints, and then of every object that is sent or received."""
     with Generator(BUNDLED_MODEL, threads=1) as generator:
         api = create_app(generator, name="model").openapi()
-    return "\n\n".join([*_endpoints(api["paths"]), *_objects(api["components"]["schemas"])])
+    schemas = api["components"]["schemas"]
+    parts = [*_endpoints(api["paths"])]
+    for name in _in_order(api["paths"], schemas):
+        parts += _object(name, schemas[name])
+    return "\n\n".join(parts)
+
+
+def _in_order(value: Any, schemas: Schema, found: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names of objects, each before those that it refers to."""
+    if isinstance(value, dict):
+        name = str(value.get("$ref", "")).rpartition("/")[2]
+        if name and name not in found:
+            found = _in_order(schemas[name], schemas, (*found, name))
+        value = [*value.values()]
+    if isinstance(value, list):
+        for one in value:
+            found = _in_order(one, schemas, found)
+    return found
 
 
 def _endpoints(paths: Schema) -> Iterator[str]:
@@ -37,18 +54,17 @@ def _contents(contents: Schema) -> str:
     return " or ".join(dict.fromkeys(type for type in types if type != "any"))
 
 
-def _objects(schemas: Schema) -> Iterator[str]:
-    for name, schema in schemas.items():
-        yield f"## {name}"
-        yield schema.get("description", "")
-        required = schema.get("required", ())
-        rows = ["| field | type | default | |", "|---|---|---|---|"]
-        for field, value in schema["properties"].items():
-            default = "required" if field in required else _default(value)
-            rows.append(
-                f"| `{field}` | {_type(value)} | {default} | {_cell(value.get('description', ''))} |"
-            )
-        yield "\n".join(rows)
+def _object(name: str, schema: Schema) -> Iterator[str]:
+    yield f"## {name}"
+    yield schema.get("description", "")
+    required = schema.get("required", ())
+    rows = ["| field | type | default | |", "|---|---|---|---|"]
+    for field, value in schema["properties"].items():
+        default = "required" if field in required else _default(value)
+        rows.append(
+            f"| `{field}` | {_type(value)} | {default} | {_cell(value.get('description', ''))} |"
+        )
+    yield "\n".join(rows)
 
 
 def _default(value: Schema) -> str:
@@ -92,7 +108,7 @@ _LIMITS = {
 
 
 def _limits(schema: Schema) -> str:
-    said = [words.format(schema[key]) for key, words in _LIMITS.items() if key in schema]
+    said = [words.format(f"{schema[key]:g}") for key, words in _LIMITS.items() if key in schema]
     return f" ({', '.join(said)})" if said else ""
 
 

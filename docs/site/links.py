@@ -17,8 +17,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 # [text](target#heading), of an image too; not what is in code.
-_LINK = re.compile(r"(?P<code>^```.*?^```|`[^`\n]+`)|(?P<open>\]\()(?P<target>[^)\s]+)(?P<close>\))",
-                   re.MULTILINE | re.DOTALL)  # fmt: skip
+_CODE = r"(?P<code>^```.*?^```|`[^`\n]+`)"
+_LINK = re.compile(
+    rf"{_CODE}|(?P<open>\]\()(?P<target>[^)\s]+)(?P<close>\))", re.MULTILINE | re.DOTALL
+)
 _LANGUAGES = {
     ".c": "c", ".cpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".hpp": "cpp",
     ".py": "python", ".toml": "toml", ".txt": "cmake", ".yml": "yaml",
@@ -29,9 +31,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, and those that they lead to."""
     root = _root(config)
     pages = [file for file in files.documentation_pages() if file.abs_src_path is not None]
-    to_read = [(Path(str(file.abs_src_path)), file.src_uri) for file in pages]
+    to_read = [Path(str(file.abs_src_path)) for file in pages]
     while to_read:
-        path, uri = to_read.pop()
+        path = to_read.pop()
         for target in _targets(path, root):
             place = _place(target, config)
             if target.exists() and not files.get_file_from_path(place):
@@ -39,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                     raise ValueError(f"{path}: shows {target}, a picture outside docs/")
                 files.append(File.generated(config, place, content=_content(target, config)))
                 if target.suffix == ".md":
-                    to_read.append((target, place))
+                    to_read.append(target)
     return files
 
 

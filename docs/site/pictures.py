@@ -59,6 +59,7 @@ def moments(generator: Generator, tokens: list[int]) -> list[Moment]:
 
 
 def name(piece: str) -> str:
+    """A token as it is shown."""
     return piece.strip() or "</s>"
 
 
@@ -152,7 +153,9 @@ def draw_step(pieces: list[str], before: Moment, now: Moment) -> str:
             parts.append(path([(x + 8, 335), (x + COLUMN - 8, 335)], "var(--ink)", width=1.5))
         else:
             parts += slot(i, 318, role, name(pieces[p]), "")
-    parts.append(text(16, 392, "Its slot is where the next token goes. Nothing is moved.", "small dim"))
+    parts.append(
+        text(16, 392, "Its slot is where the next token goes. Nothing is moved.", "small dim")
+    )
     said = (
         f"The token {name(pieces[new])} attends to nine slots, scores grow, and of the heavy "
         f"hitters {name(pieces[evicted])} has the lowest and is evicted"
@@ -231,13 +234,13 @@ def draw_memory() -> str:
             budget = generator.policy.budget if isinstance(generator.policy, Policy) else None
         slots = n_ctx if budget is None else budget + 1
         mib = bytes_ / 2**20
-        parts.append(
-            path([at(0, 0), at(slots, mib), at(n_ctx, mib)], f"var(--{color})", width=3)
-        )
+        parts.append(path([at(0, 0), at(slots, mib), at(n_ctx, mib)], f"var(--{color})", width=3))
         x, y = at(n_ctx, mib)
         label = "full" if hh is None else f"hh={hh}"
         parts.append(text(x + 8, y + 4, f"{label}: {mib:.2f}", "small strong"))
-    said = "A full cache grows with the text; with a budget it stops growing when its slots are full"
+    said = (
+        "A full cache grows with the text; with a budget it stops growing when its slots are full"
+    )
     return picture(said, top + high + 36, parts)
 
 
