@@ -39,7 +39,9 @@ def _block(block: str) -> str:
     if not code.strip():
         return _prose(comment[1]) if comment else ""
     names = [next(filter(None, match.groups())) for match in _NAME.finditer(code)]
-    declarations = code.replace("H2O_API ", "").replace(" H2O_NOEXCEPT", "").strip("\n")
+    declarations = code.replace(" H2O_NOEXCEPT", "").strip("\n")
+    if "H2O_API " in code:  # and lines that go on move with the first
+        declarations = re.sub(r"^(H2O_API | {8}(?= ))", "", declarations, flags=re.MULTILINE)
     parts = [f"### {_title(names)}"] if names else []
     if comment:
         parts.append(_prose(comment[1]))

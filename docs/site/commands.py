@@ -34,7 +34,7 @@ def _command(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _row(command: argparse.ArgumentParser, action: argparse.Action) -> str:
-    formatter = command._get_formatter()
+    formatter = command.formatter_class(command.prog)  # in no colours
     names = formatter._format_action_invocation(action)
     return f"| `{_cell(names)}` | {_cell(_text(formatter._expand_help(action)))} |"
 
