@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -161,14 +160,10 @@ def test_docstrings_become_lists() -> None:
     )
 
 
-def tool(name: str) -> ModuleType:
-    return pytest.importorskip(name, reason="the extra `docs` is not installed")
-
-
 def test_site(tmp_path: Path) -> None:
     """It builds without a warning, and no page loads anything from elsewhere."""
     for name in ("mkdocs", "material", "mkdocstrings_handlers.python", "fastapi"):
-        tool(name)
+        pytest.importorskip(name, reason="the extra `docs` is not installed")
     out = tmp_path / "site"
     run = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out],
