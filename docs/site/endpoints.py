@@ -108,8 +108,14 @@ _LIMITS = {
 
 
 def _limits(schema: Schema) -> str:
-    said = [words.format(f"{schema[key]:g}") for key, words in _LIMITS.items() if key in schema]
+    said = [words.format(_number(schema[key])) for key, words in _LIMITS.items() if key in schema]
     return f" ({', '.join(said)})" if said else ""
+
+
+def _number(value: float) -> str:
+    whole = int(value)
+    large = whole == value and whole > 2**20 and whole & (whole - 1) == 0
+    return f"2^{whole.bit_length() - 1}" if large else f"{value:g}"
 
 
 def _cell(text: str) -> str:
