@@ -13,7 +13,7 @@ import numpy as np
 from h2o_cpp import capacity
 from h2o_cpp.bench.contestants import OURS
 from h2o_cpp.bench.records import Record
-from h2o_cpp.bench.throughput import ARRIVALS, SHARE, Bench
+from h2o_cpp.bench.throughput import ARRIVALS, SHARE, Bench, memory_of
 from h2o_cpp.capacity import ModelShape
 from h2o_cpp.engine import Engine
 from h2o_cpp.peers.synthetic import N_SPECIAL
@@ -77,7 +77,9 @@ def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
             one.prompt, max_tokens=one.n, temperature=0.0, ignore_eos=True
         )
         seen = [(perf_counter() - begun, completion.n_read) async for _ in completion]
-        _check(one, len(completion.tokens))
+        _check(one, completion.n_read)
+        if not seen or seen[-1][1] < one.n:  # the last tokens have made no text
+            seen.append((perf_counter() - begun, one.n))
         observed.add(one.at, seen)
 
     async def run(engine: Engine) -> None:
@@ -112,7 +114,7 @@ def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
             pieces = scheduler.step()
             now = perf_counter() - begun
             for continuation, piece in pieces:
-                if piece:
+                if piece or continuation.finish_reason is not None:
                     seen[continuation].append((now, len(continuation.tokens)))
         for continuation, one in of.items():
             _check(one, len(continuation.tokens))
@@ -125,10 +127,8 @@ def measure_arrivals(bench: Bench) -> None:
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
     whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
-    token_bytes = 4 * whole.n_layers * whole.n_kv_heads * whole.head_dim
-    longest = plan.prompt + max(plan.lengths)
-    memory = bench.memory or int(path.stat().st_size + plan.full_caches * token_bytes * longest)
-    room, n_ctx = memory - path.stat().st_size, 512 + 256  # the longest that arrives
+    room = max(1, memory_of(bench, path, whole) - path.stat().st_size)
+    n_ctx = 512 + 256  # the longest that arrives
     caches = {f"{OURS}, full": None, f"{OURS}, hh={SHARE}": SHARE}
     rate = None
     for name, hh in caches.items():

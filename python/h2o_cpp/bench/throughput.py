@@ -42,8 +42,8 @@ class Plan:
     lengths: Sequence[int] = (32, 512, 1024)
     offload_share: float = 0.6  # of the weights' bytes, the memory of the offload table
     offload_lengths: Sequence[int] = (32,)
-    counts: Sequence[int] = (1, 2, 4, 8, 16, 32)  # of sequences
-    steps: int = 24  # that are decoded at each of them
+    counts: Sequence[int] = (1, 2, 4, 8, 16, 24)  # of sequences
+    steps: int = 16  # that are decoded at each of them
     requests: int = 48  # that arrive
     load: float = 0.7  # of what the engine can do, by which they arrive
     rounds: int = 1
@@ -86,15 +86,21 @@ class Entry:
         return max(0, int((memory - self.weight_bytes) // self.text_bytes))
 
 
+def memory_of(bench: Bench, path: Path, whole: ModelShape) -> int:
+    """Bytes for weights and caches: those given, or the plan's number of full caches."""
+    if bench.memory is not None:
+        return bench.memory
+    longest = bench.plan.prompt + max(bench.plan.lengths)
+    return int(path.stat().st_size + bench.plan.full_caches * 2 * _kv_values(whole) * longest)
+
+
 def measure_table(bench: Bench) -> None:
     """Section 20: prompts and how long they are continued, in equal memory."""
     plan = bench.plan
     for shape in plan.shapes:
         path = bench.models.gguf(shape, "F16")
         whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
-        longest = plan.prompt + max(plan.lengths)
-        full = _kv_values(whole) * 2 * longest
-        memory = bench.memory or int(path.stat().st_size + plan.full_caches * full)
+        memory = memory_of(bench, path, whole)
         for n in plan.lengths:
             case = _case(shape, plan.prompt, n)
             _note(bench, TABLE, case, "memory", memory)
@@ -145,10 +151,10 @@ def measure_sequences(bench: Bench) -> None:
     path = bench.models.gguf(shape, "F16")
     model = open_model(path, device="cpu", threads=bench.threads)
     n_ctx = plan.prompt + max(plan.lengths)
-    longest = _kv_values(ModelShape.of_model(model)) * 2 * n_ctx
-    memory = bench.memory or int(path.stat().st_size + plan.full_caches * longest)
-    room = memory - path.stat().st_size
-    case = f"{shape}, after {plan.prompt} tokens"
+    memory = memory_of(bench, path, ModelShape.of_model(model))
+    room = max(1, memory - path.stat().st_size)
+    context = plan.prompt + max(plan.lengths) // 2  # of a long text, in the mean
+    case = f"{shape}, after {context} tokens"
     policies = {
         f"{OURS}, full": Policy.full(),
         f"{OURS}, hh={SHARE}": budget_policy(SHARE, None, n_ctx),
@@ -161,7 +167,7 @@ def measure_sequences(bench: Bench) -> None:
     for k in plan.counts:
         for name, policy in policies.items():  # take turns
             texts = Texts(model, policy, n_ctx=n_ctx, n_batch=512, n_sequences=k)
-            texts.read(plan.prompt)
+            texts.read(context)
             texts.decode(2)
             rate = k / median(texts.decode(plan.steps))
             bench.results.add(Record(SEQUENCES, case, name, f"{k}", (rate,)))
