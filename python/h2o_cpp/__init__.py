@@ -15,6 +15,7 @@ from h2o_cpp.completion import Completion
 from h2o_cpp.continuation import Generation
 from h2o_cpp.engine import Engine
 from h2o_cpp.generator import Generator
+from h2o_cpp.planner import Plan, plan
 from h2o_cpp.policy import Policy
 from h2o_cpp.record import Kept, Record, TokenLogprob
 from h2o_cpp.snapshot import Snapshot
@@ -34,6 +35,7 @@ __all__ = [
     "KVCache",
     "Kept",
     "LayerStats",
+    "Plan",
     "Policy",
     "Record",
     "Rope",
@@ -44,4 +46,5 @@ __all__ = [
     "__version__",
     "advise",
     "capacity",
+    "plan",
 ]

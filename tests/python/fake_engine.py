@@ -38,6 +38,12 @@ class FakeEngine(StepEngine):
         if self._fault == "dies":
             os._exit(3)
 
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        self.reset()
+        for _ in range(n_texts):
+            self.feed(self._tokens(n_prompt + n - 1))
+        return [0.5]
+
     @property
     def n_tokens(self) -> int:
         return self._n_tokens

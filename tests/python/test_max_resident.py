@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp import BUNDLED_MODEL, Generator, Policy
 from h2o_cpp.cli import main
 from h2o_cpp.peers.synthetic import write_model
-from h2o_cpp.session import open_model
+from h2o_cpp.session import open_model, open_session
 
 PROMPT = "The old man went down to the sea"
 OPTIONS: dict[str, Any] = {"hh": 40, "threads": 1, "seed": 3}
@@ -70,6 +71,24 @@ def test_texts_are_the_same() -> None:
         size = least(BUNDLED_MODEL) + more
         with Generator(BUNDLED_MODEL, max_resident=size, **OPTIONS) as generator:
             assert [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)] == expected
+
+
+def test_logits_are_the_same() -> None:
+    """Bit for bit, after a prompt and after every token that follows."""
+    tokens = [5 + 7 * i % 90 for i in range(40)]
+    found = []
+    for size in (None, least(BUNDLED_MODEL), least(BUNDLED_MODEL) + 700_000):
+        model = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=size)
+        assert (model.n_streamed_layers > 0) == (size is not None)
+        session = open_session(model, Policy.h2o(6, 6), n_ctx=64, n_batch=30, n_sequences=2)
+        rows = []
+        for sequence, part in ((0, tokens[:30]), (1, tokens[10:30]), *((0, [t]) for t in tokens)):
+            if session.room(sequence) >= len(part):
+                rows.append(session.step([(sequence, np.asarray(part, np.int32))]).copy())
+        assert len(rows) > 30
+        found.append(np.concatenate(rows))
+    for one in found[1:]:
+        np.testing.assert_array_equal(one, found[0])
 
 
 def test_sessions_share_it() -> None:

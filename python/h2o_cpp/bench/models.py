@@ -27,16 +27,19 @@ class Models:
             write_model(path, config(shape, **changes), type_name)
         return path
 
-    def ctranslate2(self, shape: str) -> Path:
-        """The directory of an OPT in int8. Raises EngineError if it cannot be made."""
-        path = self._directory / f"{shape}-ctranslate2"
+    def ctranslate2(self, shape: str, type_name: str = "int8") -> Path:
+        """The directory of an OPT, in int8 or float32. Raises EngineError if it cannot be made."""
+        path = self._directory / f"{shape}-ctranslate2-{type_name}"
         if path.exists():
             return path
         with TemporaryDirectory(dir=self._directory) as parent:
             directory = Path(parent) / "model"
             directory.mkdir()
             done = subprocess.run(
-                [sys.executable, "-m", "h2o_cpp.peers.ctranslate2_model", shape, str(directory)],
+                [
+                    *(sys.executable, "-m", "h2o_cpp.peers.ctranslate2_model"),
+                    *(shape, str(directory), type_name),
+                ],
                 capture_output=True,
                 text=True,
             )

@@ -21,6 +21,7 @@ from h2o_cpp.cli import (
     info,
     inspect,
     perplexity,
+    plan,
     quantize,
     retrieve,
     run,
@@ -95,6 +96,11 @@ _GROUPS: dict[str, dict[str, _Command]] = {
     "the machine": {
         "bench": _Command(
             bench, "measure how fast a model file is", "bench -m model.gguf --hh 0.2 --json"
+        ),
+        "plan": _Command(
+            plan,
+            "choose how many texts at once, and which weights stay in memory",
+            "plan model.gguf --memory 4GiB --prompt 512 -n 512 --hh 0.2",
         ),
         "completion": _Command(
             completion,

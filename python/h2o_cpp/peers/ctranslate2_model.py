@@ -1,6 +1,6 @@
 """Models of OPT's architecture with random weights for CTranslate2, which reads no GGUF files.
 
-    python -m h2o_cpp.peers.ctranslate2_model SHAPE DIRECTORY
+    python -m h2o_cpp.peers.ctranslate2_model SHAPE DIRECTORY TYPE
 
 It is a process of its own: quantising needs the whole model in float32.
 """
@@ -22,8 +22,8 @@ def vocabulary(n_vocab: int) -> list[str]:
     return [f"<{i}>" for i in range(n_vocab)]
 
 
-def write_opt(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write a model of the sizes that an OPT's config.json says, in int8."""
+def write_opt(directory: Path, config: Mapping[str, Any], type_name: str) -> None:
+    """Write a model of the sizes that an OPT's config.json says, in int8 or float32."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     width, n_ff = config["hidden_size"], config["ffn_dim"]
@@ -61,9 +61,9 @@ def write_opt(directory: Path, config: Mapping[str, Any]) -> None:
     spec.config.bos_token, spec.config.unk_token, spec.config.eos_token = tokens[:3]
     spec.register_vocabulary(tokens)
     spec.validate()
-    spec.optimize(quantization="int8")
+    spec.optimize(quantization=type_name)
     spec.save(str(directory))
 
 
 if __name__ == "__main__":
-    write_opt(Path(sys.argv[2]), SHAPES[sys.argv[1]])
+    write_opt(Path(sys.argv[2]), SHAPES[sys.argv[1]], sys.argv[3])

@@ -56,6 +56,11 @@ class EngineProcess(Closing):
         """N tokens, one at a time, after n_context tokens."""
         return self._measure({"decode": [n_context, n]}, n_steps=n, n_tokens=n_context + n)
 
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> Answer:
+        """Texts together, each a prompt continued by n tokens, of which the last is not read."""
+        n_tokens = n_texts * (n_prompt + n - 1)
+        return self._measure({"batch": [n_texts, n_prompt, n]}, n_steps=1, n_tokens=n_tokens)
+
     def close(self) -> None:
         """End the process."""
         self._process.kill()

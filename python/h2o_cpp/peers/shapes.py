@@ -18,7 +18,7 @@ def _llama(**sizes: Any) -> Config:
     } | sizes
 
 
-def _opt(hidden_size: int, num_hidden_layers: int) -> Config:
+def _opt(hidden_size: int, num_hidden_layers: int, num_attention_heads: int = 32) -> Config:
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
@@ -28,7 +28,7 @@ def _opt(hidden_size: int, num_hidden_layers: int) -> Config:
         "word_embed_proj_dim": hidden_size,
         "ffn_dim": 4 * hidden_size,
         "num_hidden_layers": num_hidden_layers,
-        "num_attention_heads": 32,
+        "num_attention_heads": num_attention_heads,
         "vocab_size": 50272,
         "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
@@ -65,6 +65,7 @@ SHAPES: dict[str, Config] = {
         max_position_embeddings=8192,
         rope_theta=500000.0,
     ),
+    "OPT-125M": _opt(hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
     "OPT-1.3B": _opt(hidden_size=2048, num_hidden_layers=24),
     "OPT-6.7B": _opt(hidden_size=4096, num_hidden_layers=32),
     "SmolLM2-135M": _llama(

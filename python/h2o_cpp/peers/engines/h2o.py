@@ -33,14 +33,18 @@ class H2o(StepEngine):
         positions: Positions = "auto",
         kv_dtype: str | tuple[str, str] = "f16",
         greedy: bool = False,
+        n_sequences: int = 1,
+        max_resident: int | None = None,
     ) -> None:
         """Load the model; the options are those of a Generator.
+
+        n_sequences: as many texts can be in a batch.
 
         greedy: single tokens are asked for the most likely next one, and not for logits. Decoding
         then begins a text, and ends it.
         """
         begun = perf_counter()
-        self.model = open_model(path, device=device, threads=threads)
+        self.model = open_model(path, device=device, threads=threads, max_resident=max_resident)
         self.tokenizer = TextTokenizer.of_model(self.model)
         n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
         hh, policy = resolve_budget(hh, policy, self.model.file)
@@ -49,7 +53,8 @@ class H2o(StepEngine):
             self.model,
             self.policy,
             n_ctx=n_ctx,
-            n_batch=n_batch,
+            n_batch=max(n_batch, n_sequences),
+            n_sequences=n_sequences,
             kv_dtype=kv_dtype,
             positions=positions,
         )
@@ -84,6 +89,23 @@ class H2o(StepEngine):
         if self._greedy:  # one more, for its logits
             self._logits = self.session.step([(0, np.zeros(1, np.int32))])
         return self._checked(seconds)
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """Prompts one after another, then a token of each at a time."""
+        prompts = [self._tokens(n_prompt) for _ in range(n_texts)]
+        last = np.zeros(n_texts, np.int32)
+        for sequence in range(n_texts):
+            self.session.reset(sequence)
+        begun = perf_counter()
+        for sequence, prompt in enumerate(prompts):
+            for part in chunks(self.session, prompt, sequence):
+                last[sequence] = self.session.greedy([(sequence, part)])[0]
+        for _ in range(n - 1):
+            inputs = [(sequence, last[sequence : sequence + 1]) for sequence in range(n_texts)]
+            last = self.session.greedy(inputs)
+        seconds = perf_counter() - begun
+        self._n_tokens = sum(map(self.session.tokens_seen, range(n_texts)))
+        return [seconds]
 
     def _checked(self, seconds: list[float]) -> list[float]:
         if not np.isfinite(self._logits).all():

@@ -5,6 +5,7 @@ One line of JSON on stdin asks, one on stdout answers. First the options of the 
 
     {"prefill": n}             forget everything, read n random tokens
     {"decode": [context, n]}   n tokens, one at a time, after `context` tokens
+    {"batch": [texts, prompt, n]}   so many texts together, each a prompt continued by n tokens
 
 are answered by {"seconds": of each step, "tokens": how many the engine has then read, by its own
 count, "peak_rss_bytes": of the process}. An error is answered by {"error": why}. The end of the
@@ -47,6 +48,13 @@ class Engine(ABC):
 
         If it has read some of the context already, by the calls before, they are not read again.
         """
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """Forget everything; continue texts of n_prompt random tokens by n each, the likeliest.
+
+        The seconds of all of it, as one number. Of each text n_prompt + n - 1 tokens are then read.
+        """
+        raise NotImplementedError("it has no batches here")
 
     @property
     @abstractmethod
@@ -148,6 +156,8 @@ def _answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
             seconds = engine.prefill(n)
         case {"decode": [n_context, n]}:
             seconds = engine.decode(n_context, n)
+        case {"batch": [n_texts, n_prompt, n]}:
+            seconds = engine.batch(n_texts, n_prompt, n)
         case _:
             raise ValueError(f"unknown request {request}")
     return {

@@ -20,11 +20,13 @@ class Transformers(StepEngine):
         device: str = "cpu",
         threads: int | None = None,
         static: int | None = None,
+        offload: str | None = None,
     ) -> None:
         """Make the model.
 
         dtype: of torch. static: tokens of the StaticCache with which steps of one token are
-        compiled, now.
+        compiled, now. offload: a directory, to which Accelerate moves all weights; each layer's are
+        read from there when it computes.
         """
         begun = perf_counter()
         import torch
@@ -43,6 +45,12 @@ class Transformers(StepEngine):
         make: Any = transformers.AutoModelForCausalLM.from_config
         with self._device:
             self._model: Any = make(model_config, dtype=getattr(torch, dtype)).eval()
+        if offload is not None:
+            import accelerate
+
+            self._model = accelerate.disk_offload(self._model, offload, execution_device=device)
+            self._name += ", Accelerate disk offload"
+            self._version += f", accelerate {accelerate.__version__}"
         self._step: Any = self._next
         self._mask: Any = None
         if static is None:
@@ -72,7 +80,24 @@ class Transformers(StepEngine):
         run = self._step if len(tokens) == 1 else self._next
         with self._torch.no_grad():
             run(ids, positions).item()  # which waits for the device
-        self._n_tokens += len(tokens)
+        self._n_tokens = int(self._cache.get_seq_length())
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """All prompts in one pass, then a token of each at a time."""
+        self.reset()
+        prompts = self._torch.from_numpy(self._tokens(n_texts * n_prompt).astype("int64"))
+        ids = prompts.reshape(n_texts, n_prompt).to(self._device)
+        begun = perf_counter()
+        with self._torch.no_grad():
+            for _ in range(n):
+                result = self._model(
+                    ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
+                )
+                ids = result.logits[:, -1:].argmax(-1)
+            ids.tolist()  # which waits for the device
+        seconds = perf_counter() - begun
+        self._n_tokens = n_texts * int(self._cache.get_seq_length())
+        return [seconds]
 
     def _next(self, ids: Any, positions: Any) -> Any:
         return (
@@ -90,8 +115,8 @@ class Transformers(StepEngine):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in the cache."""
-        return int(self._cache.get_seq_length())
+        """Tokens in the cache, of all texts."""
+        return self._n_tokens
 
     @property
     def description(self) -> Mapping[str, Any]:

@@ -1,0 +1,126 @@
+"""Choose how many texts to continue at once, and which weights stay in memory, on the CPU.
+
+What memory and storage give and how fast this machine computes is measured, unless it is given;
+what each choice would do is predicted from that, and explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from h2o_cpp.arguments import bytes_of
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_threads, budget
+from h2o_cpp.planner import Plan, plan
+from h2o_cpp.prediction import Candidate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument(
+        "--memory", required=True, metavar="SIZE",
+        help="for weights, caches and activations together, such as 4GiB",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompt", type=int, default=512, metavar="N",
+        help="texts begin with N tokens (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", "--tokens", type=int, default=128, metavar="N",
+        help="and are continued by N (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sequences", type=int, metavar="N",
+        help="there are at most N texts to continue at once (default: any number)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hh", type=budget, metavar="X",
+        help="keep a fraction (0.2) or a number (400) of tokens, or auto (default: keep all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--n-batch", type=int, default=512, metavar="N",
+        help="prompt tokens read at a time (default: %(default)s)",
+    )  # fmt: skip
+    add_kv_dtype(parser)
+    add_threads(parser)
+    for name, what in (
+        ("memory", "memory gives SIZE per second"),
+        ("storage", "storage gives SIZE per second"),
+    ):
+        parser.add_argument(
+            f"--{name}-bandwidth", metavar="SIZE", help=f"{what} (default: measured)"
+        )
+    parser.add_argument(
+        "--gflops", type=float, metavar="X",
+        help="10^9 operations of matrix products per second (default: measured)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the candidates and the choice."""
+    found = plan(
+        args.model,
+        args.memory,
+        prompt=args.prompt,
+        n=args.tokens,
+        sequences=args.sequences,
+        hh=args.hh,
+        n_batch=args.n_batch,
+        kv_dtype=args.kv_dtype,
+        threads=args.threads,
+        memory_bandwidth=_rate("memory-bandwidth", args.memory_bandwidth),
+        storage_bandwidth=_rate("storage-bandwidth", args.storage_bandwidth),
+        flops=None if args.gflops is None else args.gflops * 1e9,
+    )
+    if args.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        print("\n".join(_lines(found)))
+    return 0
+
+
+def _rate(name: str, size: str | None) -> float | None:
+    return None if size is None else float(bytes_of(name, size))
+
+
+def _lines(found: Plan) -> Iterator[str]:
+    speeds, job, best = found.speeds, found.job, found.chosen
+    yield f"memory {speeds.memory / 1e9:.1f} GB/s, storage {speeds.storage / 1e9:.2f} GB/s, " + (
+        f"arithmetic {speeds.flops / 1e9:.0f} GFLOP/s"
+    )
+    yield f"texts of {job.prompt} + {job.n} tokens, a cache of {mebibytes(job.slab_bytes)} each"
+    yield ""
+    yield "| weights in memory | layers read anew | sequences | caches | ms a pass | tokens/s |"
+    yield "|---|---|---|---|---|---|"
+    for one in _shown(found):
+        rate = f"{one.tokens_per_second:.1f}"
+        yield (
+            f"| {mebibytes(one.weight_bytes)} | {one.streamed_layers} | {one.sequences} "
+            f"| {mebibytes(one.cache_bytes)} | {one.pass_seconds * 1e3:.1f} "
+            f"| {f'**{rate}**' if one == best else rate} |"
+        )
+    yield ""
+    options = [
+        f"--{name.replace('_', '-')} {','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in found.arguments.items()
+    ]
+    yield f"plan: {' '.join(options)}"
+    yield f"  {mebibytes(best.bytes)} of {mebibytes(found.memory)}, " + (
+        f"{mebibytes(best.activation_bytes)} of it for activations"
+    )
+    yield f"  {found.why}"
+
+
+def _shown(found: Plan) -> list[Candidate]:
+    """Those with all weights; of the others the first, the last, the fastest and the choice."""
+    stay = [one for one in found.candidates if not one.streamed_layers]
+    stream = [one for one in found.candidates if one.streamed_layers]
+    some = stream[:1] + stream[-1:]
+    if stream:
+        some += [max(stream, key=lambda one: one.tokens_per_second), found.chosen]
+    return stay + [one for one in stream if one in some]

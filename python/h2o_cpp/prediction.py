@@ -1,0 +1,166 @@
+"""What a number of texts at once, and a part of the weights in memory, would do: docs/plan.md."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+CLOSE = 0.97  # of the fastest: among those that reach it the least is chosen
+_LOGITS_ROWS = 32  # that a session has room for at least
+MOST_SEQUENCES = 4096
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What a machine does in a second, with the threads that compute."""
+
+    memory: float  # bytes read from memory
+    storage: float  # bytes read from the model's file
+    flops: float  # floating-point operations of matrix products
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model reads and computes, in bytes and operations."""
+
+    layers: tuple[int, ...]  # bytes of each one's weights
+    others: int  # bytes of the weights of no layer
+    others_read: int  # of which a pass reads so many; of tables that are looked up, a row
+    layer_flops: int  # for each token, in all layers
+    output_flops: int  # for each token whose logits are wanted
+    row_bytes: int  # of activations, for each row of a batch
+    logits_bytes: int  # for each row of logits
+
+
+@dataclass(frozen=True)
+class Job:
+    """Texts: each a prompt of so many tokens, and n more that are generated."""
+
+    prompt: int
+    n: int
+    n_batch: int
+    slab_bytes: int  # of the cache of a sequence
+    kv_read: float  # bytes of K and V that decoding a token reads, in the mean
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do it, and what is predicted of it.
+
+    The last four are seconds of a pass; what storage adds is the time that others wait for it.
+    """
+
+    sequences: int
+    streamed_layers: int
+    weight_bytes: int  # in memory
+    streamed_bytes: int  # read from the file in every pass
+    cache_bytes: int
+    activation_bytes: int
+    tokens_per_second: float  # generated, all texts together, their prompts' time included
+    weight_seconds: float
+    arithmetic_seconds: float
+    cache_seconds: float
+    storage_seconds: float
+
+    @property
+    def pass_seconds(self) -> float:
+        """Of a forward pass."""
+        parts = (self.weight_seconds, self.arithmetic_seconds, self.cache_seconds)
+        return sum(parts) + self.storage_seconds
+
+    @property
+    def bytes(self) -> int:
+        """All that it needs."""
+        return self.weight_bytes + self.cache_bytes + self.activation_bytes
+
+
+def candidates(
+    sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MOST_SEQUENCES
+) -> list[Candidate]:
+    """All that fit: with all weights in memory by doublings, with fewer as many texts as fit."""
+    found = []
+    for n_kept, weight_bytes in placements(sizes):
+        room = memory - weight_bytes
+        k = bisect_right(range(1, most + 1), room, key=lambda k: _beside_weights(sizes, job, k))
+        counts = {k} if k else set()
+        if n_kept == len(sizes.layers):
+            counts |= {2**i for i in range(k.bit_length())}
+        found += [_predict(sizes, job, speeds, n_kept, weight_bytes, i) for i in sorted(counts)]
+    return found
+
+
+def choose(found: Sequence[Candidate]) -> Candidate:
+    """The one that reads least from the file, with the fewest texts, of those near the fastest."""
+    enough = CLOSE * max(one.tokens_per_second for one in found)
+    near = [one for one in found if one.tokens_per_second >= enough]
+    return min(near, key=lambda one: (one.streamed_bytes, one.sequences))
+
+
+def placements(sizes: Sizes) -> list[tuple[int, int]]:
+    """How many layers may stay, and the bytes of weights that are then in memory.
+
+    As WeightStream has it: beside the first layers that stay there is room for two that take turns.
+    """
+    n, others = len(sizes.layers), sizes.others
+    found = [(n, others + sum(sizes.layers))]
+    for n_kept in range(n - 3, -1, -1):
+        found.append((n_kept, others + 2 * max(sizes.layers) + sum(sizes.layers[:n_kept])))
+    return found
+
+
+def _beside_weights(sizes: Sizes, job: Job, k: int) -> int:
+    """Bytes of the caches of k texts and of the activations of a pass."""
+    return k * job.slab_bytes + _activations(sizes, job, k)
+
+
+def _activations(sizes: Sizes, job: Job, k: int) -> int:
+    rows = job.n_batch + max(k - 1, 0)  # as Generator opens its session
+    return rows * sizes.row_bytes + max(k, _LOGITS_ROWS) * sizes.logits_bytes
+
+
+def least_bytes(sizes: Sizes, job: Job) -> int:
+    """Of memory, for one text."""
+    return min(weight for _, weight in placements(sizes)) + _beside_weights(sizes, job, 1)
+
+
+def _predict(
+    sizes: Sizes, job: Job, speeds: Speeds, n_kept: int, weight_bytes: int, k: int
+) -> Candidate:
+    """What k texts at once do, one after another taking the place of those that end."""
+    n_layers = len(sizes.layers)
+    m = n_layers - n_kept  # that take turns
+    streamed = sum(sizes.layers[n_kept:])
+    # A text is in `chunks` passes with its prompt, in n with a token; a pass has one chunk at most.
+    chunks = ceil(job.prompt / job.n_batch)
+    passes = max(chunks, (chunks + job.n) / k)  # for each text that ends
+
+    read = (sum(sizes.layers) + sizes.others_read) / speeds.memory
+    layer_flops = (job.prompt + job.n) * sizes.layer_flops / passes
+    output_flops = (chunks + job.n) * sizes.output_flops / passes
+    arithmetic = (layer_flops + output_flops) / speeds.flops
+    cache = job.n * job.kv_read / passes / speeds.memory
+
+    wait = 0.0
+    if m:
+        layers = sum(sizes.layers) / speeds.memory + layer_flops / speeds.flops + cache
+        rest = sizes.others_read / speeds.memory + output_flops / speeds.flops
+        one, bring = layers / n_layers, streamed / m / speeds.storage
+        # The last that takes turns, what is in no layer and those that stay hide one reading.
+        hidden = (m - 1) * min(one, bring) + min(bring, one * (1 + n_kept) + rest)
+        wait = m * bring - hidden
+    seconds = passes * (read + arithmetic + cache + wait)
+    return Candidate(
+        sequences=k,
+        streamed_layers=m,
+        weight_bytes=weight_bytes,
+        streamed_bytes=streamed,
+        cache_bytes=k * job.slab_bytes,
+        activation_bytes=_activations(sizes, job, k),
+        tokens_per_second=job.n / seconds,
+        weight_seconds=read,
+        arithmetic_seconds=arithmetic,
+        cache_seconds=cache,
+        storage_seconds=wait,
+    )

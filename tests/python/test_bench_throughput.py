@@ -1,0 +1,167 @@
+"""What tools/bench_throughput measures: how many texts fit, who arrives when, what is reported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.bench import throughput
+from h2o_cpp.bench.arrivals import (
+    Arrival,
+    Observed,
+    arrivals,
+    measure_arrivals,
+    run_continuous,
+    run_static,
+)
+from h2o_cpp.bench.comparison import Contestant
+from h2o_cpp.bench.models import Models
+from h2o_cpp.bench.records import Record, Results
+from h2o_cpp.bench.report import values_of
+from h2o_cpp.bench.throughput import (
+    ARRIVALS,
+    OFFLOAD,
+    QUICK,
+    SEQUENCES,
+    TABLE,
+    Bench,
+    Entry,
+    measure_offload,
+    measure_sequences,
+    measure_table,
+)
+from h2o_cpp.bench.throughput_report import render_throughput
+from h2o_cpp.peers.process import EngineError, EngineProcess
+from h2o_cpp.peers.shapes import SHAPES
+from test_bench_synthetic import small
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+
+
+@pytest.fixture(autouse=True)
+def _fake_engine_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, sys.path)]))
+
+
+def test_a_batch_is_counted() -> None:
+    with EngineProcess("fake_engine", {}) as engine:
+        assert engine.batch(3, 5, 4).seconds == [0.5]
+    with (
+        EngineProcess("fake_engine", {"fault": "miscounts"}) as engine,
+        pytest.raises(EngineError, match="1 steps and 21 tokens, expected 1 and 24"),
+    ):
+        engine.batch(3, 5, 4)
+
+
+def test_our_batch_is_what_each_text_gives_alone(tmp_path: Path) -> None:
+    options = {"path": str(GOLDEN), "threads": 1, "n_ctx": 40, "hh": 12, "n_sequences": 3}
+    with EngineProcess("h2o_cpp.peers.engines.h2o", options) as engine:
+        assert engine.batch(3, 9, 5).seconds[0] > 0  # tokens are counted
+    with (
+        EngineProcess("h2o_cpp.peers.engines.h2o", options) as engine,
+        pytest.raises(EngineError, match="sequence 3"),
+    ):
+        engine.batch(4, 9, 5)
+
+
+def test_how_many_texts() -> None:
+    entry = Entry(Contestant("one", "module", {}), weight_bytes=100, text_bytes=30.0)
+    assert [entry.sequences(memory) for memory in (50, 129, 130, 189, 190)] == [0, 0, 1, 2, 3]
+
+
+def test_observed() -> None:
+    observed = Observed()
+    observed.add(1.0, [(1.5, 1), (2.0, 2), (5.0, 4)])
+    assert observed.first == [0.5]
+    assert observed.gaps == [0.5, 1.5, 1.5]
+    assert (observed.n_tokens, observed.seconds) == (4, 5.0)
+
+
+def test_arrivals() -> None:
+    found = arrivals(400, 10.0, 1000)
+    assert found == arrivals(400, 10.0, 1000)
+    times = [one.at for one in found]
+    assert times == sorted(times)
+    assert times[0] == 0
+    # The mean of 399 gaps of 0.1 s, whose deviation is as large: five standard errors.
+    assert abs(times[-1] / 399 - 0.1) < 5 * 0.1 / 399**0.5
+    assert all(16 <= len(one.prompt) <= 512 and 16 <= one.n <= 256 for one in found)
+    assert {one.at for one in arrivals(9, None, 1000)} == {0.0}
+
+
+def test_both_ways_give_every_token() -> None:
+    requests = [Arrival(i / 100, [5 + i] * (i + 1), 3 + i) for i in range(7)]
+    with Generator(GOLDEN, hh=12, n_batch=8, max_sequences=2, threads=1) as generator:
+        runtime = generator._runtime()
+        for run in (run_static, run_continuous):
+            observed = run(runtime, requests)
+            assert observed.n_tokens == sum(one.n for one in requests)
+            assert len(observed.first) == len(requests)
+            assert len(observed.gaps) < observed.n_tokens
+            assert min(observed.first) > 0
+            assert observed.seconds >= requests[-1].at
+
+
+def test_the_parts_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever else is installed: only ours is asked, the others are named."""
+    monkeypatch.setitem(SHAPES, "small", small("OPT-1.3B"))
+    monkeypatch.setattr(throughput, "_ENGINES", "no_such_package")
+    plan = replace(
+        QUICK, shapes=["small"], prompt=20, lengths=[3], counts=[1, 2], steps=2, requests=3
+    )
+    results = Results(tmp_path / "results.jsonl")
+    bench = Bench(plan, Models(tmp_path), results, threads=1, memory=None)
+    for measure in (measure_table, measure_offload, measure_sequences):
+        measure(bench)
+    # n_ctx of what arrives is 768.
+    measure_arrivals(bench)
+    for section in (TABLE, OFFLOAD):
+        (engines,) = values_of(results, section).values()
+        for name in ("h2o.cpp, full", "h2o.cpp, hh=0.2"):
+            assert engines[name]["tokens/s"][0] > 0
+            memory = engines[""]["memory"][0]
+            assert 0 < engines[name]["computed bytes"][0] <= memory
+        assert engines["h2o.cpp, hh=0.2"]["sequences"] > engines["h2o.cpp, full"]["sequences"]
+    absent = {r.engine for r in results if r.measure == "absent"}
+    assert any("transformers" in name for name in absent)
+    page = render_throughput([*results], "results.jsonl")
+    for i, section in enumerate((TABLE, OFFLOAD, SEQUENCES, ARRIVALS), start=1):
+        assert f"## {i}. " in page
+        assert values_of(results, section)
+
+
+def test_the_page() -> None:
+    def cell(engine: str, rate: float, n: float) -> list[Record]:
+        measured = {"tokens/s": rate, "sequences": n, "computed bytes": 2.0**20, "rss": 3.0 * 2**20}
+        measured["before"] = 2.0**21
+        return [
+            Record(TABLE, "OPT, 512 + 32", engine, key, (value,)) for key, value in measured.items()
+        ]
+
+    page = render_throughput(
+        [
+            Record(0, "A processor", "h2o.cpp", "threads", (2.0,)),
+            Record(TABLE, "", "", "command", note="tools/bench_throughput"),
+            Record(TABLE, "OPT, 512 + 32", "", "memory", (4.0 * 2**20,)),
+            *cell("h2o.cpp, hh=0.2", 60.0, 9),
+            *cell("h2o.cpp, full", 20.0, 2),
+            Record(TABLE, "OPT, 512 + 32", "peer", "absent", note="too large"),
+            Record(ARRIVALS, "OPT", "", "requests/s", (1.5,)),
+            Record(ARRIVALS, "OPT", "static", "sequences", (2.0,)),
+            Record(ARRIVALS, "OPT", "static", "tokens/s", (99.0,)),
+            Record(ARRIVALS, "OPT", "static", "seconds to the first token", (1.0, 2.0, 3.0)),
+            Record(ARRIVALS, "OPT", "static", "seconds between tokens, p50 and p99", (0.01, 0.5)),
+        ],
+        "raw.jsonl",
+    )
+    assert "OPT, 512 + 32 tokens, 4 MiB for weights and caches:" in page
+    assert "| h2o.cpp, hh=0.2 | 9 | 60.0 (60.0 to 60.0) | 1 | 3 | 2 |" in page
+    assert "| h2o.cpp, full | 2 | 20.0 (20.0 to 20.0) **3.00x** | 1 | 3 | 2 |" in page
+    assert "- peer on OPT, 512 + 32: too large" in page
+    assert "| static | 2 | 99 | 2.00 s | 2.98 s | 10.0 ms | 500.0 ms |" in page
