@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Generation
+from h2o_cpp.file_lock import lock_file
 from h2o_cpp.generator import Generator
 from h2o_cpp.request import Request, StreamOptions
 
@@ -35,7 +35,7 @@ class Output(Closing):
         self._path = path
         self._file = path.open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._file)
             self._file.seek(0)
             whole, torn = self._read(path)
             if torn:
