@@ -21,7 +21,9 @@ from h2o_cpp import Generator
 from h2o_cpp.offline import line_seed
 from serving import wait_until
 
-# Workers must get some time on a machine that is busy, and nothing is told to anybody.
+# Of a machine that is busy Ray's processes must get their share, and otherwise have time to begin.
+for name in ("PROXY_READY_CHECK", "PROXY_HEALTH_CHECK"):
+    os.environ[f"RAY_SERVE_{name}_TIMEOUT_S"] = str(PATIENCE)
 os.environ.update(RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0")
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra: ray)")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed (extra: ray)")
@@ -47,8 +49,8 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two nodes, for as many replicas and the actors of a job."""
-    node = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    """Two nodes, each for a replica, an actor of a job and one that reads or writes."""
+    node = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         cluster.add_node(**node)
