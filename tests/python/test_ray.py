@@ -70,7 +70,7 @@ def port(cluster: None) -> int:
         free.bind(("127.0.0.1", 0))
         number: int = free.getsockname()[1]
     serve.start(proxy_location="HeadOnly", http_options={"port": number})
-    server = {"name": "tiny", "max_tokens": 2000}
+    server = {"name": "tiny", "max_tokens": 10**6}
     serve.run(deployment(LLAMA, num_replicas=2, server=server, grace=5, **CACHE))
     return number
 
@@ -134,6 +134,17 @@ def test_a_request_that_is_refused(port: int) -> None:
     assert "token 99 is not in the vocabulary" in json.loads(answer)["error"]["message"]
     status, _ = ask(port, {"prompt": "x" * 5 * 2**20})
     assert status == 413
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_leave_free_their_sequences(port: int, stream: bool) -> None:
+    """Otherwise their texts, which take minutes, would have all 16 of them."""
+    for _ in range(24):
+        connection = begin(port, {**LONG, "max_tokens": 10**6, "stream": stream})
+        if stream:
+            assert connection.getresponse().readline().startswith(b"data: {")
+        connection.close()
+    assert [read_text(port, i) for i in range(2)] == texts_alone(EVERY)[:2]
 
 
 def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
@@ -211,13 +222,13 @@ def test_a_job_whose_worker_is_killed(
     assert not found
 
 
-def test_application_takes_what_a_command_line_gives(cluster: None) -> None:
+def test_application_takes_what_a_command_line_gives() -> None:
     application({"model": str(LLAMA), "num_replicas": "2", "hh": "0.2", "server": '{"name": "x"}'})
     with pytest.raises(ValueError, match="num_replicas"):
         application({"model": str(LLAMA), "num_replicas": "-2"})
 
 
-def test_columns_that_do_not_fit(cluster: None) -> None:
+def test_columns_that_do_not_fit() -> None:
     stage = Continue(LLAMA, options=OPTIONS)
     table = pyarrow.table({"prompt": [[5]], "text": ["x"]})
     with pytest.raises(ValueError, match="'text' already"):
@@ -226,4 +237,6 @@ def test_columns_that_do_not_fit(cluster: None) -> None:
         stage(table.rename_columns(["question", "answer"]))
     with pytest.raises(ValueError, match="seed needs index"):
         Continue(LLAMA, seed=1)
+    with pytest.raises(ValueError, match="seed needs index"):
+        generate(None, LLAMA, seed=1)
     assert stage(table.select(["prompt"]).slice(1)).num_rows == 0

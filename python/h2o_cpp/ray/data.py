@@ -37,8 +37,7 @@ class Continue:
         **generator: Any,
     ) -> None:
         """As generate(), which explains it. Raises what Generator does."""
-        if seed is not None and index is None:
-            raise ValueError("seed needs index, the column with the number of each row")
+        _check_seed(seed, index)
         self._field, self._index, self._seed = field, index, seed
         self._options: StreamOptions = options or {}
         self._generator = Generator(model, **generator)
@@ -104,7 +103,10 @@ def generate(
         texts have no others beside them.
     num_cpus, num_gpus: of each actor; it has as many threads, and computes on the GPU it has.
     generator: options of Generator; max_sequences is 8.
+
+    Raises ValueError for a seed without index; what actors refuse Ray raises when it runs them.
     """
+    _check_seed(seed, index)
     low, high = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
     return dataset.map_batches(
         Continue,
@@ -122,3 +124,8 @@ def generate(
         num_cpus=num_cpus,
         num_gpus=num_gpus or None,
     )
+
+
+def _check_seed(seed: int | None, index: str | None) -> None:
+    if seed is not None and index is None:
+        raise ValueError("seed needs index, the column with the number of each row")
