@@ -4,8 +4,8 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <future>
 #include <mutex>
-#include <thread>
 
 #include "core/error.h"
 #include "quantize/blocks.h"
@@ -95,9 +95,11 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
     }
   };
   {
-    std::vector<std::jthread> threads;
+    std::vector<std::future<void>> threads;  // which wait for their ends; jthread is not everywhere
     const int64_t n_pieces = (n_rows + piece - 1) / piece;
-    for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_pieces); ++i) threads.emplace_back(work);
+    for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_pieces); ++i) {
+      threads.push_back(std::async(std::launch::async, work));
+    }
     work();
   }
   if (error) std::rethrow_exception(error);

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from h2o_cpp.closing import Closing
 from h2o_cpp.continuation import Generation
+from h2o_cpp.file_lock import lock_file
 from h2o_cpp.generator import Generator
 from h2o_cpp.request import Request, StreamOptions
+
+Row = TypeVar("Row")
 
 _BEGINNING = b'{"index": '  # of every line of output
 
@@ -33,7 +35,7 @@ class Output(Closing):
         self._path = path
         self._file = path.open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._file)
             self._file.seek(0)
             whole, torn = self._read(path)
             if torn:
@@ -100,34 +102,62 @@ def generate_lines(
     Raises ValueError for options out of range.
     """
     generator.request([0], **options)
-    lines: list[tuple[int, dict[str, Any]]] = []  # of each request
 
-    def requests() -> Iterator[Request]:
+    def rows() -> Iterator[tuple[tuple[int, dict[str, Any]], Any, int | None]]:
         with prompts.open("rb") as file:
             for index, line in enumerate(file):
                 if index in output.finished or not line.strip():
                     continue
                 try:
                     prompt, fields = _parse(line, field)
-                    own: StreamOptions = {**options, "seed": line_seed(seed, index)}
-                    request = generator.request(prompt, **own)
-                except (ValueError, TypeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     report(index + 1, str(error))
                     continue
-                lines.append((index, fields))
-                yield request
+                yield (index, fields), prompt, line_seed(seed, index)
+
+    for (index, fields), generation in continue_rows(
+        generator, rows(), report=lambda row, reason: report(row[0] + 1, reason), options=options
+    ):
+        output.write(index, {**fields, **text_fields(generation)})
+        yield generation
+
+
+def continue_rows(
+    generator: Generator,
+    rows: Iterable[tuple[Row, Any, int | None]],
+    *,
+    report: Callable[[Row, str], None],
+    options: StreamOptions,
+) -> Iterator[tuple[Row, Generation]]:
+    """Continue rows, each with a prompt and a seed; gives them with their texts as these end.
+
+    report: called for a row that cannot be continued, with the reason.
+    """
+    begun: list[Row] = []
+
+    def requests() -> Iterator[Request]:
+        for row, prompt, seed in rows:
+            own: StreamOptions = {**options, "seed": seed}
+            try:
+                request = generator.request(prompt, **own)
+            except (ValueError, TypeError) as error:
+                report(row, str(error))
+                continue
+            begun.append(row)
+            yield request
 
     for i, generation in generator.run(requests()):
-        index, fields = lines[i]
-        written = {
-            **fields,
-            "text": generation.text,
-            "finish_reason": generation.finish_reason,
-            "prompt_tokens": generation.prompt_tokens,
-            "completion_tokens": generation.completion_tokens,
-        }
-        output.write(index, written)
-        yield generation
+        yield begun[i], generation
+
+
+def text_fields(generation: Generation) -> dict[str, Any]:
+    """What is written of a text."""
+    return {
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.completion_tokens,
+    }
 
 
 def line_seed(seed: int | None, index: int) -> int | None:

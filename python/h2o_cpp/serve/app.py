@@ -24,6 +24,8 @@ from h2o_cpp.serve.metrics import CountResponses, EngineCollector
 from h2o_cpp.serve.responses import ErrorResponse, Health
 from h2o_cpp.serve.service import Service
 
+MAX_BODY_BYTES = 4 * 2**20
+
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse},
     "5XX": {"model": ErrorResponse},
@@ -39,7 +41,7 @@ def create_app(
     max_queue: int = 64,
     max_tokens: int | None = None,
     max_prompt: int | None = None,
-    max_body_bytes: int = 4 * 2**20,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
     """An ASGI application that serves a Generator, which is its own while it runs.
 

@@ -1,0 +1,105 @@
+"""Clients of a server that read streams, and what they see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+LEAST_REQUESTS = 16  # of all clients together
+COLUMNS = "tokens/s | first token p50 | p99 | next token p50 | p99"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What clients ask for: so many texts each, and the tokens of a prompt and of a text."""
+
+    requests: int = 2
+    prompt: int = 32
+    tokens: int = 32
+
+    def body(self, seed: int, *, stream: bool = True) -> bytes:
+        """A request; its prompt is of tokens that every vocabulary has."""
+        rng = random.Random(seed)
+        body = {
+            "prompt": [rng.randrange(3, 256) for _ in range(self.prompt)],
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "seed": seed,
+            "stream": stream,
+        }
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps(body).encode()
+
+
+@dataclass
+class Seen:
+    """Seconds to the first piece of each text and between its pieces, and tokens of all."""
+
+    first: list[float] = field(default_factory=list)
+    next: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    seconds: float = 0
+
+    def cells(self) -> str:
+        """COLUMNS; latencies in ms."""
+        speed = f"{self.n_tokens / self.seconds:.0f}"
+        return f"{speed} | {_percentiles(self.first)} | {_percentiles(self.next)}"
+
+
+async def run_clients(port: int, n_clients: int, texts: Texts) -> Seen:
+    """So many at once, each of which asks for a text, reads it to the end and asks again.
+
+    Raises RuntimeError for an answer that is not 200, or that breaks off.
+    """
+    seen = Seen()
+    n_requests = max(texts.requests, -(-LEAST_REQUESTS // n_clients))
+
+    async def client(number: int) -> None:
+        for i in range(n_requests):
+            await _ask(port, texts.body(number * 1000 + i), seen)
+
+    begin = perf_counter()
+    await asyncio.gather(*(client(i) for i in range(n_clients)))
+    seen.seconds = perf_counter() - begin
+    return seen
+
+
+async def _ask(port: int, body: bytes, seen: Seen) -> None:
+    """Read one stream. A piece of text counts as a token in latencies; nearly all are."""
+    begin = perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    try:
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError(f"the server answered {status.decode().strip()}")
+        last = None
+        async for line in reader:  # lines with the sizes of chunks are passed over
+            if line == b"data: [DONE]\n":
+                return
+            if not line.startswith(b"data: {"):
+                continue
+            now = perf_counter()
+            chunk = json.loads(line[6:])
+            if chunk.get("usage"):
+                seen.n_tokens += chunk["usage"]["completion_tokens"]
+                continue
+            (seen.next if last is not None else seen.first).append(now - (last or begin))
+            last = now
+        raise RuntimeError("a stream broke off")
+    finally:
+        writer.close()
+
+
+def _percentiles(seconds: Iterable[float]) -> str:
+    """Two cells: the median and the 99th percentile, in ms."""
+    ordered = sorted(seconds)
+    return " | ".join(f"{1000 * ordered[int(q * (len(ordered) - 1))]:.1f}" for q in (0.5, 0.99))

@@ -1,0 +1,131 @@
+"""Offline jobs as a stage of Ray Data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from ray.data import ActorPoolStrategy, Dataset
+
+from h2o_cpp.generator import Generator
+from h2o_cpp.offline import continue_rows, line_seed, text_fields
+from h2o_cpp.ray.options import actor_options
+from h2o_cpp.request import StreamOptions
+
+_COLUMNS = {
+    "text": pa.string(),
+    "finish_reason": pa.string(),
+    "prompt_tokens": pa.int64(),
+    "completion_tokens": pa.int64(),
+    "error": pa.string(),
+}
+
+
+class Continue:
+    """A stage for Dataset.map_batches with batch_format="pyarrow": continues prompts."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        field: str = "prompt",
+        index: str | None = None,
+        seed: int | None = None,
+        options: StreamOptions | None = None,
+        **generator: Any,
+    ) -> None:
+        """As generate(), which explains it. Raises what Generator does."""
+        _check_seed(seed, index)
+        self._field, self._index, self._seed = field, index, seed
+        self._options: StreamOptions = options or {}
+        self._generator = Generator(model, **generator)
+        self._generator.request([0], **self._options)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """The same rows and their texts. Raises ValueError for columns that do not fit."""
+        for name in (self._field, self._index):
+            if name is not None and name not in batch.column_names:
+                raise ValueError(f"there is no column {name!r}, only {batch.column_names}")
+        for name in _COLUMNS:
+            if name in batch.column_names:
+                raise ValueError(f"there is a column {name!r} already: rename it")
+        found: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
+        for row, generation in continue_rows(
+            self._generator,
+            self._rows(batch),
+            report=lambda row, reason: found[row].update(error=reason),
+            options=self._options,
+        ):
+            found[row] = text_fields(generation)
+        for name, kind in _COLUMNS.items():
+            values = pa.array([fields.get(name) for fields in found], kind)
+            batch = batch.append_column(name, values)
+        return batch
+
+    def _rows(self, batch: pa.Table) -> Iterator[tuple[int, Any, int | None]]:
+        """(row, prompt, seed)"""
+        prompts = batch[self._field].to_pylist()
+        numbers = range(len(prompts)) if self._index is None else batch[self._index].to_pylist()
+        for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True)):
+            yield row, prompt, line_seed(self._seed, number)
+
+
+def generate(
+    dataset: Dataset,
+    model: str | os.PathLike[str],
+    *,
+    field: str = "prompt",
+    index: str | None = None,
+    seed: int | None = None,
+    options: StreamOptions | None = None,
+    concurrency: int | tuple[int, int] = 1,
+    batch_size: int = 64,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    **generator: Any,
+) -> Dataset:
+    """Continue the prompt of every row, in actors that have loaded the model.
+
+    The rows get the columns `text`, `finish_reason`, `prompt_tokens` and `completion_tokens`, as a
+    line that `h2o-cpp generate` writes. Of a prompt that cannot be continued they are null, and
+    `error` says why. An actor that dies is started again and its batches are computed anew, so each
+    row is there once.
+
+    dataset: of rows with a column `field` of texts or of lists of token ids.
+    model: as for Generator, found on every node.
+    index: a column of whole numbers. With a seed the text of a row depends on it and this number,
+        as that of line `index`, from 0, in `h2o-cpp generate --seed`.
+    options: of Generator.stream, but the seed.
+    concurrency: actors, or (fewest, most).
+    batch_size: rows that an actor continues at a time; several times `max_sequences`, as its last
+        texts have no others beside them.
+    num_cpus, num_gpus: of each actor; it has as many threads, and computes on the GPU it has.
+    generator: options of Generator; max_sequences is 8.
+
+    Raises ValueError for a seed without index; what actors refuse Ray raises when it runs them.
+    """
+    _check_seed(seed, index)
+    low, high = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
+    return dataset.map_batches(
+        Continue,
+        fn_constructor_args=(os.fspath(model),),
+        fn_constructor_kwargs={
+            "field": field,
+            "index": index,
+            "seed": seed,
+            "options": options,
+            **actor_options(num_cpus, num_gpus, generator),
+        },
+        compute=ActorPoolStrategy(min_size=low, max_size=high),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        num_cpus=num_cpus,
+        num_gpus=num_gpus or None,
+    )
+
+
+def _check_seed(seed: int | None, index: str | None) -> None:
+    if seed is not None and index is None:
+        raise ValueError("seed needs index, the column with the number of each row")

@@ -1,0 +1,242 @@
+"""The server and offline jobs on a Ray cluster of two nodes, both on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from background import PATIENCE
+from h2o_cpp import Generator
+from h2o_cpp.offline import line_seed
+from serving import wait_until
+
+# Of a machine that is busy Ray's processes must get their share, and otherwise have time to begin.
+for name in ("PROXY_READY_CHECK", "PROXY_HEALTH_CHECK"):
+    os.environ[f"RAY_SERVE_{name}_TIMEOUT_S"] = str(PATIENCE)
+os.environ.update(RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0")
+ray = pytest.importorskip("ray", reason="Ray is not installed (extra: ray)")
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed (extra: ray)")
+pytest.importorskip("ray.data", reason="Ray Data is not installed (extra: ray)")
+
+import pyarrow  # noqa: E402
+from ray import cloudpickle, serve  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import h2o_cpp.ray.data  # noqa: E402
+from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8}
+PROMPTS = [[5, 6, 7], list(range(3, 40)), [9], [11, 12]] * 3
+EVERY = range(len(PROMPTS))
+OPTIONS: Any = {"max_tokens": 20, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two nodes, each for a replica, an actor of a job and one that reads or writes."""
+    node = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        cluster.add_node(**node)
+        ray.init(cluster.address, log_to_driver=False)
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def port(cluster: None) -> int:
+    """Of a server with two replicas, one on each node."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"port": number})
+    server = {"name": "tiny", "max_tokens": 10**6}
+    serve.run(deployment(LLAMA, num_replicas=2, server=server, grace=5, **CACHE))
+    return number
+
+
+def texts_alone(seeds: Iterable[int | None], **options: Any) -> list[str]:
+    """Of PROMPTS, without Ray."""
+    with Generator(LLAMA, threads=1, **CACHE) as generator:
+        return [
+            generator.generate(prompt, seed=seed, **{**OPTIONS, **options}).text
+            for prompt, seed in zip(PROMPTS, seeds, strict=True)
+        ]
+
+
+def begin(port: int, body: Any) -> HTTPConnection:
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+    return connection
+
+
+def ask(port: int, body: Any) -> tuple[int, bytes]:
+    connection = begin(port, body)
+    try:
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def read_text(port: int, i: int, *, stream: bool = False, **options: Any) -> str:
+    """Of PROMPTS[i], from the server."""
+    body = {"prompt": PROMPTS[i], "seed": i, "stream": stream, **OPTIONS, **options}
+    status, answer = ask(port, body)
+    assert status == 200, answer
+    if not stream:
+        text: str = json.loads(answer)["choices"][0]["text"]
+        return text
+    *chunks, done, end = answer.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    pieces = [json.loads(chunk.removeprefix("data: "))["choices"] for chunk in chunks]
+    return "".join(choice["text"] for [choice] in pieces)
+
+
+def replicas() -> set[str]:
+    """Names of the actors that have loaded the model."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in actors if "#Model#" in actor["name"]}
+
+
+def test_answers_are_the_engine_s(port: int) -> None:
+    expected = texts_alone(EVERY)
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        whole = threads.map(lambda i: read_text(port, i), EVERY)
+        streamed = threads.map(lambda i: read_text(port, i, stream=True), EVERY)
+        assert list(whole) == expected
+        assert list(streamed) == expected
+
+
+def test_a_request_that_is_refused(port: int) -> None:
+    status, answer = ask(port, {"prompt": [99]})
+    assert status == 400
+    assert "token 99 is not in the vocabulary" in json.loads(answer)["error"]["message"]
+    status, _ = ask(port, {"prompt": "x" * 5 * 2**20})
+    assert status == 413
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_leave_free_their_sequences(port: int, stream: bool) -> None:
+    """Otherwise their texts, which take minutes, would have all 16 of them."""
+    for _ in range(24):
+        connection = begin(port, {**LONG, "max_tokens": 10**6, "stream": stream})
+        if stream:
+            assert connection.getresponse().readline().startswith(b"data: {")
+        connection.close()
+    assert [read_text(port, i) for i in range(2)] == texts_alone(EVERY)[:2]
+
+
+def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
+    """What it was computing is computed by the other one, but for streams that had begun."""
+    expected = texts_alone(EVERY, max_tokens=400)
+    connections = [begin(port, LONG) for _ in range(4)]
+    streams = [connection.getresponse() for connection in connections]
+    assert all(stream.readline().startswith(b"data: {") for stream in streams)
+    before = replicas()
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        # With the streams 16 texts of 2 times 8 sequences: all are being computed.
+        answers = [threads.submit(read_text, port, i, max_tokens=400) for i in EVERY]
+        time.sleep(0.1)
+        ray.kill(ray.get_actor(min(before), namespace="serve"))
+        assert [answer.result(PATIENCE) for answer in answers] == expected
+    ends = [stream.read().split(b"\n\n")[-2] for stream in streams]
+    assert ends.count(b"data: [DONE]") < len(ends)  # otherwise it was idle
+    assert all(end == b"data: [DONE]" or b"not taking requests" in end for end in ends)
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: len(replicas() - {min(before)}) == 2)
+
+
+class Dying(Continue):
+    """A stage whose process is killed once, with texts that nobody has got yet."""
+
+    def __call__(self, batch: Any) -> Any:
+        found = super().__call__(batch)
+        try:
+            Path(os.environ["H2O_TEST_KILLED"]).touch(exist_ok=False)
+        except FileExistsError:
+            return found
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rows_by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found = {row["id"]: row for row in rows}
+    assert len(found) == len(rows)  # none twice
+    return found
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_job_whose_worker_is_killed(
+    kind: str,
+    cluster: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every row once, with the text that it has alone."""
+    rows = [{"id": f"q{i}", "index": i, "prompt": prompt} for i, prompt in enumerate(PROMPTS)]
+    rows.append({"id": "bad", "index": 12, "prompt": [99]})
+    killed = tmp_path / "killed"
+    monkeypatch.setenv("H2O_TEST_KILLED", str(killed))
+    monkeypatch.setattr(h2o_cpp.ray.data, "Continue", Dying)
+    if kind == "jsonl":
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        dataset = ray.data.read_json(str(path), lines=True)
+    else:
+        ray.data.from_items(rows).write_parquet(str(tmp_path / "prompts"))
+        dataset = ray.data.read_parquet(str(tmp_path / "prompts"))
+    done = generate(
+        dataset, LLAMA, index="index", seed=7, options=OPTIONS, concurrency=2, num_cpus=0.5,
+        batch_size=3, **CACHE,
+    )  # fmt: skip
+    done.write_parquet(str(tmp_path / "out"))
+    assert killed.exists()
+    found = rows_by_id(ray.data.read_parquet(str(tmp_path / "out")).take_all())
+    assert [found.pop(f"q{i}")["text"] for i in EVERY] == texts_alone(
+        line_seed(7, i) for i in EVERY
+    )
+    bad = found.pop("bad")
+    assert bad["text"] is None
+    assert "token 99 is not in the vocabulary" in bad["error"]
+    assert not found
+
+
+def test_application_takes_what_a_command_line_gives() -> None:
+    application({"model": str(LLAMA), "num_replicas": "2", "hh": "0.2", "server": '{"name": "x"}'})
+    with pytest.raises(ValueError, match="num_replicas"):
+        application({"model": str(LLAMA), "num_replicas": "-2"})
+
+
+def test_columns_that_do_not_fit() -> None:
+    stage = Continue(LLAMA, options=OPTIONS)
+    table = pyarrow.table({"prompt": [[5]], "text": ["x"]})
+    with pytest.raises(ValueError, match="'text' already"):
+        stage(table)
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        stage(table.rename_columns(["question", "answer"]))
+    with pytest.raises(ValueError, match="seed needs index"):
+        Continue(LLAMA, seed=1)
+    with pytest.raises(ValueError, match="seed needs index"):
+        generate(None, LLAMA, seed=1)
+    assert stage(table.select(["prompt"]).slice(1)).num_rows == 0
