@@ -21,7 +21,7 @@ namespace h2o {
 
 #define H2O_DECLARE(isa) extern const CpuKernels kernels_##isa;
 H2O_FOR_EACH_ISA(H2O_DECLARE)
-#define H2O_DECLARE_BF16(isa) extern const Bf16Kernels bf16_kernels_##isa;
+#define H2O_DECLARE_BF16(isa) extern const Bf16Kernels kernels_##isa;
 H2O_FOR_EACH_BF16_ISA(H2O_DECLARE_BF16)
 
 namespace {
@@ -126,8 +126,8 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
 
 std::vector<const CpuKernels*> supported_kernels() {
   std::vector<const CpuKernels*> tables;
-#define H2O_ADD_BF16(isa)                                                                      \
-  static const CpuKernels table_##isa = completed(kernels_x86_64_v4_vnni, bf16_kernels_##isa); \
+#define H2O_ADD_BF16(isa)                                                                 \
+  static const CpuKernels table_##isa = completed(kernels_x86_64_v4_vnni, kernels_##isa); \
   if (has_##isa()) tables.push_back(&table_##isa);
   H2O_FOR_EACH_BF16_ISA(H2O_ADD_BF16)
 #define H2O_ADD(isa) \

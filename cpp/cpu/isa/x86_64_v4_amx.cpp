@@ -2,7 +2,7 @@
 #include "cpu/amx_matmul-inl.h"
 
 namespace h2o {
-extern const Bf16Kernels bf16_kernels_x86_64_v4_amx;
-const Bf16Kernels bf16_kernels_x86_64_v4_amx = {"x86_64_v4_amx", round_rows, amx_matmul<F16>,
-                                                amx_matmul<BF16>};
+extern const Bf16Kernels kernels_x86_64_v4_amx;
+const Bf16Kernels kernels_x86_64_v4_amx = {"x86_64_v4_amx", round_rows, amx_matmul<F16>,
+                                           amx_matmul<BF16>};
 }  // namespace h2o

@@ -2,7 +2,7 @@
 #include "cpu/bf16_matmul-inl.h"
 
 namespace h2o {
-extern const Bf16Kernels bf16_kernels_x86_64_v4_bf16;
-const Bf16Kernels bf16_kernels_x86_64_v4_bf16 = {"x86_64_v4_bf16", round_rows, bf16_matmul<F16>,
-                                                 bf16_matmul<BF16>};
+extern const Bf16Kernels kernels_x86_64_v4_bf16;
+const Bf16Kernels kernels_x86_64_v4_bf16 = {"x86_64_v4_bf16", round_rows, bf16_matmul<F16>,
+                                            bf16_matmul<BF16>};
 }  // namespace h2o
