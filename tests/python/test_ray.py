@@ -36,7 +36,10 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import h2o_cpp.ray.data  # noqa: E402
 from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # Ray's own
+    pytest.mark.xdist_group("ray"),  # one cluster
+]
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8}
