@@ -107,7 +107,8 @@ def test_interrupted_at_random(name: str, work: Path, tmp_path: Path) -> None:
         job.send_signal(signal.SIGINT)
         _, err = job.communicate(timeout=60)
         assert "Traceback" not in err
-        assert job.returncode in (0, 130)
+        # The last where the interpreter has come to its end and handles no signal any more.
+        assert job.returncode in (0, 130, -signal.SIGINT)
         left = [*tmp_path.iterdir()]
         assert left in ([], [output])
         if left:
