@@ -61,13 +61,12 @@ def cluster() -> Iterator[None]:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         yield
     finally:
-        serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def port(cluster: None) -> int:
+def port(cluster: None) -> Iterator[int]:
     """Of a server with two replicas, one on each node."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -75,7 +74,8 @@ def port(cluster: None) -> int:
     serve.start(proxy_location="HeadOnly", http_options={"port": number})
     server = {"name": "tiny", "max_tokens": 10**6}
     serve.run(deployment(LLAMA, num_replicas=2, server=server, grace=5, **CACHE))
-    return number
+    yield number
+    serve.shutdown()
 
 
 def texts_alone(seeds: Iterable[int | None], **options: Any) -> list[str]:
@@ -171,16 +171,19 @@ def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
     wait_until(lambda: len(replicas() - {min(before)}) == 2)
 
 
-class Dying(Continue):
+def dying_once(killed: Path) -> type[Continue]:
     """A stage whose process is killed once, with texts that nobody has got yet."""
 
-    def __call__(self, batch: Any) -> Any:
-        found = super().__call__(batch)
-        try:
-            Path(os.environ["H2O_TEST_KILLED"]).touch(exist_ok=False)
-        except FileExistsError:
-            return found
-        os.kill(os.getpid(), signal.SIGKILL)
+    class Dying(Continue):
+        def __call__(self, batch: Any) -> Any:
+            found = Continue.__call__(self, batch)
+            try:
+                killed.touch(exist_ok=False)
+            except FileExistsError:
+                return found
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Dying
 
 
 def rows_by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -200,8 +203,7 @@ def test_a_job_whose_worker_is_killed(
     rows = [{"id": f"q{i}", "index": i, "prompt": prompt} for i, prompt in enumerate(PROMPTS)]
     rows.append({"id": "bad", "index": 12, "prompt": [99]})
     killed = tmp_path / "killed"
-    monkeypatch.setenv("H2O_TEST_KILLED", str(killed))
-    monkeypatch.setattr(h2o_cpp.ray.data, "Continue", Dying)
+    monkeypatch.setattr(h2o_cpp.ray.data, "Continue", dying_once(killed))
     if kind == "jsonl":
         path = tmp_path / "prompts.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
