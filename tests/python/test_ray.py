@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -46,7 +45,7 @@ CACHE: dict[str, Any] = {"hh": 12, "n_batch": 8}
 PROMPTS = [[5, 6, 7], list(range(3, 40)), [9], [11, 12]] * 3
 EVERY = range(len(PROMPTS))
 OPTIONS: Any = {"max_tokens": 20, "ignore_eos": True}
-LONG: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"prompt": [5], "max_tokens": 3000, "ignore_eos": True, "stream": True}
 JSON = {"Content-Type": "application/json"}
 
 
@@ -152,16 +151,17 @@ def test_clients_that_leave_free_their_sequences(port: int, stream: bool) -> Non
 
 def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:
     """What it was computing is computed by the other one, but for streams that had begun."""
-    expected = texts_alone(EVERY, max_tokens=400)
+    expected = texts_alone(EVERY, max_tokens=1000)
     connections = [begin(port, LONG) for _ in range(4)]
     streams = [connection.getresponse() for connection in connections]
     assert all(stream.readline().startswith(b"data: {") for stream in streams)
     before = replicas()
+    victim = ray.get_actor(min(before), namespace="serve")
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        # With the streams 16 texts of 2 times 8 sequences: all are being computed.
-        answers = [threads.submit(read_text, port, i, max_tokens=400) for i in EVERY]
-        time.sleep(0.1)
-        ray.kill(ray.get_actor(min(before), namespace="serve"))
+        answers = [threads.submit(read_text, port, i, max_tokens=1000) for i in EVERY]
+        # More than the streams, if all of them were here.
+        wait_until(lambda: ray.get(victim.get_num_ongoing_requests.remote()) > len(streams))
+        ray.kill(victim)
         assert [answer.result(PATIENCE) for answer in answers] == expected
     ends = [stream.read().split(b"\n\n")[-2] for stream in streams]
     assert ends.count(b"data: [DONE]") < len(ends)  # otherwise it was idle
