@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy
+from h2o_cpp.bench.models import config
 from h2o_cpp.cli import main
 from h2o_cpp.peers.synthetic import write_model
 from h2o_cpp.session import open_model, open_session
@@ -24,22 +25,17 @@ MIB = 2**20
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight layers of 6.5 MiB each."""
     path = tmp_path_factory.mktemp("models") / "large.gguf"
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "vocab_size": 512,
-        "max_position_embeddings": 512,
-    }
-    write_model(path, config, "F16")
+    small = config(
+        "TinyLlama-1.1B",
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        vocab_size=512,
+        max_position_embeddings=512,
+    )
+    write_model(path, small, "F16")
     return path
 
 

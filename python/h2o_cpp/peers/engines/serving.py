@@ -49,12 +49,12 @@ class Engine(ABC):
         If it has read some of the context already, by the calls before, they are not read again.
         """
 
+    @abstractmethod
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
         """Forget everything; continue texts of n_prompt random tokens by n each, the likeliest.
 
         The seconds of all of it, as one number. Of each text n_prompt + n - 1 tokens are then read.
         """
-        raise NotImplementedError("it has no batches here")
 
     @property
     @abstractmethod
