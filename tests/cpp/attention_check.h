@@ -54,7 +54,9 @@ void check_against_reference(Random& random, const KvPolicy& policy, const KvSha
     const std::vector<float> out = rig.attend(pieces, in);
 
     int64_t row = 0;
-    for (const auto& [sequence, n_rows] : pieces) {
+    for (const Piece& piece : pieces) {
+      const auto sequence = piece.sequence;
+      const int64_t n_rows = piece.n_rows;
       const Qkv mine = in.rows(shape, row, n_rows);
       const Qkv output = Qkv{out, in.k, in.v}.rows(shape, row, n_rows);
       row += n_rows;

@@ -254,7 +254,7 @@ TEST_CASE("each sequence keeps what its own policy says") {
       int64_t row = 0;
       const int64_t width = shape.n_heads * shape.head_dim;
       for (const auto& [sequence, n] : pieces) {
-        const auto mine = [&](const std::vector<float>& x) {
+        const auto mine = [&, n = n](const std::vector<float>& x) {
           return std::span(x).subspan(row * width, n * width);
         };
         CHECK(same_bits(mine(out), mine(expected[sequence])));

@@ -146,8 +146,9 @@ TEST_CASE("an output of bf16_matmul has the same bits in every batch and range o
     int64_t n_rows, n_in, n_out;
   };
   // Of one step and of tails, of several panels in depth, of more columns than are kept at a time.
-  for (const auto& [n_rows, n_in, n_out] :
+  for (const Shape& shape :
        {Shape{20, 96, 40}, {70, 50, 21}, {9, 64, 16}, {33, 600, 70}, {34, 300, 300}}) {
+    const int64_t n_rows = shape.n_rows, n_in = shape.n_in, n_out = shape.n_out;
     for (const CpuKernels* table : tables()) {
       for (const DType dtype : {DType::f16, DType::bf16}) {
         CAPTURE(std::string_view(table->isa));

@@ -108,12 +108,13 @@ void check_steps(Pair& pair, DType kv_dtype) {
 
 template <class Body>
 void for_all(const Body& body) {
-  for (const auto& [path, learned] : kModels) {
+  for (const auto& model : kModels) {
+    const auto& [path, learned] = model;
     for (const KvPolicy& policy : {kFull, kH2o, kSinks}) {
       for (const DType dtype : {DType::f32, DType::f16}) {
         for (const Positions positions : {Positions::original, Positions::rolling}) {
           if (positions == Positions::rolling && (learned || policy.budget() > 40)) continue;
-          CAPTURE(path);
+          CAPTURE(model.path);
           CAPTURE(policy.heavy);
           CAPTURE(info(dtype).name);
           CAPTURE(positions == Positions::rolling);

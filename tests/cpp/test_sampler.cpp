@@ -155,8 +155,8 @@ TEST_CASE("top_k keeps the k most probable") {
                                                {5, {0, 1, 3, 4, 5}},
                                                {6, {0, 1, 2, 3, 4, 5}},
                                                {1000, {0, 1, 2, 3, 4, 5}}}) {
-    CAPTURE(k);
     options.top_k = k;
+    CAPTURE(options.top_k);
     CHECK(survivors(options, logits_of(p)) == expected);
   }
   options.top_k = 3;
@@ -176,8 +176,8 @@ TEST_CASE("top_p keeps the smallest set that is as probable") {
                                              {0.84f, {1, 3, 4}},
                                              {0.86f, {0, 1, 3, 4}},
                                              {0.96f, {0, 1, 2, 3, 4}}}) {
-    CAPTURE(top_p);
     options.top_p = top_p;
+    CAPTURE(options.top_p);
     CHECK(survivors(options, logits_of(p)) == expected);
   }
   options.top_p = 0.66f;
@@ -197,8 +197,8 @@ TEST_CASE("min_p keeps what is at least that times the most probable") {
                                              {0.51f, {1, 3}},
                                              {0.63f, {1}},
                                              {1.0f, {1}}}) {
-    CAPTURE(min_p);
     options.min_p = min_p;
+    CAPTURE(options.min_p);
     CHECK(survivors(options, logits_of(p)) == expected);
   }
   options.min_p = 1;

@@ -101,10 +101,15 @@ inline bool cpu_has(std::string_view isa) {
   const std::string built = " " H2O_ISAS " ";
   if (is_one && built.find(" " + std::string(isa) + " ") == std::string::npos) return false;
 #ifdef __x86_64__
-  const bool v4 = __builtin_cpu_supports("x86-64-v4") != 0;
+  const bool v3 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+                  __builtin_cpu_supports("bmi2") != 0;  // not each compiler knows the levels
+  const bool v4 =
+      v3 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+      __builtin_cpu_supports("avx512vl") != 0;
   const bool vnni = v4 && __builtin_cpu_supports("avx512vnni") != 0;
   const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16") != 0;
-  if (isa == "x86_64_v3") return __builtin_cpu_supports("x86-64-v3") != 0;
+  if (isa == "x86_64_v3") return v3;
   if (isa == "x86_64_v4") return v4;
   if (isa == "x86_64_v4_vnni") return vnni;
   if (isa == "x86_64_v4_bf16") return bf16;
