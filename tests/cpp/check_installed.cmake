@@ -1,5 +1,5 @@
 # Installs the library, then configures, builds and runs tests/consumer against what was installed.
-#   cmake -DBUILD=DIR -DWORK=DIR -DMODEL=FILE.gguf -DFLAGS="-fsanitize=..." -P check_installed.cmake
+#   cmake -DBUILD=DIR -DWORK=DIR -DMODEL=FILE.gguf -DFLAGS=-fsanitize=... -DLINK_FLAGS=... -P check_installed.cmake
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -10,6 +10,7 @@ file(RENAME ${WORK}/installed ${WORK}/prefix)  # a package can be moved
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/../consumer -B ${WORK}/build -G ${GENERATOR}
   -DCMAKE_PREFIX_PATH=${WORK}/prefix -DH2O_MODEL=${MODEL}
   -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX}
-  -DCMAKE_C_FLAGS=${FLAGS} -DCMAKE_CXX_FLAGS=${FLAGS})
+  -DCMAKE_C_FLAGS=${FLAGS} -DCMAKE_CXX_FLAGS=${FLAGS}
+  "-DCMAKE_EXE_LINKER_FLAGS=${LINK_FLAGS}")
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${CMAKE_CTEST_COMMAND} --test-dir ${WORK}/build --output-on-failure)
