@@ -68,6 +68,7 @@ class Bench:
     results: Results
     threads: int
     wheel: Path | None = None
+    engines: tuple[str, ...] = ()  # of section 1, by how their names begin; (): all
 
 
 def measure_machine(bench: Bench) -> None:
@@ -98,6 +99,8 @@ def measure_speed(bench: Bench) -> None:
                 _record_limits(comparison, bench, path)
                 n_ctx = max(plan.prompts) + plan.n_decode
                 for one in everyone(bench.models, shape, type_name, bench.threads, n_ctx):
+                    if bench.engines and not one[0].startswith(bench.engines):
+                        continue
                     if isinstance(one, Contestant):
                         comparison.open([one])
                     else:
