@@ -225,3 +225,11 @@ def test_sections_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     page = render([*results])
     assert "## 1." in page
     assert "## 2." in page
+
+
+def test_engines_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "small", small("TinyLlama-1.1B"))
+    plan = replace(QUICK, shapes=["small"], prompts=[20], rounds=1)
+    results = Results(tmp_path / "results.jsonl")
+    measure_speed(Bench(plan, Models(tmp_path), results, threads=1, engines=("h2o",)))
+    assert {record.engine for record in results} == {"h2o.cpp"}
