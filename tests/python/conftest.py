@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+# A shell's background job ignores it, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
 # `device` run on a GPU too.
