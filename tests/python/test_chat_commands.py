@@ -165,7 +165,9 @@ class Terminal:
     def interrupt(self) -> None:
         """Ctrl-C, once it waits for a key: CPython learns of an earlier one only by the next."""
         state = Path(f"/proc/{self.process.pid}/stat")
+        deadline = time.monotonic() + 60
         while state.exists() and state.read_text().rpartition(") ")[2][0] != "S":
+            assert time.monotonic() < deadline, state.read_text()
             time.sleep(0.01)
         self.type("\x03")
 
