@@ -186,6 +186,8 @@ def test_page_of_scores_and_start() -> None:
                     ("prefill 10 rss", 1.0),
                 )
             ),
+            Record(4, "file", "other", "import_seconds", (0.125,)),
+            Record(4, "file", "other", "load_seconds", (0.25,)),  # and no prompt
             Record(4, "wheel", "h2o.cpp", "bytes", (3.0 * 2**20,), "h2o.whl"),
         ]
     )
@@ -193,6 +195,7 @@ def test_page_of_scores_and_start() -> None:
     assert "| model | 10000 (10000 to 10000) | 12500 (12500 to 12500) | +25.0% |" in page
     seconds = ["0.125 (0.125 to 0.125)", "0.250 (0.250 to 0.250)", "0.500 (0.500 to 0.500)"]
     assert f"| h2o.cpp | {' | '.join(seconds)} | 0.875 |" in page
+    assert f"| other | {' | '.join(seconds[:2])} |  |  |" in page
     assert "The wheel has 3.00 MiB." in page
 
 

@@ -200,8 +200,8 @@ def _start(values: Values) -> Iterator[str]:
                 for rate in rates
             ]
             parts = [measures[key] for key in ("import_seconds", "load_seconds")] + [prompt]
-            first = sum(median(part) for part in parts if part)
-            rows.append([name, *map(_seconds, parts), f"{first:.3f}"])
+            first = f"{sum(map(median, parts)):.3f}" if all(parts) else ""
+            rows.append([name, *map(_seconds, parts), first])
         yield f"{model}, seconds:"
         yield ""
         head = ["", "import", "load", "prompt", "first token"]
