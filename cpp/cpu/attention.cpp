@@ -14,7 +14,7 @@ namespace h2o {
 namespace {
 
 // Query rows, over all heads of the group, that read the keys and values together.
-constexpr int64_t kTileQueries = 16;
+constexpr int64_t kTileQueries = 24;
 
 int64_t tile_rows(int64_t group) { return std::max<int64_t>(1, kTileQueries / group); }
 

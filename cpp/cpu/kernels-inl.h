@@ -3,10 +3,10 @@
 // is called: a shared inline function compiled here could end up in code for an older CPU.
 //
 // Needs from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store, store_f16,
-// fma(a, b, c) = a * b + c, add, sub, mul, div, max, min, sum, maximum, round, times_power_of_two;
-// and of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...), load_bytes (of uint8_t), add,
-// sub, bit_and, bit_or, shift_left and shift_right by another Ints, to_float, lookup(table of 16,
-// indices).
+// fma(a, b, c) = a * b + c, add, sub, mul, div, max, min, sum, store_sums (of four), maximum,
+// round, times_power_of_two; and of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...),
+// load_bytes (of uint8_t), add, sub, bit_and, bit_or, shift_left and shift_right by another Ints,
+// to_float, lookup(table of 16, indices).
 #pragma once
 
 #include "cpu/blocks-inl.h"
@@ -26,10 +26,15 @@ template <class Type, int R, int O>
 void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   const float* x[R];
   const std::byte* w[O];
+  constexpr int kSums = (O + 3) / 4 * 4;  // four are stored at a time
   Vec sums[R][O];
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) x[i] = m.x + (r + i) * m.n_in;
+#pragma GCC unroll 8
   for (int j = 0; j < O; ++j) w[j] = m.w + (o + j) * m.w_row_bytes;
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < O; ++j) sums[i][j] = zero();
   }
 
@@ -48,20 +53,32 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
     }
   }
   if constexpr (Type::kBlock == kWidth) {
-    for (int j = 0; j < O && k < m.n_in; ++j) {
-      const Vec wv = Type::tail(w[j], k, m.n_in - k);
-      for (int i = 0; i < R; ++i) {
-        sums[i][j] = fma(load_first(x[i] + k, m.n_in - k), wv, sums[i][j]);
+    if (k < m.n_in) {
+#pragma GCC unroll 8
+      for (int j = 0; j < O; ++j) {
+        const Vec wv = Type::tail(w[j], k, m.n_in - k);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) {
+          sums[i][j] = fma(load_first(x[i] + k, m.n_in - k), wv, sums[i][j]);
+        }
       }
     }
   }
 
+  const bool plain = m.bias == nullptr && !m.add;
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
+    float* y = m.y + (r + i) * m.y_stride + o;
+    float values[kSums];
+#pragma GCC unroll 2
+    for (int j = 0; j < kSums; j += 4) {
+      const auto at = [&](int l) { return sums[i][l < O ? l : O - 1]; };
+      store_sums(O == kSums && plain ? y + j : values + j, at(j), at(j + 1), at(j + 2), at(j + 3));
+    }
+    if (O == kSums && plain) continue;
     for (int j = 0; j < O; ++j) {
-      float value = sum(sums[i][j]);
-      if (m.bias != nullptr) value += m.bias[o + j];
-      float* y = m.y + (r + i) * m.y_stride + o + j;
-      *y = m.add ? *y + value : value;
+      const float value = m.bias != nullptr ? values[j] + m.bias[o + j] : values[j];
+      y[j] = m.add ? y[j] + value : value;
     }
   }
 }
@@ -232,16 +249,19 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
   }
 }
 
+constexpr int64_t kAddRows = 6;  // whose sums, of 2 or 4 vectors, fit into the registers
+
 template <class Type, int C>
 void add_rows_columns(const AddRows& a, int64_t c) {
   int64_t r = 0;
+  for (; r + kAddRows <= a.n_out; r += kAddRows) add_rows_tile<Type, kAddRows, C>(a, r, c);
   for (; r + 4 <= a.n_out; r += 4) add_rows_tile<Type, 4, C>(a, r, c);
   for (; r < a.n_out; ++r) add_rows_tile<Type, 1, C>(a, r, c);
 }
 
 template <class Type>
 void add_rows(const AddRows& a) {
-  // A block, or as many vectors as four rows of sums leave registers for.
+  // A block, or as many vectors as kAddRows rows of sums leave registers for.
   constexpr int kVectors = Type::kBlock > kWidth ? Type::kBlock / kWidth : kWidth < 16 ? 2 : 4;
   int64_t c = 0;
   for (; c + kVectors * kWidth <= a.n; c += kVectors * kWidth) {

@@ -65,6 +65,20 @@ float sum(Vec a) {
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+
+// p[0], ..., p[3] = sum(a), ..., sum(d), each added in the same order.
+void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  const auto halves = [](Vec x, Vec y) {  // of both, added
+    return _mm256_add_ps(_mm256_permute2f128_ps(x.v, y.v, 0x20),
+                         _mm256_permute2f128_ps(x.v, y.v, 0x31));
+  };
+  const __m256 ab = halves(a, b), cd = halves(c, d);
+  __m256 s = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  s = _mm256_add_ps(s, _mm256_movehdup_ps(s));  // a and c in the lower half, b and d in the upper
+  const __m128 ac = _mm256_castps256_ps128(s), bd = _mm256_extractf128_ps(s, 1);
+  _mm_storeu_ps(p, _mm_unpacklo_ps(_mm_shuffle_ps(ac, ac, 0x88), _mm_shuffle_ps(bd, bd, 0x88)));
+}
+
 float maximum(Vec a) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));

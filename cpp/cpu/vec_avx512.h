@@ -61,6 +61,20 @@ Vec times_power_of_two(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 float maximum(Vec a) { return _mm512_reduce_max_ps(a.v); }
 
+// p[0], ..., p[3] = sum(a), ..., sum(d), each added in the same order.
+void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  const auto halves = [](Vec x, Vec y) {  // of both, added
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x.v, y.v, 0x44),
+                         _mm512_shuffle_f32x4(x.v, y.v, 0xee));
+  };
+  const __m512 ab = halves(a, b), cd = halves(c, d);
+  __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e));
+  s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
+  _mm_storeu_ps(p, _mm512_castps512_ps128(_mm512_permutexvar_ps(
+                       _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), s)));
+}
+
 struct Ints {
   __m512i v;
 };

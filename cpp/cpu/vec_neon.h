@@ -59,6 +59,11 @@ Vec times_power_of_two(Vec x, Vec n) {
 float sum(Vec a) { return vaddvq_f32(a.v); }
 float maximum(Vec a) { return vmaxvq_f32(a.v); }
 
+// p[0], ..., p[3] = sum(a), ..., sum(d), each added in the same order.
+void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  vst1q_f32(p, vpaddq_f32(vpaddq_f32(a.v, b.v), vpaddq_f32(c.v, d.v)));
+}
+
 struct Ints {
   int32x4_t v;
 };

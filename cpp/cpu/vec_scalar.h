@@ -83,6 +83,9 @@ Vec times_power_of_two(Vec x, Vec n) {
 
 float sum(Vec a) { return a.v; }
 float maximum(Vec a) { return a.v; }
+void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  p[0] = a.v, p[1] = b.v, p[2] = c.v, p[3] = d.v;
+}
 
 struct Ints {
   int32_t v;
