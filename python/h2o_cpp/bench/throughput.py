@@ -41,7 +41,7 @@ class Plan:
     prompt: int = 512
     lengths: Sequence[int] = (32, 512, 1024)
     offload_share: float = 0.6  # of the weights' bytes, the memory of the offload table
-    offload_lengths: Sequence[int] = (32,)
+    offload_lengths: Sequence[int] = (32, 512)
     counts: Sequence[int] = (1, 2, 4, 8, 16, 24)  # of sequences
     steps: int = 16  # that are decoded at each of them
     requests: int = 48  # that arrive
