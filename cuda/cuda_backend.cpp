@@ -6,11 +6,13 @@
 #include "core/error.h"
 #include "cuda/attend.h"
 #include "cuda/attend_prefill.h"
+#include "cuda/copy_ahead.h"
 #include "cuda/device.h"
 #include "cuda/device_batch.h"
 #include "cuda/elementwise.h"
 #include "cuda/matmul.h"
 #include "cuda/recording.h"
+#include "cuda/repack.h"
 
 namespace h2o {
 namespace {
@@ -19,9 +21,13 @@ using cuda::check;
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device) : stream_(device), batches_(stream_), matmul_(stream_) {}
+  explicit CudaBackend(int device)
+      : stream_(device), copies_(stream_), batches_(stream_), matmul_(stream_) {}
 
-  ~CudaBackend() override { cudaSetDevice(stream_.device()); }
+  ~CudaBackend() override {
+    cudaSetDevice(stream_.device());
+    cudaStreamSynchronize(stream_.get());  // a copy to it may read what is freed now
+  }
 
   std::string name() const override {
     cudaDeviceProp properties{};
@@ -58,9 +64,13 @@ class CudaBackend final : public Backend {
     }
   }
 
-  Tensor upload(const Tensor& host, std::vector<Buffer>& owner) override {
+  size_t upload_bytes(const Tensor& host) const override {
+    return static_cast<size_t>(host.rows * cuda::device_row_bytes(host.dtype, host.cols));
+  }
+
+  Tensor upload(const Tensor& host, std::byte* to) override {
     use_device();
-    return matmul_.upload(host, owner);
+    return matmul_.upload(host, to);
   }
 
   void read(void* host, const void* device, size_t bytes) override {
@@ -69,6 +79,16 @@ class CudaBackend final : public Backend {
 
   void write(void* device, const void* host, size_t bytes) override {
     copy(device, host, bytes, cudaMemcpyHostToDevice);
+  }
+
+  void copy_ahead(std::span<const HostCopy> copies) override {
+    use_device();
+    copies_.begin(copies);
+  }
+
+  void await_copies() override {
+    use_device();
+    copies_.await();
   }
 
   void run(const Batch& batch, const std::function<void()>& pass) override {
@@ -188,6 +208,7 @@ class CudaBackend final : public Backend {
   }
 
   const cuda::Stream stream_;
+  cuda::CopyAhead copies_;
   cuda::BatchCopier batches_;
   cuda::DeviceBatch batch_{};  // of the pass that runs
   cuda::Matmul matmul_;

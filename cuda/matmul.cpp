@@ -71,7 +71,7 @@ struct OtherForm {
 struct Matmul::State {
   explicit State(const Stream& stream) : stream(stream), cublas(stream), uploader(stream) {}
 
-  Tensor upload(const Tensor& host, std::vector<Buffer>& owner);
+  Tensor upload(const Tensor& host, std::byte* to);
   Weights find(const Tensor& tensor) const;
   void matvecs(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
   void gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
@@ -85,14 +85,13 @@ struct Matmul::State {
   Workspace tile;                                // weights as f16
 };
 
-Tensor Matmul::State::upload(const Tensor& host, std::vector<Buffer>& owner) {
+Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
   const int64_t bytes = host.rows * device_row_bytes(host.dtype, host.cols);
-  owner.push_back(allocate_device(static_cast<size_t>(bytes)));
-  const Tensor tensor{owner.back().data(), host.dtype, host.rows, host.cols};
+  const Tensor tensor{to, host.dtype, host.rows, host.cols};
   uploader.upload(tensor.data, host);
 
   if (is_quantised(host.dtype)) {
-    // Whatever else was there has been freed.
+    // Whatever else began there has been freed, or takes turns with it and begins where it does.
     quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
     quantised[tensor.data] = tensor;
     rounded.memory.reserve(RoundedRows::bytes(kFewRoundedRows, host.cols));
@@ -166,9 +165,7 @@ Matmul::~Matmul() = default;
 
 std::string Matmul::name() const { return state_->cublas.name(); }
 
-Tensor Matmul::upload(const Tensor& host, std::vector<Buffer>& owner) {
-  return state_->upload(host, owner);
-}
+Tensor Matmul::upload(const Tensor& host, std::byte* to) { return state_->upload(host, to); }
 
 void Matmul::multiply(Tensor y, const Tensor& x, const Affine& w, bool add) {
   if (x.rows == 0) return;

@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "core/backend.h"
 #include "cuda/device.h"
@@ -19,9 +18,9 @@ class Matmul {
 
   std::string name() const;  // of what multiplies many rows: "cuBLAS 13.0" or "no cuBLAS"
 
-  // The weights on the device, in rows of the same size but laid out for its kernels; the workspace
-  // grows with them, for nothing is allocated later.
-  Tensor upload(const Tensor& host, std::vector<Buffer>& owner);
+  // The weights at `to` on the device, in rows of device_row_bytes() laid out for its kernels; the
+  // workspace grows with them, for nothing is allocated later.
+  Tensor upload(const Tensor& host, std::byte* to);
 
   // y = x w.weight^T + w.bias, or y += it
   void multiply(Tensor y, const Tensor& x, const Affine& w, bool add);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,13 @@ struct Attention {
   float scale;  // of the logits, usually 1 / sqrt(head_dim)
 };
 
+// A copy from the host's memory to a back end's.
+struct HostCopy {
+  std::byte* to;
+  const std::byte* from;
+  size_t bytes;
+};
+
 // What a back end remembers of passes that it has run, so that it need not be told them again.
 class Recording {
  public:
@@ -66,13 +74,31 @@ class Backend {
   // Throws OutOfMemory, with the numbers, if copies of weights of this size do not fit.
   virtual void expect_weights(size_t bytes) = 0;
 
+  // Bytes of the copy that upload() makes of a tensor; 0 where it is read in place.
+  virtual size_t upload_bytes(const Tensor& host) const = 0;
+
   // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
-  // copy that lives in `owner`. Rows stay rows: the caller takes ranges of them.
-  virtual Tensor upload(const Tensor& host, std::vector<Buffer>& owner) = 0;
+  // copy at `to`, of so many bytes of its memory. Rows stay rows: the caller takes ranges of them.
+  // Several tensors may take turns at one `to`; places must not overlap otherwise.
+  virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
+
+  // The same in memory of its own, which `owner` gets.
+  Tensor upload(const Tensor& host, std::vector<Buffer>& owner) {
+    const size_t bytes = upload_bytes(host);
+    if (bytes > 0) owner.push_back(allocate(bytes));
+    return upload(host, bytes > 0 ? owner.back().data() : nullptr);
+  }
 
   // Copies between this back end's memory and the host's.
   virtual void read(void* host, const void* device, size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;
+
+  // Copies from memory of allocate_host() while operations go on: it begins when those asked for so
+  // far have ended, and returns before. Not in a pass that is recorded.
+  virtual void copy_ahead(std::span<const HostCopy> copies) = 0;
+
+  // What is asked for from now on begins when those copies have ended.
+  virtual void await_copies() = 0;
 
   // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;

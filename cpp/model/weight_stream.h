@@ -1,53 +1,50 @@
-// WeightStream: a mapped model of which only a part is in memory at a time.
+// WeightStream: a model of which only a part is at a time where it is computed on.
 //
 // Every pass reads the layers in the same order, so to keep the newest would keep what is wanted
-// last. The first layers stay, as many as fit, and the others take turns: while one computes a
-// thread brings in the next one that does not stay. A batch shares what that costs.
+// last. The first layers stay, as many as fit, and the others take turns: while one computes, the
+// next one that does not stay is brought in. A batch shares what that costs.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <span>
-#include <thread>
 #include <vector>
 
-#include "io/gguf_model.h"
+#include "core/tensor.h"
 
 namespace h2o {
 
+// The tensors of a layer, always in the same order; an empty one where it has none.
+using LayerTensors = std::vector<Tensor*>;
+
 class WeightStream {
  public:
-  // Of the weights of `file`, which has n_layers, at most max_resident bytes are to be in memory:
-  // those of no layer, the layers that stay, and two others. Throws InvalidArgument, with the
-  // numbers, if that is too little, and where the system cannot do it.
-  WeightStream(const GgufModel& file, int32_t n_layers, size_t max_resident);
-  ~WeightStream();
+  virtual ~WeightStream() = default;
+  WeightStream(const WeightStream&) = delete;
+  WeightStream& operator=(const WeightStream&) = delete;
 
-  // The layer is about to be computed. Returns when it is in memory.
-  void enter(int32_t layer);
+  // The layer is about to be computed: what is asked of the back end from now on finds it there.
+  virtual void enter(int32_t layer) = 0;
 
+  int32_t n_layers() const { return static_cast<int32_t>(sizes_.size()); }
   int32_t n_streamed() const { return n_layers() - n_kept_; }  // layers that do not stay
   size_t streamed_bytes() const;                               // of them: what every pass reads
 
+ protected:
+  // Of layers of these sizes, and `others` bytes in no layer, at most max_resident bytes are to be
+  // there: those others, the layers that stay, and two places for those that take turns, each of
+  // `place` bytes or as many as the largest layer. Throws InvalidArgument, with the numbers, if
+  // that is too little.
+  WeightStream(std::vector<size_t> sizes, size_t others, size_t max_resident, size_t place = 0);
+
+  int32_t n_kept() const { return n_kept_; }
+  size_t size(int32_t layer) const { return sizes_[layer]; }
+
+  // The next one, after this one, that does not stay.
+  int32_t next(int32_t layer) const;
+
  private:
-  using Bytes = std::span<const std::byte>;
-
-  int32_t n_layers() const { return static_cast<int32_t>(layers_.size()); }
-  void bring(int32_t layer);  // by the thread; -1: nothing
-  void work();
-
-  std::vector<std::vector<Bytes>> layers_;  // of each the tensors' bytes
+  std::vector<size_t> sizes_;
   int32_t n_kept_ = 0;
-  int32_t current_ = -1;  // of those that take turns, the one that computes
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  int32_t wanted_ = -1;   // the one after it
-  bool is_here_ = false;  // wanted_ is in memory
-  bool ended_ = false;
-  std::thread thread_;
 };
 
 }  // namespace h2o

@@ -6,27 +6,27 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "model/copied_weight_stream.h"
+#include "model/mapped_weight_stream.h"
 #include "model/rope.h"
 
 namespace h2o {
 namespace {
 
 // Finds tensors by name, and remembers which ones it was asked for.
-class Loader {
+class Finder {
  public:
-  Loader(const GgufModel& model, const Config& config, Backend& backend, std::vector<Buffer>& owned,
-         const LoadProgress& progress)
-      : model_(model), config_(config), backend_(backend), owned_(owned), progress_(progress) {
-    for (const GgufFile& file : model.files()) {
-      for (const GgufTensor& tensor : file.tensors()) total_ += tensor.data.size();
-    }
-    backend.expect_weights(total_);
-  }
+  Finder(const GgufModel& model, const Config& config) : model_(model), config_(config) {}
 
   // A matrix in any type that h2o computes on; empty if it is missing.
   Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols) {
-    const Tensor host = find(name, rows, cols);
-    return upload(host);
+    const Tensor tensor = model_.tensor(name);
+    if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
+      fail(name, text("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
+                      cols, "]"));
+    }
+    if (tensor) used_.insert(name);
+    return tensor;
   }
 
   Tensor matrix(const std::string& name, int64_t rows, int64_t cols) {
@@ -35,20 +35,15 @@ class Loader {
 
   // A tensor that the format keeps in f32: norms, biases, learned positions.
   Tensor floats_or_none(const std::string& name, int64_t rows, int64_t cols) {
-    return upload(host_floats(name, rows, cols));
+    const Tensor tensor = matrix_or_none(name, rows, cols);
+    if (tensor && tensor.dtype != DType::f32) {
+      fail(name, text("has type ", info(tensor.dtype).name, ", expected F32"));
+    }
+    return tensor;
   }
 
   Tensor floats(const std::string& name, int64_t rows, int64_t cols) {
     return present(name, floats_or_none(name, rows, cols));
-  }
-
-  // The same, left in the host's memory; empty if it is missing.
-  Tensor host_floats(const std::string& name, int64_t rows, int64_t cols) {
-    const Tensor host = find(name, rows, cols);
-    if (host && host.dtype != DType::f32) {
-      fail(name, text("has type ", info(host.dtype).name, ", expected F32"));
-    }
-    return host;
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
@@ -80,24 +75,6 @@ class Loader {
   }
 
  private:
-  Tensor upload(const Tensor& host) {
-    if (!host) return host;
-    const Tensor tensor = backend_.upload(host, owned_);
-    loaded_ += static_cast<size_t>(host.bytes());
-    if (progress_) progress_(loaded_, total_);
-    return tensor;
-  }
-
-  Tensor find(const std::string& name, int64_t rows, int64_t cols) {
-    const Tensor tensor = model_.tensor(name);
-    if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
-      fail(name, text("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
-                      cols, "]"));
-    }
-    if (tensor) used_.insert(name);
-    return tensor;
-  }
-
   Tensor present(const std::string& name, const Tensor& tensor) const {
     if (!tensor) fail(name, "is missing");
     return tensor;
@@ -109,11 +86,6 @@ class Loader {
 
   const GgufModel& model_;
   const Config& config_;
-  Backend& backend_;
-  std::vector<Buffer>& owned_;
-  const LoadProgress& progress_;
-  size_t loaded_ = 0;  // bytes
-  size_t total_ = 0;
   std::unordered_set<std::string> used_;
 };
 
@@ -127,71 +99,140 @@ Affine slice(const Affine& whole, int64_t begin, int64_t end) {
           {reinterpret_cast<std::byte*>(whole.bias.floats() + begin), DType::f32, 1, end - begin}};
 }
 
-Layer load_layer(Loader& load, const Config& c, const std::string& blk) {
+Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
   const bool qkv_biases = c.family->biases != Biases::optional;
   const bool biases = c.family->biases == Biases::all;
 
   Layer layer;
-  layer.attn_norm = load.norm(blk + "attn_norm");
-  if (load.has(blk + "attn_qkv.weight")) {
-    const Affine qkv = load.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
+  layer.attn_norm = find.norm(blk + "attn_norm");
+  if (find.has(blk + "attn_qkv.weight")) {
+    const Affine qkv = find.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
     layer.attn_q = slice(qkv, 0, q_width);
     layer.attn_k = slice(qkv, q_width, q_width + kv_width);
     layer.attn_v = slice(qkv, q_width + kv_width, q_width + 2 * kv_width);
   } else {
-    layer.attn_q = load.linear(blk + "attn_q", q_width, c.n_embd, qkv_biases);
-    layer.attn_k = load.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
-    layer.attn_v = load.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
+    layer.attn_q = find.linear(blk + "attn_q", q_width, c.n_embd, qkv_biases);
+    layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
+    layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
   }
   if (c.family->qk_norm) {
-    layer.attn_q_norm = load.floats(blk + "attn_q_norm.weight", 1, c.head_dim);
-    layer.attn_k_norm = load.floats(blk + "attn_k_norm.weight", 1, c.head_dim);
+    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, c.head_dim);
+    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, c.head_dim);
   }
-  layer.attn_output = load.linear(blk + "attn_output", c.n_embd, q_width, biases);
-  layer.ffn_norm = load.norm(blk + "ffn_norm");
+  layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
+  layer.ffn_norm = find.norm(blk + "ffn_norm");
   if (c.family->activation == Activation::swiglu) {
-    layer.ffn_gate = load.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
+    layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
   }
-  layer.ffn_up = load.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
-  layer.ffn_down = load.linear(blk + "ffn_down", c.n_embd, c.n_ff, biases);
+  layer.ffn_up = find.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
+  layer.ffn_down = find.linear(blk + "ffn_down", c.n_embd, c.n_ff, biases);
   return layer;
+}
+
+// The weights where the file has them; of the rotary frequencies only the divisors.
+Weights find_weights(const GgufModel& model, const Config& c) {
+  Weights w;
+  Finder find(model, c);
+  w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
+  if (c.family->rope == RopeLayout::none) {
+    w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
+  } else {
+    const Tensor divisors = find.floats_or_none("rope_freqs.weight", 1, c.rope.n_rot / 2);
+    w.rope = {c.family->rope, divisors, c.rope.magnitude};
+  }
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    w.layers.push_back(find_layer(find, c, text("blk.", l, ".")));
+  }
+  w.output_norm = find.norm("output_norm");
+  w.output.weight = find.matrix_or_none("output.weight", c.n_vocab, c.n_embd);
+  find.expect_all_used();
+  return w;
+}
+
+LayerTensors tensors_of(Layer& layer) {
+  LayerTensors all;
+  for (Affine* one :
+       {&layer.attn_norm, &layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output,
+        &layer.ffn_norm, &layer.ffn_gate, &layer.ffn_up, &layer.ffn_down}) {
+    all.insert(all.end(), {&one->weight, &one->bias});
+  }
+  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm});
+  return all;
+}
+
+// What the divisors, if there are any, and the metadata say, in the back end's memory.
+Tensor upload_frequencies(const GgufModel& model, const Config& c, const Tensor& divisors,
+                          Backend& backend, std::vector<Buffer>& owned) {
+  const std::vector<float> frequencies = rope_frequencies(c.rope, divisors);
+  for (float frequency : frequencies) {
+    // Metadata and divisors may each be in range, and what follows from them not.
+    if (!std::isfinite(frequency * c.rope.magnitude)) {
+      throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
+                             " and magnitude ", c.rope.magnitude, ", expected finite numbers"));
+    }
+  }
+  owned.push_back(backend.allocate(frequencies.size() * sizeof(float)));
+  backend.write(owned.back().data(), frequencies.data(), owned.back().size());
+  return {owned.back().data(), DType::f32, 1, c.rope.n_rot / 2};
 }
 
 }  // namespace
 
-Weights load_weights(const GgufModel& model, const Config& c, Backend& backend,
+Weights load_weights(const GgufModel& model, const Config& c, Backend& backend, size_t max_resident,
                      const LoadProgress& progress) {
-  Weights w;
-  Loader load(model, c, backend, w.owned, progress);
-  w.token_embd = load.matrix("token_embd.weight", c.n_vocab, c.n_embd);
-  if (c.family->rope == RopeLayout::none) {
-    w.position_embd = load.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
+  Weights w = find_weights(model, c);
+  if (w.rope.layout != RopeLayout::none) {
+    w.rope.frequencies = upload_frequencies(model, c, w.rope.frequencies, backend, w.owned);
+  }
+  std::vector<LayerTensors> layers;
+  for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));
+  const std::vector<Tensor*> others = {&w.token_embd, &w.position_embd, &w.output_norm.weight,
+                                       &w.output_norm.bias, &w.output.weight};
+
+  size_t total = 0, of_others = 0, of_layers = 0;  // in the file; on the back end
+  for (const Tensor* t : others) {
+    total += t->bytes();
+    of_others += backend.upload_bytes(*t);
+  }
+  for (const LayerTensors& layer : layers) {
+    for (const Tensor* t : layer) {
+      total += t->bytes();
+      of_layers += backend.upload_bytes(*t);
+    }
+  }
+  CopiedWeightStream* copied = nullptr;
+  if (max_resident == 0) {
+    backend.expect_weights(of_others + of_layers);
+  } else if (backend.maps_weights()) {
+    w.stream = std::make_unique<MappedWeightStream>(layers, others, max_resident);
   } else {
-    const Tensor divisors = load.host_floats("rope_freqs.weight", 1, c.rope.n_rot / 2);
-    const std::vector<float> frequencies = rope_frequencies(c.rope, divisors);
-    for (float frequency : frequencies) {
-      // Metadata and divisors may each be in range, and what follows from them not.
-      if (!std::isfinite(frequency * c.rope.magnitude)) {
-        throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
-                               " and magnitude ", c.rope.magnitude, ", expected finite numbers"));
+    auto stream = std::make_unique<CopiedWeightStream>(backend, layers, of_others, max_resident);
+    copied = stream.get();
+    w.stream = std::move(stream);
+  }
+
+  size_t loaded = 0;
+  const auto upload = [&](Tensor& tensor, const auto& to) {
+    if (!tensor) return;
+    const auto bytes = static_cast<size_t>(tensor.bytes());
+    tensor = to(tensor);
+    loaded += bytes;
+    if (progress) progress(loaded, total);
+  };
+  const auto to_stay = [&](const Tensor& host) { return backend.upload(host, w.owned); };
+  for (Tensor* tensor : others) upload(*tensor, to_stay);
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    for (size_t i = 0; i < layers[l].size(); ++i) {
+      if (copied != nullptr && copied->streams(l)) {
+        upload(*layers[l][i], [&](const Tensor& host) { return copied->upload(l, i, host); });
+      } else {
+        upload(*layers[l][i], to_stay);
       }
     }
-    const Tensor host{nullptr, DType::f32, 1, c.rope.n_rot / 2};
-    w.owned.push_back(backend.allocate(static_cast<size_t>(host.bytes())));
-    backend.write(w.owned.back().data(), frequencies.data(), w.owned.back().size());
-    w.rope = {c.family->rope,
-              {w.owned.back().data(), host.dtype, host.rows, host.cols},
-              c.rope.magnitude};
   }
-  for (int32_t l = 0; l < c.n_layers; ++l) {
-    w.layers.push_back(load_layer(load, c, text("blk.", l, ".")));
-  }
-  w.output_norm = load.norm("output_norm");
-  w.output.weight = load.matrix_or_none("output.weight", c.n_vocab, c.n_embd);
   if (!w.output.weight) w.output.weight = w.token_embd;
-  load.expect_all_used();
   return w;
 }
 

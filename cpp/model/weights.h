@@ -45,7 +45,8 @@ using LoadProgress = std::function<void(size_t loaded, size_t total)>;
 
 // The tensors stay valid as long as `model` and `backend`. Throws FormatError naming the tensor,
 // its shape or type and the expected one; also for a tensor that the family has no use for.
+// max_resident: how many bytes of them may be in the back end's memory at a time; 0 = all.
 Weights load_weights(const GgufModel& model, const Config& config, Backend& backend,
-                     const LoadProgress& progress = nullptr);
+                     size_t max_resident, const LoadProgress& progress);
 
 }  // namespace h2o

@@ -95,7 +95,7 @@ class Generator(Closing):
         max_sequences: how many prompts are continued at once by generate([...]), stream_many and
             engine(), each with a cache of its own; default: 1.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
-        max_resident: the most memory for weights on the CPU, "2GiB" or bytes; layers that do not
+        max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
 
         Raises FileNotFoundError, ValueError (a file or an option that makes no sense), OSError (the

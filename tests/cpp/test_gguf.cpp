@@ -3,10 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <cerrno>
-#include <fstream>
-#include <random>
 
-#include "core/error.h"
+#include "gguf_writer.h"
 #include "io/gguf.h"
 
 namespace h2o {
@@ -18,62 +16,6 @@ constexpr uint32_t kF32 = 0, kF16 = 1, kMxfp4 = 39, kQ8_0 = 8;  // tensor types
 
 constexpr uint64_t operator""_u64(unsigned long long number) { return number; }
 constexpr uint64_t kHuge = 1_u64 << 60;
-
-struct TempFile {
-  explicit TempFile(const std::string& content) {
-    static const unsigned kRun = std::random_device{}();
-    static int count = 0;
-    path = std::filesystem::temp_directory_path() / text("h2o_test_gguf_", kRun, "_", count++);
-    std::ofstream(path, std::ios::binary) << content;
-  }
-  ~TempFile() { std::filesystem::remove(path); }
-
-  std::filesystem::path path;
-};
-
-// Numbers as they are in memory, strings with their length in front.
-template <class... Parts>
-std::string bytes(const Parts&... parts) {
-  std::string out;
-  const auto add = [&out](const auto& part) {
-    if constexpr (std::is_convertible_v<decltype(part), std::string_view>) {
-      const std::string_view characters(part);
-      out.append(bytes(uint64_t{characters.size()})).append(characters);
-    } else {
-      out.append(reinterpret_cast<const char*>(&part), sizeof(part));
-    }
-  };
-  (add(parts), ...);
-  return out;
-}
-
-struct Writer {
-  uint32_t version = 3;
-  uint64_t n_tensors = 0, n_keys = 0, alignment = 32;
-  std::string keys = {}, infos = {}, data = {};
-
-  template <class... Parts>
-  Writer& key(std::string_view name, GgufType type, const Parts&... value) {
-    ++n_keys;
-    keys += bytes(name, type, value...);
-    return *this;
-  }
-
-  Writer& tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type,
-                 uint64_t offset) {
-    ++n_tensors;
-    infos += bytes(name, static_cast<uint32_t>(dims.size()));
-    for (const uint64_t dim : dims) infos += bytes(dim);
-    infos += bytes(type, offset);
-    return *this;
-  }
-
-  std::string file() const {
-    std::string out = "GGUF" + bytes(version, n_tensors, n_keys) + keys + infos;
-    while (out.size() % alignment != 0) out += '\0';
-    return out + data;
-  }
-};
 
 // The FormatError that an action throws, without its prefix. Empty where it throws none.
 template <class Action>

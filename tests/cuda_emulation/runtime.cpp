@@ -1,12 +1,21 @@
 // The functions of the CUDA runtime that the back end calls, for one device that is this machine.
-// Streams do everything at once, but for what they record.
+//
+// A stream does what it is asked in order, but copies as late as it may: when a kernel follows, or
+// an event after them is waited for. With H2O_EMULATION_LATE=kernels it is the kernels that are
+// late, and copies come as early as they may. What does not wait for what it needs shows either
+// way.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,17 +30,54 @@ struct CUgraphExec_st {
   Work work;
 };
 struct CUstream_st {
+  struct Item {
+    std::function<void()> run;
+    const void* reads = nullptr;  // of the host's memory
+  };
   CUgraph_st* recorded = nullptr;  // while it records
+  std::deque<Item> pending;
+  uint64_t n_asked = 0;  // the last of them are pending
 };
-struct CUevent_st {};
+struct CUevent_st {
+  CUstream_st* stream = nullptr;
+  uint64_t n = 0;  // what it had been asked when the event was recorded
+};
 
 namespace {
+
+enum class Kind { kernel, copy };
 
 constexpr size_t kMemory = size_t{4} << 30;
 
 std::mutex mutex;  // of all below, and of kernels: they run one at a time
 std::map<void*, size_t> allocated;
+std::map<void*, size_t> pinned;
 size_t used = 0;
+std::set<CUstream_st*> streams;
+
+Kind late() {
+  static const Kind kind = [] {
+    const char* name = std::getenv("H2O_EMULATION_LATE");
+    return name != nullptr && name == std::string_view("kernels") ? Kind::kernel : Kind::copy;
+  }();
+  return kind;
+}
+
+// Does the first n things that the stream was asked.
+void finish(CUstream_st* stream, uint64_t n) {
+  while (stream->n_asked - stream->pending.size() < n) {
+    const std::function<void()> run = std::move(stream->pending.front().run);
+    stream->pending.pop_front();
+    run();
+  }
+}
+void finish(CUstream_st* stream) { finish(stream, stream->n_asked); }
+
+void ask(CUstream_st* stream, Kind kind, CUstream_st::Item item) {
+  stream->pending.push_back(std::move(item));
+  ++stream->n_asked;
+  if (kind != late()) finish(stream);
+}
 
 }  // namespace
 
@@ -42,7 +88,7 @@ void submit(cudaStream_t stream, std::function<void()> kernel) {
     stream->recorded->work.push_back(std::move(kernel));
   } else {
     const std::lock_guard lock(mutex);
-    kernel();
+    ask(stream, Kind::kernel, {std::move(kernel)});
   }
 }
 
@@ -92,6 +138,7 @@ cudaError_t cudaFree(void* data) {
   const std::lock_guard lock(mutex);
   const auto entry = allocated.find(data);
   if (entry == allocated.end()) return cudaErrorInvalidValue;
+  for (CUstream_st* stream : streams) finish(stream);  // as the device does
   used -= entry->second;
   allocated.erase(entry);
   std::free(data);
@@ -100,36 +147,69 @@ cudaError_t cudaFree(void* data) {
 
 cudaError_t cudaMallocHost(void** data, size_t bytes) {
   *data = std::malloc(bytes);
-  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  if (*data == nullptr) return cudaErrorMemoryAllocation;
+  const std::lock_guard lock(mutex);
+  pinned[*data] = bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
+  const std::lock_guard lock(mutex);
+  const void* const end = static_cast<std::byte*>(data) + pinned[data];
+  for (const CUstream_st* stream : streams) {
+    if (std::ranges::any_of(stream->pending, [&](const CUstream_st::Item& item) {
+          return data <= item.reads && item.reads < end;
+        })) {
+      std::fputs("cudaFreeHost: a copy may still read this\n", stderr);
+      std::abort();
+    }
+  }
+  pinned.erase(data);
   std::free(data);
   return cudaSuccess;
 }
 
 // Not while the stream records: then the device would copy with every replay.
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
-  std::memcpy(to, from, bytes);
+  const std::lock_guard lock(mutex);
+  ask(stream, Kind::copy,
+      {[=] { std::memcpy(to, from, bytes); }, kind == cudaMemcpyHostToDevice ? from : nullptr});
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
-  std::memset(data, value, bytes);
+  const std::lock_guard lock(mutex);
+  ask(stream, Kind::kernel, {[=] { std::memset(data, value, bytes); }});
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st;
+  const std::lock_guard lock(mutex);
+  streams.insert(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  finish(stream);
+  streams.erase(stream);
   delete stream;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return stream->recorded != nullptr ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+  if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
+  const std::lock_guard lock(mutex);
+  finish(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
+  if (event->stream == nullptr) return cudaSuccess;  // never recorded
+  const std::lock_guard lock(mutex);
+  // At its turn, late as it may be, and as the event is now.
+  ask(stream, late(), {[awaited = *event] { finish(awaited.stream, awaited.n); }});
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -140,8 +220,17 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
+  const std::lock_guard lock(mutex);
+  *event = {stream, stream->n_asked};
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::lock_guard lock(mutex);
+  if (event->stream != nullptr) finish(event->stream, event->n);
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream->recorded = new CUgraph_st;

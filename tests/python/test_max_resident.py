@@ -17,7 +17,7 @@ from h2o_cpp.peers.synthetic import write_model
 from h2o_cpp.session import open_model, open_session
 
 PROMPT = "The old man went down to the sea"
-OPTIONS: dict[str, Any] = {"hh": 40, "threads": 1, "seed": 3}
+OPTIONS: dict[str, Any] = {"hh": 40, "device": "cpu", "threads": 1, "seed": 3}
 MIB = 2**20
 
 
@@ -39,10 +39,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def least(path: Path) -> int:
+def least(path: Path, device: str = "cpu") -> int:
     """The fewest bytes, as the error says."""
     with pytest.raises(ValueError, match=r"max_resident is 1 bytes; .* take \d+") as error:
-        open_model(path, device="cpu", threads=1, max_resident=1)
+        open_model(path, device=device, threads=1, max_resident=1)
     return int(str(error.value).split()[-1])
 
 
@@ -69,13 +69,15 @@ def test_texts_are_the_same() -> None:
             assert [generator.generate(PROMPT, max_tokens=n).text for n in (30, 60)] == expected
 
 
-def test_logits_are_the_same() -> None:
+def test_logits_are_the_same(device: str) -> None:
     """Bit for bit, after a prompt and after every token that follows."""
+    size = least(BUNDLED_MODEL, device)
     tokens = [5 + 7 * i % 90 for i in range(40)]
     found = []
-    for size in (None, least(BUNDLED_MODEL), least(BUNDLED_MODEL) + 700_000):
-        model = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=size)
-        assert (model.n_streamed_layers > 0) == (size is not None)
+    for resident in (None, size, size + 700_000):
+        model = open_model(BUNDLED_MODEL, device=device, threads=1, max_resident=resident)
+        assert (model.n_streamed_layers > 0) == (resident is not None)
+        assert (model.streamed_bytes > 0) == (resident is not None)
         session = open_session(model, Policy.h2o(6, 6), n_ctx=64, n_batch=30, n_sequences=2)
         rows = []
         for sequence, part in ((0, tokens[:30]), (1, tokens[10:30]), *((0, [t]) for t in tokens)):
@@ -87,11 +89,12 @@ def test_logits_are_the_same() -> None:
         np.testing.assert_array_equal(one, found[0])
 
 
-def test_sessions_share_it() -> None:
-    with Generator(BUNDLED_MODEL, max_sequences=3, **OPTIONS) as generator:
+def test_sessions_share_it(device: str) -> None:
+    options: dict[str, Any] = {**OPTIONS, "device": device, "max_sequences": 3}
+    with Generator(BUNDLED_MODEL, **options) as generator:
         expected = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
-    size = least(BUNDLED_MODEL)
-    with Generator(BUNDLED_MODEL, max_sequences=3, max_resident=size, **OPTIONS) as generator:
+    size = least(BUNDLED_MODEL, device)
+    with Generator(BUNDLED_MODEL, max_resident=size, **options) as generator:
         texts = [one.text for one in generator.generate([PROMPT, "A", "The"], max_tokens=20)]
     assert texts == expected
 
@@ -107,7 +110,7 @@ def resident():
 before = resident()
 size = int(sys.argv[2]) or None
 most = 0
-with Generator(sys.argv[1], max_resident=size, threads=1) as generator:
+with Generator(sys.argv[1], device="cpu", max_resident=size, threads=1) as generator:
     for _ in generator.stream("ab", max_tokens=20, ignore_eos=True):
         most = max(most, resident())
 print(most - before)

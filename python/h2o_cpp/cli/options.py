@@ -151,8 +151,8 @@ def add_machine(parser: argparse.ArgumentParser, *, resident: bool = False) -> N
         machine.add_argument(
             "--max-resident",
             metavar="SIZE",
-            help="most memory for weights, such as 2GiB; layers that do not fit are read anew for "
-            "every pass, on the CPU (default: all stay)",
+            help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
+            "read anew for every pass (default: all stay)",
         )
     add_threads(machine)
 
