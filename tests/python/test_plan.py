@@ -250,7 +250,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     table = capsys.readouterr().out
     assert "memory 40.0 GB/s, storage 1.00 GB/s, arithmetic 200 GFLOP/s" in table
-    assert "plan: --n-ctx 150 --max-sequences" in table
+    assert "plan: --device cpu --n-ctx 150 --max-sequences" in table
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (chosen,) = (one for one in document["candidates"] if one == document["chosen"])
