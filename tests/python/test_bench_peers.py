@@ -236,3 +236,7 @@ def test_engines_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     results = Results(tmp_path / "results.jsonl")
     measure_speed(Bench(plan, Models(tmp_path), results, threads=1, engines=("h2o",)))
     assert {record.engine for record in results} == {"h2o.cpp"}
+    plan = replace(plan, contexts=(("small", 1, (16,), False),))
+    only = Bench(plan, Models(tmp_path), results, threads=1, engines=("h2o.cpp, full",))
+    measure_contexts(only)
+    assert {record.engine for record in results if record.section == 2} == {"h2o.cpp, full"}

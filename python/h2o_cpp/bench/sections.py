@@ -68,7 +68,11 @@ class Bench:
     results: Results
     threads: int
     wheel: Path | None = None
-    engines: tuple[str, ...] = ()  # of section 1, by how their names begin; (): all
+    engines: tuple[str, ...] = ()  # of sections 1 and 2, by how their names begin; (): all
+
+    def wants(self, engine: str) -> bool:
+        """Is the engine of this name to be measured?"""
+        return not self.engines or engine.startswith(self.engines)
 
 
 def measure_machine(bench: Bench) -> None:
@@ -99,7 +103,7 @@ def measure_speed(bench: Bench) -> None:
                 _record_limits(comparison, bench, path)
                 n_ctx = max(plan.prompts) + plan.n_decode
                 for one in everyone(bench.models, shape, type_name, bench.threads, n_ctx):
-                    if bench.engines and not one[0].startswith(bench.engines):
+                    if not bench.wants(one[0]):
                         continue
                     if isinstance(one, Contestant):
                         comparison.open([one])
@@ -122,19 +126,13 @@ def measure_contexts(bench: Bench) -> None:
         n_real = config(shape)["num_hidden_layers"]
         depth = "" if n_layers == n_real else f", {n_layers} of {n_real} layers"
         with Comparison(bench.results, 2, f"{shape} {type_name}{depth}") as comparison:
-            comparison.open(
-                [
-                    ours(path, bench.threads, name=f"{OURS}, full", n_ctx=n_ctx),
-                    ours(
-                        path,
-                        bench.threads,
-                        name=f"{OURS}, {FIXED_SLOTS} slots",
-                        n_ctx=n_ctx,
-                        hh=FIXED_SLOTS,
-                    ),
-                    llama_cpp(path, bench.threads, n_ctx),
-                ]
-            )
+            slots = f"{OURS}, {FIXED_SLOTS} slots"
+            all_along = [
+                ours(path, bench.threads, name=f"{OURS}, full", n_ctx=n_ctx),
+                ours(path, bench.threads, name=slots, n_ctx=n_ctx, hh=FIXED_SLOTS),
+                llama_cpp(path, bench.threads, n_ctx),
+            ]
+            comparison.open(one for one in all_along if bench.wants(one.name))
             for context in contexts:
                 kept = int(SHARE * context)
                 share = ours(path, bench.threads, name=f"{OURS}, hh={SHARE}", n_ctx=n_ctx, hh=kept)
@@ -144,6 +142,7 @@ def measure_contexts(bench: Bench) -> None:
                     kept = max(96, kept // 32 * 32)
                     n_vocab = config(shape)["vocab_size"]
                     guests.append(openvino(path, bench.threads, n_vocab, kept))
+                guests = [one for one in guests if bench.wants(one.name)]
                 comparison.open(guests)
                 comparison.ask([Request(16, context, repeats=2)])
                 for guest in guests:
