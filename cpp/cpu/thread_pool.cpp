@@ -1,6 +1,7 @@
 #include "cpu/thread_pool.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <string>
 
@@ -8,8 +9,11 @@ namespace h2o {
 namespace {
 
 // A forward pass hands out a job every few microseconds: a thread that slept in between would
-// spend longer waking than working. It spins for some tens of microseconds, then sleeps.
-constexpr int kSpins = 1000;
+// spend longer waking than working; and a virtual machine may give away the processor of one that
+// sleeps, and take milliseconds to get it back. So it spins for as long as there may be between two
+// passes, then sleeps.
+constexpr std::chrono::microseconds kSpinning(1000);
+constexpr int kSpinsPerLook = 512;  // at the clock
 
 // Small enough to even out threads that are held up, large enough not to cost anything.
 constexpr uint32_t kPartsPerThread = 4;
@@ -25,10 +29,14 @@ void relax() {
 // Waits until `value` is no longer `old`.
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    relax();
-  }
+  const auto end = std::chrono::steady_clock::now() + kSpinning;
+  do {
+    for (int i = 0; i < kSpinsPerLook; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      relax();
+    }
+    std::this_thread::yield();  // to whoever has work
+  } while (std::chrono::steady_clock::now() < end);
   value.wait(old, std::memory_order_acquire);
 }
 
