@@ -26,7 +26,7 @@ class CudaBackend final : public Backend {
 
   ~CudaBackend() override {
     cudaSetDevice(stream_.device());
-    cudaStreamSynchronize(stream_.get());  // a copy to it may read what is freed now
+    cudaStreamSynchronize(stream_.get());  // a copy may read a pinned batch, freed now
   }
 
   std::string name() const override {

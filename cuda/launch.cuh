@@ -38,7 +38,9 @@ constexpr size_t kSharedUnasked = 48 << 10;
 //
 // Where the device can, the kernel may start before the kernel ahead of it has ended. So every
 // kernel of this back end calls wait_for_previous() before it reads or writes
-// what other kernels write or read; what no kernel writes, weights, it may read before that.
+// what other kernels write or read; what no kernel writes, weights, it may read before that. Copies
+// write those of layers that take turns: a kernel does not start early across the event at which
+// the stream waits for them.
 template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {

@@ -249,19 +249,19 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
   }
 }
 
-constexpr int64_t kAddRows = 6;  // whose sums, of 2 or 4 vectors, fit into the registers
-
 template <class Type, int C>
 void add_rows_columns(const AddRows& a, int64_t c) {
+  // As many rows as have registers for their sums.
+  constexpr int kRows = kWidth == 16 || C <= 2 ? 6 : 4;
   int64_t r = 0;
-  for (; r + kAddRows <= a.n_out; r += kAddRows) add_rows_tile<Type, kAddRows, C>(a, r, c);
+  for (; r + kRows <= a.n_out; r += kRows) add_rows_tile<Type, kRows, C>(a, r, c);
   for (; r + 4 <= a.n_out; r += 4) add_rows_tile<Type, 4, C>(a, r, c);
   for (; r < a.n_out; ++r) add_rows_tile<Type, 1, C>(a, r, c);
 }
 
 template <class Type>
 void add_rows(const AddRows& a) {
-  // A block, or as many vectors as kAddRows rows of sums leave registers for.
+  // A block, or as many vectors as some rows of sums leave registers for.
   constexpr int kVectors = Type::kBlock > kWidth ? Type::kBlock / kWidth : kWidth < 16 ? 2 : 4;
   int64_t c = 0;
   for (; c + kVectors * kWidth <= a.n; c += kVectors * kWidth) {

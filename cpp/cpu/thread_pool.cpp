@@ -29,6 +29,7 @@ void relax() {
 // Waits until `value` is no longer `old`.
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
+  if (value.load(std::memory_order_acquire) != old) return;
   const auto end = std::chrono::steady_clock::now() + kSpinning;
   do {
     for (int i = 0; i < kSpinsPerLook; ++i) {

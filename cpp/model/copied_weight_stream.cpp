@@ -78,8 +78,8 @@ Tensor CopiedWeightStream::upload(int32_t layer, size_t i, const Tensor& host) {
 
 // The next layer is copied while this one computes, and what was in its place has been computed:
 // copies begin after what was asked for before. An odd number of layers makes an exception: the
-// last and the first have one place, so the first waits for the next pass, or while layers that
-// stay compute. That costs one copy of a pass that has several; another place would cost more.
+// last and the first have one place, so the first is copied when the next pass begins, while layers
+// that stay compute, if there are any. That delays one copy of a pass; another place costs more.
 //
 // A pass that did not end has left other layers than expected, which makes no difference.
 void CopiedWeightStream::enter(int32_t layer) {

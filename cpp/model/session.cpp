@@ -106,9 +106,9 @@ void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Reco
   Backend& b = *model_->backend;
   // Two pointers: what a std::function holds without allocating.
   const std::function<void()> pass = [this, &then] {
-    Backend& b = *model_->backend;
-    forward(b, model_->config, model_->weights, batch_, cache_, activations_);
-    unembed(b, model_->config, model_->weights, batch_, activations_);
+    Backend& back_end = *model_->backend;
+    forward(back_end, model_->config, model_->weights, batch_, cache_, activations_);
+    unembed(back_end, model_->config, model_->weights, batch_, activations_);
     then();
   };
   // Which layers are there differs from pass to pass, so they are not recorded: it is not launching

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -9,8 +10,18 @@ from h2o_cpp.analysis.plots import new_figure
 from h2o_cpp.bench.report import Values
 
 
+def _n_contexts(engines: Mapping[str, Mapping[str, object]]) -> int:
+    decodes = {name for found in engines.values() for name in found if name.startswith("decode")}
+    return len({name.split()[1] for name in decodes})
+
+
 def plot_contexts(values: Values, path: Path) -> None:
-    """A column for each model, a line for each cache. ValueError where matplotlib is missing."""
+    """A column for each model that has several contexts, if one has; a line for each cache.
+
+    ValueError where matplotlib is missing.
+    """
+    several = {model: engines for model, engines in values.items() if _n_contexts(engines) > 1}
+    values = several or values
     figure = new_figure(5 * len(values), 7)
     grid = figure.subplots(2, len(values), squeeze=False, sharex="col")
     for column, (model, engines) in enumerate(values.items()):
