@@ -249,14 +249,22 @@ void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
   }
 }
 
+// The same for n <= R rows.
+template <class Type, int R, int C>
+void add_rows_tile_of(int64_t n, const AddRows& a, int64_t r, int64_t c) {
+  if constexpr (R > 1) {
+    if (n < R) return add_rows_tile_of<Type, R - 1, C>(n, a, r, c);
+  }
+  add_rows_tile<Type, R, C>(a, r, c);
+}
+
 template <class Type, int C>
 void add_rows_columns(const AddRows& a, int64_t c) {
   // As many rows as have registers for their sums.
   constexpr int kRows = kWidth == 16 || C <= 2 ? 6 : 4;
-  int64_t r = 0;
-  for (; r + kRows <= a.n_out; r += kRows) add_rows_tile<Type, kRows, C>(a, r, c);
-  for (; r + 4 <= a.n_out; r += 4) add_rows_tile<Type, 4, C>(a, r, c);
-  for (; r < a.n_out; ++r) add_rows_tile<Type, 1, C>(a, r, c);
+  for (int64_t r = 0; r < a.n_out; r += kRows) {
+    add_rows_tile_of<Type, kRows, C>(a.n_out - r, a, r, c);
+  }
 }
 
 template <class Type>

@@ -103,21 +103,20 @@ void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Reco
   check(inputs);
   roll_on(inputs);
   fill_batch(inputs);
-  Backend& b = *model_->backend;
   // Two pointers: what a std::function holds without allocating.
   const std::function<void()> pass = [this, &then] {
-    Backend& back_end = *model_->backend;
-    forward(back_end, model_->config, model_->weights, batch_, cache_, activations_);
-    unembed(back_end, model_->config, model_->weights, batch_, activations_);
+    Backend& b = *model_->backend;
+    forward(b, model_->config, model_->weights, batch_, cache_, activations_);
+    unembed(b, model_->config, model_->weights, batch_, activations_);
     then();
   };
   // Which layers are there differs from pass to pass, so they are not recorded: it is not launching
   // kernels that takes their time.
   const WeightStream* const stream = model_->weights.stream.get();
   if (stream != nullptr && stream->n_streamed() > 0) {
-    b.run(batch_, pass);
+    model_->backend->run(batch_, pass);
   } else {
-    b.run(batch_, recording, pass);
+    model_->backend->run(batch_, recording, pass);
   }
   cache_.advance(batch_);
 }

@@ -126,8 +126,11 @@ def plan(
     )
     found = candidates(sizes, job, speeds, n_bytes, most)
     best = choose(found)
-    arguments: dict[str, Any] = {"device": "cpu", "n_ctx": prompt + n}
-    arguments["max_sequences"] = best.sequences
+    arguments: dict[str, Any] = {
+        "device": "cpu",
+        "n_ctx": prompt + n,
+        "max_sequences": best.sequences,
+    }
     defaults = {"n_batch": 512, "kv_dtype": "f16", "threads": None}
     own: dict[str, Any] = {"n_batch": n_batch, "kv_dtype": kv_dtype, "threads": threads}
     own |= {"hh": hh, "recent": recent, "policy": policy}
