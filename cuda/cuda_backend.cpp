@@ -4,15 +4,15 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "cuda/attend.h"
-#include "cuda/attend_prefill.h"
-#include "cuda/copy_ahead.h"
-#include "cuda/device.h"
-#include "cuda/device_batch.h"
+#include "cuda/attention/attend.h"
+#include "cuda/attention/attend_prefill.h"
 #include "cuda/elementwise.h"
-#include "cuda/matmul.h"
-#include "cuda/recording.h"
-#include "cuda/repack.h"
+#include "cuda/matmul/matmul.h"
+#include "cuda/matmul/repack.h"
+#include "cuda/runtime/captured_graph.h"
+#include "cuda/runtime/copy_async.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/device_batch.h"
 
 namespace h2o {
 namespace {
@@ -81,7 +81,7 @@ class CudaBackend final : public Backend {
     copy(device, host, bytes, cudaMemcpyHostToDevice);
   }
 
-  void copy_ahead(std::span<const HostCopy> copies) override {
+  void copy_async(std::span<const HostCopy> copies) override {
     use_device();
     copies_.begin(copies);
   }
@@ -96,14 +96,14 @@ class CudaBackend final : public Backend {
     pass();
   }
 
-  void run(const Batch& batch, std::unique_ptr<Recording>& recording,
+  void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
            const std::function<void()>& pass) override {
     begin(batch);
     const bool decodes = std::all_of(batch.segments.begin(), batch.segments.end(),
                                      [](const Segment& segment) { return segment.n_rows == 1; });
     if (!decodes) return pass();
-    if (recording == nullptr) recording = std::make_unique<cuda::GraphRecording>();
-    static_cast<cuda::GraphRecording&>(*recording).run(stream_, batch.n_rows(), pass);
+    if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
+    static_cast<cuda::GraphCache&>(*graph).run(stream_, batch.n_rows(), pass);
   }
 
   void embed(Tensor x, const Tensor& table, const Batch&) override {
@@ -180,9 +180,9 @@ class CudaBackend final : public Backend {
     }
   }
 
-  void fill_turns(Tensor turns, const Rope& rope) override {
+  void compute_rope_table(Tensor rope_table, const Rope& rope) override {
     use_device();
-    cuda::fill_turns(stream_, turns, rope);
+    cuda::compute_rope_table(stream_, rope_table, rope);
   }
 
   void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) override {
@@ -208,7 +208,7 @@ class CudaBackend final : public Backend {
   }
 
   const cuda::Stream stream_;
-  cuda::CopyAhead copies_;
+  cuda::AsyncCopy copies_;
   cuda::BatchCopier batches_;
   cuda::DeviceBatch batch_{};  // of the pass that runs
   cuda::Matmul matmul_;

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "core/backend.h"
+#include "backend/backend.h"
 
 namespace h2o {
 

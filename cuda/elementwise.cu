@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "cuda/elementwise.h"
-#include "cuda/launch.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/reduce.cuh"
 
 namespace h2o::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // Everything that works row by row or element by element; as in core/backend.h.
 #pragma once
 
-#include "core/backend.h"
-#include "cuda/device.h"
+#include "backend/backend.h"
+#include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
 

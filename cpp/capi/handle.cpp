@@ -2,7 +2,7 @@
 
 #include <system_error>
 
-#include "tokenizer/utf8.h"
+#include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 namespace {

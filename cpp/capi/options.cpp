@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "capi/handle.h"
-#include "tokenizer/utf8.h"
+#include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "backends/make_backend.h"
+#include "backend/make_backend.h"
 #include "model/model.h"
-#include "tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace h2o::capi {
 

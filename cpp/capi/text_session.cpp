@@ -4,7 +4,7 @@
 #include <random>
 
 #include "capi/handle.h"
-#include "tokenizer/text_pieces.h"
+#include "text/detokenizer.h"
 
 namespace h2o::capi {
 namespace {
@@ -92,7 +92,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
 int32_t TextSession::generate(const StreamOptions& options, const Sink& sink,
                               h2o_generation& generation) {
   const Tokenizer& tokenizer = model_->tokenizer;
-  TextPieces pieces(options.stop);
+  Detokenizer pieces(options.stop);
   bool begins = !tokenizer.has_text(tokens_);  // no text yet
   int32_t finish = 0;
   std::string piece;

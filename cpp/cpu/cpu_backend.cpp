@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "cpu/attention.h"
+#include "cpu/attention/attention.h"
+#include "cpu/attention/rotate.h"
 #include "cpu/isa/detect.h"
-#include "cpu/rotate.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -66,14 +66,15 @@ class CpuBackend final : public Backend {
   void read(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
   void write(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
 
-  void copy_ahead(std::span<const HostCopy> copies) override {
+  void copy_async(std::span<const HostCopy> copies) override {
     for (const HostCopy& one : copies) copy(one.to, one.from, one.bytes);
   }
   void await_copies() override {}
 
   void run(const Batch&, const std::function<void()>& pass) override { pass(); }
 
-  void run(const Batch&, std::unique_ptr<Recording>&, const std::function<void()>& pass) override {
+  void run(const Batch&, std::unique_ptr<CapturedGraph>&,
+           const std::function<void()>& pass) override {
     pass();
   }
 
@@ -149,7 +150,7 @@ class CpuBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    if (attention.rope.layout != RopeLayout::none) rotate(attention, cache, batch);
+    if (attention.rope.layout != RopeLayout::none) rotate_qk(attention, cache, batch);
     int64_t work = 0;
     for (const Segment& s : batch.segments) {
       const int64_t keys = std::min(s.position, cache.slots) + int64_t{s.n_rows};
@@ -166,9 +167,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void fill_turns(Tensor turns, const Rope& rope) override {
-    for (int64_t i = 0; i < turns.rows; ++i) {
-      h2o::fill_turns(row(turns, i), rope, static_cast<int32_t>(i));
+  void compute_rope_table(Tensor rope_table, const Rope& rope) override {
+    for (int64_t i = 0; i < rope_table.rows; ++i) {
+      h2o::compute_rope_table(row(rope_table, i), rope, static_cast<int32_t>(i));
     }
   }
 
@@ -180,30 +181,30 @@ class CpuBackend final : public Backend {
 
  private:
   // The queries and, but for rolling segments, the keys.
-  void rotate(const Attention& attention, const KvView& cache, const Batch& batch) {
+  void rotate_qk(const Attention& attention, const KvView& cache, const Batch& batch) {
     const int64_t head_dim = cache.head_dim;
-    const auto turn_heads = [&](const Tensor& x, int64_t i, const float* turns) {
+    const auto rotate_heads = [&](const Tensor& x, int64_t i, const float* rope_table) {
       for (float* head = row(x, i); head < row(x, i + 1); head += head_dim) {
-        turn(kernels_, head, turns, attention.rope);
+        h2o::rotate(kernels_, head, rope_table, attention.rope);
       }
     };
-    const auto turn_row = [&](const Segment& segment, int64_t i, float* turns) {
+    const auto rotate_row = [&](const Segment& segment, int64_t i, float* rope_table) {
       const int32_t before = segment.rolling
                                  ? cache.policies[segment.sequence].kept(segment.position)
                                  : segment.position;
       const int32_t position = before + static_cast<int32_t>(i - segment.row);
-      h2o::fill_turns(turns, attention.rope, position);
-      turn_heads(attention.q, i, turns);
-      if (!segment.rolling) turn_heads(attention.k, i, turns);
+      h2o::compute_rope_table(rope_table, attention.rope, position);
+      rotate_heads(attention.q, i, rope_table);
+      if (!segment.rolling) rotate_heads(attention.k, i, rope_table);
     };
     const size_t workspace = head_workspace(cache);
     parallel(batch.n_rows(), attention.q.rows * attention.q.cols,
              [&](int thread, int64_t begin, int64_t end) {
-               float* turns = reinterpret_cast<float*>(cache.workspace + thread * workspace);
+               float* rope_table = reinterpret_cast<float*>(cache.workspace + thread * workspace);
                const Segment* segment = &batch.segments[0];
                for (int64_t i = begin; i < end; ++i) {
                  while (i >= segment->row + segment->n_rows) ++segment;
-                 turn_row(*segment, i, turns);
+                 rotate_row(*segment, i, rope_table);
                }
              });
   }

@@ -32,13 +32,13 @@ void scale(float* x, int64_t n, float factor) {
   for (; i < n; ++i) x[i] *= factor;
 }
 
-void turn(float* x, const float* turns, int64_t n_rot, bool pairs) {
+void rotate(float* x, const float* rope_table, int64_t n_rot, bool pairs) {
   const int64_t half = n_rot / 2;
   const int64_t apart = pairs ? 1 : half;
   int64_t i = 0;
   for (; !pairs && i + kWidth <= half; i += kWidth) {
     const Vec a = load(x + i), b = load(x + half + i);
-    const Vec cosine = load(turns + i), sine = load(turns + half + i);
+    const Vec cosine = load(rope_table + i), sine = load(rope_table + half + i);
     store(x + i, sub(mul(a, cosine), mul(b, sine)));
     store(x + half + i, add(mul(a, sine), mul(b, cosine)));
   }
@@ -46,8 +46,8 @@ void turn(float* x, const float* turns, int64_t n_rot, bool pairs) {
     float* pair = x + (pairs ? 2 * i : i);
     const float a = pair[0];
     const float b = pair[apart];
-    pair[0] = a * turns[i] - b * turns[half + i];
-    pair[apart] = a * turns[half + i] + b * turns[i];
+    pair[0] = a * rope_table[i] - b * rope_table[half + i];
+    pair[apart] = a * rope_table[half + i] + b * rope_table[i];
   }
 }
 
@@ -59,19 +59,19 @@ int32_t sortable(float x) {
 }
 
 // Three passes over few bytes, each of which the compiler turns into vectors.
-int64_t lowest(const float* worths, const int32_t* positions, int64_t n, int32_t begin,
+int64_t lowest(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
                int32_t end) {
-  constexpr int32_t kNone = 0x7fffffff;  // above every finite worth
+  constexpr int32_t kNone = 0x7fffffff;  // above every finite importance
   int32_t least = kNone;
-  for (int64_t i = 0; worths != nullptr && i < n; ++i) {
+  for (int64_t i = 0; importances != nullptr && i < n; ++i) {
     const bool counts = positions[i] >= begin && positions[i] < end;
-    const int32_t key = counts ? sortable(worths[i]) : kNone;
+    const int32_t key = counts ? sortable(importances[i]) : kNone;
     least = key < least ? key : least;
   }
   int32_t youngest = -1;
   for (int64_t i = 0; i < n; ++i) {
     const bool counts = positions[i] >= begin && positions[i] < end;
-    const bool lowest = worths == nullptr || sortable(worths[i]) == least;
+    const bool lowest = importances == nullptr || sortable(importances[i]) == least;
     const int32_t position = counts && lowest ? positions[i] : -1;
     youngest = position > youngest ? position : youngest;
   }

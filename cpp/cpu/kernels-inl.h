@@ -9,11 +9,11 @@
 // to_float, lookup(table of 16, indices).
 #pragma once
 
-#include "cpu/blocks-inl.h"
 #include "cpu/elementwise-inl.h"
-#include "cpu/int8_matmul-inl.h"
 #include "cpu/kernels.h"
-#include "cpu/superblocks-inl.h"
+#include "cpu/matmul/blocks-inl.h"
+#include "cpu/matmul/int8_matmul-inl.h"
+#include "cpu/matmul/superblocks-inl.h"
 
 namespace h2o {
 namespace {
@@ -334,7 +334,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
       .lowest = lowest,
-      .turn = turn,
+      .rotate = rotate,
   };
 }
 

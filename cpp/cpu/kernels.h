@@ -115,14 +115,15 @@ struct CpuKernels {
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
 
-  // Of the positions [n] from `begin` to `end` - 1 the index of the one with the lowest worth, of
-  // equals the largest position; -1 if there is none. Without worths (nullptr) all are equal.
-  int64_t (*lowest)(const float* worths, const int32_t* positions, int64_t n, int32_t begin,
+  // Of the positions [n] from `begin` to `end` - 1 the index of the one with the lowest importance,
+  // of equals the largest position; -1 if there is none. Without importances (nullptr) all are
+  // equal.
+  int64_t (*lowest)(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
                     int32_t end);
 
   // Turns the pairs (x[2i], x[2i + 1]), or (x[i], x[i + n_rot / 2]), by the angles whose cosines
-  // and then sines are in turns [n_rot].
-  void (*turn)(float* x, const float* turns, int64_t n_rot, bool pairs);
+  // and then sines are in rope_table [n_rot].
+  void (*rotate)(float* x, const float* rope_table, int64_t n_rot, bool pairs);
 
   const TypeKernels& of(DType dtype) const;
 };

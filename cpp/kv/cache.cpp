@@ -143,35 +143,35 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
   const int64_t n_ranks = int64_t{largest.slots} + max_rows;
   Layout layout;
-  const int64_t chunk_k = layout.place(rows * largest.k_row_bytes);
-  const int64_t chunk_v = layout.place(rows * largest.v_row_bytes);
-  const int64_t chunk_scores = layout.place(rows * int64_t{sizeof(float)});
-  const int64_t chunk_norms = layout.place(rows * int64_t{sizeof(float)});
+  const int64_t staged_k = layout.place(rows * largest.k_row_bytes);
+  const int64_t staged_v = layout.place(rows * largest.v_row_bytes);
+  const int64_t staged_scores = layout.place(rows * int64_t{sizeof(float)});
+  const int64_t staged_norms = layout.place(rows * int64_t{sizeof(float)});
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
   // The cache stays as it is should there be no memory.
   Buffer scratch = backend_.allocate(layout.size());
-  Buffer turns = allocate_turns(n_ranks);
+  Buffer rope_table = allocate_rope_table(n_ranks);
   scratch_ = std::move(scratch);
-  turns_ = std::move(turns);
+  rope_table_ = std::move(rope_table);
   shape_ = shape;
   for (KvView& view : layers_) {
     view.max_rows = max_rows;
-    view.chunk_k = scratch_.data() + chunk_k;
-    view.chunk_v = scratch_.data() + chunk_v;
-    view.chunk_scores = reinterpret_cast<float*>(scratch_.data() + chunk_scores);
-    view.chunk_value_norms = reinterpret_cast<float*>(scratch_.data() + chunk_norms);
-    view.turns = turns_.as<float>();
+    view.staged_k = scratch_.data() + staged_k;
+    view.staged_v = scratch_.data() + staged_v;
+    view.staged_scores = reinterpret_cast<float*>(scratch_.data() + staged_scores);
+    view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged_norms);
+    view.rope_table = rope_table_.as<float>();
     view.workspace = scratch_.data() + workspace;
   }
 }
 
-// The turns of ranks 0 .. n - 1, if sequences may roll.
-Buffer KvCache::allocate_turns(int64_t n_ranks) const {
+// The rope_table of ranks 0 .. n - 1, if sequences may roll.
+Buffer KvCache::allocate_rope_table(int64_t n_ranks) const {
   if (!shape_.may_roll()) return {};
   const int64_t n_rot = shape_.rope.n_rot();
-  Buffer turns = backend_.allocate(n_ranks * n_rot * sizeof(float));
-  backend_.fill_turns({turns.data(), DType::f32, n_ranks, n_rot}, shape_.rope);
-  return turns;
+  Buffer rope_table = backend_.allocate(n_ranks * n_rot * sizeof(float));
+  backend_.compute_rope_table({rope_table.data(), DType::f32, n_ranks, n_rot}, shape_.rope);
+  return rope_table;
 }
 
 int32_t KvCache::length(int32_t sequence) const {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/backend.h"
+#include "backend/backend.h"
 #include "kv/policy.h"
 #include "kv/view.h"
 
@@ -100,7 +100,7 @@ class KvCache {
   bool evicts(int32_t layer, int32_t sequence) const;
   void check_policies(std::span<const KvPolicy> policies) const;
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
-  Buffer allocate_turns(int64_t n_ranks) const;
+  Buffer allocate_rope_table(int64_t n_ranks) const;
 
   Backend& backend_;
   KvShape shape_;
@@ -110,7 +110,7 @@ class KvCache {
   std::vector<char> rolling_;       // [n_sequences]
   Buffer storage_;                  // every layer's slots
   Buffer scratch_;                  // one chunk and the back end's workspace, shared by all layers
-  Buffer turns_;                    // of every rank, if sequences may roll
+  Buffer rope_table_;               // of every rank, if sequences may roll
 };
 
 }  // namespace h2o

@@ -65,13 +65,13 @@ struct KvPolicy {
   H2O_HD bool weighs_values() const { return heavy > 0 && value_norm; }
 
   // What a token at `position` is worth when the next one is at `next`: the lowest goes.
-  H2O_HD float worth(float score, float value_norm_l1, int32_t position, int32_t next) const {
+  H2O_HD float importance(float score, float value_norm_l1, int32_t position, int32_t next) const {
     if (scoring == Scoring::mean) score /= static_cast<float>(next - position);
     if (scoring == Scoring::inverse) score = -score;
     return weighs_values() ? score * value_norm_l1 : score;
   }
 
-  // Is a worth just the score?
+  // Is a importance just the score?
   H2O_HD bool plain() const { return scoring == Scoring::sum && !value_norm; }
 
   // The oldest position of the recent window when the next token is at `next`.
@@ -83,16 +83,17 @@ struct KvPolicy {
   }
 };
 
-// A token that may be evicted. The one of lowest worth goes first; of equals the younger, so that
-// every back end picks the same one. A worth is never NaN: softmax sees to
-// that, and attend() to finite norms.
+// A token that may be evicted. The one of lowest importance goes first; of equals the younger, so
+// that every back end picks the same one. A importance is never NaN: softmax sees to that, and
+// attend() to finite norms.
 struct Victim {
-  float worth;
+  float importance;
   int32_t position;
   int32_t slot;
 
   H2O_HD bool before(const Victim& other) const {
-    return worth < other.worth || (worth == other.worth && position > other.position);
+    return importance < other.importance ||
+           (importance == other.importance && position > other.position);
   }
 };
 

@@ -22,7 +22,7 @@ H2O_HD inline KvRow slot_row(const KvView& cache, const KvHead& head, int64_t sl
           head.value_norms != nullptr ? head.value_norms + slot : nullptr};
 }
 
-H2O_HD inline KvRow chunk_row(const KvView& cache, const KvHead& head, const KvChunk& chunk,
+H2O_HD inline KvRow chunk_row(const KvView& cache, const KvHead& head, const KvStaging& chunk,
                               int64_t row) {
   return {chunk.k + row * cache.k_row_bytes, chunk.v + row * cache.v_row_bytes,
           head.scores != nullptr ? chunk.scores + row : nullptr,

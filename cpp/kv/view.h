@@ -33,7 +33,7 @@ struct KvHead {
 };
 
 // Rows of a chunk that is longer than the free slots wait here until the chunk has been attended.
-struct KvChunk {
+struct KvStaging {
   std::byte* k;        // [max_rows, head_dim]
   std::byte* v;        // [max_rows, head_dim]
   float* scores;       // [max_rows]
@@ -63,11 +63,12 @@ struct KvView {
   KvPolicy* policies;  // [n_sequences]
 
   // Shared by all layers; [n_kv_heads, max_rows, ...], row = row of the batch
-  std::byte* chunk_k;
-  std::byte* chunk_v;
-  float* chunk_scores;
-  float* chunk_value_norms;
-  const float* turns;    // [ranks, n_rot] as Backend::fill_turns; nullptr unless it may roll
+  std::byte* staged_k;
+  std::byte* staged_v;
+  float* staged_scores;
+  float* staged_value_norms;
+  const float*
+      rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
   std::byte* workspace;  // as many bytes as the back end asked for
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
@@ -88,10 +89,10 @@ struct KvView {
             next_slot + i};
   }
 
-  H2O_HD KvChunk chunk(int32_t kv_head, int32_t row) const {
+  H2O_HD KvStaging chunk(int32_t kv_head, int32_t row) const {
     const int64_t i = int64_t{kv_head} * max_rows + row;
-    return {chunk_k + i * k_row_bytes, chunk_v + i * v_row_bytes, chunk_scores + i,
-            chunk_value_norms + i};
+    return {staged_k + i * k_row_bytes, staged_v + i * v_row_bytes, staged_scores + i,
+            staged_value_norms + i};
   }
 };
 

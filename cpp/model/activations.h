@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "backend/backend.h"
 #include "model/config.h"
 
 namespace h2o {

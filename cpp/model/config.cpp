@@ -116,7 +116,7 @@ bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
 
 }  // namespace
 
-Config read_config(const GgufModel& model) {
+Config read_config(const GgufShards& model) {
   const Keys keys(model.head());
   Config c;
   c.family = &keys.family();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "io/gguf_model.h"
+#include "io/gguf_shards.h"
 #include "model/family.h"
 
 namespace h2o {
@@ -40,6 +40,6 @@ struct Config {
 };
 
 // Throws FormatError naming the file and the key; for an unknown architecture it lists the known.
-Config read_config(const GgufModel& model);
+Config read_config(const GgufShards& model);
 
 }  // namespace h2o

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "core/backend.h"
+#include "backend/backend.h"
 
 namespace h2o {
 

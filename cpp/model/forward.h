@@ -1,7 +1,7 @@
 // One forward pass of a decoder-only transformer.
 #pragma once
 
-#include "core/backend.h"
+#include "backend/backend.h"
 #include "kv/cache.h"
 #include "model/activations.h"
 #include "model/config.h"

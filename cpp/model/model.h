@@ -5,8 +5,8 @@
 #include <memory>
 #include <mutex>
 
-#include "core/backend.h"
-#include "io/gguf_model.h"
+#include "backend/backend.h"
+#include "io/gguf_shards.h"
 #include "model/config.h"
 #include "model/snapshot.h"
 #include "model/weights.h"
@@ -27,7 +27,7 @@ struct Model {
     if (backend->maps_weights() && max_resident == 0) file.populate();
   }
 
-  GgufModel file;
+  GgufShards file;
   Config config;
   std::unique_ptr<Backend> backend;
   Weights weights;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kv/sequence_image.h"
+#include "kv/serialized_sequence.h"
 #include "model/forward.h"
 
 namespace h2o {
@@ -98,7 +98,7 @@ std::span<const int32_t> Session::greedy(std::span<const Input> inputs) {
   return {picks_read_.data(), inputs.size()};
 }
 
-void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Recording>& recording,
+void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<CapturedGraph>& graph,
                              const std::function<void()>& then) {
   check(inputs);
   roll_on(inputs);
@@ -112,11 +112,11 @@ void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Reco
   };
   // Which layers are there differs from pass to pass, so they are not recorded: it is not launching
   // kernels that takes their time.
-  const WeightStream* const stream = model_->weights.stream.get();
+  const LayerOffload* const stream = model_->weights.stream.get();
   if (stream != nullptr && stream->n_streamed() > 0) {
     model_->backend->run(batch_, pass);
   } else {
-    model_->backend->run(batch_, recording, pass);
+    model_->backend->run(batch_, graph, pass);
   }
   cache_.advance(batch_);
 }

@@ -103,7 +103,7 @@ class Session {
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
-  void compute_logits(std::span<const Input> inputs, std::unique_ptr<Recording>& recording,
+  void compute_logits(std::span<const Input> inputs, std::unique_ptr<CapturedGraph>& graph,
                       const std::function<void()>& then);
 
   std::shared_ptr<Model> model_;
@@ -112,11 +112,11 @@ class Session {
   Buffer storage_;
   Activations activations_;
   Batch batch_;
-  Buffer picks_;                       // [n_logits] of greedy(), where the model is computed
-  Buffer logits_;                      // [n_logits, n_vocab] on the host
-  std::vector<int32_t> picks_read_;    // [n_logits]
-  std::unique_ptr<Recording> steps_;   // of step()
-  std::unique_ptr<Recording> greedy_;  // of greedy()
+  Buffer picks_;                           // [n_logits] of greedy(), where the model is computed
+  Buffer logits_;                          // [n_logits, n_vocab] on the host
+  std::vector<int32_t> picks_read_;        // [n_logits]
+  std::unique_ptr<CapturedGraph> steps_;   // of step()
+  std::unique_ptr<CapturedGraph> greedy_;  // of greedy()
 };
 
 }  // namespace h2o

@@ -12,7 +12,7 @@ constexpr size_t kSample = 4096;  // bytes at each end of a tensor
 
 }  // namespace
 
-uint64_t fingerprint(const GgufModel& model) {
+uint64_t fingerprint(const GgufShards& model) {
   uint64_t sum = 0;
   for (const GgufFile& file : model.files()) {
     for (const auto& [key, value] : file.metadata()) {

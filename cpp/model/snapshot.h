@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/bytes.h"
-#include "io/gguf_model.h"
+#include "io/gguf_shards.h"
 
 namespace h2o {
 
@@ -34,7 +34,7 @@ struct SnapshotText {
 
 // Tells models apart: by their metadata but for general.*, by the names, shapes and types of their
 // tensors and by a sample of the data.
-uint64_t fingerprint(const GgufModel& model);
+uint64_t fingerprint(const GgufShards& model);
 
 // Begins a snapshot, and completes it when the cache has been appended.
 ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t positions);

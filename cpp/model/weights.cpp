@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "core/error.h"
-#include "model/copied_weight_stream.h"
-#include "model/mapped_weight_stream.h"
+#include "model/copied_layer_offload.h"
+#include "model/mapped_layer_offload.h"
 #include "model/rope.h"
 
 namespace h2o {
@@ -16,7 +16,7 @@ namespace {
 // Finds tensors by name, and remembers which ones it was asked for.
 class Finder {
  public:
-  Finder(const GgufModel& model, const Config& config) : model_(model), config_(config) {}
+  Finder(const GgufShards& model, const Config& config) : model_(model), config_(config) {}
 
   // A matrix in any type that h2o computes on; empty if it is missing.
   Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols) {
@@ -84,7 +84,7 @@ class Finder {
     throw FormatError(text("[weights] ", model_.path(), ": tensor ", name, " ", what));
   }
 
-  const GgufModel& model_;
+  const GgufShards& model_;
   const Config& config_;
   std::unordered_set<std::string> used_;
 };
@@ -132,7 +132,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
 }
 
 // The weights where the file has them; of the rotary frequencies only the divisors.
-Weights find_weights(const GgufModel& model, const Config& c) {
+Weights find_weights(const GgufShards& model, const Config& c) {
   Weights w;
   Finder find(model, c);
   w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
@@ -163,7 +163,7 @@ LayerTensors tensors_of(Layer& layer) {
 }
 
 // What the divisors, if there are any, and the metadata say, in the back end's memory.
-Tensor upload_frequencies(const GgufModel& model, const Config& c, const Tensor& divisors,
+Tensor upload_frequencies(const GgufShards& model, const Config& c, const Tensor& divisors,
                           Backend& backend, std::vector<Buffer>& owned) {
   const std::vector<float> frequencies = rope_frequencies(c.rope, divisors);
   for (float frequency : frequencies) {
@@ -180,8 +180,8 @@ Tensor upload_frequencies(const GgufModel& model, const Config& c, const Tensor&
 
 }  // namespace
 
-Weights load_weights(const GgufModel& model, const Config& c, Backend& backend, size_t max_resident,
-                     const LoadProgress& progress) {
+Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
+                     size_t max_resident, const LoadProgress& progress) {
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c, w.rope.frequencies, backend, w.owned);
@@ -202,13 +202,13 @@ Weights load_weights(const GgufModel& model, const Config& c, Backend& backend, 
       of_layers += backend.upload_bytes(*t);
     }
   }
-  CopiedWeightStream* copied = nullptr;
+  CopiedLayerOffload* copied = nullptr;
   if (max_resident == 0) {
     backend.expect_weights(of_others + of_layers);
   } else if (backend.maps_weights()) {
-    w.stream = std::make_unique<MappedWeightStream>(layers, others, max_resident);
+    w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
   } else {
-    auto stream = std::make_unique<CopiedWeightStream>(backend, layers, of_others, max_resident);
+    auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);
     copied = stream.get();
     w.stream = std::move(stream);
   }

@@ -5,10 +5,10 @@
 #include <memory>
 #include <vector>
 
-#include "core/backend.h"
-#include "io/gguf_model.h"
+#include "backend/backend.h"
+#include "io/gguf_shards.h"
 #include "model/config.h"
-#include "model/weight_stream.h"
+#include "model/layer_offload.h"
 
 namespace h2o {
 
@@ -37,7 +37,7 @@ struct Weights {
   Affine output;       // [n_vocab, n_embd]; token_embd where the file has none (tied)
 
   std::vector<Buffer> owned;             // what is not read from the mapped file
-  std::unique_ptr<WeightStream> stream;  // brings in layers, where not all are in memory
+  std::unique_ptr<LayerOffload> stream;  // brings in layers, where not all are in memory
 };
 
 // Told of the bytes that are loaded, of all of them.
@@ -46,7 +46,7 @@ using LoadProgress = std::function<void(size_t loaded, size_t total)>;
 // The tensors stay valid as long as `model` and `backend`. Throws FormatError naming the tensor,
 // its shape or type and the expected one; also for a tensor that the family has no use for.
 // max_resident: how many bytes of them may be in the back end's memory at a time; 0 = all.
-Weights load_weights(const GgufModel& model, const Config& config, Backend& backend,
+Weights load_weights(const GgufShards& model, const Config& config, Backend& backend,
                      size_t max_resident, const LoadProgress& progress);
 
 }  // namespace h2o

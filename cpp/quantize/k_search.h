@@ -3,8 +3,8 @@
 //
 // The search is over what is stored. Given the units, a group tries every integer that could be
 // best and keeps the least squared error; given the integers and the levels, the best units are a
-// least-squares fit. The two alternate. Many near-equal steps are worth trying because each lays
-// its levels differently over the same few weights.
+// least-squares fit. The two alternate. Many near-equal steps are importance trying because each
+// lays its levels differently over the same few weights.
 #pragma once
 
 #include <array>

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "io/gguf_model.h"
+#include "io/gguf_shards.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -153,11 +153,11 @@ void register_gguf(py::module_& m) {
       .def("tensors", &tensors)
       .def("tensor_data", &tensor_data, py::arg("index"));
 
-  py::class_<GgufModel>(m, "GgufModel", "A model in one GGUF file or in several that were split.")
+  py::class_<GgufShards>(m, "GgufShards", "A model in one GGUF file or in several that were split.")
       .def(py::init<const std::filesystem::path&>(), py::arg("path"))
       .def_property_readonly("files", [](py::object self) {
         py::list files;
-        for (const GgufFile& file : self.cast<const GgufModel&>().files()) {
+        for (const GgufFile& file : self.cast<const GgufShards&>().files()) {
           files.append(py::cast(file, py::return_value_policy::reference_internal, self));
         }
         return files;

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "backends/make_backend.h"
+#include "backend/make_backend.h"
 #include "core/error.h"
 #include "kv/cache.h"
 #include "register.h"

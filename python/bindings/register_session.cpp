@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/make_backend.h"
+#include "backend/make_backend.h"
 #include "core/error.h"
 #include "model/sampler.h"
 #include "model/session.h"

@@ -2,7 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "register.h"
-#include "tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace py = pybind11;
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/make_backend.h"
+#include "backend/make_backend.h"
 
 namespace h2o {
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <numbers>
 
+#include "cpu/attention/rotate.h"
 #include "cpu/isa/detect.h"
-#include "cpu/rotate.h"
 #include "testing.h"
 
 namespace h2o {
@@ -133,12 +133,12 @@ TEST_CASE("rotary position embedding turns pairs, and leaves the other dimension
       const Rope rope{
           layout, {reinterpret_cast<std::byte*>(frequencies.data()), DType::f32, 1, half}, 1.25f};
       for (const int32_t position : {0, 1, 1000, 100000}) {
-        std::vector<float> turns(rope.n_rot());
-        fill_turns(turns.data(), rope, position);
+        std::vector<float> rope_table(rope.n_rot());
+        compute_rope_table(rope_table.data(), rope, position);
         for (const CpuKernels* kernels : supported_kernels()) {
           const std::vector<float> from = random.reals(head_dim);
           std::vector<float> to = from;
-          turn(*kernels, to.data(), turns.data(), rope);
+          rotate(*kernels, to.data(), rope_table.data(), rope);
           for (int64_t i = 0; i < half; ++i) {
             const int64_t first = layout == RopeLayout::pairs ? 2 * i : i;
             const int64_t second = layout == RopeLayout::pairs ? 2 * i + 1 : i + half;

@@ -7,7 +7,7 @@
 #include "capi_rig.h"
 #include "model/sampler.h"
 #include "session_rig.h"
-#include "tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace h2o {
 namespace {

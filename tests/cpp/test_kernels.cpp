@@ -211,10 +211,11 @@ TEST_CASE("lowest is who goes first by Victim::before") {
       std::vector<int32_t> positions(n);
       std::iota(positions.begin(), positions.end(), random.integer(0, 5));
       for (int32_t i = n - 1; i > 0; --i) std::swap(positions[i], positions[random.integer(0, i)]);
-      std::vector<float> worths = random.reals(n);
-      for (float& worth : worths) {
-        if (trial % 3 == 0) worth = std::round(worth * 2);  // many equals, and negative ones
-        if (trial % 5 == 0) worth *= 1e38f;
+      std::vector<float> importances = random.reals(n);
+      for (float& importance : importances) {
+        if (trial % 3 == 0)
+          importance = std::round(importance * 2);  // many equals, and negative ones
+        if (trial % 5 == 0) importance *= 1e38f;
       }
       const int32_t begin = random.integer(0, 10);
       const int32_t end = random.integer(0, n + 5);
@@ -222,10 +223,10 @@ TEST_CASE("lowest is who goes first by Victim::before") {
       Victim expected{0, 0, -1};
       for (int32_t i = 0; i < n; ++i) {
         if (positions[i] < begin || positions[i] >= end) continue;
-        const Victim candidate{equal ? 0.0f : worths[i], positions[i], i};
+        const Victim candidate{equal ? 0.0f : importances[i], positions[i], i};
         if (expected.slot < 0 || candidate.before(expected)) expected = candidate;
       }
-      CHECK(table->lowest(equal ? nullptr : worths.data(), positions.data(), n, begin, end) ==
+      CHECK(table->lowest(equal ? nullptr : importances.data(), positions.data(), n, begin, end) ==
             expected.slot);
     }
   }

@@ -99,9 +99,9 @@ TEST_CASE("the rank of the dead slot is nobody's") {
 }
 
 TEST_CASE("models are told apart by their tensors") {
-  const GgufModel tiny(H2O_SOURCE_DIR "/models/tiny-opt.gguf");
-  const GgufModel other(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf");
-  CHECK(fingerprint(tiny) == fingerprint(GgufModel(H2O_SOURCE_DIR "/models/tiny-opt.gguf")));
+  const GgufShards tiny(H2O_SOURCE_DIR "/models/tiny-opt.gguf");
+  const GgufShards other(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf");
+  CHECK(fingerprint(tiny) == fingerprint(GgufShards(H2O_SOURCE_DIR "/models/tiny-opt.gguf")));
   CHECK(fingerprint(tiny) != fingerprint(other));
 }
 

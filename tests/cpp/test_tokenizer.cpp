@@ -4,10 +4,10 @@
 
 #include "core/error.h"
 #include "testing.h"
-#include "tokenizer/characters.h"
-#include "tokenizer/merge.h"
-#include "tokenizer/tokenizer.h"
-#include "tokenizer/utf8.h"
+#include "text/tokenizer/merge.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/unicode.h"
+#include "text/tokenizer/utf8.h"
 
 namespace h2o {
 namespace {

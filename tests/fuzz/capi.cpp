@@ -6,7 +6,7 @@
 
 #include "capi/h2o.h"
 #include "target.h"
-#include "tokenizer/utf8.h"
+#include "text/tokenizer/utf8.h"
 
 namespace {
 

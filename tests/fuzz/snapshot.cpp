@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "backends/make_backend.h"
+#include "backend/make_backend.h"
 #include "core/error.h"
 #include "model/session.h"
 #include "target.h"

@@ -1,11 +1,11 @@
 // The tokenizer, with the vocabularies of two models: any text becomes tokens that are in the
 // vocabulary and spell it, however it is cut into pieces; what is no UTF-8 is refused.
-#include "tokenizer/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include "core/error.h"
 #include "target.h"
-#include "tokenizer/text_pieces.h"
-#include "tokenizer/utf8.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer/utf8.h"
 
 namespace {
 
@@ -49,7 +49,7 @@ int fuzz(std::span<const std::byte> bytes) {
   }
   check(tokens.size() <= 4 * text.size() + 4, "no more tokens than bytes, but for what is added");
   std::string spelled;
-  TextPieces pieces(stop);
+  Detokenizer pieces(stop);
   std::string shown;
   for (const int32_t token : tokens) {
     check(token >= 0 && token < n_vocab, "a token of the vocabulary");

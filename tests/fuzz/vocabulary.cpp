@@ -6,8 +6,8 @@
 #include "core/bytes.h"
 #include "core/error.h"
 #include "target.h"
-#include "tokenizer/tokenizer.h"
-#include "tokenizer/utf8.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/utf8.h"
 
 namespace {
 

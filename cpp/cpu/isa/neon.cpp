@@ -1,5 +1,5 @@
 // The kernels for AArch64. This unit exports one table and nothing else.
-#include "cpu/dot_neon.h"
+#include "cpu/matmul/dot_neon.h"
 // After the vector type it is written against:
 #include "cpu/kernels-inl.h"
 

@@ -1,5 +1,5 @@
 // The kernels for any CPU. This unit exports one table and nothing else.
-#include "cpu/vec_scalar.h"
+#include "cpu/simd/vec_scalar.h"
 // After the vector type it is written against:
 #include "cpu/kernels-inl.h"
 

@@ -1,5 +1,5 @@
 // Products in bf16 for x86-64-v4 with BF16. This unit exports one table and nothing else.
-#include "cpu/bf16_matmul-inl.h"
+#include "cpu/matmul/bf16_matmul-inl.h"
 
 namespace h2o {
 extern const Bf16Kernels kernels_x86_64_v4_bf16;

@@ -1,0 +1,169 @@
+// Backend: the operations of a transformer, and memory. The contract of the project: the model is
+// written once against it, and a back end knows nothing of the model.
+//
+// Matrices are row-major. `n` is the number of rows of the batch; activations are f32 [n, cols];
+// weights are [out, in] in their stored type, biases and norms f32. An empty bias adds nothing.
+// The same batch gives the same bits, every time; on the CPU they depend neither on the number of
+// threads nor, row by row, on the other rows of the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/batch.h"
+#include "core/buffer.h"
+#include "core/tensor.h"
+
+namespace h2o {
+
+struct KvView;
+
+// How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or
+// (i, i + n_rot / 2). The other dimensions pass through.
+enum class RopeLayout { none, pairs, halves };
+
+struct Rope {
+  RopeLayout layout = RopeLayout::none;
+  Tensor frequencies;   // [1, n_rot / 2] f32: radians per position
+  float magnitude = 1;  // scales cosine and sine (YaRN's attention factor)
+
+  int64_t n_rot() const { return 2 * frequencies.cols; }
+};
+
+// One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
+// q and k come unrotated and are not to be read afterwards.
+struct Attention {
+  Tensor out, q, k, v;
+  Rope rope;    // of q and k; no layout: they are not rotated
+  float scale;  // of the logits, usually 1 / sqrt(head_dim)
+};
+
+// A copy from the host's memory to a back end's.
+struct HostCopy {
+  std::byte* to;
+  const std::byte* from;
+  size_t bytes;
+};
+
+// What a back end remembers of passes that it has run, so that it need not be told them again.
+class CapturedGraph {
+ public:
+  virtual ~CapturedGraph() = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // e.g. "cpu (x86_64_v4, 2 threads)"
+
+  // Zeroed memory. Throws OutOfMemory.
+  virtual Buffer allocate(size_t bytes) = 0;
+
+  // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
+  virtual Buffer allocate_host(size_t bytes) = 0;
+
+  // Are weights read where they are in the mapped file, rather than copied?
+  virtual bool maps_weights() const = 0;
+
+  // Throws OutOfMemory, with the numbers, if copies of weights of this size do not fit.
+  virtual void expect_weights(size_t bytes) = 0;
+
+  // Bytes of the copy that upload() makes of a tensor; 0 where it is read in place.
+  virtual size_t upload_bytes(const Tensor& host) const = 0;
+
+  // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
+  // copy at `to`, of so many bytes of its memory. Rows stay rows: the caller takes ranges of them.
+  // Several tensors may take rope_table at one `to`; places must not overlap otherwise.
+  virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
+
+  // The same in memory of its own, which `owner` gets.
+  Tensor upload(const Tensor& host, std::vector<Buffer>& owner) {
+    const size_t bytes = upload_bytes(host);
+    if (bytes > 0) owner.push_back(allocate(bytes));
+    return upload(host, bytes > 0 ? owner.back().data() : nullptr);
+  }
+
+  // Copies between this back end's memory and the host's.
+  virtual void read(void* host, const void* device, size_t bytes) = 0;
+  virtual void write(void* device, const void* host, size_t bytes) = 0;
+
+  // Copies from memory of allocate_host() while operations go on: it begins when those asked for so
+  // far have ended, and returns before. Not in a pass that is recorded.
+  virtual void copy_async(std::span<const HostCopy> copies) = 0;
+
+  // What is asked for from now on begins when those copies have ended.
+  virtual void await_copies() = 0;
+
+  // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
+  virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
+
+  // The same for passes that are repeated: those run with one graph, which is the caller's,
+  // differ in nothing but their batch.
+  virtual void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
+                   const std::function<void()>& pass) = 0;
+
+  // x[i] = table[batch.tokens[i]]
+  virtual void embed(Tensor x, const Tensor& table, const Batch& batch) = 0;
+
+  // x[i] += table[batch.positions[i]]: learned positions.
+  virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
+
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may be x. The bias
+  // must be there.
+  virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
+
+  // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.
+  virtual void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) = 0;
+
+  // y = x w.weight^T + w.bias
+  virtual void matmul(Tensor y, const Tensor& x, const Affine& w) = 0;
+
+  // y += x w.weight^T + w.bias: a residual
+  virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;
+
+  // x = max(x, 0)
+  virtual void relu(Tensor x) = 0;
+
+  // x = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+  virtual void gelu_tanh(Tensor x) = 0;
+
+  // x = x / 2 * (1 + erf(x / sqrt(2)))
+  virtual void gelu_erf(Tensor x) = 0;
+
+  // up = gate / (1 + e^-gate) * up
+  virtual void swiglu(Tensor up, const Tensor& gate) = 0;
+
+  // y[i] = x[batch.logits_rows[i]]
+  virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
+
+  // tokens[i] = the index of the largest element of row i, of equals the first; NaNs are the least.
+  virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
+
+  // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
+  // which of them are null.
+  virtual size_t attend_workspace(const KvView& shape) const = 0;
+
+  // Rotate, store, attend, score, choose: for every segment and kv_head, the new rows join the
+  // cache, every row attends to the kept tokens and to the rows of its segment up to itself, the
+  // attention each token received is added to its score, and what no longer fits is evicted.
+  //
+  // Keys are stored rotated by their positions, but unrotated where the segment is rolling: then
+  // they are rotated as they are read, by cache.rope_table of their ranks.
+  virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
+
+  // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,
+  // and then the sines.
+  virtual void compute_rope_table(Tensor rope_table, const Rope& rope) = 0;
+
+  // A sequence of `length` tokens begins to roll: what is stored of it becomes unrotated, up to
+  // the rounding of the cache's type, and gets its ranks.
+  virtual void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) = 0;
+};
+
+}  // namespace h2o

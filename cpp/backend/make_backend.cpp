@@ -1,0 +1,29 @@
+#include "backend/make_backend.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "core/error.h"
+#include "cpu/cpu_backend.h"
+#include "cuda/cuda_backend.h"
+
+namespace h2o {
+
+std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) {
+  if (device == "cpu" || (device == "auto" && cuda_device_count() == 0)) {
+    const char* isa = std::getenv("H2O_ISA");
+    return make_cpu_backend(n_threads, isa != nullptr ? isa : "");
+  }
+  if (device == "cuda" || device == "auto") return make_cuda_backend(0);
+
+  int index = -1;
+  if (device.starts_with("cuda:")) {
+    const char* end = device.data() + device.size();
+    const auto parsed = std::from_chars(device.data() + 5, end, index);
+    if (parsed.ec != std::errc() || parsed.ptr != end) index = -1;
+  }
+  require(index >= 0, "[device] '", device, "' is not auto, cpu, cuda or cuda:N");
+  return make_cuda_backend(index);
+}
+
+}  // namespace h2o

@@ -1,0 +1,16 @@
+// The one place that names every back end.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace h2o {
+
+// device: "auto" (CUDA where there is a device, else the CPU), "cpu", "cuda" or "cuda:N".
+// n_threads: of the CPU back end, 0 = one for each processor. The environment variable H2O_ISA
+// forces the CPU's instruction set by name. Throws InvalidArgument.
+std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads);
+
+}  // namespace h2o

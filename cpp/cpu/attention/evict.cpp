@@ -1,0 +1,116 @@
+#include "cpu/attention/evict.h"
+
+#include <algorithm>
+
+#include "kv/rows.h"
+
+namespace h2o {
+namespace {
+
+// What the token in `row` may be evicted for, when the next one is at `next`.
+Victim victim_of(const KvHead& head, const KvRow& row, int32_t position, int32_t next,
+                 int32_t slot) {
+  const float score = row.score != nullptr ? *row.score : 0.0f;
+  const float norm = row.value_norm != nullptr ? *row.value_norm : 1.0f;
+  return {head.policy.importance(score, norm, position, next), position, slot};
+}
+
+// Younger tokens move up by one when the one in `slot` goes.
+void close_rank(const KvHead& head, int32_t slot, int32_t used) {
+  const int32_t rank = head.ranks[slot];
+  for (int32_t i = 0; i < used; ++i) head.ranks[i] -= head.ranks[i] > rank;
+}
+
+void copy_row(const KvView& cache, const KvRow& from, const KvRow& to) {
+  std::copy_n(from.k, cache.k_row_bytes, to.k);
+  std::copy_n(from.v, cache.v_row_bytes, to.v);
+  if (to.score != nullptr) *to.score = *from.score;
+  if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
+}
+
+}  // namespace
+
+void select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
+                      float* importances) {
+  const int32_t next = segment.position + segment.n_rows;
+  const int32_t used = head.policy.kept(segment.position) + segment.n_rows;
+  if (!head.evicts() || used < head.slots) {
+    *head.next_slot = used;
+    return;
+  }
+  const float* importance = head.scores;  // the paper's
+  if (head.scores != nullptr && !head.policy.plain()) {
+    for (int32_t i = 0; i < used; ++i) {
+      const float norm = head.value_norms != nullptr ? head.value_norms[i] : 1.0f;
+      importances[i] = head.policy.importance(head.scores[i], norm, head.positions[i], next);
+    }
+    importance = importances;
+  }
+  const auto victim = static_cast<int32_t>(kernels.lowest(
+      importance, head.positions, used, head.policy.sinks, head.policy.first_recent(next)));
+  *head.next_slot = victim;
+  if (segment.rolling) close_rank(head, victim, used);
+}
+
+void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk,
+                 const Segment& segment, Victim* victims) {
+  const int32_t next = segment.position + segment.n_rows;
+  const int32_t written = head.written(segment.position);
+  const int32_t dead = head.dead_slot(segment.position);
+
+  // The slots of rows of the chunk count on: slots + row.
+  int64_t n = 0;
+  for (int32_t i = 0; i < written; ++i) {
+    const int32_t position = head.positions[i];
+    if (i == dead || !head.policy.evictable(position, next)) continue;
+    victims[n++] = victim_of(head, slot_row(cache, head, i), position, next, i);
+  }
+  for (int32_t row = 0; row < segment.n_rows; ++row) {
+    const int32_t position = segment.position + row;
+    if (!head.policy.evictable(position, next)) continue;
+    const KvRow from = chunk_row(cache, head, chunk, row);
+    victims[n++] = victim_of(head, from, position, next, head.slots + row);
+  }
+  const int64_t n_evicted =
+      head.policy.kept(segment.position) + int64_t{segment.n_rows} - head.policy.budget();
+  std::nth_element(victims, victims + n_evicted, victims + n,
+                   [](const Victim& a, const Victim& b) { return a.before(b); });
+  std::sort(victims, victims + n_evicted,
+            [](const Victim& a, const Victim& b) { return a.slot < b.slot; });
+
+  // Free slots, in order: those of evicted tokens, then the ones that held none before.
+  const Victim* evicted = victims;
+  const Victim* const evicted_end = victims + n_evicted;
+  int32_t unused = *head.next_slot;
+  const auto take_free_slot = [&] {
+    if (evicted != evicted_end && evicted->slot < head.slots) return (evicted++)->slot;
+    return unused++;
+  };
+  const Victim* evicted_row = std::partition_point(
+      evicted, evicted_end, [&](const Victim& v) { return v.slot < head.slots; });
+  for (int32_t row = 0; row < segment.n_rows; ++row) {
+    if (evicted_row != evicted_end && evicted_row->slot == head.slots + row) {
+      ++evicted_row;
+      continue;
+    }
+    const int32_t to = take_free_slot();
+    copy_row(cache, chunk_row(cache, head, chunk, row), slot_row(cache, head, to));
+    head.positions[to] = segment.position + row;
+  }
+  *head.next_slot = take_free_slot();  // slots = budget + 1: exactly one is left
+  if (segment.rolling) {
+    rank_slots(head, head.slots, *head.next_slot, reinterpret_cast<int32_t*>(victims));
+  }
+}
+
+void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < written; ++i) {
+    if (i != dead) order[n++] = i;
+  }
+  std::sort(order, order + n,
+            [&](int32_t a, int32_t b) { return head.positions[a] < head.positions[b]; });
+  for (int32_t rank = 0; rank < n; ++rank) head.ranks[order[rank]] = rank;
+}
+
+}  // namespace h2o

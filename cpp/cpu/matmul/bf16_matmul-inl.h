@@ -1,0 +1,148 @@
+// Matmul of F16 and BF16 weights in bf16 by AVX-512 BF16, under the rules at the top of
+// cpu/kernels-inl.h: that of kernels-inl.h with factors of 8 significant bits. Products are exact;
+// each lane adds two at a time, with a rounding for each of them.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/matmul/bf16_avx512.h"
+
+namespace h2o {
+namespace {
+
+// Adds the two products of each lane.
+Vec dot_pairs(Vec sums, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sums.v, a.v, b.v)}; }
+
+// n numbers, rounded, and zeros up to a multiple of kPairWidth.
+template <class T>
+void round_row(BF16* to, const T* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + kPairWidth <= n; i += kPairWidth) store_pairs(to + i, load_pairs(x + i));
+  if (i < n) store_pairs(to + i, load_first_pairs(x + i, n - i));
+}
+
+// Rows of x lie one after the other, padded to whole registers.
+void round_rows(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) {
+  const int64_t stride = padded_to(to.n_in, kPairWidth);
+  for (int64_t r = begin; r < end; ++r) round_row(to.x + r * stride, x + r * to.n_in, to.n_in);
+}
+
+// Where the weights of a tile are, in the file or, rounded, in the workspace.
+template <class T>
+struct WeightColumns {
+  const T* w;
+  int64_t row_bytes;
+  int64_t n;  // of a row; a multiple of kPairWidth if they are rounded
+
+  const T* row(int64_t j) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(w) + j * row_bytes);
+  }
+};
+
+// Outputs [R rows from r] x [O columns from o], the weights of which are `columns`. Each has one
+// accumulator that walks along n_in, so its value does not depend on R and O.
+template <class T, int R, int O>
+void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t r,
+               int64_t o, int64_t ahead = 0) {
+  const int64_t stride = padded_to(m.n_in, kPairWidth);
+  const BF16* x = rows.x + r * stride;
+  Vec sums[R][O];
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < O; ++j) sums[i][j] = zero();
+  }
+  int64_t k = 0;
+  for (; k + kPairWidth <= columns.n; k += kPairWidth) {
+    for (int j = 0; j < O; ++j) {
+      const T* w = columns.row(j) + k;
+      if constexpr (R == 1) {
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(w) + ahead, 0, 2);
+      }
+      const Pairs pairs = load_pairs(w);
+      for (int i = 0; i < R; ++i) {
+        sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
+      }
+    }
+  }
+  for (int j = 0; j < O && k < columns.n; ++j) {
+    const Pairs pairs = load_first_pairs(columns.row(j) + k, columns.n - k);
+    for (int i = 0; i < R; ++i) {
+      sums[i][j] = dot_pairs(sums[i][j], load_pairs(x + i * stride + k), pairs);
+    }
+  }
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < O; ++j) {
+      float value = sum(sums[i][j]);
+      if (m.bias != nullptr) value += m.bias[o + j];
+      float* y = m.y + (r + i) * m.y_stride + o + j;
+      *y = m.add ? *y + value : value;
+    }
+  }
+}
+
+// The same for n <= R rows.
+template <class T, int R, int O>
+void bf16_tile_of(int64_t n, const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
+                  int64_t r, int64_t o) {
+  if constexpr (R > 1) {
+    if (n < R) return bf16_tile_of<T, R - 1, O>(n, m, rows, columns, r, o);
+  }
+  bf16_tile<T, R, O>(m, rows, columns, r, o);
+}
+
+template <class T>
+WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
+  return {reinterpret_cast<const T*>(m.w + o * m.w_row_bytes), m.w_row_bytes, m.n_in};
+}
+
+// O columns of rows [first, last).
+template <class T, int O>
+void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
+                int64_t first, int64_t last, int64_t o) {
+  for (int64_t r = first; r < last; r += kTileRows) {
+    bf16_tile_of<T, kTileRows, O>(last - r, m, rows, columns, r, o);
+  }
+}
+
+// The same of weights in the file. Those in f16 are rounded once for all of these rows, if they
+// are several tiles and the workspace has room.
+template <class T, int O>
+void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t last, int64_t o,
+                  std::byte* workspace) {
+  const WeightColumns<T> columns = columns_from<T>(m, o);
+  const int64_t n = padded_to(m.n_in, kPairWidth);
+  const int64_t row_bytes = n * static_cast<int64_t>(sizeof(BF16));
+  if (__is_same(T, BF16) || last - first <= kTileRows || O * row_bytes > kBf16Workspace) {
+    return bf16_tiles<T, O>(m, rows, columns, first, last, o);
+  }
+  BF16* rounded = reinterpret_cast<BF16*>(workspace);
+  for (int64_t j = 0; j < O; ++j) round_row(rounded + j * n, columns.row(j), m.n_in);
+  bf16_tiles<BF16, O>(m, rows, {rounded, row_bytes, n}, first, last, o);
+}
+
+// Of x, what stays in a second-level cache while the columns go by.
+constexpr int64_t kCachedPairs = 192 * 1024;
+
+template <class T>
+void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
+                 std::byte* workspace) {
+  int64_t o = begin;
+  if (m.n_rows == 1) {  // many columns at once hide the latency of the products
+    for (; o + 8 <= end; o += 8) {
+      const int64_t ahead = o + 16 <= end ? 8 * m.w_row_bytes : 0;
+      bf16_tile<T, 1, 8>(m, rows, columns_from<T>(m, o), 0, o, ahead);
+    }
+    for (; o < end; ++o) bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o);
+    return;
+  }
+  const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kTileRows);
+  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
+  for (int64_t first = 0; first < m.n_rows; first += n_cached) {
+    const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
+    for (o = begin; o + kTileColumns <= end; o += kTileColumns) {
+      bf16_columns<T, kTileColumns>(m, rows, first, last, o, workspace);
+    }
+    for (; o < end; ++o) bf16_columns<T, 1>(m, rows, first, last, o, workspace);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

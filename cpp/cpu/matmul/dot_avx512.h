@@ -1,0 +1,24 @@
+// The dot products by the instructions of x86-64-v4.
+#pragma once
+
+#include "cpu/simd/vec_avx512.h"
+
+namespace h2o {
+namespace {
+
+// maddubs multiplies unsigned by signed bytes, and its 16 bits hold two products of w up to 128.
+Ints dot(Ints sums, Ints w, Ints x) {
+  const __m512i pairs = _mm512_maddubs_epi16(w.v, x.v);
+  return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
+
+// The sign of w goes to x.
+int32_t signed_start(int32_t) { return 0; }
+Ints signed_dot(Ints sums, Ints w, Ints x) {
+  const __mmask64 negative = _mm512_movepi8_mask(w.v);
+  const __m512i signed_x = _mm512_mask_sub_epi8(x.v, negative, _mm512_setzero_si512(), x.v);
+  return dot(sums, {_mm512_abs_epi8(w.v)}, {signed_x});
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,229 @@
+// Matmul of quantised weights in 8-bit integers, compiled once per instruction set, under the rules
+// at the top of cpu/kernels-inl.h.
+//
+// x is rounded to 8 bits first, with a scale for every 32 elements. A panel of columns is unpacked
+// to bytes and laid out so that kWidth columns lie side by side, four bytes each. Then every row
+// passes over it: integer products of four are summed in the lanes of the columns, without error,
+// and once for each group of weights they are scaled and added in float. So an output is one sum
+// over groups in order, by products and sums that no instruction set may fuse: it has the same bits
+// on all of them, and in every batch and range of columns.
+//
+// A single row reads each weight once, so that nothing is laid out for it: see int8_row-inl.h.
+//
+// Needs from vec_*.h, beyond what kernels-inl.h and int8_row-inl.h say: kTileRows, kTileVectors;
+// load_quads and broadcast_quad of four bytes a lane; store_bytes.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/matmul/int8_row-inl.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
+
+static_assert(kColumns <= kInt8Columns);
+
+// ---- Activations ----
+
+// Rows are kept in tiles, in the order in which the kernel reads them: of each four elements, those
+// of all rows of the tile. The last tile has the rows that are left.
+struct RowTile {
+  int64_t begin;
+  int64_t n;
+
+  RowTile(int64_t row, int64_t n_rows) : begin(row / kTileRows * kTileRows) {
+    n = n_rows - begin < kTileRows ? n_rows - begin : kTileRows;
+  }
+};
+
+Vec magnitude(Vec x) { return max(x, sub(zero(), x)); }
+
+// As encode_q8_0 rounds, but with the scale in float. A scale of NaN says that x is not finite.
+void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
+  const int64_t n_blocks = to.n_in / kActivations;
+  const int64_t n_groups = to.n_in / to.group;
+  for (int64_t r = begin; r < end; ++r) {
+    const RowTile tile(r, to.n_rows);
+    int8_t* q_to = to.q + tile.begin * to.n_in + (r - tile.begin) * kQuad;
+    float* scales = to.scales + tile.begin * n_blocks + (r - tile.begin);
+    int32_t* sums = to.sums + tile.begin * n_groups + (r - tile.begin);
+    const float* from = x + r * to.n_in;
+    for (int64_t b = 0; b < n_blocks; ++b, from += kActivations) {
+      Vec largest = zero();
+      Vec nothing = zero();  // or NaN
+      for (int64_t i = 0; i < kActivations; i += kWidth) {
+        const Vec v = load(from + i);
+        largest = max(largest, magnitude(v));
+        nothing = add(nothing, mul(v, zero()));
+      }
+      const float d = maximum(largest) / 127 + sum(nothing);
+      // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
+      const Vec inverse = broadcast(d >= 0x1p-126f ? 1 / d : 0);
+      int8_t q[kActivations];
+      for (int64_t i = 0; i < kActivations; i += kWidth) {
+        const Vec nearest = round(mul(load(from + i), inverse));
+        store_bytes(q + i, min(max(nearest, broadcast(-127)), broadcast(127)));  // NaN: -127
+      }
+      scales[b * tile.n] = d;
+      for (int64_t i = 0; i < kActivations; i += kQuad) {
+        __builtin_memcpy(q_to + (b * kActivations + i) * tile.n, q + i, kQuad);
+      }
+      for (int64_t i = 0; i < kActivations; i += to.group) {
+        int32_t total = 0;
+        for (int64_t j = 0; j < to.group; ++j) total += q[i + j];
+        sums[(b * kActivations + i) / to.group * tile.n] = total;
+      }
+    }
+  }
+}
+
+// ---- Weights ----
+
+// kInt8Depth elements of kColumns columns.
+struct Panel {
+  static constexpr int64_t kScales = kInt8Depth / kInt8Group * kColumns;
+
+  int8_t* q;             // [depth / 4, kColumns, 4]
+  float *scales, *mins;  // [depth / group, kColumns]
+  float* sums;           // [n_rows, kColumns]: of the panels of these columns so far
+
+  explicit Panel(std::byte* workspace)
+      : q(reinterpret_cast<int8_t*>(workspace)),
+        scales(reinterpret_cast<float*>(q + kInt8Depth * kColumns)),
+        mins(scales + kScales),
+        sums(mins + kScales) {}
+};
+
+// kWidth columns from `begin`. Those past `end` repeat the last one: nobody asks for their sums.
+struct ColumnTable {
+  const std::byte* rows[kWidth];
+
+  ColumnTable(const Matmul& m, int64_t begin, int64_t end, int64_t at) {
+    for (int64_t i = 0; i < kWidth; ++i) {
+      rows[i] = m.w + (begin + i < end ? begin + i : end - 1) * m.w_row_bytes + at;
+    }
+  }
+  const std::byte* column(int64_t i) const { return rows[i]; }
+  Columns vector(int64_t i) const {
+    return {rows[i], rows[(i + kQuantVectors) % kWidth] - rows[i]};
+  }
+};
+
+// Elements [k, k + n) of the columns from `begin`.
+template <class Type>
+void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k, int64_t n) {
+  constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
+  const int64_t ahead = begin + 2 * kColumns <= end ? kColumns * m.w_row_bytes : 0;
+  for (int64_t v = 0; v < kColumns; v += kWidth) {
+    const ColumnTable columns(m, begin + v, end, k / Type::kBlock * kBlockBytes);
+    read_scales<Type>(panel.scales + v, panel.mins + v, kColumns, columns, n);
+    for (int64_t i = 0; i < n; i += Type::kBlock) {
+      const int64_t at = i / Type::kBlock * kBlockBytes;
+#pragma GCC unroll 8
+      for (int g = 0; g < Type::kBlock; g += 32) {
+        // A processor does not see in time that it is to read the same of the next columns; and it
+        // cannot ask for more than some lines at once.
+        const int64_t next = at + ahead + g * kBlockBytes / Type::kBlock;
+        Quants q[kQuantVectors];
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < kQuantVectors; ++j) {
+          for (int64_t c = 0; c < kQuantColumns; ++c) {
+            __builtin_prefetch(columns.vector(j)[c] + next, 0, 2);
+          }
+          Type::quants(q + j, columns.vector(j), at, g);
+        }
+        transpose_quads(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, q);
+      }
+    }
+  }
+}
+
+// R rows of x, which begin in the arrays of `x` where the tile's elements from k do, times a panel
+// of depth n. `first` says that there are no sums yet.
+template <class Type, int R>
+void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64_t n, bool first) {
+  Vec totals[R][kTileVectors];
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < kTileVectors; ++j) {
+      totals[i][j] = first ? zero() : load(sums_of_tile + i * kColumns + j * kWidth);
+    }
+  }
+  const int8_t* w_q = panel.q;
+  const int8_t* x_q = x.q;
+  for (int64_t g = 0; g < n / Type::kGroup; ++g) {
+    const int32_t* x_sums = x.sums + g * R;
+    const float* x_scales = x.scales + g * Type::kGroup / kActivations * R;
+    Ints dots[R][kTileVectors];
+    for (int i = 0; i < R; ++i) {
+      const Ints start = ints(dot_start<Type>(x_sums[i]));
+      for (int j = 0; j < kTileVectors; ++j) dots[i][j] = start;
+    }
+    for (int q = 0; q < Type::kGroup / kQuad; ++q) {
+      Ints w[kTileVectors];
+      for (int j = 0; j < kTileVectors; ++j) w[j] = load_quads(w_q + j * kWidth * kQuad);
+      for (int i = 0; i < R; ++i) {
+        const Ints xq = broadcast_quad(x_q + i * kQuad);
+        for (int j = 0; j < kTileVectors; ++j) dots[i][j] = dot<Type>(dots[i][j], w[j], xq);
+      }
+      w_q += kColumns * kQuad;
+      x_q += R * kQuad;
+    }
+    for (int j = 0; j < kTileVectors; ++j) {
+      const Vec scale = load(panel.scales + g * kColumns + j * kWidth);
+      for (int i = 0; i < R; ++i) {
+        const Vec d = mul(scale, broadcast(x_scales[i]));
+        totals[i][j] = add(totals[i][j], mul(to_float(dots[i][j]), d));
+      }
+      if constexpr (Type::kMins) {
+        const Vec min = load(panel.mins + g * kColumns + j * kWidth);
+        for (int i = 0; i < R; ++i) {
+          const float sum = x_scales[i] * static_cast<float>(x_sums[i]);
+          totals[i][j] = add(totals[i][j], mul(min, broadcast(sum)));
+        }
+      }
+    }
+  }
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < kTileVectors; ++j) {
+      store(sums_of_tile + i * kColumns + j * kWidth, totals[i][j]);
+    }
+  }
+}
+
+// The same for n_rows <= R.
+template <class Type, int R>
+void int8_tile_of(int64_t n_rows, const Panel& panel, const Int8Rows& x, float* sums, int64_t n,
+                  bool first) {
+  if constexpr (R > 1) {
+    if (n_rows < R) return int8_tile_of<Type, R - 1>(n_rows, panel, x, sums, n, first);
+  }
+  int8_tile<Type, R>(panel, x, sums, n, first);
+}
+
+template <class Type>
+void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
+                 std::byte* workspace) {
+  if (m.n_rows == 1) return int8_row<Type>(m, x, begin, end, workspace);
+  const Panel panel(workspace);
+  for (int64_t o = begin; o < end; o += kColumns) {
+    for (int64_t k = 0; k < m.n_in; k += kInt8Depth) {
+      const int64_t n = m.n_in - k < kInt8Depth ? m.n_in - k : kInt8Depth;
+      pack<Type>(panel, m, o, end, k, n);
+      for (int64_t r = 0; r < m.n_rows; r += kTileRows) {
+        const RowTile tile(r, m.n_rows);
+        Int8Rows from = x;
+        from.q += r * m.n_in + k * tile.n;
+        from.scales += (r * m.n_in + k * tile.n) / kActivations;
+        from.sums += (r * m.n_in + k * tile.n) / Type::kGroup;
+        int8_tile_of<Type, kTileRows>(tile.n, panel, from, panel.sums + r * kColumns, n, k == 0);
+      }
+    }
+    for (int64_t r = 0; r < m.n_rows; ++r) {
+      write_outputs(m, r, o, end - o < kColumns ? end - o : kColumns, panel.sums + r * kColumns);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace h2o

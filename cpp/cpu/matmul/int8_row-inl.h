@@ -1,0 +1,232 @@
+// One row of x, rounded to 8 bits, times quantised weights, compiled once per instruction set,
+// under the rules at the top of cpu/kernels-inl.h; and what it shares with many rows.
+//
+// This is what a decode step does, and it should take no longer than reading the weights does. The
+// 32 weights of a column are multiplied where they lie; only their sums of four are transposed, so
+// that kWidth columns lie side by side when scales come in.
+//
+// Needs from vec_*.h, beyond what kernels-inl.h and int8_blocks-inl.h say: dot(sums, w, x), which
+// adds the four products of unsigned bytes below 129 (VNNI: any) by signed ones of each lane;
+// signed_dot, of signed bytes, exact with signed_start(sum of x) added; repeat_quads, 32 bytes of x
+// for each column of Quants (part i of them where they are more than a vector); sum_quads, of eight
+// vectors that hold kWidth columns' products, one column after the other, the sums of the first and
+// the last 16 of each column; transpose_quads, kWidth times 8 quads to 8 times kWidth, `stride`
+// bytes apart; low_halves, high_halves, bit_xor.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/matmul/int8_blocks-inl.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kQuad = 4;          // bytes that one lane multiplies at a time
+constexpr int64_t kActivations = 32;  // elements of x that share a scale
+constexpr int64_t kLine = 64;         // bytes of a cache line
+constexpr int64_t kQuantVectors = kWidth / kQuantColumns;
+
+template <class Type>
+int32_t dot_start(int32_t sum_of_x) {
+  return Type::kSigned ? signed_start(sum_of_x) : -Type::kOffset * sum_of_x;
+}
+template <class Type>
+Ints dot(Ints sums, Ints w, Ints x) {
+  return Type::kSigned ? signed_dot(sums, w, x) : dot(sums, w, x);
+}
+
+// Vector i of Quants holds column i of kWidth, and the one kQuantVectors further on if it holds
+// two.
+struct EvenColumns {
+  const std::byte* first;
+  int64_t stride;
+
+  const std::byte* column(int64_t i) const { return first + i * stride; }
+  Columns vector(int64_t i) const { return {column(i), kQuantVectors * stride}; }
+};
+
+// The scales of blocks of 256, one of each column, `at` bytes on; `stride` floats apart.
+template <class Type, class Source>
+void read_superblock_scales(float* scales, float* mins, int64_t stride, const Source& columns,
+                            int64_t at) {
+  Quants packed[kQuantVectors];
+#pragma GCC unroll 8
+  for (int64_t j = 0; j < kQuantVectors; ++j)
+    Type::packed_scales(packed + j, columns.vector(j), at);
+  alignas(64) int8_t bytes[sizeof(packed)];
+  transpose_quads(bytes, kWidth * kQuad, packed);
+  Ints words[8];
+  for (int64_t i = 0; i < 8; ++i) words[i] = load_quads(bytes + i * kWidth * kQuad);
+  const Vec d = Type::d(words);
+#pragma GCC unroll 16
+  for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
+    store(scales + g * stride, mul(d, to_float(Type::scale(words, g))));
+  }
+  if constexpr (Type::kMins) {
+    const Vec dmin = Type::dmin(words);
+#pragma GCC unroll 16
+    for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
+      store(mins + g * stride, mul(dmin, to_float(Type::min(words, g))));
+    }
+  }
+}
+
+// Of n <= kInt8Depth elements of the columns: a scale and, if the type has them, a min for each
+// group, [n / kGroup, stride].
+template <class Type, class Source>
+void read_scales(float* scales, float* mins, int64_t stride, const Source& columns, int64_t n) {
+  using Block = typename Type::Block;
+  if constexpr (Type::kBlock == 256) {
+    for (int64_t i = 0; i < n; i += Type::kBlock) {
+      const int64_t group = i / Type::kGroup;
+      read_superblock_scales<Type>(scales + group * stride, mins + group * stride, stride, columns,
+                                   i / Type::kBlock * static_cast<int64_t>(sizeof(Block)));
+    }
+  } else {
+    F16 d[kInt8Depth / Type::kBlock * kWidth];
+    F16 m[kInt8Depth / Type::kBlock * kWidth];
+    const int64_t n_blocks = n / Type::kBlock;
+    for (int64_t j = 0; j < kWidth; ++j) {
+      const auto* blocks = reinterpret_cast<const Block*>(columns.column(j));
+      const auto copy = [&](int64_t i) {
+        d[i * kWidth + j] = blocks[i].d;
+        if constexpr (Type::kMins) m[i * kWidth + j] = blocks[i].m;
+      };
+      int64_t i = 0;
+      for (; i + 8 <= n_blocks; i += 8) {
+#pragma GCC unroll 8
+        for (int64_t b = 0; b < 8; ++b) copy(i + b);
+      }
+      for (; i < n_blocks; ++i) copy(i);
+    }
+    // Only now: a load that spans several stores waits for them.
+    for (int64_t i = 0; i < n_blocks; ++i) {
+      store(scales + i * stride, load(d + i * kWidth));
+      if constexpr (Type::kMins) store(mins + i * stride, load(m + i * kWidth));
+    }
+  }
+}
+
+void write_outputs(const Matmul& m, int64_t r, int64_t o, int64_t n_columns, const float* sums) {
+  float* __restrict y = m.y + r * m.y_stride + o;
+  for (int64_t j = 0; j < n_columns; ++j) {
+    const float value = m.bias != nullptr ? sums[j] + m.bias[o + j] : sums[j];
+    y[j] = m.add ? y[j] + value : value;
+  }
+}
+
+// The sums of 32 products, in halves, of the columns with 32 elements of x.
+template <class Type>
+H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t at, int i,
+                            const int8_t* x) {
+  constexpr int64_t kParts = 8 / kQuantVectors;  // vectors that 32 weights take
+  Ints products[8];
+#pragma GCC unroll 8
+  for (int64_t j = 0; j < kQuantVectors; ++j) {
+    Quants q;
+    Type::quants(&q, columns.vector(j), at, i);
+#pragma GCC unroll 8
+    for (int64_t part = 0; part < kParts; ++part) {
+      const Ints w = load_quads(reinterpret_cast<const int8_t*>(&q) + part * kWidth * kQuad);
+      products[j * kParts + part] = dot<Type>(ints(0), w, repeat_quads(x, part));
+    }
+  }
+  constexpr int kLargest = kQuad * ((1 << Type::kBits) - 1) * 127;
+  sum_quads<kLargest>(sums, products);
+}
+
+// What a row of x and kWidth columns have in a panel's depth. Bytes from `ahead` on, as many as
+// these columns have, are wanted next: a processor does not see that in time, and it cannot ask for
+// more than some lines at once. So with each 32 elements goes a part of them, a line here and a
+// line there: it reads several pages together sooner than one after the other.
+template <class Type>
+struct RowPanel {
+  static constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
+  static constexpr int64_t kAheadLines =
+      (kWidth * 32 * kBlockBytes / Type::kBlock + kLine - 1) / kLine;
+
+  EvenColumns columns;
+  const float *scales, *mins;  // [depth / kGroup, kWidth]
+  const int8_t* x_q;
+  const float* x_scales;
+  const int32_t* x_sums;
+  const std::byte* ahead;
+  int64_t ahead_stride;
+
+  // The sums and the products of elements [i + g, i + g + 32), where i is a multiple of kBlock.
+  H2O_INLINE Vec add_to(Vec total, int64_t i, int g) const {
+#pragma GCC unroll 16
+    for (int64_t l = 0; l < kAheadLines; ++l) {
+      __builtin_prefetch(ahead + l * ahead_stride + (i + g) / 32 * kLine, 0, 2);
+    }
+    const int64_t at = i / Type::kBlock * kBlockBytes + g / Type::kBlock * kBlockBytes;
+    Ints dots[2];
+    dot_columns<Type>(dots, columns, at, g % Type::kBlock, x_q + i + g);
+    if constexpr (Type::kGroup == 32) dots[0] = add(dots[0], dots[1]);
+    const float x_scale = x_scales[(i + g) / kActivations];
+#pragma GCC unroll 2
+    for (int64_t h = 0; h < 32 / Type::kGroup; ++h) {
+      const int64_t group = (i + g) / Type::kGroup + h;
+      const Ints dot = add(dots[h], ints(dot_start<Type>(x_sums[group])));
+      const Vec d = mul(load(scales + group * kWidth), broadcast(x_scale));
+      total = add(total, mul(to_float(dot), d));
+      if constexpr (Type::kMins) {
+        const float sum = x_scale * static_cast<float>(x_sums[group]);
+        total = add(total, mul(load(mins + group * kWidth), broadcast(sum)));
+      }
+    }
+    return total;
+  }
+};
+
+// x times kWidth columns, before those that begin at `ahead`.
+template <class Type>
+Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte* ahead,
+                     std::byte* workspace) {
+  auto* scales = reinterpret_cast<float*>(workspace);
+  float* mins = scales + kInt8Depth / Type::kGroup * kWidth;
+  Vec total = zero();
+  for (int64_t k = 0; k < x.n_in; k += kInt8Depth) {
+    const int64_t n = x.n_in - k < kInt8Depth ? x.n_in - k : kInt8Depth;
+    const RowPanel<Type> panel{
+        .columns = {all.first + k / Type::kBlock * RowPanel<Type>::kBlockBytes, all.stride},
+        .scales = scales,
+        .mins = mins,
+        .x_q = x.q + k,
+        .x_scales = x.scales + k / kActivations,
+        .x_sums = x.sums + k / Type::kGroup,
+        .ahead = ahead + k / 32 * kLine,
+        .ahead_stride = x.n_in / 32 * kLine};
+    read_scales<Type>(scales, mins, kWidth, panel.columns, n);
+    int64_t i = 0;
+    for (; i + 256 <= n; i += 256) {  // many at once, so that addresses are not worked out for each
+#pragma GCC unroll 8
+      for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
+    }
+    if constexpr (Type::kBlock == 32) {
+      for (; i < n; i += 32) total = panel.add_to(total, i, 0);
+    }
+  }
+  return total;
+}
+
+// One row of x times columns [begin, end).
+template <class Type>
+void int8_row(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
+              std::byte* workspace) {
+  float sums[kWidth];
+  int64_t o = begin;
+  for (; o + kWidth <= end; o += kWidth) {
+    const std::byte* w = m.w + o * m.w_row_bytes;
+    const int64_t next = o + 2 * kWidth <= end ? kWidth * m.w_row_bytes : 0;
+    store(sums, int8_row_columns<Type>(x, {w, m.w_row_bytes}, w + next, workspace));
+    write_outputs(m, 0, o, kWidth, sums);
+  }
+  for (; o < end; ++o) {  // each of the last is kWidth columns that are the same
+    const std::byte* w = m.w + o * m.w_row_bytes;
+    store(sums, int8_row_columns<Type>(x, {w, 0}, w, workspace));
+    write_outputs(m, 0, o, 1, sums);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,73 @@
+#include "io/gguf_shards.h"
+
+#include <cstdio>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kMostFiles = 99999;  // their numbers have five digits
+
+// "-00002-of-00003.gguf", i counting from 0.
+std::string ending(int64_t i, int64_t n) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "-%05d-of-%05d.gguf", static_cast<int>(i + 1),
+                static_cast<int>(n));
+  return text;
+}
+
+}  // namespace
+
+GgufShards::GgufShards(const std::filesystem::path& path) {
+  files_.emplace_back(path);
+  const int64_t n_files = head().integer_or("split.count", 1);
+  if (n_files == 1) return;
+  const auto fail = [](const GgufFile& file, const auto&... what) {
+    throw FormatError(text("[gguf] ", file.path(), ": ", what...));
+  };
+  if (n_files < 1 || n_files > kMostFiles) fail(head(), "split.count is ", n_files);
+  if (const int64_t i = head().integer("split.no"); i != 0) {
+    fail(head(), "is file ", i + 1, " of ", n_files, " of a split model, open the first one");
+  }
+  const std::string name = path.filename().string();
+  if (!name.ends_with(ending(0, n_files))) {
+    fail(head(), "the name of this split model must end in ", ending(0, n_files));
+  }
+
+  const std::string stem = name.substr(0, name.size() - ending(0, n_files).size());
+  size_t n_tensors = head().tensors().size();
+  for (int64_t i = 1; i < n_files; ++i) {
+    files_.emplace_back(path.parent_path() / (stem + ending(i, n_files)));
+    const GgufFile& file = files_.back();
+    if (file.integer("split.count") != n_files || file.integer("split.no") != i) {
+      fail(file, "is not file ", i + 1, " of ", n_files, " of ", path.string());
+    }
+    for (const GgufTensor& tensor : file.tensors()) {
+      for (size_t earlier = 0; earlier + 1 < files_.size(); ++earlier) {
+        if (files_[earlier].find_tensor(tensor.name) != nullptr) {
+          fail(file, "tensor ", quoted(tensor.name), " is in ", files_[earlier].path(), " too");
+        }
+      }
+    }
+    n_tensors += file.tensors().size();
+  }
+  const int64_t expected =
+      head().integer_or("split.tensors.count", static_cast<int64_t>(n_tensors));
+  if (expected != static_cast<int64_t>(n_tensors)) {
+    fail(head(), "the split model has ", n_tensors, " tensors, split.tensors.count is ", expected);
+  }
+}
+
+Tensor GgufShards::tensor(std::string_view name) const {
+  for (const GgufFile& file : files_) {
+    if (const GgufTensor* tensor = file.find_tensor(name)) return file.view(*tensor);
+  }
+  return {};
+}
+
+void GgufShards::populate() const {
+  for (const GgufFile& file : files_) file.populate();
+}
+
+}  // namespace h2o

@@ -1,0 +1,210 @@
+#include "kv/serialized_sequence.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace h2o {
+namespace {
+
+// The slots of one kv_head. What the policy does not need is empty.
+struct HeadImage {
+  int32_t next_slot = 0;
+  std::vector<int32_t> positions;  // [written]
+  std::vector<float> scores;
+  std::vector<float> value_norms;
+  std::vector<int32_t> ranks;
+  std::span<const std::byte> k, v;  // [written] rows
+};
+
+// What two caches must agree on, with its name.
+std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
+  const KvShape& shape = cache.shape();
+  return {{{"layers", shape.n_layers},
+           {"heads", shape.n_heads},
+           {"kv_heads", shape.n_kv_heads},
+           {"head_dim", shape.head_dim}}};
+}
+
+void check_dtype(const char* what, DType expected, ByteReader& reader) {
+  const auto got = reader.get<DType>();
+  if (got == expected) return;
+  const std::span<const DType> known = kv_dtypes();
+  const bool is_known = std::find(known.begin(), known.end(), got) != known.end();
+  throw FormatError(text(reader.what(), " has ", what, " in ", is_known ? info(got).name : "?",
+                         ", this cache in ", info(expected).name));
+}
+
+void write_policy(const KvPolicy& policy, ByteWriter& writer) {
+  writer.put(policy.sinks);
+  writer.put(policy.heavy);
+  writer.put(policy.recent);
+  writer.put(policy.scoring);
+  writer.put(policy.decay);
+  writer.put(uint8_t{policy.value_norm});
+}
+
+void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
+  const auto sinks = reader.get<int32_t>();
+  const auto heavy = reader.get<int32_t>();
+  const auto recent = reader.get<int32_t>();
+  const auto scoring = reader.get<Scoring>();
+  const auto decay = reader.get<float>();
+  const auto value_norm = reader.get<uint8_t>();
+  if (sinks != policy.sinks || heavy != policy.heavy || recent != policy.recent ||
+      scoring != policy.scoring || decay != policy.decay || value_norm != policy.value_norm) {
+    throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it has ",
+                           sinks, " sinks, ", heavy, " heavy, ", recent, " recent, here are ",
+                           policy.sinks, ", ", policy.heavy, ", ", policy.recent,
+                           " (or their scores differ)"));
+  }
+}
+
+template <class T>
+void write_array(Backend& backend, const T* array, int64_t n, ByteWriter& writer) {
+  if (array != nullptr) backend.read(writer.extend(n * sizeof(T)), array, n * sizeof(T));
+}
+
+void write_head(const KvCache& cache, const KvView& view, const KvHead& head, int32_t n,
+                bool rolling, ByteWriter& writer) {
+  Backend& backend = cache.backend();
+  write_array(backend, head.next_slot, 1, writer);
+  write_array(backend, head.positions, n, writer);
+  write_array(backend, head.scores, n, writer);
+  write_array(backend, head.value_norms, n, writer);
+  write_array(backend, rolling ? head.ranks : nullptr, n, writer);
+  write_array(backend, head.k, n * view.k_row_bytes, writer);
+  write_array(backend, head.v, n * view.v_row_bytes, writer);
+}
+
+// Are these the numbers 0 .. n - 1, in any order?
+bool is_permutation_of_first(std::vector<int32_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  for (int32_t i = 0; i < std::ssize(numbers); ++i) {
+    if (numbers[i] != i) return false;
+  }
+  return true;
+}
+
+template <class T>
+std::vector<T> without(std::vector<T> values, int32_t index) {
+  if (index >= 0) values.erase(values.begin() + index);
+  return values;
+}
+
+bool makes_sense(const HeadImage& image, const KvHead& head, int32_t n, int32_t length) {
+  const bool full = head.evicts() && n == head.slots;
+  // The next token goes to the first free slot, or to the dead one of a filled pool.
+  if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
+  const int32_t dead = full ? image.next_slot : -1;
+  const auto in_text = [&](int32_t position) { return position >= 0 && position < length; };
+  if (!std::all_of(image.positions.begin(), image.positions.end(), in_text)) return false;
+  std::vector<int32_t> positions = without(image.positions, dead);
+  std::sort(positions.begin(), positions.end());
+  if (std::adjacent_find(positions.begin(), positions.end()) != positions.end()) return false;
+  const auto finite = [](float x) { return std::isfinite(x) && x >= 0; };
+  return std::all_of(image.scores.begin(), image.scores.end(), finite) &&
+         std::all_of(image.value_norms.begin(), image.value_norms.end(), finite) &&
+         is_permutation_of_first(without(image.ranks, image.ranks.empty() ? -1 : dead));
+}
+
+HeadImage read_head(const KvView& view, const KvHead& head, int32_t n, bool rolling,
+                    ByteReader& reader) {
+  HeadImage image;
+  image.next_slot = reader.get<int32_t>();
+  image.positions = reader.get<int32_t>(n);
+  if (head.scores != nullptr) image.scores = reader.get<float>(n);
+  if (head.value_norms != nullptr) image.value_norms = reader.get<float>(n);
+  if (rolling) image.ranks = reader.get<int32_t>(n);
+  image.k = reader.take(n * view.k_row_bytes);
+  image.v = reader.take(n * view.v_row_bytes);
+  return image;
+}
+
+template <class T>
+void restore_array(Backend& backend, T* array, std::span<const T> values) {
+  if (!values.empty()) backend.write(array, values.data(), values.size_bytes());
+}
+
+void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) {
+  restore_array(backend, head.next_slot, std::span(&image.next_slot, 1));
+  restore_array<int32_t>(backend, head.positions, image.positions);
+  restore_array<float>(backend, head.scores, image.scores);
+  restore_array<float>(backend, head.value_norms, image.value_norms);
+  restore_array<int32_t>(backend, head.ranks, image.ranks);
+  restore_array<std::byte>(backend, head.k, image.k);
+  restore_array<std::byte>(backend, head.v, image.v);
+}
+
+}  // namespace
+
+void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) {
+  const int32_t length = cache.length(sequence);
+  const bool rolling = cache.rolling(sequence);
+  for (const auto& [name, value] : sizes(cache)) writer.put(value);
+  writer.put(cache.shape().k_dtype);
+  writer.put(cache.shape().v_dtype);
+  for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
+    write_policy(cache.policy(l, sequence), writer);
+  }
+  writer.put(uint8_t{rolling});
+  for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
+    for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
+      const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
+      write_head(cache, cache.layer(l), head, head.written(length), rolling, writer);
+    }
+  }
+}
+
+void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader) {
+  for (const auto& [name, expected] : sizes(cache)) {
+    const auto got = reader.get<int32_t>();
+    if (got != expected) {
+      throw FormatError(
+          text(reader.what(), " has ", name, " ", got, ", this cache has ", expected));
+    }
+  }
+  const KvShape& shape = cache.shape();
+  check_dtype("keys", shape.k_dtype, reader);
+  check_dtype("values", shape.v_dtype, reader);
+  for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
+  const auto rolling = reader.get<uint8_t>();
+  if (rolling > 1) throw FormatError(text(reader.what(), " makes no sense"));
+  if (rolling && !cache.can_roll(sequence)) {
+    throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
+  }
+  // An empty sequence has all the room there is.
+  const int64_t capacity = int64_t{cache.room(sequence)} + cache.length(sequence);
+  if (length < 0 || length > capacity) {
+    throw FormatError(
+        text(reader.what(), " has ", length, " tokens, this cache has room for ", capacity));
+  }
+
+  std::vector<HeadImage> images;
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+      const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
+      const int32_t n = head.written(length);
+      images.push_back(read_head(cache.layer(l), head, n, rolling != 0, reader));
+      if (!makes_sense(images.back(), head, n, length)) {
+        throw FormatError(text(reader.what(), " makes no sense in layer ", l, ", kv_head ", h));
+      }
+    }
+  }
+
+  if (reader.left() > 0) throw FormatError(text(reader.what(), " has bytes to spare"));
+
+  cache.reset(sequence);
+  if (rolling) cache.roll(sequence);
+  cache.set_length(sequence, length);
+  const HeadImage* image = images.data();
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+      const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
+      restore_head(cache.backend(), head, *image++);
+    }
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,33 @@
+#include "model/layer_offload.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/error.h"
+
+namespace h2o {
+
+LayerOffload::LayerOffload(std::vector<size_t> sizes, size_t others, size_t max_resident,
+                           size_t place)
+    : sizes_(std::move(sizes)) {
+  for (size_t size : sizes_) place = std::max(place, size);
+  const size_t least = others + 2 * place;
+  require(max_resident >= least, "[weights] max_resident is ", max_resident,
+          " bytes; two layers and what is not part of any take ", least);
+
+  size_t left = max_resident - least;
+  while (n_kept_ < n_layers() && sizes_[n_kept_] <= left) left -= sizes_[n_kept_++];
+  // With two layers that would take turns all of them fit.
+  if (n_streamed() <= 2) n_kept_ = n_layers();
+}
+
+size_t LayerOffload::streamed_bytes() const {
+  return std::accumulate(sizes_.begin() + n_kept_, sizes_.end(), size_t{0});
+}
+
+int32_t LayerOffload::next(int32_t layer) const {
+  return layer + 1 < n_layers() ? std::max(layer + 1, n_kept_) : n_kept_;
+}
+
+}  // namespace h2o

@@ -1,0 +1,155 @@
+#include "text/tokenizer/byte_pairs.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "text/tokenizer/merge.h"
+#include "text/tokenizer/utf8.h"
+
+namespace h2o {
+namespace {
+
+const PreTokenizer& pre_tokenizer_of(const GgufFile& file) {
+  constexpr std::string_view kKey = "tokenizer.ggml.pre";
+  std::optional<std::string_view> name;
+  if (file.find(kKey) != nullptr) name = file.string(kKey);
+  return pre_tokenizer(name, file.string_or("general.architecture", ""));
+}
+
+// The byte that each of GPT-2's visible characters stands for: a byte that can be seen stands for
+// itself, the others for the characters from U+0100 on, in their order. -1: it stands for none.
+constexpr auto kByteOf = [] {
+  std::array<int16_t, 0x144> byte_of = {};
+  size_t hidden = 0x100;
+  for (int16_t byte = 0; byte < 256; ++byte) {
+    const bool visible = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
+    byte_of[byte] = visible ? byte : int16_t{-1};
+    if (!visible) byte_of[hidden++] = byte;
+  }
+  return byte_of;
+}();
+
+// The bytes that a token's characters stand for, unless one of them stands for none.
+std::optional<std::string> spelled_bytes(std::string_view token) {
+  std::string bytes;
+  while (!token.empty()) {
+    const Utf8 next = read_utf8(token);
+    if (next.kind != Utf8::character || next.code >= kByteOf.size()) return {};
+    const int byte = kByteOf[next.code];
+    if (byte < 0) return {};
+    bytes += static_cast<char>(byte);
+    token.remove_prefix(next.n_bytes);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+BytePairs::BytePairs(const GgufFile& file, int32_t n_vocab)
+    : TokenizerModel(Vocabulary(file, n_vocab, -1, -1)), pre_(pre_tokenizer_of(file)) {
+  add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", pre_.add_bos);
+  read_bytes();
+  read_merges(file);
+}
+
+void BytePairs::encode(std::string_view text, bool, std::vector<int32_t>& tokens) const {
+  std::string composed;
+  if (pre_.nfc) text = composed = nfc(text);
+  const auto on_text = [&](std::string_view part) {
+    pre_.pieces(characters(part), [&](std::span<const Character> piece) {
+      const uint32_t begin = piece.front().begin;
+      encode_piece(part.substr(begin, piece.back().end - begin), tokens);
+    });
+  };
+  split(text, whole_, on_text, [&](int32_t token) { tokens.push_back(token); });
+}
+
+void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const {
+  if (pre_.ignore_merges) {
+    if (const int32_t token = by_bytes_.find(piece); token >= 0) return tokens.push_back(token);
+  }
+  std::vector<Symbol> symbols;
+  symbols.reserve(piece.size());
+  for (const char c : piece) {
+    const auto at = static_cast<uint32_t>(symbols.size());
+    const int32_t token = byte_tokens_[static_cast<unsigned char>(c)];
+    if (token >= 0) symbols.push_back({at, at + 1, token});
+  }
+  merge(symbols, [this](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
+    const Pair* pair = find_pair(left.token, right.token);
+    if (pair == nullptr) return {};
+    return Merge{static_cast<double>(pair->rank), pair->token};
+  });
+  for (const Symbol& symbol : symbols) tokens.push_back(symbol.token);
+}
+
+const BytePairs::Pair* BytePairs::find_pair(int32_t left, int32_t right) const {
+  const auto key = [](const Pair& pair) { return std::pair(pair.left, pair.right); };
+  const auto it = std::ranges::lower_bound(pairs_, std::pair(left, right), {}, key);
+  return it != pairs_.end() && key(*it) == std::pair(left, right) ? &*it : nullptr;
+}
+
+// What tokens are in bytes, and which of them text can become.
+void BytePairs::read_bytes() {
+  std::vector<TokenTable::Entry> by_bytes, whole;
+  texts_.reserve(2 * size_t{1} * vocabulary.size());  // so that none of them moves
+  const auto keep = [this](std::string text) -> std::string_view {
+    return texts_.emplace_back(std::move(text));
+  };
+  for (int32_t i = 0; i < vocabulary.size(); ++i) {
+    const std::string_view token = vocabulary.tokens[i];
+    bytes.emplace_back();
+    if (vocabulary.silent(i)) continue;  // no text can become one
+    if (!is_utf8(token))
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is no UTF-8"));
+    const std::optional<std::string> spelled = spelled_bytes(token);
+    if (spelled) by_bytes.push_back({keep(*spelled), i});
+    if (vocabulary.types[i] == TokenType::user_defined) {
+      whole.push_back({keep(pre_.nfc ? nfc(token) : std::string(token)), i});
+      bytes.back() = token;
+    } else {
+      bytes.back() = spelled ? *spelled : std::string(token);
+    }
+  }
+  by_bytes_ = TokenTable(std::move(by_bytes));
+  whole_ = TokenTable(std::move(whole));
+  for (int byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    byte_tokens_[byte] = by_bytes_.find({&c, 1});
+  }
+}
+
+void BytePairs::read_merges(const GgufFile& file) {
+  const TokenTable tokens =
+      vocabulary.table({TokenType::normal, TokenType::user_defined, TokenType::byte});
+  const auto token_of = [&](std::string_view part) {
+    const int32_t token = tokens.find(part);
+    if (token < 0) {
+      throw FormatError(text("tokenizer.ggml.merges makes ", quoted(part), ", which is no token"));
+    }
+    return token;
+  };
+  std::string both;
+  for (const std::string_view merge : file.strings("tokenizer.ggml.merges")) {
+    const size_t at = merge.find(' ', 1);  // a part may be a space
+    if (at == merge.npos || at + 1 == merge.size()) {
+      throw FormatError(
+          text("tokenizer.ggml.merges has ", quoted(merge), ", expected two parts and a space"));
+    }
+    const std::string_view left = merge.substr(0, at), right = merge.substr(at + 1);
+    both.assign(left).append(right);
+    pairs_.push_back(
+        {token_of(left), token_of(right), static_cast<int32_t>(pairs_.size()), token_of(both)});
+  }
+  // Of a pair that is named twice the last one counts.
+  std::ranges::sort(pairs_, [](const Pair& a, const Pair& b) {
+    return std::tuple(a.left, a.right, -a.rank) < std::tuple(b.left, b.right, -b.rank);
+  });
+  const auto same = [](const Pair& a, const Pair& b) {
+    return a.left == b.left && a.right == b.right;
+  };
+  pairs_.erase(std::unique(pairs_.begin(), pairs_.end(), same), pairs_.end());
+}
+
+}  // namespace h2o

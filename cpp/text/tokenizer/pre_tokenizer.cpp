@@ -1,0 +1,163 @@
+#include "text/tokenizer/pre_tokenizer.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+using Text = std::span<const Character>;
+using enum Character::Kind;
+
+bool is(Text text, size_t i, Character::Kind kind) {
+  return i < text.size() && text[i].kind == kind;
+}
+bool is(Text text, size_t i, char32_t code) { return i < text.size() && text[i].code == code; }
+bool is_newline(const Character& c) { return c.code == '\r' || c.code == '\n'; }
+bool is_digit(const Character& c) { return c.code >= '0' && c.code <= '9'; }
+
+// Where a run of at most `most` characters that `fits` holds for ends.
+template <class Fits>
+size_t run(Text text, size_t begin, Fits fits, size_t most = SIZE_MAX) {
+  const size_t end = most < text.size() - begin ? begin + most : text.size();
+  while (begin < end && fits(text[begin])) ++begin;
+  return begin;
+}
+size_t run(Text text, size_t begin, Character::Kind kind, size_t most = SIZE_MAX) {
+  return run(text, begin, [kind](const Character& c) { return c.kind == kind; }, most);
+}
+
+// 's|'t|'re|'ve|'m|'ll|'d
+template <bool any_case>
+size_t contraction(Text text) {
+  if (!is(text, 0, U'\'')) return 0;
+  const auto letter = [&](size_t i) -> char32_t {
+    if (i >= text.size()) return 0;
+    const char32_t c = text[i].code;
+    if (!any_case) return c;
+    if (c == 0x17f) return 's';  // a long s is an s in another case
+    return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c;
+  };
+  const char32_t first = letter(1), second = letter(2);
+  if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
+  const bool two = (first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
+                   (first == 'l' && second == 'l');
+  return two ? 3 : 0;
+}
+
+// \s+(?!\S)|\s+
+size_t spaces(Text text) {
+  const size_t end = run(text, 0, space);
+  return end == text.size() || end == 1 ? end : end - 1;
+}
+
+// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+size_t gpt_2(Text text) {
+  if (const size_t n = contraction<false>(text)) return n;
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  if (begin == text.size() || text[begin].kind == space) return spaces(text);
+  return run(text, begin, text[begin].kind);
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most_digits}
+// | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+template <size_t most_digits>
+size_t llama_3(Text text) {
+  if (const size_t n = contraction<true>(text)) return n;
+  if (is(text, 0, letter)) return run(text, 0, letter);
+  if (!is_newline(text[0]) && !is(text, 0, number) && is(text, 1, letter)) {
+    return run(text, 1, letter);
+  }
+  if (is(text, 0, number)) return run(text, 0, number, most_digits);
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  if (is(text, begin, other)) return run(text, run(text, begin, other), is_newline);
+  size_t end = run(text, 0, space);
+  while (end > 0 && !is_newline(text[end - 1])) --end;
+  return end > 0 ? end : spaces(text);
+}
+
+// \p{N}
+size_t one_number(Text text) { return is(text, 0, number) ? 1 : 0; }
+
+// \p{N}+
+size_t all_numbers(Text text) { return run(text, 0, number); }
+
+// [0-9][0-9][0-9]
+size_t three_digits(Text text) { return run(text, 0, is_digit, 3) == 3 ? 3 : 0; }
+
+// [\p{P}\$\+<=>\^~\|]+
+size_t punctuation(Text text) {
+  return run(text, 0, [](const Character& c) {
+    constexpr std::u32string_view kMore = U"$+<=>^~|";
+    return kMore.find(c.code) != kMore.npos || c.is_punctuation();
+  });
+}
+
+void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>& sink) {
+  if (cuts.empty()) return sink(text);
+  size_t begin = 0;  // of what no piece has begun in
+  const auto rest = [&](size_t end) {
+    if (begin < end) apply(cuts.subspan(1), text.subspan(begin, end - begin), sink);
+  };
+  for (size_t at = 0; at < text.size();) {
+    const size_t n = cuts.front()(text.subspan(at));
+    if (n == 0) {
+      ++at;
+      continue;
+    }
+    rest(at);
+    begin = at;
+    rest(at += n);
+    begin = at;
+  }
+  rest(text.size());
+}
+
+constexpr Cut kGpt2Cuts[] = {gpt_2};
+constexpr Cut kLlama3Cuts[] = {llama_3<3>};
+constexpr Cut kQwen2Cuts[] = {llama_3<1>};
+constexpr Cut kDigitsCuts[] = {one_number, gpt_2};
+constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, all_numbers, three_digits};
+
+constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
+constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
+constexpr PreTokenizer kLlamaBpe = {.cuts = kLlama3Cuts, .ignore_merges = true, .add_bos = true};
+constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
+constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
+constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
+
+struct Named {
+  std::string_view name;
+  const PreTokenizer& pre;
+};
+constexpr Named kByName[] = {
+    {"default", kDefault}, {"gpt-2", kGpt2},        {"phi-2", kGpt2},
+    {"mpt", kGptNeoX},     {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
+    {"llama3", kLlamaBpe}, {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
+    {"smollm", kDigits},   {"starcoder", kDigits},
+};
+
+}  // namespace
+
+void PreTokenizer::pieces(Text text, const std::function<void(Text)>& sink) const {
+  if (!text.empty()) apply(cuts, text, sink);
+}
+
+const PreTokenizer& pre_tokenizer(std::optional<std::string_view> name,
+                                  std::string_view architecture) {
+  if (!name) {
+    // These architectures had one pre-tokenizer.
+    if (architecture == "gpt2") return kGpt2;
+    if (architecture == "gptneox" || architecture == "mpt") return kGptNeoX;
+    throw FormatError("tokenizer.ggml.pre is missing");
+  }
+  std::string names;
+  for (const auto& [known, pre] : kByName) {
+    if (known == *name) return pre;
+    names += text(names.empty() ? "" : ", ", known);
+  }
+  throw FormatError(text("tokenizer.ggml.pre is ", quoted(*name), ", supported: ", names));
+}
+
+}  // namespace h2o

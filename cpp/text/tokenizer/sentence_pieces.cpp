@@ -1,0 +1,198 @@
+#include "text/tokenizer/sentence_pieces.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "core/error.h"
+#include "text/tokenizer/merge.h"
+#include "text/tokenizer/utf8.h"
+
+namespace h2o {
+namespace {
+
+constexpr std::string_view kSpace = "\u2581";  // what SentencePiece writes for a space
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size())) {
+    out.append(text.substr(0, at)).append(to);
+  }
+  return out.append(text);
+}
+
+std::string byte_piece(int byte) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  return text("<0x", kDigits[byte / 16], kDigits[byte % 16], ">");
+}
+
+// Types as SentencePiece wants them: exactly one token is the unknown one, whichever the file says
+// or else the first that has the type.
+std::vector<TokenType> with_one_unknown(std::vector<TokenType> types, int32_t& unknown) {
+  const auto first = std::ranges::find(types, TokenType::unknown);
+  if (types[unknown] != TokenType::unknown && first != types.end()) {
+    unknown = static_cast<int32_t>(first - types.begin());
+  }
+  std::ranges::replace(types, TokenType::unknown, TokenType::control);
+  types[unknown] = TokenType::unknown;
+  return types;
+}
+
+}  // namespace
+
+SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
+    : TokenizerModel(Vocabulary(file, n_vocab, 1, 2)) {
+  add_bos = file.boolean_or("tokenizer.ggml.add_bos_token", true);
+  begins_with_space = file.boolean_or("tokenizer.ggml.add_space_prefix", true);
+  one_space_ = file.boolean_or("tokenizer.ggml.remove_extra_whitespaces", false);
+  const GgufValue* scores = file.find("tokenizer.ggml.scores");
+  if (scores == nullptr ||
+      (scores->element_type != GgufType::f32 && scores->element_type != GgufType::f64)) {
+    throw FormatError("tokenizer.ggml.scores is missing, or no array of floats");
+  }
+  for (const double score : file.numbers("tokenizer.ggml.scores")) {
+    if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
+      throw FormatError(text("tokenizer.ggml.scores has ", score));
+    }
+    scores_.push_back(static_cast<float>(score));
+  }
+  if (std::ssize(scores_) != n_vocab) {
+    throw FormatError(
+        text("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
+  }
+  if (file.find("tokenizer.ggml.token_type") == nullptr) {
+    throw FormatError("tokenizer.ggml.token_type is missing");  // without, bytes would be text
+  }
+  unknown_ = token_id(file, "unknown", n_vocab, 0);
+  types_ = with_one_unknown(vocabulary.types, unknown_);
+  read_pieces();
+}
+
+void SentencePieces::encode(std::string_view text, bool begins,
+                            std::vector<int32_t>& tokens) const {
+  const std::string normal = normalised(text, begins);
+  const std::string_view view = normal;
+  const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
+
+  // User-defined tokens are symbols that do not merge; the others begin as characters.
+  constexpr int32_t kFrozen = -2, kCharacter = -1;
+  std::vector<Symbol> symbols;
+  for (uint32_t at = 0; at < view.size();) {
+    const std::string_view rest = view.substr(at);
+    const std::optional<TokenTable::Entry> whole = whole_.longest(rest);
+    const auto n = static_cast<uint32_t>(whole ? whole->text.size() : read_utf8(rest).n_bytes);
+    symbols.push_back({at, at + n, whole ? kFrozen : kCharacter});
+    at += n;
+  }
+
+  Halves halves;
+  merge(symbols, [&](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
+    if (left.token == kFrozen || right.token == kFrozen) return {};
+    const std::string_view both = text_of({left.begin, right.end, kCharacter});
+    const int32_t token = pieces_.find(both);
+    if (token < 0) return {};
+    if (types_[token] == TokenType::unused) halves[both] = {text_of(left), text_of(right)};
+    return Merge{-static_cast<double>(scores_[token]), token};
+  });
+
+  bool after_unknown = false;
+  for (const Symbol& symbol : symbols) {
+    for (const std::string_view piece : parts(text_of(symbol), halves)) {
+      const int32_t token = token_of(piece);
+      if (token == unknown_ && has_bytes_) {
+        for (const char c : piece) tokens.push_back(byte_tokens_[static_cast<unsigned char>(c)]);
+      } else if (token != unknown_ || !after_unknown) {  // a run of unknown ones is one token
+        tokens.push_back(token);
+      }
+      after_unknown = token == unknown_;
+    }
+  }
+}
+
+// The text as SentencePiece's normaliser leaves it, with the rule "identity".
+std::string SentencePieces::normalised(std::string_view text, bool begins) const {
+  const bool one_space = begins && one_space_;
+  if (one_space) text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  if (text.empty()) return "";
+  std::string out(begins && begins_with_space ? kSpace : "");
+  bool after_space = false;
+  for (const char c : text) {
+    if (c != ' ') {
+      out += c;
+    } else if (!one_space || !after_space) {
+      out += kSpace;
+    }
+    after_space = c == ' ';
+  }
+  while (one_space && out.ends_with(kSpace)) out.resize(out.size() - kSpace.size());
+  return out;
+}
+
+// No text is an unused piece, or a special one.
+int32_t SentencePieces::token_of(std::string_view piece) const {
+  const int32_t token = pieces_.find(piece);
+  return token < 0 || types_[token] == TokenType::unused ? unknown_ : token;
+}
+
+// An unused piece falls apart again into what it was merged of; the parts in their order.
+std::vector<std::string_view> SentencePieces::parts(std::string_view piece,
+                                                    const Halves& halves) const {
+  std::vector<std::string_view> found, left = {piece};
+  while (!left.empty()) {
+    const std::string_view part = left.back();
+    left.pop_back();
+    const auto it = halves.find(part);
+    if (it == halves.end()) {
+      found.push_back(part);
+    } else {
+      left.push_back(it->second.second);
+      left.push_back(it->second.first);
+    }
+  }
+  return found;
+}
+
+// Refuses what the sentencepiece library refuses.
+void SentencePieces::read_pieces() {
+  std::vector<TokenTable::Entry> all, pieces, whole;
+  texts_.reserve(vocabulary.size());  // so that none of them moves
+  for (int32_t i = 0; i < vocabulary.size(); ++i) {
+    const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
+    if (piece.empty() || !is_utf8(piece)) {
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or no UTF-8"));
+    }
+    const TokenType type = types_[i];
+    const bool merges =
+        type == TokenType::normal || type == TokenType::user_defined || type == TokenType::unused;
+    all.push_back({piece, i});
+    if (merges) pieces.push_back({piece, i});
+    if (type == TokenType::user_defined) whole.push_back({piece, i});
+    has_bytes_ = has_bytes_ || type == TokenType::byte;
+  }
+  const TokenTable by_text(std::move(all));
+  if (std::ssize(texts_) != static_cast<ptrdiff_t>(by_text.size())) {
+    throw FormatError("tokenizer.ggml.tokens has a piece twice");
+  }
+  pieces_ = TokenTable(std::move(pieces));
+  whole_ = TokenTable(std::move(whole));
+  read_bytes(by_text);
+}
+
+void SentencePieces::read_bytes(const TokenTable& by_text) {
+  for (int32_t i = 0; i < vocabulary.size(); ++i) {
+    bytes.push_back(vocabulary.silent(i) ? "" : replaced(texts_[i], kSpace, " "));
+  }
+  if (!has_bytes_) return;
+  const auto n_bytes = std::ranges::count(types_, TokenType::byte);
+  for (int byte = 0; byte < 256; ++byte) {
+    const int32_t token = by_text.find(byte_piece(byte));
+    if (token < 0 || types_[token] != TokenType::byte || n_bytes != 256) {
+      throw FormatError("tokenizer.ggml.tokens: the byte tokens are not <0x00> to <0xFF>");
+    }
+    byte_tokens_[byte] = token;
+    bytes[token] = static_cast<char>(byte);
+  }
+}
+
+}  // namespace h2o

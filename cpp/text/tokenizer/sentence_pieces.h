@@ -1,0 +1,39 @@
+// SentencePieces: SentencePiece BPE (tokenizer.ggml.model = "llama").
+#pragma once
+
+#include <array>
+#include <map>
+
+#include "text/tokenizer/tokenizer_model.h"
+
+namespace h2o {
+
+class SentencePieces final : public TokenizerModel {
+ public:
+  // Throws FormatError.
+  SentencePieces(const GgufFile& file, int32_t n_vocab);
+
+  void encode(std::string_view text, bool begins, std::vector<int32_t>& tokens) const override;
+
+ private:
+  // Two pieces that were merged into an unused one, by that one's text.
+  using Halves = std::map<std::string_view, std::pair<std::string_view, std::string_view>>;
+
+  void read_pieces();
+  void read_bytes(const TokenTable& by_text);
+  std::string normalised(std::string_view text, bool begins) const;
+  int32_t token_of(std::string_view piece) const;  // unknown_ if it is none
+  std::vector<std::string_view> parts(std::string_view piece, const Halves& halves) const;
+
+  std::vector<std::string> texts_;  // of the tokens, as SentencePiece writes them
+  std::vector<TokenType> types_;    // exactly one is unknown
+  std::vector<float> scores_;
+  bool one_space_;  // runs of spaces are one, and those at the ends none
+  int32_t unknown_;
+  TokenTable pieces_;  // what text is merged into
+  TokenTable whole_;   // user-defined tokens
+  bool has_bytes_ = false;
+  std::array<int32_t, 256> byte_tokens_;
+};
+
+}  // namespace h2o

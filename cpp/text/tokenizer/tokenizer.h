@@ -1,0 +1,55 @@
+// Tokenizer: text to tokens and back, by the vocabulary in a GGUF file (keys tokenizer.*).
+// The same tokens as python/h2o_cpp/tokenizer gives, which tests/python/test_core_tokenizer.py sees
+// to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/tokenizer/tokenizer_model.h"
+
+namespace h2o {
+
+class Tokenizer {
+ public:
+  struct Options {
+    bool add_special = true;     // with the tokens that the model wants around a text
+    bool parse_special = false;  // special tokens that the text spells are those tokens
+    bool begins = true;          // it does not continue another text: a space may belong in front
+  };
+
+  // `file` must outlive it. Throws FormatError for a vocabulary it does not know how to use.
+  Tokenizer(const GgufFile& file, int32_t n_vocab);
+
+  // Tokens of a text. Throws InvalidArgument unless it is UTF-8.
+  std::vector<int32_t> encode(std::string_view text, const Options& options) const;
+
+  // Text of tokens; bytes that are not UTF-8 become U+FFFD. Throws InvalidArgument for a token that
+  // is not in the vocabulary.
+  std::string decode(std::span<const int32_t> tokens) const;
+
+  // The bytes of a token: part of a character, or several; none for special tokens.
+  // begins: it is the first with any bytes, so without the space put in front of a text.
+  std::string_view token_bytes(int32_t token, bool begins = false) const;
+
+  // Has a text begun with these tokens?
+  bool has_text(std::span<const int32_t> tokens) const;
+
+  // Does a token end a turn?
+  bool ends(int32_t token) const;
+
+  int32_t bos() const { return kind_->vocabulary.bos; }  // -1 where there is none
+  int32_t eos() const { return kind_->vocabulary.eos; }
+
+ private:
+  std::unique_ptr<const TokenizerModel> kind_;
+  TokenTable special_;           // read in text only where asked for
+  std::vector<int32_t> before_;  // added to a text
+  std::vector<int32_t> after_;
+};
+
+}  // namespace h2o

@@ -1,0 +1,74 @@
+#include "text/tokenizer/vocabulary.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+// Tokens that end a turn whatever the file says of them, as in llama.cpp: files often name only one
+// end, and declare the others normal.
+constexpr std::string_view kEnds[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
+                                      "<|end|>",         "<|return|>",    "<|endoftext|>",
+                                      "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
+                                      "<EOT>",           "_<EOT>"};
+
+std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens) {
+  constexpr std::string_view kKey = "tokenizer.ggml.token_type";
+  if (file.find(kKey) == nullptr) return std::vector(n_tokens, TokenType::normal);
+  std::vector<TokenType> types;
+  for (const int64_t type : file.integers(kKey)) {
+    if (type < 1 || type > 6) throw FormatError(text(kKey, " has ", type, ", expected 1 to 6"));
+    types.push_back(static_cast<TokenType>(type));
+  }
+  return types;
+}
+
+}  // namespace
+
+Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos,
+                       int32_t default_eos)
+    : tokens(file.strings("tokenizer.ggml.tokens")),
+      types(read_types(file, tokens.size())),
+      bos(token_id(file, "bos", n_vocab, default_bos)),
+      eos(token_id(file, "eos", n_vocab, default_eos)),
+      end_tokens{eos, token_id(file, "eot", n_vocab, -1), token_id(file, "eom", n_vocab, -1)} {
+  if (std::ssize(tokens) != n_vocab || std::ssize(types) != n_vocab) {
+    throw FormatError(text("tokenizer.ggml.tokens has ", tokens.size(), " entries and token_type ",
+                           types.size(), ", the model has ", n_vocab));
+  }
+  for (int32_t i = 0; i < n_vocab; ++i) {
+    if (std::ranges::find(kEnds, tokens[i]) == std::end(kEnds)) continue;
+    types[i] = TokenType::control;
+    end_tokens.push_back(i);
+  }
+  std::ranges::sort(end_tokens);
+  end_tokens.erase(std::unique(end_tokens.begin(), end_tokens.end()), end_tokens.end());
+  std::erase(end_tokens, -1);
+}
+
+bool Vocabulary::silent(int32_t token) const {
+  const TokenType type = types[token];
+  return type == TokenType::unknown || type == TokenType::control || type == TokenType::unused;
+}
+
+TokenTable Vocabulary::table(std::initializer_list<TokenType> of) const {
+  std::vector<TokenTable::Entry> entries;
+  for (int32_t i = 0; i < size(); ++i) {
+    if (std::ranges::find(of, types[i]) != of.end()) entries.push_back({tokens[i], i});
+  }
+  return TokenTable(std::move(entries));
+}
+
+int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, int32_t fallback) {
+  const std::string key = text("tokenizer.ggml.", name, "_token_id");
+  if (fallback < 0 && file.find(key) == nullptr) return -1;
+  const int64_t token = file.integer_or(key, fallback);
+  if (token < 0 || token >= n_vocab) {
+    throw FormatError(text(key, " is ", token, ", the vocabulary has ", n_vocab, " tokens"));
+  }
+  return static_cast<int32_t>(token);
+}
+
+}  // namespace h2o

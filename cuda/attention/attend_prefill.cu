@@ -1,0 +1,87 @@
+#include <numbers>
+
+#include "cuda/attention/attend_prefill.h"
+#include "cuda/attention/dequantize_rows.h"
+#include "cuda/attention/prefill_f32.h"
+#include "cuda/attention/prefill_mma.h"
+#include "cuda/attention/prefill_step.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+bool is_f16_or_blocks(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
+}
+
+// f32 and bf16 do not go into f16 without loss.
+bool suits_tiles(const KvView& cache) {
+  return tiles_support(cache.head_dim) && is_f16_or_blocks(cache.k_dtype) &&
+         is_f16_or_blocks(cache.v_dtype);
+}
+
+bool is_f16(const KvView& cache) {
+  return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16;
+}
+
+// Where the arrays of one call lie in its workspace: those of PrefillStep, each if it may be
+// needed.
+struct Workspace {
+  explicit Workspace(const KvView& cache, std::byte* base = nullptr) {
+    const auto take = [&]<class T>(T*& array, bool needed, int64_t n) {
+      array = needed ? reinterpret_cast<T*>(base + bytes) : nullptr;
+      if (needed) bytes += (n * sizeof(T) + 255) / 256 * 256;
+    };
+    const bool tiles = suits_tiles(cache);
+    const bool scores = cache.scores != nullptr;
+    const int64_t queries = int64_t{cache.n_heads} * cache.max_rows;
+    const int64_t keys = cache.n_kv_heads * (int64_t{cache.slots} + cache.max_rows);
+    take(lse, scores, queries);
+    take(q_halves, scores && tiles, queries * cache.head_dim);
+    const bool unpacks = tiles && (!is_f16(cache) || cache.ranks != nullptr);
+    take(k_halves, unpacks, keys * cache.head_dim);
+    take(v_halves, unpacks, keys * cache.head_dim);
+  }
+
+  size_t bytes = 0;
+  float* lse;
+  uint16_t* q_halves;
+  uint16_t* k_halves;
+  uint16_t* v_halves;
+};
+
+}  // namespace
+
+size_t prefill_workspace(const KvView& shape) { return Workspace(shape).bytes; }
+
+void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
+                       const Segment& segment) {
+  const Workspace work(cache, cache.workspace);
+  const int64_t width = attention.q.cols;
+  const bool rotates = segment.rolling && attention.rope.layout != RopeLayout::none;
+  const bool unpacks = rotates || !is_f16(cache);
+  const PrefillStep step{
+      .cache = cache,
+      .segment = segment,
+      .group = cache.n_heads / cache.n_kv_heads,
+      .rope = attention.rope.layout,
+      .n_rot = rotates ? static_cast<int32_t>(attention.rope.n_rot()) : 0,
+      .scale = attention.scale * std::numbers::log2e_v<float>,
+      .width = width,
+      .q = attention.q.floats() + segment.row * width,
+      .out = attention.out.floats() + segment.row * width,
+      .lse = work.lse,
+      .q_halves = work.q_halves,
+      .k_halves = unpacks ? work.k_halves : nullptr,
+      .v_halves = unpacks ? work.v_halves : nullptr,
+  };
+  if (suits_tiles(cache)) {
+    if (unpacks) dequantize_rows(stream, step);
+    prefill_mma(stream, step);
+    if (cache.scores != nullptr) score_tiles(stream, step);
+  } else {
+    prefill_f32(stream, step);
+    if (cache.scores != nullptr) score_rows(stream, step);
+  }
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,265 @@
+// Attention of one query row over a part of the slots: how threads read keys and values, and share
+// the work.
+#pragma once
+
+#include "cuda/attention/kv_types.cuh"
+#include "cuda/runtime/reduce.cuh"
+#include "kv/view.h"
+
+namespace h2o::cuda {
+
+constexpr int kTeamThreads = 128;  // of a block
+constexpr int kMaxSplits = 128;
+
+// How the slots are split, by their number alone: the bits of a sequence's results do not depend on
+// what else is in the batch.
+struct Splits {
+  __host__ __device__ explicit Splits(int32_t slots) : length(64) {
+    while ((slots + length - 1) / length > kMaxSplits) length *= 2;
+    n = (slots + length - 1) / length;
+  }
+  int32_t length;  // slots
+  int32_t n;
+};
+
+// The workspace: for each sequence of the batch, head and split.
+struct Partials {
+  __host__ __device__ Partials(const KvView& cache, std::byte* base) : splits(cache.slots) {
+    const int64_t heads = int64_t{cache.n_sequences} * cache.n_heads;
+    stride = (cache.slots + 3) / 4 * 4;
+    logits = reinterpret_cast<float*>(base);
+    out = logits + heads * stride;
+    largest = out + heads * splits.n * cache.head_dim;
+    total = largest + heads * splits.n;
+    bytes = static_cast<size_t>(heads * (stride + splits.n * (int64_t{cache.head_dim} + 2))) *
+            sizeof(float);
+  }
+
+  Splits splits;
+  int64_t stride;
+  float* logits;   // [heads, stride] scaled
+  float* out;      // [heads, n_splits, head_dim] weighed by e^(logit - largest)
+  float* largest;  // [heads, n_splits] of the logits
+  float* total;    // [heads, n_splits] of the weights
+  size_t bytes;
+};
+
+struct Decode {
+  const float* q;  // [n, n_heads * head_dim]
+  float* out;      // like q
+  float scale;
+  int32_t half;  // n_rot / 2 of rolling sequences
+  bool pairs;
+};
+
+// How a thread reads its part of the keys and values: eight elements at a time, kAhead rows before
+// the first is used. Whole octets of a type known when this was compiled:
+template <class Row>
+struct Whole {
+  static constexpr int kAhead = 4;
+  using Packed = typename Row::Packed;
+  const KvView& cache;
+  const KvHead& head;
+
+  __device__ Packed key(int slot, int i) const { return get(head.k + slot * cache.k_row_bytes, i); }
+  __device__ Packed value(int slot, int i) const {
+    return get(head.v + slot * cache.v_row_bytes, i);
+  }
+  __device__ Packed get(const std::byte* row, int i) const {
+    return i < cache.head_dim ? Row::load(row, i) : Packed{};
+  }
+  static __device__ Octet unpack(const Packed& packed) { return Row::unpack(packed); }
+};
+
+// Any type and head_dim, an element at a time; keys of a rolling segment are rotated as they are
+// read.
+struct Single {
+  static constexpr int kAhead = 1;
+  using Packed = Octet;
+  const KvView& cache;
+  const KvHead& head;
+  const Decode& decode;
+  bool rolling;
+
+  __device__ __noinline__ Octet key(int slot, int i) const {
+    const std::byte* row = head.k + slot * cache.k_row_bytes;
+    return get([&](int e) { return rolling ? rotated(row, slot, e) : at(row, e); }, i);
+  }
+  __device__ __noinline__ Octet value(int slot, int i) const {
+    const std::byte* row = head.v + slot * cache.v_row_bytes;
+    return get([&](int e) { return element(cache.v_dtype, row, e); }, i);
+  }
+  static __device__ Octet unpack(const Octet& o) { return o; }
+
+ private:
+  template <class At>
+  __device__ Octet get(const At& at, int i) const {
+    Octet o;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) o.x[j] = i + j < cache.head_dim ? at(i + j) : 0;
+    return o;
+  }
+  __device__ float at(const std::byte* row, int e) const { return element(cache.k_dtype, row, e); }
+  __device__ float rotated(const std::byte* row, int slot, int e) const {
+    const int half = decode.half;
+    if (e >= 2 * half) return at(row, e);
+    const float* rope_table = cache.rope_table + int64_t{head.ranks[slot]} * 2 * half;
+    const bool second = decode.pairs ? e % 2 == 1 : e >= half;
+    const int pair = decode.pairs ? e / 2 : e % half;
+    const int apart = decode.pairs ? 1 : half;
+    return second ? at(row, e - apart) * rope_table[half + pair] + at(row, e) * rope_table[pair]
+                  : at(row, e) * rope_table[pair] - at(row, e + apart) * rope_table[half + pair];
+  }
+};
+
+// The softmax of kHeads query heads over some keys, and what it weighs of their values. kLanes
+// threads, a team, have one together: eight elements each at a time, kOctets times.
+template <int kLanes, int kOctets, int kHeads>
+struct Team {
+  static constexpr int kTeams = kTeamThreads / kLanes;
+  static constexpr int kWidth = kLanes * kOctets * 8;
+  const int team = threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes;
+
+  // The first element of the thread's octet c.
+  __device__ int element(int c) const { return (c * kLanes + lane) * 8; }
+
+  __device__ void load_queries(const float* from, int n_heads, int head_dim, float scale) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      largest[h] = -INFINITY;
+      total[h] = 0;
+#pragma unroll
+      for (int c = 0; c < kOctets; ++c) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int e = element(c) + j;
+          q[h][c].x[j] = h < n_heads && e < head_dim ? from[h * head_dim + e] * scale : 0;
+          out[h][c].x[j] = 0;
+        }
+      }
+    }
+  }
+
+  // Slots [begin, end), every kTeams-th of them; logits [n_heads, stride].
+  template <class Rows>
+  __device__ void attend(const Rows& rows, int begin, int end, int n_heads, float* logits,
+                         int64_t stride) {
+    constexpr int kAhead = Rows::kAhead;
+    // As many rounds for every team: the lanes of a warp, which may be of several, stay together.
+    for (int round = begin; round < end; round += kTeams * kAhead) {
+      const int first = round + team;
+      typename Rows::Packed k[kAhead][kOctets], v[kAhead][kOctets];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int slot =
+            min(first + i * kTeams, end - 1);  // past the end: read, and given no weight
+#pragma unroll
+        for (int c = 0; c < kOctets; ++c) {
+          k[i][c] = rows.key(slot, element(c));
+          v[i][c] = rows.value(slot, element(c));
+        }
+      }
+      float p[kAhead][kHeads];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) p[i][h] = 0;
+#pragma unroll
+        for (int c = 0; c < kOctets; ++c) {
+          const Octet key = rows.unpack(k[i][c]);
+#pragma unroll
+          for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) p[i][h] = fmaf(q[h][c].x[j], key.x[j], p[i][h]);
+          }
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float most = largest[h];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          p[i][h] = warp_sum<kLanes>(p[i][h]);
+          const int slot = first + i * kTeams;
+          if (slot < end) {
+            most = fmaxf(most, p[i][h]);
+            if (lane == 0 && h < n_heads) logits[h * stride + slot] = p[i][h];
+          }
+        }
+        const float shrink = exp_negative(largest[h] - most);
+        largest[h] = most;
+        total[h] *= shrink;
+#pragma unroll
+        for (int c = 0; c < kOctets; ++c) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) out[h][c].x[j] *= shrink;
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          p[i][h] = first + i * kTeams < end ? exp_negative(p[i][h] - most) : 0;
+          total[h] += p[i][h];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int c = 0; c < kOctets; ++c) {
+          const Octet value = rows.unpack(v[i][c]);
+#pragma unroll
+          for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              out[h][c].x[j] = fmaf(p[i][h], value.x[j], out[h][c].x[j]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // One after the other: merges the teams of the block, in order, into out [n_heads, n_splits,
+  // head_dim], and the softmax of each head. `shared`: [kTeams, kHeads, kWidth + 2].
+  __device__ void merge(float* shared, const Partials& partials, int64_t query, int n_heads,
+                        int head_dim) const {
+    float* const sums = shared + kTeams * kHeads * 2;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int mine = team * kHeads + h;
+      if (lane == 0) {
+        shared[2 * mine] = largest[h];
+        shared[2 * mine + 1] = total[h];
+      }
+#pragma unroll
+      for (int c = 0; c < kOctets; ++c) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[mine * kWidth + element(c) + j] = out[h][c].x[j];
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_heads * head_dim; i += kTeamThreads) {
+      const int h = i / head_dim, e = i % head_dim;
+      float most = -INFINITY;
+      for (int t = 0; t < kTeams; ++t) most = fmaxf(most, shared[2 * (t * kHeads + h)]);
+      float sum = 0, weights = 0;
+      for (int t = 0; t < kTeams; ++t) {
+        const float* softmax = shared + 2 * (t * kHeads + h);
+        // A team that had no slot has no weight, and its sums are zeros.
+        const float weight = exp_negative(softmax[0] - most);
+        sum = fmaf(weight, sums[(t * kHeads + h) * kWidth + e], sum);
+        weights = fmaf(weight, softmax[1], weights);
+      }
+      const int64_t split = (query + h) * partials.splits.n + blockIdx.x;
+      partials.out[split * head_dim + e] = sum;
+      if (e == 0) {
+        partials.largest[split] = most;
+        partials.total[split] = weights;
+      }
+    }
+  }
+
+  Octet q[kHeads][kOctets], out[kHeads][kOctets];
+  float largest[kHeads], total[kHeads];
+};
+
+}  // namespace h2o::cuda

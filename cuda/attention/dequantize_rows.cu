@@ -1,0 +1,40 @@
+#include "cuda/attention/dequantize_rows.h"
+#include "cuda/attention/prefill_step.cuh"
+#include "cuda/attention/stored_row.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/ptx.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kWarps = 8;  // of a block; each has a key
+
+// What is out of f16's range becomes its largest value: a probability is a number.
+__device__ void store_pair(uint16_t* to, float low, float high) {
+  *reinterpret_cast<uint32_t*>(to) = pack_halves(within_half(low), within_half(high));
+}
+
+__global__ void __launch_bounds__(kWarps* kWarp) dequantize_rows_kernel(PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  const auto kv_head = static_cast<int32_t>(blockIdx.x);
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const auto i = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / kWarp);
+  if (i >= keys.kept + step.segment.n_rows) return;
+  const StoredRow row(step, keys, i);
+  const int64_t to = step.first_unpacked(kv_head) + int64_t{i} * step.cache.head_dim;
+  for (int c = threadIdx.x % kWarp * 2; c < step.cache.head_dim; c += 2 * kWarp) {
+    store_pair(step.k_halves + to + c, row.key(c), row.key(c + 1));
+    store_pair(step.v_halves + to + c, row.value(c), row.value(c + 1));
+  }
+}
+
+}  // namespace
+
+void dequantize_rows(const Stream& stream, const PrefillStep& step) {
+  launch(stream, dequantize_rows_kernel,
+         dim3(step.cache.n_kv_heads, (step.max_keys() + kWarps - 1) / kWarps), dim3(kWarps * kWarp),
+         0, step);
+}
+
+}  // namespace h2o::cuda

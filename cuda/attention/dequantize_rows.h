@@ -1,0 +1,13 @@
+// Keys and values made f16 ahead of the kernels that work on tensor cores.
+#pragma once
+
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+struct PrefillStep;
+
+// Fills step.k_halves and step.v_halves.
+void dequantize_rows(const Stream& stream, const PrefillStep& step);
+
+}  // namespace h2o::cuda

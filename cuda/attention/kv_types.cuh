@@ -1,0 +1,169 @@
+// The types that a cache stores its rows in: reading eight elements of a row at a time, and writing
+// a row, to the bits that the CPU writes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/blocks.h"
+#include "core/dtype.h"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+
+// Eight elements as floats.
+struct Octet {
+  float x[8];
+};
+
+// A reader of rows has one(row, i), element i, and where rows are whole octets, aligned to 16
+// bytes, load(row, i), elements [i, i + 8) as they are stored, i a multiple of 8, and what they
+// unpack() to: many loads may be under way before the first is unpacked.
+
+struct F32Row {
+  static __device__ float one(const std::byte* row, int i) {
+    return reinterpret_cast<const float*>(row)[i];
+  }
+};
+
+struct F16Row {
+  using Packed = uint4;
+  static __device__ float one(const std::byte* row, int i) {
+    return __half2float(reinterpret_cast<const __half*>(row)[i]);
+  }
+  static __device__ Packed load(const std::byte* row, int i) {
+    return reinterpret_cast<const uint4*>(row)[i / 8];
+  }
+  static __device__ Octet unpack(const Packed& bits) {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    Octet o;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[j]));
+      o.x[2 * j] = pair.x;
+      o.x[2 * j + 1] = pair.y;
+    }
+    return o;
+  }
+};
+
+struct BF16Row {
+  static __device__ float one(const std::byte* row, int i) {
+    return __uint_as_float(uint32_t{reinterpret_cast<const BF16*>(row)[i].bits} << 16);
+  }
+};
+
+__device__ inline float to_float(F16 x) { return __half2float(__ushort_as_half(x.bits)); }
+
+// Blocks are aligned to 2 bytes.
+struct Q8_0Row {
+  struct Packed {
+    uint16_t pairs[4];
+    F16 d;
+  };
+  static __device__ float one(const std::byte* row, int i) {
+    const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / 32];
+    return to_float(block.d) * block.qs[i % 32];
+  }
+  static __device__ Packed load(const std::byte* row, int i) {
+    const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / 32];
+    const auto* pairs = reinterpret_cast<const uint16_t*>(block.qs + i % 32);
+    return {{pairs[0], pairs[1], pairs[2], pairs[3]}, block.d};
+  }
+  static __device__ Octet unpack(const Packed& packed) {
+    const float d = to_float(packed.d);
+    Octet o;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      o.x[2 * j] = d * static_cast<int8_t>(packed.pairs[j] & 0xff);
+      o.x[2 * j + 1] = d * static_cast<int8_t>(packed.pairs[j] >> 8);
+    }
+    return o;
+  }
+};
+
+struct Q4_0Row {
+  static __device__ float one(const std::byte* row, int i) {
+    const BlockQ4_0& block = reinterpret_cast<const BlockQ4_0*>(row)[i / 32];
+    const int q = block.qs[i % 16] >> (i % 32 < 16 ? 0 : 4) & 15;
+    return to_float(block.d) * static_cast<float>(q - 8);
+  }
+};
+
+// Element i of a row of a type that only the launch knows.
+__device__ inline float element(DType dtype, const std::byte* row, int i) {
+  switch (dtype) {
+    case DType::f16:
+      return F16Row::one(row, i);
+    case DType::bf16:
+      return BF16Row::one(row, i);
+    case DType::q8_0:
+      return Q8_0Row::one(row, i);
+    case DType::q4_0:
+      return Q4_0Row::one(row, i);
+    default:
+      return F32Row::one(row, i);
+  }
+}
+
+// ---- Writing. A row of n elements, of which each warp writes whole blocks of 32; x is in shared
+// memory. The quantised types round as GGUF's reference does: no product is fused with a sum. ----
+
+__device__ inline F16 f16_of(float x) { return {__half_as_ushort(__float2half_rn(x))}; }
+
+__device__ inline void write_q8_0(BlockQ8_0& to, float x, int lane) {
+  const float d = warp_max(fabsf(x)) / 127;
+  const float inverse = d > 0 ? 1 / d : 0;
+  const float q = roundf(__fmul_rn(x, inverse));
+  to.qs[lane] = static_cast<int8_t>(q > -127 ? (q < 127 ? q : 127) : -127);  // NaN: -127
+  if (lane == 0) to.d = f16_of(d);
+}
+
+__device__ inline void write_q4_0(BlockQ4_0& to, float x, int lane) {
+  // Of equal magnitudes the first.
+  float farthest = x == x ? x : 0;
+  int at = lane;
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, farthest, apart);
+    const int other_at = __shfl_xor_sync(kAllLanes, at, apart);
+    const float mine = fabsf(farthest), theirs = fabsf(other);
+    if (theirs > mine || (theirs == mine && other_at < at)) {
+      farthest = other;
+      at = other_at;
+    }
+  }
+  const float d = farthest / -8;
+  const float inverse = d != 0 ? 1 / d : 0;
+  const float q = __fadd_rn(__fmul_rn(x, inverse), 8.5f);
+  const int mine = static_cast<int>(q > 0 ? (q < 15 ? q : 15) : 0);  // NaN: 0
+  const int high = __shfl_down_sync(kAllLanes, mine, 16);
+  if (lane < 16) to.qs[lane] = static_cast<uint8_t>(mine | high << 4);
+  if (lane == 0) to.d = f16_of(d);
+}
+
+__device__ inline void write_row(DType dtype, std::byte* to, const float* x, int n) {
+  const int lane = threadIdx.x % kWarp;
+  for (int i = threadIdx.x; i / kWarp * kWarp < n; i += blockDim.x) {
+    const bool inside = i < n;
+    switch (dtype) {
+      case DType::f16:
+        if (inside) reinterpret_cast<__half*>(to)[i] = __float2half_rn(x[i]);
+        break;
+      case DType::bf16:
+        if (inside) reinterpret_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(x[i]);
+        break;
+      case DType::q8_0:
+        write_q8_0(reinterpret_cast<BlockQ8_0*>(to)[i / kWarp], x[i], lane);
+        break;
+      case DType::q4_0:
+        write_q4_0(reinterpret_cast<BlockQ4_0*>(to)[i / kWarp], x[i], lane);
+        break;
+      default:
+        if (inside) reinterpret_cast<float*>(to)[i] = x[i];
+    }
+  }
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,213 @@
+#include <cmath>
+
+#include "cuda/attention/prefill_f32.h"
+#include "cuda/attention/prefill_step.cuh"
+#include "cuda/attention/stored_row.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+// A block takes a tile of queries and a tile of keys at a time, a few dimensions at a time. A warp
+// has its own queries, a lane one key.
+constexpr int kQueries = 16;
+constexpr int kKeys = kWarp;
+constexpr int kDims = 64;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kOwnQueries = kQueries / kWarps;
+
+struct alignas(16) Tile {
+  float q[kQueries][kDims];
+  float rows[kKeys][kDims + 1];  // of keys or of values; a column is read without bank conflicts
+  float p[kQueries][kKeys];
+};
+
+__device__ int warp_index() { return threadIdx.x / kWarp; }
+__device__ int lane_index() { return threadIdx.x % kWarp; }
+
+// Dimensions [dim, dim + kDims) of the queries from `first` on; zeros where there are none.
+__device__ void load_queries(const PrefillStep& step, int32_t kv_head, int32_t first, int32_t dim,
+                             Tile& tile) {
+  for (int query = warp_index(); query < kQueries; query += kWarps) {
+    const int32_t t = first + query;
+    const bool exists = t < step.n_queries();
+    const float* q = step.q + step.offset(kv_head, exists ? t : 0) + dim;
+    for (int c = lane_index(); c < kDims; c += kWarp) {
+      tile.q[query][c] = exists && dim + c < step.cache.head_dim ? q[c] : 0.0f;
+    }
+  }
+}
+
+// The same of keys (or else of values) from `first` on, of which there are `n_keys`.
+template <bool of_keys>
+__device__ void load_rows(const PrefillStep& step, const SegmentKeys& keys, int32_t first,
+                          int32_t n_keys, int32_t dim, Tile& tile) {
+  for (int key = warp_index(); key < kKeys; key += kWarps) {
+    const bool exists = first + key < n_keys;
+    const StoredRow row(step, keys, exists ? first + key : 0);
+    for (int c = lane_index(); c < kDims; c += kWarp) {
+      const bool inside = exists && dim + c < step.cache.head_dim;
+      tile.rows[key][c] = !inside ? 0.0f : of_keys ? row.key(dim + c) : row.value(dim + c);
+    }
+  }
+}
+
+// Logits of this warp's queries and this lane's key, in powers of two.
+__device__ void multiply_tile(const PrefillStep& step, const SegmentKeys& keys, int32_t kv_head,
+                              int32_t first_query, int32_t first_key, int32_t n_keys, Tile& tile,
+                              float (&logits)[kOwnQueries]) {
+#pragma unroll
+  for (float& logit : logits) logit = 0.0f;
+  for (int32_t dim = 0; dim < step.cache.head_dim; dim += kDims) {
+    __syncthreads();  // nobody reads the rows that were there
+    load_queries(step, kv_head, first_query, dim, tile);
+    load_rows<true>(step, keys, first_key, n_keys, dim, tile);
+    __syncthreads();
+    const float* key = tile.rows[lane_index()];
+#pragma unroll 4
+    for (int c = 0; c < kDims; c += 4) {
+#pragma unroll
+      for (int i = 0; i < kOwnQueries; ++i) {
+        const auto q = *reinterpret_cast<const float4*>(&tile.q[warp_index() * kOwnQueries + i][c]);
+        logits[i] = fmaf(q.x, key[c], logits[i]);
+        logits[i] = fmaf(q.y, key[c + 1], logits[i]);
+        logits[i] = fmaf(q.z, key[c + 2], logits[i]);
+        logits[i] = fmaf(q.w, key[c + 3], logits[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (float& logit : logits) logit *= step.scale;
+}
+
+// The last key that query t sees; -1 if there is no such query.
+__device__ int32_t last_visible(const PrefillStep& step, const SegmentKeys& keys, int32_t t) {
+  return t < step.n_queries() ? keys.kept + t / step.group : -1;
+}
+
+__global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  std::byte* const shared = dynamic_shared<std::byte>();
+  Tile& tile = *reinterpret_cast<Tile*>(shared);
+  const int32_t head_dim = step.cache.head_dim;
+  const auto kv_head = static_cast<int32_t>(blockIdx.x);
+  const auto first_query = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y) * kQueries;
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const int32_t last_query = min(first_query + kQueries, step.n_queries()) - 1;
+  const int32_t n_keys = last_visible(step, keys, last_query) + 1;
+
+  const int own = warp_index() * kOwnQueries;
+  // [kOwnQueries, head_dim]: what out will be; an element is touched by one thread only.
+  float* const sums = reinterpret_cast<float*>(shared + sizeof(Tile)) + own * head_dim;
+  float largest[kOwnQueries], total[kOwnQueries];
+#pragma unroll
+  for (int i = 0; i < kOwnQueries; ++i) {
+    largest[i] = -INFINITY;
+    total[i] = 0.0f;
+    for (int32_t c = lane_index(); c < head_dim; c += kWarp) sums[i * head_dim + c] = 0.0f;
+  }
+
+  for (int32_t first_key = 0; first_key < n_keys; first_key += kKeys) {
+    float logits[kOwnQueries], correction[kOwnQueries];
+    multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
+#pragma unroll
+    for (int i = 0; i < kOwnQueries; ++i) {
+      const bool visible =
+          first_key + lane_index() <= last_visible(step, keys, first_query + own + i);
+      const float before = largest[i];
+      largest[i] = fmaxf(before, warp_max(visible ? logits[i] : -INFINITY));
+      correction[i] = exp2_negative(before - largest[i]);
+      const float p = visible ? exp2_negative(logits[i] - largest[i]) : 0.0f;
+      total[i] = total[i] * correction[i] + warp_sum(p);
+      tile.p[own + i][lane_index()] = p;
+    }
+
+    for (int32_t dim = 0; dim < head_dim; dim += kDims) {
+      __syncthreads();
+      load_rows<false>(step, keys, first_key, n_keys, dim, tile);
+      __syncthreads();
+      for (int c = lane_index(); c < kDims && dim + c < head_dim; c += kWarp) {
+        float sum[kOwnQueries] = {};
+#pragma unroll 8
+        for (int key = 0; key < kKeys; ++key) {
+#pragma unroll
+          for (int i = 0; i < kOwnQueries; ++i) {
+            sum[i] = fmaf(tile.p[own + i][key], tile.rows[key][c], sum[i]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kOwnQueries; ++i) {
+          float& all = sums[i * head_dim + dim + c];
+          all = fmaf(all, correction[i], sum[i]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kOwnQueries; ++i) {
+    const int32_t t = first_query + own + i;
+    if (t >= step.n_queries()) continue;
+    float* out = step.out + step.offset(kv_head, t);
+    for (int32_t c = lane_index(); c < head_dim; c += kWarp) {
+      out[c] = __fdividef(sums[i * head_dim + c], total[i]);
+    }
+    if (step.lse != nullptr && lane_index() == 0) {
+      step.lse[step.first_query(kv_head) + t] = largest[i] + log2f(total[i]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  std::byte* const shared = dynamic_shared<std::byte>();
+  Tile& tile = *reinterpret_cast<Tile*>(shared);
+  const auto kv_head = static_cast<int32_t>(blockIdx.x);
+  const auto first_key = static_cast<int32_t>(blockIdx.y) * kKeys;
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const int32_t n_keys = keys.kept + step.segment.n_rows;
+  if (keys.head.scores == nullptr || first_key >= n_keys) return;
+
+  const int own = warp_index() * kOwnQueries;
+  const float* lse = step.lse + step.first_query(kv_head);
+  float received = 0.0f;
+  int32_t first_query = max(0, first_key - keys.kept) * step.group;
+  for (; first_query < step.n_queries(); first_query += kQueries) {
+    float logits[kOwnQueries];
+    multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
+#pragma unroll
+    for (int i = 0; i < kOwnQueries; ++i) {
+      const int32_t t = first_query + own + i;
+      if (first_key + lane_index() > last_visible(step, keys, t)) continue;
+      const float p = exp2_negative(logits[i] - lse[t]);
+      received = fmaf(p, decay_since(step, keys.head.policy, t / step.group), received);
+    }
+  }
+
+  tile.p[warp_index()][lane_index()] = received;
+  __syncthreads();
+  if (warp_index() > 0 || first_key + lane_index() >= n_keys) return;
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) received += tile.p[warp][lane_index()];
+  add_score(step, keys, first_key + lane_index(), received);
+}
+
+int32_t tiles(int32_t n, int32_t tile) { return (n + tile - 1) / tile; }
+
+}  // namespace
+
+void prefill_f32(const Stream& stream, const PrefillStep& step) {
+  const size_t sums = size_t{kQueries} * step.cache.head_dim * sizeof(float);
+  launch(stream, prefill_f32_kernel, dim3(step.cache.n_kv_heads, tiles(step.n_queries(), kQueries)),
+         dim3(kThreads), sizeof(Tile) + sums, step);
+}
+
+void score_rows(const Stream& stream, const PrefillStep& step) {
+  launch(stream, score_rows_kernel, dim3(step.cache.n_kv_heads, tiles(step.max_keys(), kKeys)),
+         dim3(kThreads), sizeof(Tile), step);
+}
+
+}  // namespace h2o::cuda

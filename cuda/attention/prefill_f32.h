@@ -1,0 +1,16 @@
+// Prefill attention for every head size and every type, in f32.
+#pragma once
+
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+struct PrefillStep;
+
+void prefill_f32(const Stream& stream, const PrefillStep& step);
+
+// Adds the probabilities of the segment's rows to the scores; after prefill_f32(), which left their
+// log-sum-exp.
+void score_rows(const Stream& stream, const PrefillStep& step);
+
+}  // namespace h2o::cuda

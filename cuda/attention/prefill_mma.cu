@@ -1,0 +1,283 @@
+#include <cmath>
+
+#include "cuda/attention/half_rows.cuh"
+#include "cuda/attention/prefill_mma.h"
+#include "cuda/attention/prefill_step.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+// A block has a tile of queries, in shared memory, and takes the keys a tile at a time, as
+// FlashAttention-2 (arXiv 2307.08691) does. A warp has its own queries, with their sums in
+// registers.
+template <int kDim_>
+struct Shape {
+  static constexpr int kDim = kDim_;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kStrips = kDim <= 128 ? 2 : 1;  // of 16 queries that a warp has
+  static constexpr int kQueries = kWarps * kStrips * 16;
+  static constexpr int kKeys = 64;
+  static constexpr int kStride = kTileStride<kDim>;
+  static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kStride;
+};
+
+// What a thread holds of its warp's queries. Of strip s it has the queries lane / 4 + 8 * half, and
+// of them columns 8 j + 2 (lane % 4) and the next: element [s][j][2 * half] and the next.
+template <class S>
+struct Queries {
+  float out[S::kStrips][S::kDim / 8][4] = {};
+  float shift[S::kStrips][2];       // out and total are 2^-shift times what they stand for
+  float total[S::kStrips][2] = {};  // of the 2^logits of this thread's columns
+};
+
+template <class S>
+using Logits = float[S::kStrips][S::kKeys / 8][4];
+
+// Query number of a thread's strip and half, in the block's tile.
+template <class S>
+__device__ inline int query_index(int strip, int half) {
+  const int lane = threadIdx.x % kWarp;
+  return (threadIdx.x / kWarp * S::kStrips + strip) * 16 + half * 8 + lane / 4;
+}
+
+// Rounds the queries from `first` on to f16, zeros where there are none, and keeps them for
+// score_tiles().
+template <class S>
+__device__ inline void load_queries(const PrefillStep& step, int32_t kv_head, int32_t first,
+                                    std::byte* tile) {
+  constexpr int kPerRow = S::kDim / 4;
+  for (int i = threadIdx.x; i < S::kQueries * kPerRow; i += S::kThreads) {
+    const int query = i / kPerRow;
+    const int c = i % kPerRow * 4;
+    const int32_t t = first + query;
+    uint2 halves{0, 0};
+    if (t < step.n_queries()) {
+      const auto q = *reinterpret_cast<const float4*>(step.q + step.offset(kv_head, t) + c);
+      halves.x = pack_halves(within_half(q.x), within_half(q.y));
+      halves.y = pack_halves(within_half(q.z), within_half(q.w));
+      if (step.q_halves != nullptr) {
+        uint16_t* kept = step.q_halves + (step.first_query(kv_head) + t) * S::kDim + c;
+        *reinterpret_cast<uint2*>(kept) = halves;
+      }
+    }
+    *reinterpret_cast<uint2*>(tile + query * S::kStride + c * 2) = halves;
+  }
+}
+
+// logits = queries keys^T
+template <class S>
+__device__ __forceinline__ void multiply_keys(uint32_t q_tile, uint32_t k_tile, Logits<S>& logits) {
+  const int lane = threadIdx.x % kWarp;
+  const int first_query = threadIdx.x / kWarp * S::kStrips * 16;
+  const uint32_t q_row = q_tile + first_query * S::kStride + lane_offset_rows_first<S::kDim>(lane);
+  const uint32_t k_row = k_tile + lane_offset_columns_first<S::kDim>(lane);
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (auto& logit : logits[strip]) logit[0] = logit[1] = logit[2] = logit[3] = 0.0f;
+  }
+#pragma unroll
+  for (int dim = 0; dim < S::kDim; dim += 16) {
+    uint32_t q[S::kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < S::kStrips; ++strip) {
+      load_matrices(q[strip], q_row + strip * 16 * S::kStride + dim * 2);
+    }
+#pragma unroll
+    for (int key = 0; key < S::kKeys; key += 16) {
+      uint32_t k[4];
+      load_matrices(k, k_row + key * S::kStride + dim * 2);
+#pragma unroll
+      for (int strip = 0; strip < S::kStrips; ++strip) {
+        multiply_add(logits[strip][key / 8], q[strip], k[0], k[1]);
+        multiply_add(logits[strip][key / 8 + 1], q[strip], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// No query sees what comes after it.
+template <class S>
+__device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept,
+                                           int32_t first_query, int32_t first_key,
+                                           Logits<S>& logits) {
+  const int first_column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t t = first_query + query_index<S>(strip, half);
+      const int32_t last = kept + t / step.group - first_key - first_column;
+#pragma unroll
+      for (int j = 0; j < S::kKeys / 8; ++j) {
+        if (8 * j > last) logits[strip][j][2 * half] = -INFINITY;
+        if (8 * j + 1 > last) logits[strip][j][2 * half + 1] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Logits become probabilities, up to a factor that is still to come. It is 2^-shift for a shift
+// near the largest logit: as long as that grows by less than kSlack, which f16 has room for, it may
+// stay. The first key is seen by all, so it is a number from the first tile on.
+template <class S>
+__device__ __forceinline__ void weigh(float scale, Logits<S>& logits, Queries<S>& own) {
+  constexpr float kSlack = 8.0f;
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (const auto& logit : logits[strip]) {
+        largest = fmaxf(largest, fmaxf(logit[2 * half], logit[2 * half + 1]));
+      }
+      largest = warp_max<4>(largest) * scale;
+      float& shift = own.shift[strip][half];
+      if (__any_sync(kAllLanes, largest > shift + kSlack)) {
+        largest = fmaxf(largest, shift);
+        const float correction = exp2_fast(shift - largest);
+        shift = largest;
+        own.total[strip][half] *= correction;
+#pragma unroll
+        for (auto& out : own.out[strip]) {
+          out[2 * half] *= correction;
+          out[2 * half + 1] *= correction;
+        }
+      }
+#pragma unroll
+      for (auto& logit : logits[strip]) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          logit[i] = exp2_fast(fmaf(logit[i], scale, -shift));
+          own.total[strip][half] += logit[i];
+        }
+      }
+    }
+  }
+}
+
+// out += probabilities values. The sums of one product are the factors of the next: two tiles of
+// 8 columns are laid over the warp as one of 16 is.
+template <class S>
+__device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, Queries<S>& own) {
+  const uint32_t v_row = v_tile + lane_offset_rows_first<S::kDim>(threadIdx.x % kWarp);
+#pragma unroll
+  for (int key = 0; key < S::kKeys; key += 16) {
+    uint32_t a[S::kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& pair = p[strip][key / 8 + i / 2];
+        a[strip][i] = pack_halves(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int dim = 0; dim < S::kDim; dim += 16) {
+      uint32_t v[4];
+      load_matrices_transposed(v, v_row + key * S::kStride + dim * 2);
+#pragma unroll
+      for (int strip = 0; strip < S::kStrips; ++strip) {
+        multiply_add(own.out[strip][dim / 8], a[strip], v[0], v[1]);
+        multiply_add(own.out[strip][dim / 8 + 1], a[strip], v[2], v[3]);
+      }
+    }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_head,
+                                          int32_t first_query, const Queries<S>& own) {
+  const int quarter = threadIdx.x % 4;
+#pragma unroll
+  for (int strip = 0; strip < S::kStrips; ++strip) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = warp_sum<4>(own.total[strip][half]);
+      const int32_t t = first_query + query_index<S>(strip, half);
+      if (t >= step.n_queries()) continue;
+      const float inverse = 1.0f / total;
+      float* out = step.out + step.offset(kv_head, t) + quarter * 2;
+#pragma unroll
+      for (int j = 0; j < S::kDim / 8; ++j) {
+        const auto& sums = own.out[strip][j];
+        *reinterpret_cast<float2*>(out + 8 * j) = {sums[2 * half] * inverse,
+                                                   sums[2 * half + 1] * inverse};
+      }
+      if (step.lse != nullptr && quarter == 0) {
+        step.lse[step.first_query(kv_head) + t] = own.shift[strip][half] + log2f(total);
+      }
+    }
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  std::byte* const shared = dynamic_shared<std::byte>();
+  const uint32_t q_tile = shared_address(shared);
+  const uint32_t k_tile = q_tile + S::kQueries * S::kStride;
+  const uint32_t v_tile = k_tile + S::kKeys * S::kStride;
+
+  // The queries that see most keys begin first.
+  const auto kv_head = static_cast<int32_t>(blockIdx.x);
+  const auto first_query = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y) * S::kQueries;
+  const SegmentKeys keys(step.cache, step.segment, kv_head);
+  const int32_t last_query = min(first_query + S::kQueries, step.n_queries()) - 1;
+  const int32_t n_keys = keys.kept + last_query / step.group + 1;
+  const int32_t n_seen_by_all = keys.kept + first_query / step.group + 1;
+  const auto k = key_rows<S::kDim>(step, keys, kv_head);
+  const auto v = value_rows<S::kDim>(step, keys, kv_head);
+
+  copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, 0, n_keys);
+  commit_copies();
+  load_queries<S>(step, kv_head, first_query, shared);
+  Queries<S> own;
+#pragma unroll
+  for (auto& shift : own.shift) shift[0] = shift[1] = -INFINITY;
+
+  for (int32_t first_key = 0; first_key < n_keys; first_key += S::kKeys) {
+    wait_for_copies<0>();
+    __syncthreads();  // the keys are there, and nobody reads the values that were
+    copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
+    commit_copies();
+    Logits<S> logits;
+    multiply_keys<S>(q_tile, k_tile, logits);
+    wait_for_copies<0>();
+    __syncthreads();  // the values are there, and nobody reads the keys that were
+    if (first_key + S::kKeys < n_keys) {
+      copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
+      commit_copies();
+    }
+    if (first_key + S::kKeys > n_seen_by_all) {
+      hide_later<S>(step, keys.kept, first_query, first_key, logits);
+    }
+    weigh<S>(step.scale, logits, own);
+    add_values<S>(v_tile, logits, own);
+  }
+  write_out<S>(step, kv_head, first_query, own);
+}
+
+template <int kDim>
+void attend(const Stream& stream, const PrefillStep& step) {
+  using S = Shape<kDim>;
+  launch(stream, prefill_mma_kernel<S>,
+         dim3(step.cache.n_kv_heads, (step.n_queries() + S::kQueries - 1) / S::kQueries),
+         dim3(S::kThreads), S::kSharedBytes, step);
+}
+
+}  // namespace
+
+bool tiles_support(int head_dim) {
+  return with_head_dim(head_dim, [](auto) {});
+}
+
+void prefill_mma(const Stream& stream, const PrefillStep& step) {
+  with_head_dim(step.cache.head_dim, [&](auto dim) { attend<dim>(stream, step); });
+}
+
+}  // namespace h2o::cuda

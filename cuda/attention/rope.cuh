@@ -1,0 +1,43 @@
+// Rotary position embedding (RoFormer, arXiv 2104.09864) on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+namespace h2o::cuda {
+
+// A Rope as kernels take it.
+struct Rotation {
+  explicit Rotation(const Rope& rope)
+      : frequencies(rope.frequencies.floats()),
+        half(static_cast<int32_t>(rope.frequencies.cols)),
+        magnitude(rope.magnitude),
+        pairs(rope.layout == RopeLayout::pairs) {}
+
+  // The cosine (x) and sine (y) by which pair i turns at a position. The angle in f32, as
+  // transformers and llama.cpp have it.
+  __device__ float2 angle(int32_t position, int i) const {
+    const float angle = __fmul_rn(static_cast<float>(position), frequencies[i]);
+    float sine, cosine;
+    sincosf(angle, &sine, &cosine);
+    return {cosine * magnitude, sine * magnitude};
+  }
+
+  // The two elements of pair i.
+  __device__ int first(int i) const { return pairs ? 2 * i : i; }
+  __device__ int second(int i) const { return pairs ? 2 * i + 1 : i + half; }
+
+  __device__ void apply(float* x, int i, float2 angle) const {
+    const float a = x[first(i)], b = x[second(i)];
+    x[first(i)] = a * angle.x - b * angle.y;
+    x[second(i)] = a * angle.y + b * angle.x;
+  }
+
+  const float* frequencies;  // [half]
+  int32_t half;              // n_rot / 2; 0: nothing turns
+  float magnitude;
+  bool pairs;
+};
+
+}  // namespace h2o::cuda

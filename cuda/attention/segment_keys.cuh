@@ -1,0 +1,41 @@
+// The keys that the rows of a segment attend to, in order: first what the cache kept of the
+// sequence, then the segment's own rows.
+#pragma once
+
+#include "backend/batch.h"
+#include "kv/rows.h"
+
+namespace h2o::cuda {
+
+// Of one kv_head. Row r of the segment sees the first kept + r + 1 keys. The segment's rows are in
+// free slots if they all fit, and else in the chunk until every row has attended.
+struct SegmentKeys {
+  __device__ SegmentKeys(const KvView& cache, const Segment& segment, int32_t kv_head)
+      : head(cache.head(segment.sequence, kv_head)),
+        chunk(cache.chunk(kv_head, segment.row)),
+        kept(head.policy.kept(segment.position)),
+        first(*head.next_slot),
+        fits(int64_t{kept} + segment.n_rows <= head.slots) {}
+
+  // The slot of key i, or -1 if it is in the chunk, as row i - kept.
+  __device__ int32_t slot(int32_t i) const {
+    if (i >= kept) return fits ? first + i - kept : -1;
+    return i < first ? i : i + 1;  // a filled pool has one dead row, at `first`
+  }
+
+  __device__ KvRow row(const KvView& cache, int32_t i) const {
+    const int32_t s = slot(i);
+    return s >= 0 ? slot_row(cache, head, s) : chunk_row(cache, head, chunk, i - kept);
+  }
+
+  // What `rope_table` a rolling segment's key is rotated by.
+  __device__ int32_t rank(int32_t i) const { return i >= kept ? i : head.ranks[slot(i)]; }
+
+  KvHead head;
+  KvStaging chunk;
+  int32_t kept;   // tokens of the sequence that were there before
+  int32_t first;  // slot of the first new row, if they fit; else the first that is free
+  bool fits;
+};
+
+}  // namespace h2o::cuda

@@ -1,0 +1,162 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/matmul/dequantize.h"
+#include "cuda/matmul/formats.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+dim3 blocks_of(int64_t n, int64_t n_rows = 1) {
+  return {static_cast<unsigned>((n + kThreads - 1) / kThreads), static_cast<unsigned>(n_rows)};
+}
+
+__device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+
+__device__ __half saturated(float x) {
+  constexpr float kMost = 65504;
+  return __float2half_rn(fabsf(x) > kMost ? copysignf(kMost, x) : x);  // NaN stays NaN
+}
+
+// Four elements of a group, in order.
+template <class Format>
+__device__ float4 values(const Group<typename Format::Scales>& group, int j) {
+  constexpr int kPerScale = 8 / Format::Scales::kScales;
+  const float scale = group.scale[j / kPerScale];
+  const auto value = [&](int i) {
+    const int q = static_cast<int8_t>(group.q[j] >> 8 * i) - Format::kOffset;
+    if constexpr (Format::Scales::kMins) return scale * q + group.min[j / kPerScale];
+    return scale * q;
+  };
+  return {value(0), value(1), value(2), value(3)};
+}
+
+// A thread has a group.
+template <class Format>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(__half* to, Weights w, int64_t begin, int64_t n) {
+  let_next_start();
+  const int n_groups = static_cast<int>(w.cols / kGroup);
+  const int64_t index = thread_index();
+  const int64_t row = index / n_groups;
+  const int g = static_cast<int>(index % n_groups);
+  typename Format::Raw raw;
+  if (row < n) raw = Format::load_raw(w.row(begin + row), n_groups, g);
+  wait_for_previous();
+  if (row >= n) return;
+  const auto group = Format::unpack(raw, g);
+  auto* out = reinterpret_cast<uint4*>(to + index * kGroup);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const float4 a = values<Format>(group, j);
+    const float4 b = values<Format>(group, j + 1);
+    const __half h[8] = {saturated(a.x), saturated(a.y), saturated(a.z), saturated(a.w),
+                         saturated(b.x), saturated(b.y), saturated(b.z), saturated(b.w)};
+    const auto word = [&](int i) {
+      return __half_as_ushort(h[i]) | static_cast<uint32_t>(__half_as_ushort(h[i + 1])) << 16;
+    };
+    out[j / 2] = {word(0), word(2), word(4), word(6)};
+  }
+}
+
+template <class Format>
+__global__ void __launch_bounds__(kThreads)
+    embed_kernel(float* x, Weights table, const int32_t* tokens) {
+  let_next_start();
+  wait_for_previous();
+  const int n_groups = static_cast<int>(table.cols / kGroup);
+  const int64_t g = thread_index();
+  if (g >= n_groups) return;
+  const auto raw = Format::load_raw(table.row(tokens[blockIdx.y]), n_groups, static_cast<int>(g));
+  const auto group = Format::unpack(raw, static_cast<int>(g));
+  auto* out = reinterpret_cast<float4*>(x + blockIdx.y * table.cols + g * kGroup);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) out[j] = values<Format>(group, j);
+}
+
+__device__ float as_float(float x) { return x; }
+__device__ float as_float(F16 x) { return to_float(x); }
+__device__ float as_float(BF16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    embed_plain_kernel(float* x, Weights table, const int32_t* tokens) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t i = thread_index();
+  if (i >= table.cols) return;
+  const auto* row = reinterpret_cast<const T*>(table.row(tokens[blockIdx.y]));
+  x[blockIdx.y * table.cols + i] = as_float(row[i]);
+}
+
+__device__ void store_as(__half* to, float x) { *to = saturated(x); }
+__device__ void store_as(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) convert_kernel(T* to, const float* x, int64_t n) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t i = thread_index();
+  if (i < n) store_as(to + i, x[i]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    bias_kernel(float* y, int64_t y_stride, const float* bias, bool add) {
+  let_next_start();
+  const int64_t i = thread_index();
+  const float value = i < y_stride ? bias[i] : 0;
+  wait_for_previous();
+  if (i >= y_stride) return;
+  float* to = y + blockIdx.y * y_stride + i;
+  *to = add ? *to + value : value;
+}
+
+}  // namespace
+
+void dequantize(const Stream& stream, void* to, const Weights& w, int64_t begin, int64_t n) {
+  with_format(w.dtype, [&]<class Format>() {
+    launch(stream, dequantize_kernel<Format>, blocks_of(n * w.cols / kGroup), kThreads, 0,
+           static_cast<__half*>(to), w, begin, n);
+  });
+}
+
+void embed(const Stream& stream, const Tensor& x, const Weights& table, const int32_t* tokens) {
+  const auto plain = [&](auto kernel) {
+    launch(stream, kernel, blocks_of(table.cols, x.rows), kThreads, 0, x.floats(), table, tokens);
+  };
+  switch (table.dtype) {
+    case DType::f32:
+      return plain(embed_plain_kernel<float>);
+    case DType::f16:
+      return plain(embed_plain_kernel<F16>);
+    case DType::bf16:
+      return plain(embed_plain_kernel<BF16>);
+    default:
+      with_format(table.dtype, [&]<class Format>() {
+        launch(stream, embed_kernel<Format>, blocks_of(table.cols / kGroup, x.rows), kThreads, 0,
+               x.floats(), table, tokens);
+      });
+  }
+}
+
+void convert(const Stream& stream, void* to, DType dtype, const Tensor& x) {
+  const int64_t n = x.rows * x.cols;
+  if (dtype == DType::bf16) {
+    launch(stream, convert_kernel<__nv_bfloat16>, blocks_of(n), kThreads, 0,
+           static_cast<__nv_bfloat16*>(to), x.floats(), n);
+  } else {
+    launch(stream, convert_kernel<__half>, blocks_of(n), kThreads, 0, static_cast<__half*>(to),
+           x.floats(), n);
+  }
+}
+
+void start_with_bias(const Stream& stream, const Tensor& y, const float* bias, bool add) {
+  launch(stream, bias_kernel, blocks_of(y.cols, y.rows), kThreads, 0, y.floats(), y.cols, bias,
+         add);
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,24 @@
+// Elements of one type as another: weights as floats, activations as weights' partners.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "cuda/matmul/weights.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+// Rows [begin, begin + n) of quantised weights as f16 [n, w.cols].
+void dequantize(const Stream& stream, void* to, const Weights& w, int64_t begin, int64_t n);
+
+// x[i] = table[tokens[i]]; tokens: [x.rows] on the device.
+void embed(const Stream& stream, const Tensor& x, const Weights& table, const int32_t* tokens);
+
+// x as f16 or bf16. What f16 cannot hold becomes the largest that it can.
+void convert(const Stream& stream, void* to, DType dtype, const Tensor& x);
+
+// y = bias in every row, or y += bias.
+void start_with_bias(const Stream& stream, const Tensor& y, const float* bias, bool add);
+
+}  // namespace h2o::cuda

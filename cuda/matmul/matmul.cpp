@@ -1,0 +1,193 @@
+#include "cuda/matmul/matmul.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/error.h"
+#include "cuda/matmul/cublas.h"
+#include "cuda/matmul/dequantize.h"
+#include "cuda/matmul/matvec.h"
+#include "cuda/matmul/quantize_activations.h"
+#include "cuda/matmul/repack.h"
+#include "cuda/matmul/weights.h"
+
+namespace h2o::cuda {
+namespace {
+
+// Rows of x up to which weights are read again for every kMatvecRows of them. Before cuBLAS can
+// multiply with quantised weights they are written and read as f16, 4 bytes an element: as many as
+// four times Q8_0.
+constexpr int64_t kFewRows = kMatvecRows;
+constexpr int64_t kFewQuantizedRows = 4 * kMatvecRows;
+
+constexpr int64_t kGemmRows = 2048;                // of x at a time, in 16 bits
+constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: less than an L2 cache
+
+bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
+
+// At most n rows, from row `begin`.
+Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
+  return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
+}
+
+// Memory that grows. What was recorded before goes on with the smaller one, which is kept.
+class Workspace {
+ public:
+  void reserve(int64_t bytes) {
+    const auto needed = static_cast<size_t>(bytes);
+    if (buffers_.empty() || buffers_.back().size() < needed) {
+      buffers_.push_back(allocate_device(needed));
+    }
+  }
+  std::byte* data() const { return buffers_.back().data(); }
+
+ private:
+  std::vector<Buffer> buffers_;
+};
+
+// Activations in another form, and of which tensor.
+struct OtherForm {
+  Workspace memory;
+  Tensor x;
+  DType dtype = DType::f32;
+
+  // Whether it has yet to be made.
+  bool becomes(const Tensor& tensor, DType as) {
+    if (x.data == tensor.data && x.rows == tensor.rows && x.cols == tensor.cols && dtype == as) {
+      return false;
+    }
+    x = tensor;
+    dtype = as;
+    return true;
+  }
+  void forget() { x = {}; }
+  void forget_if_in(const Tensor& y) {
+    if (x && x.data < y.data + y.bytes() && y.data < x.data + x.bytes()) forget();
+  }
+};
+
+}  // namespace
+
+struct Matmul::State {
+  explicit State(const Stream& stream) : stream(stream), cublas(stream), uploader(stream) {}
+
+  Tensor upload(const Tensor& host, std::byte* to);
+  Weights find(const Tensor& tensor) const;
+  void matvecs(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  void gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+
+  const Stream& stream;
+  Cublas cublas;
+  Uploader uploader;
+  std::map<const std::byte*, Tensor> quantised;  // as callers see them, by where they begin
+  OtherForm quantized;                           // kFewQuantizedRows, as QuantizedRows, in 8 bits
+  OtherForm halves;                              // kGemmRows, as f16 or bf16
+  Workspace tile;                                // weights as f16
+};
+
+Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
+  const int64_t bytes = host.rows * device_row_bytes(host.dtype, host.cols);
+  const Tensor tensor{to, host.dtype, host.rows, host.cols};
+  uploader.upload(tensor.data, host);
+
+  if (is_quantised(host.dtype)) {
+    // Whatever else began there has been freed, or takes turns with it and begins where it does.
+    quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
+    quantised[tensor.data] = tensor;
+    quantized.memory.reserve(QuantizedRows::bytes(kFewQuantizedRows, host.cols));
+    if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
+  }
+  if (cublas && host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
+  return tensor;
+}
+
+// A range of rows of what was uploaded begins where it would if they were as long as in the file.
+Weights Matmul::State::find(const Tensor& t) const {
+  if (!is_quantised(t.dtype)) return {t.data, t.dtype, t.rows, t.cols, t.row_bytes()};
+  auto whole = quantised.upper_bound(t.data);
+  require(whole != quantised.begin(), "[matmul] these weights were not uploaded");
+  const std::byte* const begin = (--whole)->first;
+  const int64_t row_bytes = device_row_bytes(t.dtype, t.cols);
+  return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
+}
+
+void Matmul::State::matvecs(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
+                            bool add) {
+  const bool rounds = is_quantised(w.dtype);
+  const int64_t most = rounds ? kFewQuantizedRows : kMatvecRows;
+  for (int64_t i = 0; i < x.rows; i += most) {
+    const Tensor some = rows_of(x, i, most);
+    if (!rounds) {
+      matvec(stream, {y.floats() + i * y.cols, y.cols, bias, some.rows, add}, w, some.floats());
+      continue;
+    }
+    const QuantizedRows all(quantized.memory.data(), kFewQuantizedRows, x.cols);
+    if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
+    for (int64_t r = 0; r < some.rows; r += kMatvecRows) {
+      matvec(
+          stream,
+          {y.floats() + (i + r) * y.cols, y.cols, bias, std::min(kMatvecRows, some.rows - r), add},
+          w, all.from(r));
+    }
+  }
+}
+
+void Matmul::State::gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
+                         bool add) {
+  if (bias != nullptr) start_with_bias(stream, y, bias, add);
+  const bool adds = add || bias != nullptr;
+  const DType type = is_quantised(w.dtype) ? DType::f16 : w.dtype;
+  const int64_t of_tile =
+      is_quantised(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
+  for (int64_t i = 0; i < x.rows; i += kGemmRows) {
+    const Tensor some = rows_of(x, i, kGemmRows);
+    const void* from = some.data;
+    if (type != DType::f32) {
+      if (halves.becomes(some, type)) convert(stream, halves.memory.data(), type, some);
+      from = halves.memory.data();
+    }
+    for (int64_t o = 0; o < w.rows; o += of_tile) {
+      const int64_t n_out = std::min(of_tile, w.rows - o);
+      const void* weights = w.row(o);
+      if (is_quantised(w.dtype)) {
+        dequantize(stream, tile.data(), w, o, n_out);
+        weights = tile.data();
+      }
+      cublas.multiply(y.floats() + i * y.cols + o, y.cols, from, weights, type, some.rows, n_out,
+                      w.cols, adds);
+    }
+  }
+}
+
+Matmul::Matmul(const Stream& stream) : state_(std::make_unique<State>(stream)) {}
+
+Matmul::~Matmul() = default;
+
+std::string Matmul::name() const { return state_->cublas.name(); }
+
+Tensor Matmul::upload(const Tensor& host, std::byte* to) { return state_->upload(host, to); }
+
+void Matmul::multiply(Tensor y, const Tensor& x, const Affine& w, bool add) {
+  if (x.rows == 0) return;
+  const Weights weights = state_->find(w.weight);
+  const float* bias = w.bias ? w.bias.floats() : nullptr;
+  const int64_t few = is_quantised(weights.dtype) ? kFewQuantizedRows : kFewRows;
+  if (x.rows <= few || !state_->cublas) {
+    state_->matvecs(y, x, weights, bias, add);
+  } else {
+    state_->gemm(y, x, weights, bias, add);
+  }
+  state_->quantized.forget_if_in(y);
+  state_->halves.forget_if_in(y);
+}
+
+void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {
+  if (x.rows > 0) cuda::embed(state_->stream, x, state_->find(table), tokens);
+}
+
+void Matmul::forget() {
+  state_->quantized.forget();
+  state_->halves.forget();
+}
+
+}  // namespace h2o::cuda

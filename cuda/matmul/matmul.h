@@ -1,0 +1,39 @@
+// Products with weights in any type, and their rows as floats.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+// A few rows are multiplied straight from the weights' blocks; more by cuBLAS on tensor cores, a
+// tile of unpacked weights at a time. Without cuBLAS, a few rows at a time.
+class Matmul {
+ public:
+  explicit Matmul(const Stream& stream);
+  ~Matmul();
+
+  std::string name() const;  // of what multiplies many rows: "cuBLAS 13.0" or "no cuBLAS"
+
+  // The weights at `to` on the device, in rows of device_row_bytes() laid out for its kernels; the
+  // workspace grows with them, for nothing is allocated later.
+  Tensor upload(const Tensor& host, std::byte* to);
+
+  // y = x w.weight^T + w.bias, or y += it
+  void multiply(Tensor y, const Tensor& x, const Affine& w, bool add);
+
+  // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
+  void embed(Tensor x, const Tensor& table, const int32_t* tokens);
+
+  // What multiply() remembers of x, which may be written now.
+  void forget();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace h2o::cuda

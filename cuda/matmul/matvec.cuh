@@ -1,0 +1,155 @@
+// The kernel of products of a few rows with weights.
+//
+// A warp has kWide rows of weights, or a share of their columns, and all rows of x. A row is
+// divided into units, which are what 16 or 32 bytes of weights hold, and chunks of 32 units: a lane
+// has a unit. What a lane multiplies later is always being loaded; and the first of it is loaded
+// before the kernel ahead has ended, since no kernel writes weights. A sum is over the units of a
+// lane, then over lanes, then over the shares, always in that order.
+//
+// `Type` is a type of weights:
+//   kUnit                          elements of a unit
+//   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
+//   blocks(n)                      that a multiprocessor holds: what that leaves of its registers
+//   Raw load(row, n_units, i)      unit i of a row of weights
+//   Unpacked unpack(raw, i, valid)
+//   X                              rows of x, and
+//   multiply<n>(sums, w, x, n_units, chunk, lane)   sums[j][r] += w[j] * row r of x, r < n
+// Where there is no unit, the last one is loaded, but is not valid: it adds nothing. That is
+// without a branch, so that what is loaded of x for one unit does not wait for another.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/matmul/matvec.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+
+constexpr int kMatvecWarps = 4;  // in a block: few, so that blocks end, and begin, one by one
+constexpr int kMatvecThreads = kMatvecWarps * kWarp;
+
+// Of n values in each lane, the sum over all lanes of value i, in lanes [i, i + 1) * 32 / n.
+template <int n, int apart = kWarp / 2>
+__device__ inline float sum_each(const float* values) {
+  if constexpr (n == 1) {
+    return warp_sum<2 * apart>(values[0]);
+  } else {
+    // Each of two lanes goes on with one half of the values, and gives away the other.
+    const bool upper = threadIdx.x & apart;
+    float mine[n / 2];
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const float given = upper ? values[i] : values[i + n / 2];
+      mine[i] = (upper ? values[i + n / 2] : values[i]) + __shfl_xor_sync(kAllLanes, given, apart);
+    }
+    return sum_each<n / 2, apart / 2>(mine);
+  }
+}
+
+// n_rows <= n. A row of weights is divided among 2^log_shares warps of a block.
+template <class Type, int n>
+__global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
+    matvec_kernel(Matvec m, Weights w, int log_shares, typename Type::X x) {
+  let_next_start();
+  constexpr int kWide = Type::template kWide<n>;
+  constexpr int kAhead = Type::template kAhead<n>;
+  constexpr int kSums = kWide * n;
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int share = warp & ((1 << log_shares) - 1);
+  const int64_t first_row = ((int64_t{blockIdx.x} * kMatvecWarps + warp) >> log_shares) * kWide;
+  const std::byte* rows[kWide];
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) {
+    rows[j] = w.row(min(first_row + j, w.rows - 1));
+    asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
+  }
+
+  const int n_units = static_cast<int>(w.cols / Type::kUnit);
+  const int n_chunks = (n_units + kWarp - 1) / kWarp;
+  const int step = 1 << log_shares;
+  typename Type::Raw raw[kAhead][kWide];
+  const auto load = [&](int a, int chunk) {
+    const int i = min((chunk + a * step) * kWarp + lane, n_units - 1);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) raw[a][j] = Type::load(rows[j], n_units, i);
+  };
+  float sums[kSums] = {};
+  const auto multiply = [&](int a, int chunk) {
+    const int i = (chunk + a * step) * kWarp + lane;
+    typename Type::Unpacked unpacked[kWide];
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i, i < n_units);
+    Type::template multiply<n>(sums, unpacked, x, n_units, chunk + a * step, lane);
+  };
+
+  int chunk = share;
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) load(a, chunk);
+  // What this lane is to write: a sum, if it is the first of those that know it.
+  constexpr int kLanes = kWarp / kSums;
+  const int64_t o = first_row + lane / kLanes / n;
+  const int r = lane / kLanes % n;
+  const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
+  float* const y = m.y + r * m.y_stride + o;
+  float start = writes && m.bias != nullptr ? m.bias[o] : 0;
+  wait_for_previous();
+  if (writes && m.add) start += *y;
+
+  for (; chunk + kAhead * step < n_chunks; chunk += kAhead * step) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      multiply(a, chunk);
+      load(a, chunk + kAhead * step);
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) multiply(a, chunk);
+
+  float sum = sum_each<kSums>(sums);
+  if (log_shares > 0) {
+    __shared__ float of_shares[kMatvecWarps][kWarp];
+    of_shares[warp][lane] = sum;
+    __syncthreads();
+    if (writes) {
+      for (int s = 1; s < 1 << log_shares; ++s) sum += of_shares[warp + s][lane];
+    }
+  }
+  if (writes) *y = start + sum;
+}
+
+template <class Type, int n>
+void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+                   const typename Type::X& x) {
+  // A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
+  // they share, as long as each has its units to load ahead.
+  constexpr int kWide = Type::template kWide<n>;
+  constexpr int64_t kUnits = Type::template kAhead<n> * kWarp;
+  const int64_t enough = int64_t{stream.n_multiprocessors()} * 16;
+  const int64_t n_warps = (w.rows + kWide - 1) / kWide;
+  int log_shares = 0;
+  while (1 << log_shares < kMatvecWarps && n_warps << log_shares < enough &&
+         w.cols / Type::kUnit > kUnits << log_shares) {
+    ++log_shares;
+  }
+  const int64_t of_block = kMatvecWarps >> log_shares;
+  launch(stream, matvec_kernel<Type, n>, static_cast<unsigned>((n_warps + of_block - 1) / of_block),
+         kMatvecThreads, 0, m, w, log_shares, x);
+}
+
+template <class Type>
+void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+                   const typename Type::X& x) {
+  if (m.n_rows <= 1) {
+    launch_matvec<Type, 1>(stream, m, w, x);
+  } else if (m.n_rows <= 2) {
+    launch_matvec<Type, 2>(stream, m, w, x);
+  } else if (m.n_rows <= 4) {
+    launch_matvec<Type, 4>(stream, m, w, x);
+  } else {
+    launch_matvec<Type, 8>(stream, m, w, x);
+  }
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,146 @@
+#include <cuda_fp16.h>
+
+#include "cuda/matmul/formats.cuh"
+#include "cuda/matmul/matvec.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+// The rows [n_rows, stride] of x; n_rows is at most what the kernel is made for.
+struct FloatRows {
+  const float* x;
+  int64_t stride;
+  int n_rows;
+
+  __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
+};
+
+// Two elements of 16 bits.
+__device__ void unpack_two(float* to, uint32_t pair, F16) {
+  to[0] = low_half(pair);
+  to[1] = high_half(pair);
+}
+__device__ void unpack_two(float* to, uint32_t pair, BF16) {
+  to[0] = __uint_as_float(pair << 16);
+  to[1] = __uint_as_float(pair & 0xffff0000);
+}
+
+__device__ float as_float(float x) { return x; }
+__device__ float as_float(F16 x) { return to_float(x); }
+__device__ float as_float(BF16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+
+template <class T>
+struct Plain {
+  using Raw = uint4;
+  using X = FloatRows;
+  static constexpr int kUnit = 16 / sizeof(T);
+  struct Unpacked {
+    float w[kUnit];
+  };
+
+  template <int n>
+  static constexpr int kWide = std::min(n, 4);
+  template <int n>
+  static constexpr int kAhead = 8 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+
+  __device__ static Raw load(const std::byte* row, int, int i) {
+    Raw raw;
+    load_once(row + int64_t{i} * 16, &raw);
+    return raw;
+  }
+  __device__ static Unpacked unpack(const Raw& raw, int, bool valid) {
+    Unpacked u;
+    const uint32_t words[4] = {valid ? raw.x : 0, valid ? raw.y : 0, valid ? raw.z : 0,
+                               valid ? raw.w : 0};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (sizeof(T) == 4) {
+        u.w[k] = __uint_as_float(words[k]);
+      } else {
+        unpack_two(u.w + 2 * k, words[k], T{});
+      }
+    }
+    return u;
+  }
+  template <int n>
+  __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
+#pragma unroll
+    for (int r = 0; r < n; ++r) {
+      const float* from = x.row(r) + i * kUnit;
+#pragma unroll
+      for (int k = 0; k < kUnit; k += 4) {
+        const auto v = *reinterpret_cast<const float4*>(from + k);
+#pragma unroll
+        for (int j = 0; j < kWide<n>; ++j) {
+          float& total = sums[j * n + r];
+          total += w[j].w[k] * v.x;
+          total += w[j].w[k + 1] * v.y;
+          total += w[j].w[k + 2] * v.z;
+          total += w[j].w[k + 3] * v.w;
+        }
+      }
+    }
+  }
+};
+
+// The same an element at a time, where rows are not aligned to 16 bytes.
+template <class T>
+struct Unaligned {
+  using Raw = T;
+  using X = FloatRows;
+  static constexpr int kUnit = 1;
+  using Unpacked = float;
+
+  template <int n>
+  static constexpr int kWide = std::min(n, 4);
+  template <int n>
+  static constexpr int kAhead = 8 / kWide<n>;
+  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+
+  __device__ static Raw load(const std::byte* row, int, int i) {
+    return reinterpret_cast<const T*>(row)[i];
+  }
+  __device__ static float unpack(T raw, int, bool valid) { return valid ? as_float(raw) : 0; }
+  template <int n>
+  __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int n_units,
+                                  int chunk, int lane) {
+    const int i = min(chunk * kWarp + lane, n_units - 1);
+#pragma unroll
+    for (int r = 0; r < n; ++r) {
+      const float v = x.row(r)[i];
+#pragma unroll
+      for (int j = 0; j < kWide<n>; ++j) sums[j * n + r] += w[j] * v;
+    }
+  }
+};
+
+template <class T>
+void matvec_of(const Stream& stream, const Matvec& m, const Weights& w, const FloatRows& x) {
+  const auto aligned = [](const void* p, int64_t row_bytes) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && row_bytes % 16 == 0;
+  };
+  if (aligned(w.data, w.row_bytes) && aligned(x.x, x.stride * 4)) {
+    launch_matvec<Plain<T>>(stream, m, w, x);
+  } else {
+    launch_matvec<Unaligned<T>>(stream, m, w, x);
+  }
+}
+
+}  // namespace
+
+void matvec(const Stream& stream, const Matvec& m, const Weights& w, const float* x) {
+  const FloatRows rows{x, w.cols, static_cast<int>(m.n_rows)};
+  switch (w.dtype) {
+    case DType::f16:
+      return matvec_of<F16>(stream, m, w, rows);
+    case DType::bf16:
+      return matvec_of<BF16>(stream, m, w, rows);
+    default:
+      return matvec_of<float>(stream, m, w, rows);
+  }
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,61 @@
+// Rows of activations rounded to 8 bits, which quantised weights are multiplied with.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "cuda/runtime/device.h"
+#include "kv/policy.h"  // H2O_HD
+
+namespace h2o::cuda {
+
+// x[i] ~ d * q[i] of 32 elements, as on the CPU; d is NaN if one of them is not finite.
+struct RoundedGroup {
+  float d;
+  int16_t sums[2];  // of the first and of the second 16 q
+};
+
+// Of each 32 groups, a chunk, the first 16 q of all come first, then the second 16: so that lanes,
+// a group each, load what lies side by side. A row is filled up with zeros, and has another chunk
+// of them.
+struct QuantizedRows {
+  static constexpr int kChunk = 32;  // groups
+
+  int8_t* q;             // [n_rows, n_chunks, 2, 32, 16]
+  RoundedGroup* groups;  // [n_rows, n_chunks, 32]
+  int n_chunks;
+
+  // The last one included.
+  static int64_t chunks(int64_t n_in) { return (n_in / 32 + kChunk - 1) / kChunk + 1; }
+
+  // Of an array that holds n_rows of them.
+  static int64_t bytes(int64_t n_rows, int64_t n_in) {
+    return n_rows * chunks(n_in) * kChunk * int64_t{32 + sizeof(RoundedGroup)};
+  }
+
+  // In `array`, which bytes() says the size of.
+  QuantizedRows(std::byte* array, int64_t n_rows, int64_t n_in)
+      : q(reinterpret_cast<int8_t*>(array)),
+        groups(reinterpret_cast<RoundedGroup*>(array + n_rows * chunks(n_in) * kChunk * 32)),
+        n_chunks(static_cast<int>(chunks(n_in))) {}
+
+  // From row `first` on.
+  QuantizedRows from(int64_t first) const {
+    QuantizedRows rows = *this;
+    rows.q += first * n_chunks * kChunk * 32;
+    rows.groups += first * n_chunks * kChunk;
+    return rows;
+  }
+
+  // Of group `lane` of a chunk, the first or the second half.
+  H2O_HD int8_t* half(int row, int chunk, int lane, int which) const {
+    return q + (int64_t{row * n_chunks + chunk} * 2 + which) * (kChunk * 16) + lane * 16;
+  }
+  H2O_HD RoundedGroup* group(int row, int chunk, int lane) const {
+    return groups + int64_t{row * n_chunks + chunk} * kChunk + lane;
+  }
+};
+
+void quantize_rows(const Stream& stream, const QuantizedRows& to, const Tensor& x);
+
+}  // namespace h2o::cuda

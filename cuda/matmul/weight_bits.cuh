@@ -1,0 +1,92 @@
+// Loads of weights, and their bits. Much of it compiles for the host too.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/blocks.h"
+
+namespace h2o::cuda {
+
+// The host's compiler does not know the pragma.
+#ifdef __CUDA_ARCH__
+#define H2O_UNROLL _Pragma("unroll")
+#else
+#define H2O_UNROLL
+#endif
+
+// Loads of weights. They stay where they are in the program, ahead of wait_for_previous() perhaps:
+// it is volatile that keeps nvcc from moving them behind it, and that they are not `.nc` (of
+// constants) that keeps ptxas.
+#ifdef __CUDA_ARCH__
+__device__ inline void load(const std::byte* p, uint16_t* v) {
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(*v) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint32_t* v) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(*v) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint2* v) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v->x), "=r"(v->y) : "l"(p));
+}
+__device__ inline void load(const std::byte* p, uint4* v) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
+               : "l"(p));
+}
+// What no other warp needs a part of.
+__device__ inline void load_once(const std::byte* p, uint4* v) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
+               : "l"(p));
+}
+#else
+template <class T>
+void load(const std::byte* p, T* v) {
+  *v = *reinterpret_cast<const T*>(p);
+}
+template <class T>
+void load_once(const std::byte* p, T* v) {
+  load(p, v);
+}
+#endif
+
+__host__ __device__ inline float to_float(F16 x) { return __half2float(__half_raw{x.bits}); }
+__host__ __device__ inline float low_half(uint32_t pair) {
+  return to_float(F16{static_cast<uint16_t>(pair)});
+}
+__host__ __device__ inline float high_half(uint32_t pair) {
+  return to_float(F16{static_cast<uint16_t>(pair >> 16)});
+}
+
+// Byte i of the result is byte `selector half-byte i` of the eight in low and high.
+__host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selectors) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(low, high, selectors);
+#else
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t chosen = 0;
+  for (int i = 0; i < 4; ++i) {
+    chosen |= static_cast<uint32_t>(bytes >> (selectors >> 4 * i & 7) * 8 & 255) << 8 * i;
+  }
+  return chosen;
+#endif
+}
+
+// kIq4Values of the eight half-bytes of `packed`: the low halves of its bytes, then the high ones.
+__host__ __device__ inline void iq4_values(uint32_t packed, uint32_t* low, uint32_t* high) {
+  constexpr uint32_t kTable[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
+  const uint32_t in_half = packed & 0x77777777;
+  const uint32_t of_halves = 0x32103210 | (packed & 0x88888888) >> 1;
+  const uint32_t first =
+      permute_bytes(permute_bytes(kTable[0], kTable[1], in_half & 0xffff),
+                    permute_bytes(kTable[2], kTable[3], in_half & 0xffff), of_halves & 0xffff);
+  const uint32_t second =
+      permute_bytes(permute_bytes(kTable[0], kTable[1], in_half >> 16),
+                    permute_bytes(kTable[2], kTable[3], in_half >> 16), of_halves >> 16);
+  *low = permute_bytes(first, second, 0x6420);
+  *high = permute_bytes(first, second, 0x7531);
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,41 @@
+// A batch where the device's kernels read it.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/batch.h"
+#include "core/buffer.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+struct DeviceBatch {
+  const int32_t* tokens;       // [n_rows]
+  const int32_t* positions;    // [n_rows]
+  const int32_t* segment_of;   // [n_rows] index into segments
+  const int32_t* logits_rows;  // [n_logits]
+  const Segment* segments;     // [n_segments]
+};
+
+// Copies batches to the device, all to one place: where a batch's arrays lie there depends on their
+// sizes alone, so that a recorded pass finds the next batch of the same sizes.
+class BatchCopier {
+ public:
+  static constexpr int32_t kMaxRows = 65535;  // of blocks along y
+
+  explicit BatchCopier(const Stream& stream);
+  BatchCopier(const BatchCopier&) = delete;
+  BatchCopier& operator=(const BatchCopier&) = delete;
+  ~BatchCopier();
+
+  // Valid until the next call. Throws InvalidArgument for more than kMaxRows rows.
+  DeviceBatch copy(const Batch& batch);
+
+ private:
+  const Stream& stream_;
+  Buffer host_;    // pinned
+  Buffer device_;  // of the same size
+  cudaEvent_t copied_ = nullptr;
+};
+
+}  // namespace h2o::cuda

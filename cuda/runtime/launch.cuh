@@ -1,0 +1,72 @@
+// How kernels are launched, follow one another, and get the shared memory that they were launched
+// with.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+// Waits until everything that kernels before this one wrote can be read; see launch(). Every thread
+// of every kernel calls it.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// The next kernel may be launched from now on, up to its own wait_for_previous().
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// The shared memory that the kernel was launched with, aligned to 16 bytes.
+template <class T>
+__device__ inline T* dynamic_shared() {
+  extern __shared__ __align__(16) std::byte shared[];
+  return reinterpret_cast<T*>(shared);
+}
+
+// Shared memory that a block gets without being asked for.
+constexpr size_t kSharedUnasked = 48 << 10;
+
+// Runs kernel<<<grid, block, shared_bytes>>>(arguments...) on the stream.
+//
+// Where the device can, the kernel may start before the kernel ahead of it has ended. So every
+// kernel of this back end calls wait_for_previous() before it reads or writes
+// what other kernels write or read; what no kernel writes, weights, it may read before that. Copies
+// write those of layers that take turns: a kernel does not start early across the event at which
+// the stream waits for them.
+template <class... Parameters, class... Arguments>
+void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared_bytes, Arguments&&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream.get();
+  config.attrs = &attribute;
+  config.numAttrs = stream.overlaps_launches() ? 1 : 0;
+  if (shared_bytes > kSharedUnasked) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "reserve shared memory");
+  }
+  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {&value...};
+        check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers),
+              "launch");
+      },
+      values);
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,157 @@
+// Passes that a back end has recorded are those that it runs without: to the bit, whatever the
+// batch has become in the meantime.
+#include <doctest/doctest.h>
+
+#include "model/forward.h"
+#include "session_rig.h"
+
+namespace h2o {
+namespace {
+
+constexpr int32_t kSequences = 5;
+constexpr int32_t kRows = 40;
+
+// What a Session does, with or without a graph.
+class Decoder {
+ public:
+  Decoder(std::shared_ptr<Model> model, const KvPolicy& policy, bool roll, bool records)
+      : model_(std::move(model)),
+        records_(records),
+        cache_(*model_->backend, policy, shape_of(*model_, roll)),
+        activations_(
+            allocate_activations(*model_->backend, model_->config, kRows, kSequences, storage_)) {
+    for (int32_t s = 0; roll && s < kSequences; ++s) cache_.roll(s);
+  }
+
+  // The logits [n_inputs, n_vocab].
+  std::vector<float> step(const std::vector<std::pair<int32_t, std::vector<int32_t>>>& inputs) {
+    Batch batch;  // not where the last one was
+    for (const auto& [sequence, tokens] : inputs) {
+      batch.add(sequence, cache_.length(sequence), tokens, cache_.rolling(sequence));
+      batch.want_last();
+    }
+    Backend& b = *model_->backend;
+    const auto pass = [&] {
+      forward(b, model_->config, model_->weights, batch, cache_, activations_);
+      unembed(b, model_->config, model_->weights, batch, activations_);
+    };
+    if (records_) {
+      b.run(batch, graph_, pass);
+    } else {
+      b.run(batch, pass);
+    }
+    cache_.advance(batch);
+    std::vector<float> logits(inputs.size() * model_->config.n_vocab);
+    b.read(logits.data(), activations_.logits.data, logits.size() * sizeof(float));
+    return logits;
+  }
+
+  void reset(int32_t sequence) {
+    const bool rolls = cache_.rolling(sequence);
+    cache_.reset(sequence);
+    if (rolls) cache_.roll(sequence);
+  }
+
+  KvCache& cache() { return cache_; }
+
+ private:
+  static KvShape shape_of(const Model& model, bool roll) {
+    return {.n_layers = model.config.n_layers,
+            .n_sequences = kSequences,
+            .n_heads = model.config.n_heads,
+            .n_kv_heads = model.config.n_kv_heads,
+            .head_dim = model.config.head_dim,
+            .max_tokens = model.config.n_ctx_train,
+            .max_rows = kRows,
+            .rope = roll ? model.weights.rope : Rope{}};
+  }
+
+  std::shared_ptr<Model> model_;
+  const bool records_;
+  KvCache cache_;
+  Buffer storage_;
+  Activations activations_;
+  std::unique_ptr<CapturedGraph> graph_;
+};
+
+bool same_entries(const KvCache& a, const KvCache& b) {
+  for (int32_t layer = 0; layer < a.shape().n_layers; ++layer) {
+    for (int32_t sequence = 0; sequence < kSequences; ++sequence) {
+      for (int32_t kv_head = 0; kv_head < a.shape().n_kv_heads; ++kv_head) {
+        const std::vector<KvEntry> x = a.entries(layer, sequence, kv_head);
+        const std::vector<KvEntry> y = b.entries(layer, sequence, kv_head);
+        if (x.size() != y.size()) return false;
+        for (size_t i = 0; i < x.size(); ++i) {
+          if (x[i].position != y[i].position || !same_bits(x[i].score, y[i].score)) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+void check_graphs(const std::shared_ptr<Model>& model, const KvPolicy& policy, bool roll,
+                  int n_steps) {
+  CAPTURE(policy.heavy);
+  CAPTURE(roll);
+  Decoder recorded(model, policy, roll, true);
+  Decoder eager(model, policy, roll, false);
+  Random random(1);
+  std::vector<int32_t> order = {0, 1, 2, 3, 4};
+  for (int step = 0; step < n_steps; ++step) {
+    CAPTURE(step);
+    // Of some sequences, in any order, the next token; now and then a chunk, or one starts anew.
+    for (int32_t i = kSequences - 1; i > 0; --i) std::swap(order[i], order[random.integer(0, i)]);
+    if (step % 11 == 10) {
+      for (Decoder* decoder : {&recorded, &eager}) decoder->reset(order[0]);
+    }
+    std::vector<std::pair<int32_t, std::vector<int32_t>>> inputs;
+    const int32_t n = random.integer(1, kSequences);
+    for (int32_t i = 0; i < n; ++i) {
+      const int32_t n_tokens = step % 7 == 3 && i == 0 ? random.integer(2, 6) : 1;
+      if (recorded.cache().room(order[i]) < n_tokens) continue;
+      inputs.emplace_back(order[i], random_tokens(random, *model, n_tokens));
+    }
+    if (inputs.empty()) continue;
+    const std::vector<float> logits = recorded.step(inputs);
+    CHECK(same_bits(eager.step(inputs), logits));
+    if (step % 10 == 9) CHECK(same_entries(recorded.cache(), eager.cache()));
+  }
+}
+
+TEST_CASE("steps with a graph are those without") {
+  const KvPolicy h2o{.sinks = 1, .heavy = 6, .recent = 5};
+  const KvPolicy window{.sinks = 2, .heavy = 0, .recent = 9};
+  check_graphs(tiny_model(1), h2o, false, 25);
+  const auto opt = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
+  for (const KvPolicy& policy : {KvPolicy{}, h2o, window}) check_graphs(opt, policy, false, 60);
+  for (const char* path : {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf",
+                           H2O_SOURCE_DIR "/tests/data/golden/gptneox.gguf",
+                           H2O_SOURCE_DIR "/tests/data/golden/qwen3.gguf"}) {
+    CAPTURE(path);
+    const std::shared_ptr<Model> rotary = load(path, 1);
+    check_graphs(rotary, {}, false, 60);
+    for (const KvPolicy& policy : {h2o, window}) check_graphs(rotary, policy, true, 60);
+  }
+}
+
+// Two sessions have a graph each, and their passes alternate.
+TEST_CASE("graphs do not disturb each other") {
+  const std::shared_ptr<Model> model = tiny_model(1);
+  const KvPolicy policy{.sinks = 0, .heavy = 8, .recent = 4};
+  Decoder first(model, policy, false, true);
+  Decoder second(model, policy, false, true);
+  Decoder eager(model, policy, false, false);
+  Random random(2);
+  for (int step = 0; step < 30; ++step) {
+    const std::vector<std::pair<int32_t, std::vector<int32_t>>> inputs = {
+        {step % kSequences, random_tokens(random, *model, 1)},
+        {(step + 2) % kSequences, random_tokens(random, *model, 1)}};
+    const std::vector<float> expected = eager.step(inputs);
+    CHECK(same_bits(first.step(inputs), expected));
+    CHECK(same_bits(second.step(inputs), expected));
+  }
+}
+
+}  // namespace
+}  // namespace h2o
