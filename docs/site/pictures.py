@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from svg import WIDTH, path, picture, rect, text
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy, _core
-from h2o_cpp.inspection import inspect
+from h2o_cpp.measure.inspection import inspect
 from h2o_cpp.tokenizer import TextTokenizer
 
 DOCS = Path(__file__).resolve().parents[1]

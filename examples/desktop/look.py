@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, Policy, Stats
-from h2o_cpp.inspection import VisiblePieces
+from h2o_cpp.measure.inspection import VisiblePieces
 
 
 @dataclass(frozen=True)

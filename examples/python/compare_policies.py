@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.perplexity import measure
-from h2o_cpp.session import open_model
+from h2o_cpp.measure.perplexity import measure
+from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 STORY = """It was late in the evening when the old man came to the house by the sea. He had walked

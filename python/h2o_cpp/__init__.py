@@ -6,21 +6,21 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
 """
 
 from h2o_cpp._core import __version__
-from h2o_cpp.advice import Advice, advise
-from h2o_cpp.bundled import BUNDLED_MODEL
 from h2o_cpp.cache import KVCache, Rope
-from h2o_cpp.capacity import capacity
 from h2o_cpp.chat import Chat
-from h2o_cpp.completion import Completion
-from h2o_cpp.continuation import Generation
-from h2o_cpp.engine import Engine
+from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.continuation import Generation
+from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.record import Kept, Record, TokenLogprob
+from h2o_cpp.generation.snapshot import Snapshot
+from h2o_cpp.generation.stats import EngineStats, HeadStats, LayerStats, Stats
+from h2o_cpp.generation.stream import Stream
 from h2o_cpp.generator import Generator
-from h2o_cpp.planner import Plan, plan
-from h2o_cpp.policy import Policy
-from h2o_cpp.record import Kept, Record, TokenLogprob
-from h2o_cpp.snapshot import Snapshot
-from h2o_cpp.stats import EngineStats, HeadStats, LayerStats, Stats
-from h2o_cpp.stream import Stream
+from h2o_cpp.measure.advice import Advice, advise
+from h2o_cpp.measure.planner import Plan, plan
+from h2o_cpp.model.bundled import BUNDLED_MODEL
+from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.policy import Policy
 
 __all__ = [
     "BUNDLED_MODEL",

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import INT32_MAX, kv_dtypes, number, thread_count, whole
-from h2o_cpp.policy import Policy
+from h2o_cpp.model.arguments import INT32_MAX, kv_dtypes, number, thread_count, whole
+from h2o_cpp.model.policy import Policy
 
 _DLPACK_CPU = 1  # kDLCPU
 

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from h2o_cpp.chat_template import Message
-from h2o_cpp.request import StreamOptions
-from h2o_cpp.snapshot import Snapshot
-from h2o_cpp.stream import Stream
+from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.snapshot import Snapshot
+from h2o_cpp.generation.stream import Stream
+from h2o_cpp.model.chat_template import Message
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from h2o_cpp.arguments import whole
-from h2o_cpp.batch import run_batch
-from h2o_cpp.chat_template import ChatTemplate, Message
-from h2o_cpp.closing import Closing
-from h2o_cpp.continuation import Generation, Text
-from h2o_cpp.engine import Engine
-from h2o_cpp.policy import Policy
-from h2o_cpp.request import (
+from h2o_cpp.generation.batch import run_batch
+from h2o_cpp.generation.closing import Closing
+from h2o_cpp.generation.continuation import Generation, Text
+from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.request import (
     Request,
     StreamOptions,
     check_vocabulary,
@@ -29,14 +26,17 @@ from h2o_cpp.request import (
     prompt_tokens,
     text_tokens,
 )
-from h2o_cpp.runtime import Runtime, open_runtime
-from h2o_cpp.session import Positions
-from h2o_cpp.snapshot import Snapshot, SnapshotCache
-from h2o_cpp.stats import Stats
-from h2o_cpp.stored_budget import Budget
-from h2o_cpp.stream import Stream
+from h2o_cpp.generation.runtime import Runtime, open_runtime
+from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
+from h2o_cpp.generation.stats import Stats
+from h2o_cpp.generation.stream import Stream
+from h2o_cpp.generation.turn import Turn
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.chat_template import ChatTemplate, Message
+from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import Positions
+from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.tokenizer import TextTokenizer
-from h2o_cpp.turn import Turn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,7 +77,7 @@ class Generator(Closing):
             cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
-            h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
+            h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
         n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
             there, prompt included, unless its positions can roll.
         positions: of the tokens of a rotary model. "original": where they are in the text.

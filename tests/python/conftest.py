@@ -9,10 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from background import greedy
 from h2o_cpp import Generator, _core
 from h2o_cpp.tokenizer import TextTokenizer
-from short_text import TEXT
+from support.background import greedy
+from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,10 @@ from gguf import GGUFReader, GGUFWriter
 
 from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
 from h2o_cpp.cli import main
-from h2o_cpp.perplexity import perplexity
-from h2o_cpp.policy import named_policy
-from h2o_cpp.stored_budget import store_budget
-from short_text import TEXT
+from h2o_cpp.measure.perplexity import perplexity
+from h2o_cpp.model.policy import named_policy
+from h2o_cpp.model.stored_budget import store_budget
+from support.short_text import TEXT
 
 N_CTX = 110
 LOSS = 0.05
@@ -88,7 +88,7 @@ def test_bisection(
         budget = arguments[2].budget  # n_ctx is 200
         return (10.0, 7, 4000) if budget is None or budget >= 2 * edge else (10.2, 7, 10 * budget)
 
-    monkeypatch.setattr("h2o_cpp.advice.perplexity", known)
+    monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", known)
     (tmp_path / "text").write_text(text)
     arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
     assert main([*arguments, "--json"]) == 0

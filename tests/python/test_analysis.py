@@ -12,13 +12,17 @@ import pytest
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.analysis.attention import accumulated_attention, attention_rows, uniform_attention
-from h2o_cpp.analysis.cooccurrence import associate, cooccurrences, spearman
-from h2o_cpp.analysis.power_law import power_law, ranked
-from h2o_cpp.analysis.report import REMOVALS, Report
-from h2o_cpp.analysis.sparsity import sparsity
 from h2o_cpp.cli import main
-from scripted_opt import Gguf, Tensor, scripted_opt
+from h2o_cpp.measure.analysis.attention import (
+    accumulated_attention,
+    attention_rows,
+    uniform_attention,
+)
+from h2o_cpp.measure.analysis.cooccurrence import associate, cooccurrences, spearman
+from h2o_cpp.measure.analysis.power_law import power_law, ranked
+from h2o_cpp.measure.analysis.report import REMOVALS, Report
+from h2o_cpp.measure.analysis.sparsity import sparsity
+from support.scripted_opt import Gguf, Tensor, scripted_opt
 
 N = 32  # tokens of a text
 TEXT = list(range(N))
@@ -88,7 +92,7 @@ def test_rows_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     from h2o_cpp.convert import convert
-    from random_models import RECIPES, make_model, random_tokens, save_checkpoint
+    from support.random_models import RECIPES, make_model, random_tokens, save_checkpoint
 
     reference: Any = make_model(RECIPES[name], 11)
     save_checkpoint(reference, tmp_path)

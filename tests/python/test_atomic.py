@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from h2o_cpp.atomic import atomic_output
+from h2o_cpp.model.atomic import atomic_output
 
 
 def write(output: Path, error: OSError | None) -> None:

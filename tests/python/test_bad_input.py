@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator
-from scripted_opt import ARRAY, F16, STRING, U32, Gguf, f32, scripted_opt, string, u32
+from support.scripted_opt import ARRAY, F16, STRING, U32, Gguf, f32, scripted_opt, string, u32
 
 SCRIPT = list(b"hello")
 GOOD = scripted_opt(SCRIPT, n_ctx=16)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, KVCache, Policy
-from scripted_opt import scripted_opt, strings
+from support.scripted_opt import scripted_opt, strings
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from h2o_cpp.bench.models import Models
 from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.bench.report import values_of
 from h2o_cpp.bench.texts import Texts
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.peers.engines.h2o import H2o
 from h2o_cpp.peers.shapes import SHAPES
-from h2o_cpp.policy import Policy
 from test_bench_synthetic import small
 
 

@@ -28,11 +28,11 @@ def _fake_engine_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake(name: str = "fake", **options: object) -> Contestant:
-    return Contestant(name, "fake_engine", options)
+    return Contestant(name, "support.fake_engine", options)
 
 
 def test_an_engine_answers() -> None:
-    with EngineProcess("fake_engine", {}) as engine:
+    with EngineProcess("support.fake_engine", {}) as engine:
         assert engine.description == {"name": "fake", "version": "7", "load_seconds": 0.25}
         answer = engine.prefill(11)
         assert len(answer.seconds) == 1
@@ -52,7 +52,7 @@ def test_an_engine_answers() -> None:
 )
 def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
     with (
-        EngineProcess("fake_engine", {"fault": fault}) as engine,
+        EngineProcess("support.fake_engine", {"fault": fault}) as engine,
         pytest.raises(EngineError, match=message),
     ):
         engine.prefill(5)
@@ -60,9 +60,9 @@ def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
 
 def test_an_engine_that_does_not_open() -> None:
     with pytest.raises(EngineError, match="ValueError: no such model"):
-        EngineProcess("fake_engine", {"fault": "cannot open"})
+        EngineProcess("support.fake_engine", {"fault": "cannot open"})
     with pytest.raises(EngineError, match="no answer in 1 s"):
-        EngineProcess("fake_engine", {"fault": "hangs"}, timeout=1)
+        EngineProcess("support.fake_engine", {"fault": "hangs"}, timeout=1)
 
 
 def test_a_module_that_is_not_there() -> None:

@@ -14,7 +14,7 @@ from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.peers.shapes import SHAPES, Config
 from h2o_cpp.peers.synthetic import N_SPECIAL, TYPES, write_model
 from h2o_cpp.quantize import quantize
-from llama_gguf import types
+from support.llama_gguf import types
 
 # Parameters of the published checkpoints. OPT's has two rows of positions that are never used.
 PARAMETERS = {

@@ -50,10 +50,10 @@ def _fake_engine_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_is_counted() -> None:
-    with EngineProcess("fake_engine", {}) as engine:
+    with EngineProcess("support.fake_engine", {}) as engine:
         assert engine.batch(3, 5, 4).seconds == [0.5]
     with (
-        EngineProcess("fake_engine", {"fault": "miscounts"}) as engine,
+        EngineProcess("support.fake_engine", {"fault": "miscounts"}) as engine,
         pytest.raises(EngineError, match="1 steps and 21 tokens, expected 1 and 24"),
     ):
         engine.batch(3, 5, 4)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from c_library import CSession
 from h2o_cpp import Generator
+from support.c_library import CSession
 
 PROMPT = "It was the best of times: naïve, 🦙 and dark. " * 20
 OPTIONS: dict[str, Any] = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from h2o_cpp import KVCache, Policy, Rope
-from h2o_rules import ReferenceCache
-from random_texts import OPTIONS, POLICIES, Text, texts
+from support.h2o_rules import ReferenceCache
+from support.random_texts import OPTIONS, POLICIES, Text, texts
 
 
 def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:

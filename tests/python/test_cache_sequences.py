@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import KVCache, Policy, Rope
-from random_texts import POLICIES, Text, texts
+from support.random_texts import POLICIES, Text, texts
 
 
 @given(texts(), st.lists(POLICIES, min_size=2, max_size=3), st.integers(0, 2**32 - 1))

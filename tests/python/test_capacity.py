@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator, Policy, capacity
-from h2o_cpp.arguments import bytes_of
 from h2o_cpp.cli import main
+from h2o_cpp.model.arguments import bytes_of
 
 LINE = 64  # bytes that the arrays of a layer are aligned to
 N_ARRAYS = 8  # of a layer, at most

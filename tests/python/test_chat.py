@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatty import PLAIN, says, script, turn, user
 from h2o_cpp import Chat, Generator, Policy, Stream, _core
 from h2o_cpp.cli import main
-from h2o_cpp.session import open_session
-from scripted_opt import ARRAY, FLOAT32, integers, scripted_opt, string, strings
+from h2o_cpp.model.session import open_session
+from support.chatty import PLAIN, says, script, turn, user
+from support.scripted_opt import ARRAY, FLOAT32, integers, scripted_opt, string, strings
 
 
 @pytest.fixture(scope="module")

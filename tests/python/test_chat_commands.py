@@ -16,11 +16,11 @@ from select import select
 
 import pytest
 
-from chatty import script, turn
 from h2o_cpp import Chat
 from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.conversation import COMMANDS
+from support.chatty import script, turn
 
 Converse = Callable[..., tuple[int, str, str]]
 

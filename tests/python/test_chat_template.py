@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chatty import CHATML, user
-from h2o_cpp import chat_template
-from h2o_cpp.chat_template import ChatTemplate
+from h2o_cpp.model import chat_template
+from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.tokenizer import TextTokenizer
-from vocabularies import byte_pairs, sentence_pieces
+from support.chatty import CHATML, user
+from support.vocabularies import byte_pairs, sentence_pieces
 
 LLAMA_2 = """{% if messages[0]['role'] == 'system' %}
 {% set loop_messages = messages[1:] %}{% set system = messages[0]['content'] %}

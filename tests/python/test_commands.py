@@ -16,7 +16,7 @@ import pytest
 from h2o_cpp import BUNDLED_MODEL, Generator, Stream
 from h2o_cpp.cli import _GROUPS, main
 from h2o_cpp.cli.marks import color_wanted
-from short_text import TEXT
+from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [name for group in _GROUPS.values() for name in group]

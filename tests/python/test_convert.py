@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
-from opt_checkpoint import (
+from support.opt_checkpoint import (
     CONFIG,
     MERGES,
     TOKENS,

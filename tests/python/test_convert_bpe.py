@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from opt_checkpoint import MERGES, TOKENS, read_metadata, write_json, write_tokenizer_json
-from tokenizer_files import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_tokens, template
+from support.opt_checkpoint import MERGES, TOKENS, read_metadata, write_json, write_tokenizer_json
+from support.tokenizer_files import CONTROL, NORMAL, UNUSED, USER_DEFINED, read_tokens, template
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 SPLIT = (

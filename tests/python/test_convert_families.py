@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.gptneox import grouped_by_projection
 from h2o_cpp.convert.llama import pairs_from_halves
-from opt_checkpoint import (
+from support.opt_checkpoint import (
     TOKENS,
     Array,
     read_metadata,
@@ -23,7 +23,7 @@ from opt_checkpoint import (
     write_safetensors,
     write_tokenizer_json,
 )
-from rotary_checkpoint import (
+from support.rotary_checkpoint import (
     CONFIGS,
     METADATA,
     expected_tensors,

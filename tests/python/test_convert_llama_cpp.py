@@ -11,16 +11,16 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from h2o_cpp.convert import convert
-from opt_checkpoint import write_json, write_safetensors
-from random_models import (
+from support.opt_checkpoint import write_json, write_safetensors
+from support.random_models import (
     RECIPES,
     make_model,
     random_tokens,
     reference_logits,
     save_checkpoint,
 )
-from rotary_checkpoint import CONFIGS, random_weights
-from tokenizer_files import NORMAL, PREPEND, read_tokens, write_sentencepiece_json
+from support.rotary_checkpoint import CONFIGS, random_weights
+from support.tokenizer_files import NORMAL, PREPEND, read_tokens, write_sentencepiece_json
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="reads converted files with llama.cpp")
 

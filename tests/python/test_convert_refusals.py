@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import rotary_checkpoint
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
-from opt_checkpoint import (
+from support import rotary_checkpoint
+from support.opt_checkpoint import (
     CONFIG,
     MERGES,
     TOKENS,

@@ -10,8 +10,8 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from h2o_cpp.convert import convert
-from opt_checkpoint import read_tensors
-from rotary_checkpoint import METADATA, make_checkpoint, model_metadata
+from support.opt_checkpoint import read_tensors
+from support.rotary_checkpoint import METADATA, make_checkpoint, model_metadata
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opt_checkpoint import read_metadata, write_json
-from tokenizer_files import (
+from support.opt_checkpoint import read_metadata, write_json
+from support.tokenizer_files import (
     BYTE,
     BYTES,
     CONTROL,

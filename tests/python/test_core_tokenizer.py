@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from h2o_cpp import _core
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.tokenizer.pre_tokenizers import _BY_NAME
-from scripted_opt import VISIBLE
-from test_tokenizer import TEXTS as MORE_TEXTS
-from tokenizer_pair import Pair, pair, pair_of_file, write
-from vocabularies import (
+from support.scripted_opt import VISIBLE
+from support.tokenizer_pair import Pair, pair, pair_of_file, write
+from support.vocabularies import (
     TEXTS,
     any_text,
     byte_pairs,
@@ -29,6 +28,7 @@ from vocabularies import (
     from_tokenizer_json,
     sentence_pieces,
 )
+from test_tokenizer import TEXTS as MORE_TEXTS
 
 thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # What the tables of Unicode are asked about, and characters near their edges.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenizer_pair import pair
-from vocabularies import sentence_pieces
+from support.tokenizer_pair import pair
+from support.vocabularies import sentence_pieces
 
 S = "\u2581"
 thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

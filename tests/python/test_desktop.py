@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from chatty import script
 from h2o_cpp import Generator
+from support.chatty import script
 
 pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library that Qt needs
 
@@ -29,7 +29,7 @@ from desktop.cache_panel import BUDGETS
 from desktop.look import Looks
 from desktop.theme import DARK, LIGHT, Colours, strength
 from desktop.window import Window
-from desktop_window import (
+from support.desktop_window import (
     application,
     click,
     enter,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import desktop_window  # noqa: F401 - skips where Qt does not work
-from background import PATIENCE
 from h2o_cpp import Generator
+from support import desktop_window  # noqa: F401 - skips where Qt does not work
+from support.background import PATIENCE
 
 HERE = Path(__file__).parent
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
@@ -55,7 +55,7 @@ class Screen:
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }
         self.process = subprocess.Popen(
-            [sys.executable, HERE / "desktop_process.py", model, *options],
+            [sys.executable, HERE / "support" / "desktop_process.py", model, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

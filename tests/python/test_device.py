@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from background import GREEDY, PROMPT, Background, greedy
-from gpu_memory import free_bytes
-from greedy_process import text_of, texts_of_processes
 from h2o_cpp import Generator, KVCache, Policy, Rope, _core
-from random_texts import Text
+from support.background import GREEDY, PROMPT, Background, greedy
+from support.gpu_memory import free_bytes
+from support.greedy_process import text_of, texts_of_processes
+from support.random_texts import Text
 
 MAKE: list[Callable[[Path, str], object]] = [
     lambda path, device: Generator(path, device=device),

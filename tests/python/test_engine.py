@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.continuation import Continuation
-from h2o_cpp.policy import POLICIES, named_policy
-from h2o_cpp.request import make_request
-from h2o_cpp.scheduler import Scheduler
+from h2o_cpp.generation.continuation import Continuation
+from h2o_cpp.generation.request import make_request
+from h2o_cpp.generation.scheduler import Scheduler
+from h2o_cpp.model.policy import POLICIES, named_policy
 
 MODELS = ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"]
 N_CTX = 40  # as the golden models are trained

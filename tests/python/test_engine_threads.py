@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from background import PATIENCE, PROMPT, Background
 from h2o_cpp import Completion, Engine, Generator, Policy
-from h2o_cpp.places import Places
+from h2o_cpp.generation.places import Places
+from support.background import PATIENCE, PROMPT, Background
 
 FOREVER: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}
 SHORT: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.0}

@@ -13,8 +13,8 @@ import pytest
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.eval.budgeted import BudgetedModel
-from h2o_cpp.session import open_session
-from scripted_opt import END, scripted_opt
+from h2o_cpp.model.session import open_session
+from support.scripted_opt import END, scripted_opt
 
 CONTEXT = "It was a bright morning, and the old man went down to the sea with"
 CONTINUATION = " his son, who had been a sailor."

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_files import is_whole
 from h2o_cpp import BUNDLED_MODEL
-from opt_checkpoint import make_checkpoint
+from support.gguf_files import is_whole
+from support.opt_checkpoint import make_checkpoint
 
 Arguments = Callable[[Path], list[str]]  # of a command that writes to this file
 

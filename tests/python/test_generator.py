@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from background import PROMPT
-from generating import generate
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
 from h2o_cpp.bench.memory import rss_bytes
+from support.background import PROMPT
+from support.generating import generate
 
 # AddressSanitizer keeps freed memory for a while, to find uses of it.
 frees_at_once = pytest.mark.skipif(

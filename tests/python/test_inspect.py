@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from h2o_cpp import Policy, _core, inspection
-from h2o_cpp.inspection import Inspection, inspect
-from h2o_cpp.session import open_session
+from h2o_cpp import Policy, _core
+from h2o_cpp.measure import inspection
+from h2o_cpp.measure.inspection import Inspection, inspect
+from h2o_cpp.model.session import open_session
 from h2o_cpp.tokenizer import TextTokenizer
-from h2o_rules import ReferenceCache
-from scripted_opt import END, Tensor, scripted_opt
-from vocabularies import sentence_pieces
+from support.h2o_rules import ReferenceCache
+from support.scripted_opt import END, Tensor, scripted_opt
+from support.vocabularies import sentence_pieces
 
 HOSTILE = "</script><script>alert(1)</script><!-- <b>&amp; {{inspection}}"
 POLICIES = [Policy.full(), Policy.window(7), Policy.sinks(2, 5), Policy.h2o(6, 5, sinks=1)]

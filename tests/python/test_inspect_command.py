@@ -12,9 +12,9 @@ import pytest
 
 from h2o_cpp import Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.inspection import Inspection, inspect
+from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.tokenizer import TextTokenizer
-from short_text import TEXT
+from support.short_text import TEXT
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import h2o_cpp
-from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 from h2o_cpp import Generator, Stream
+from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 
 
 @pytest.mark.parametrize("begun", [0, 1, 5])

@@ -12,7 +12,7 @@ from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from h2o_cpp.peers.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
 from h2o_cpp.quantize import MIXES, quantize
-from random_models import (
+from support.random_models import (
     RECIPES,
     Recipe,
     make_model,

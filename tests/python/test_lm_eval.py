@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from h2o_cpp.convert import convert
-from random_models import N_CTX, Recipe, float32_tolerance
+from support.random_models import N_CTX, Recipe, float32_tolerance
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed (extra: eval)")
 

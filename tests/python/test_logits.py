@@ -11,7 +11,7 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
-from random_models import (
+from support.random_models import (
     RECIPES,
     float32_tolerance,
     make_model,

@@ -19,8 +19,8 @@ import pytest
 from h2o_cpp import Generator, capacity
 from h2o_cpp.bench import measurement
 from h2o_cpp.cli import main
-from h2o_cpp.model_files import find_model
-from scripted_opt import scripted_opt
+from h2o_cpp.model.model_files import find_model
+from support.scripted_opt import scripted_opt
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

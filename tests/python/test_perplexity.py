@@ -13,9 +13,9 @@ import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.perplexity import at_budgets, measure, perplexity, stream_losses
-from h2o_cpp.policy import POLICIES
-from h2o_cpp.session import open_session
+from h2o_cpp.measure.perplexity import at_budgets, measure, perplexity, stream_losses
+from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.model.session import open_session
 
 N_CTX = 48
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from h2o_cpp import BUNDLED_MODEL, Generator, _core, plan
 from h2o_cpp.bench.storage import storage_bandwidth
 from h2o_cpp.bench.traffic import weights
-from h2o_cpp.capacity import ModelShape
 from h2o_cpp.cli import main
-from h2o_cpp.planner import sizes_of
-from h2o_cpp.prediction import CLOSE, Candidate, Job, Sizes, Speeds, candidates, choose
-from h2o_cpp.session import open_model
+from h2o_cpp.measure.planner import sizes_of
+from h2o_cpp.measure.prediction import CLOSE, Candidate, Job, Sizes, Speeds, candidates, choose
+from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.session import open_model
 
 # Numbers that are easily reckoned with: a layer is read in one second, from storage in ten.
 SIZES = Sizes(
@@ -157,7 +157,7 @@ def test_where_it_flips() -> None:
 
 def test_weights_are_those_of_the_core() -> None:
     """Each candidate's max_resident makes the core stream what was predicted."""
-    model = _core.GgufModel(BUNDLED_MODEL)
+    model = _core.GgufShards(BUNDLED_MODEL)
     metadata = model.files[0].metadata()
     shape = ModelShape.of_metadata(metadata)
     assert shape is not None

@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 from gguf.quants import quantize as gguf_quantize
 
 from h2o_cpp import _core
-from llama_gguf import (
+from support.llama_gguf import (
     Array,
     decoded,
 )

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from h2o_cpp.cli import main
 from h2o_cpp.quantize import quantize
-from llama_gguf import types, write_llama
+from support.llama_gguf import types, write_llama
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gguf.quants import quantize as gguf_quantize
 
 from h2o_cpp import _core
 from h2o_cpp.quantize import MIXES, quantize
-from llama_gguf import (
+from support.llama_gguf import (
     Array,
     decoded,
     random_tensors,
@@ -22,7 +22,7 @@ from llama_gguf import (
     write_gguf,
     write_llama,
 )
-from opt_checkpoint import read_metadata, read_tensors
+from support.opt_checkpoint import read_metadata, read_tensors
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from h2o_cpp.quantize import MIXES, quantize
-from llama_gguf import llama_metadata, llama_shapes, random_tensors, write_gguf
-from opt_checkpoint import read_metadata
+from support.llama_gguf import llama_metadata, llama_shapes, random_tensors, write_gguf
+from support.opt_checkpoint import read_metadata
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="quantises the same files with llama.cpp")
 

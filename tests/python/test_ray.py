@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from background import PATIENCE
 from h2o_cpp import Generator
-from h2o_cpp.offline import line_seed
-from serving import wait_until
+from h2o_cpp.generation.offline import line_seed
+from support.background import PATIENCE
+from support.serving import wait_until
 
 # Of a machine that is busy Ray's processes must get their share, and otherwise have time to begin.
 for name in ("PROXY_READY_CHECK", "PROXY_HEALTH_CHECK"):

@@ -12,11 +12,11 @@ import pytest
 
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.cli import main
-from h2o_cpp.retrieval.measurement import answer_logits, measure
-from h2o_cpp.retrieval.tasks import TASKS, Sample, make_samples, read_samples
-from h2o_cpp.session import open_session
+from h2o_cpp.measure.retrieval.measurement import answer_logits, measure
+from h2o_cpp.measure.retrieval.tasks import TASKS, Sample, make_samples, read_samples
+from h2o_cpp.model.session import open_session
 from h2o_cpp.tokenizer import TextTokenizer
-from scripted_opt import F16, N_VOCAB, Tensor, scripted_opt
+from support.scripted_opt import F16, N_VOCAB, Tensor, scripted_opt
 
 LENGTH = 200
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
-from h2o_cpp.session import Positions, chunks, open_session
-from llama_rules import ReferenceLlama
+from h2o_cpp.model.session import Positions, chunks, open_session
+from support.llama_rules import ReferenceLlama
 
 N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from background import PROMPT
-from generating import PLAIN, generate
 from h2o_cpp import Generator
-from h2o_cpp.request import StreamOptions, make_request
+from h2o_cpp.generation.request import StreamOptions, make_request
+from support.background import PROMPT
+from support.generating import PLAIN, generate
 
 Floats = NDArray[np.float64]
 

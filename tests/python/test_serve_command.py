@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from background import PATIENCE
-from serving import FOREVER, Server, events
+from support.background import PATIENCE
+from support.serving import FOREVER, Server, events
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}

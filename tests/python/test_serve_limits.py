@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from background import PATIENCE
 from h2o_cpp import Generator
-from serving import FOREVER, Server, events, no_text_left, serving, wait_until
+from support.background import PATIENCE
+from support.serving import FOREVER, Server, events, no_text_left, serving, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 ENDLESS: dict[str, Any] = {"prompt": [5, 6], **FOREVER}

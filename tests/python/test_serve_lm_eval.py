@@ -21,7 +21,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from h2o_cpp.eval.model import H2oModel
 from h2o_cpp.eval.tasks import load_task
-from serving import serving
+from support.serving import serving
 
 N_DOCUMENTS = 12
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from background import PATIENCE
 from h2o_cpp import Generator
-from serving import Server, events, no_text_left, serving, wait_until
+from support.background import PATIENCE
+from support.serving import Server, events, no_text_left, serving, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 N_CLIENTS = int(os.environ.get("H2O_LOAD", "150"))

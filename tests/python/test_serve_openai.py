@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chatty import PLAIN
 from h2o_cpp import Generator
-from h2o_cpp.record import token_logprobs
+from h2o_cpp.generation.record import token_logprobs
+from support.chatty import PLAIN
 
 pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
 
 import openai
 
-from serving import Server, serving
+from support.serving import Server, serving
 
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
 LONG = PROMPT * 6  # more tokens than the caches below keep

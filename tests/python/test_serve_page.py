@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from chatty import PLAIN
 from h2o_cpp import Generator
+from support.chatty import PLAIN
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect, sync_playwright
 
-from serving import Server, serving, wait_until
+from support.serving import Server, serving, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [

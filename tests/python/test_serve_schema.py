@@ -15,7 +15,7 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 import schemathesis
 
-from serving import Server, serving
+from support.serving import Server, serving
 
 # Whether what the schema allows is answered depends on the model, too: its vocabulary, its context.
 EXCEPT = [schemathesis.checks.positive_data_acceptance]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Chat, Generator, Policy, Snapshot, _core
-from h2o_cpp.session import chunks, open_session
+from h2o_cpp.model.session import chunks, open_session
 
 N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61

@@ -22,9 +22,9 @@ from statistics import median
 
 import pytest
 
-from background import PATIENCE, Background
 from h2o_cpp import BUNDLED_MODEL, Engine, Generator
-from serving import serving, wait_until
+from support.background import PATIENCE, Background
+from support.serving import serving, wait_until
 from test_serve_load import (
     CACHE,
     LLAMA,

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from h2o_cpp import Generator
-from h2o_cpp.stored_budget import store_budget
+from h2o_cpp.model.stored_budget import store_budget
 
 TOKENS = np.arange(5, 30)
 

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Stream
-from h2o_cpp.text_pieces import TextPieces
-from scripted_opt import END, scripted_opt, u32
+from h2o_cpp.generation.text_pieces import TextPieces
+from support.scripted_opt import END, scripted_opt, u32
 
 numbers = count()
 PROMPT = [ord("?")]  # of one token: what is said begins with the script

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 from h2o_cpp import Generator
+from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 
 
 class TestTurns:

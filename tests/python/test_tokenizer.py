@@ -14,7 +14,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
 from h2o_cpp import Generator
 from h2o_cpp.tokenizer import TextTokenizer
-from vocabularies import vectors_of_llama_cpp
+from support.vocabularies import vectors_of_llama_cpp
 
 CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
 TEXTS = [

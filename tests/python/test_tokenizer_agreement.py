@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from sentencepiece import SentencePieceProcessor
 
 from h2o_cpp import _core
-from h2o_cpp.text_pieces import TextPieces
+from h2o_cpp.generation.text_pieces import TextPieces
 from h2o_cpp.tokenizer import TextTokenizer
-from vocabularies import (
+from support.vocabularies import (
     TEXTS,
     any_text,
     from_sentencepiece,

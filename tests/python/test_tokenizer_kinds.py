@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.tokenizer.pre_tokenizers import pre_tokenizer
 from h2o_cpp.tokenizer.special_tokens import SpecialTokens, unused_characters
-from vocabularies import TEXTS, any_text, byte_pairs, sentence_pieces
+from support.vocabularies import TEXTS, any_text, byte_pairs, sentence_pieces
 
 S = "\u2581"
 

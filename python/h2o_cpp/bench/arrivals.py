@@ -14,14 +14,14 @@ from h2o_cpp import capacity
 from h2o_cpp.bench.contestants import OURS
 from h2o_cpp.bench.records import Record
 from h2o_cpp.bench.throughput import ARRIVALS, SHARE, Bench, memory_of
-from h2o_cpp.capacity import ModelShape
-from h2o_cpp.engine import Engine
+from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.request import make_request
+from h2o_cpp.generation.runtime import Runtime, open_runtime
+from h2o_cpp.generation.scheduler import Scheduler
+from h2o_cpp.generation.turn import Turn
+from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.session import open_model
 from h2o_cpp.peers.synthetic import N_SPECIAL
-from h2o_cpp.request import make_request
-from h2o_cpp.runtime import Runtime, open_runtime
-from h2o_cpp.scheduler import Scheduler
-from h2o_cpp.session import open_model
-from h2o_cpp.turn import Turn
 
 
 @dataclass(frozen=True)

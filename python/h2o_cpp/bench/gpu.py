@@ -19,8 +19,8 @@ from h2o_cpp.bench.models import Models, config
 from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.bench.texts import Texts
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.capacity import capacity
-from h2o_cpp.policy import Policy, budget_policy, named_policy
+from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.policy import Policy, budget_policy, named_policy
 
 _BLOCK = 8  # steps of one policy before it is the other's turn
 
@@ -125,7 +125,7 @@ def _open_ours(bench: Bench, comparison: Comparison, shape: str, type_name: str)
     per_token = kv_bytes(n_kv_heads, head_dim, "f16")
     n_seen = plan.context + (plan.n_decode + 1) / 2
     cached = n_seen * sizes["num_hidden_layers"] * per_token
-    tensors = weights(_core.GgufModel(path).files)
+    tensors = weights(_core.GgufShards(path).files)
     comparison.record(name, "bytes per token", decode_weight_bytes(tensors) + cached)
     path.unlink()
 

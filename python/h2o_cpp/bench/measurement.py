@@ -11,12 +11,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from h2o_cpp import __version__, _core
-from h2o_cpp.arguments import whole
 from h2o_cpp.bench import gpu_machine, machine
 from h2o_cpp.bench.matmul_peak import matmul_peak
 from h2o_cpp.bench.memory import peak_rss_bytes
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.model_files import find_model
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.model_files import find_model
 from h2o_cpp.peers.engines.h2o import H2o
 
 
@@ -110,7 +110,7 @@ def measure(
         decode.append(n / sum(engine.decode(context, n)))
     rss = peak_rss_bytes()  # before the limits of the machine are measured
 
-    tensors = weights(_core.GgufModel(path).files)
+    tensors = weights(_core.GgufShards(path).files)
     kv_dtype = options.get("kv_dtype", "f16")
     # The first of the tokens finds the context and itself, the last n - 1 more: unless evicted.
     n_seen = context + (n + 1) / 2

@@ -17,7 +17,7 @@ from h2o_cpp.bench.matmul_peak import matmul_peak
 from h2o_cpp.bench.models import Models, config
 from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.session import open_model
+from h2o_cpp.model.session import open_model
 
 FIXED_SLOTS = 1024  # of the cache that does not grow with the context
 SHARE = 0.2  # of the context, of the cache that does
@@ -222,7 +222,7 @@ def measure_start(bench: Bench) -> None:
 def _record_limits(comparison: Comparison, bench: Bench, path: Path) -> None:
     """What a token reads and computes in our engine, and what memory gives now."""
     n_seen = bench.plan.context + bench.plan.n_decode / 2
-    model = _core.GgufModel(path)
+    model = _core.GgufShards(path)
     tensors = weights(model.files)
     loaded = open_model(path, device="cpu", threads=1)
     per_token = loaded.n_layers * kv_bytes(loaded.n_kv_heads, loaded.head_dim, "f16")

@@ -8,10 +8,10 @@ from time import perf_counter
 import numpy as np
 
 from h2o_cpp import _core
+from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import chunks, open_session
 from h2o_cpp.peers.engines.serving import Tokens
 from h2o_cpp.peers.synthetic import N_SPECIAL
-from h2o_cpp.policy import Policy
-from h2o_cpp.session import chunks, open_session
 
 
 class Texts:

@@ -17,12 +17,12 @@ from h2o_cpp.bench.models import Models, config
 from h2o_cpp.bench.records import Record, Results
 from h2o_cpp.bench.texts import Texts
 from h2o_cpp.bench.traffic import weights
-from h2o_cpp.capacity import ModelShape
+from h2o_cpp.measure.planner import sizes_of
+from h2o_cpp.measure.prediction import placements
+from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.policy import Policy, budget_policy
+from h2o_cpp.model.session import open_model
 from h2o_cpp.peers.process import EngineError, EngineProcess
-from h2o_cpp.planner import sizes_of
-from h2o_cpp.policy import Policy, budget_policy
-from h2o_cpp.prediction import placements
-from h2o_cpp.session import open_model
 
 TABLE, OFFLOAD, SEQUENCES, ARRIVALS = range(20, 24)  # sections of the results
 SHARE = 0.2  # of the context, that is kept
@@ -117,7 +117,7 @@ def measure_offload(bench: Bench) -> None:
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
     whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
-    model = _core.GgufModel(path)
+    model = _core.GgufShards(path)
     sizes = sizes_of(weights(model.files), whole, model.files[0].metadata())
     resident = min(n_bytes for _, n_bytes in placements(sizes))
     values = _kv_values(whole)
@@ -293,4 +293,4 @@ def _kv_values(whole: ModelShape) -> int:
 
 
 def _n_weights(path: Path) -> int:
-    return sum(prod(weight.shape) for weight in weights(_core.GgufModel(path).files))
+    return sum(prod(weight.shape) for weight in weights(_core.GgufShards(path).files))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes
+from h2o_cpp.model.arguments import kv_dtypes
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _TABLES = (_EMBEDDING, "position_embd.weight")  # of which a token needs one row

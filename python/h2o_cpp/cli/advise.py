@@ -13,10 +13,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from h2o_cpp.advice import Advice, advise
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import MODEL, add_threads, names, read_text
-from h2o_cpp.stored_budget import store_budget
+from h2o_cpp.measure.advice import Advice, advise
+from h2o_cpp.model.stored_budget import store_budget
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

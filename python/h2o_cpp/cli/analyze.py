@@ -8,16 +8,16 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.analysis.attention import accumulated_attention, attention_rows
-from h2o_cpp.analysis.panels import draw_report
-from h2o_cpp.analysis.plots import new_figure
-from h2o_cpp.analysis.power_law import LEAST_TOKENS
-from h2o_cpp.analysis.report import REMOVALS, Report
-from h2o_cpp.analysis.sparsity import sparsity
-from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import MODEL, add_threads, read_text
-from h2o_cpp.perplexity import measure
-from h2o_cpp.session import open_model
+from h2o_cpp.measure.analysis.attention import accumulated_attention, attention_rows
+from h2o_cpp.measure.analysis.panels import draw_report
+from h2o_cpp.measure.analysis.plots import new_figure
+from h2o_cpp.measure.analysis.power_law import LEAST_TOKENS
+from h2o_cpp.measure.analysis.report import REMOVALS, Report
+from h2o_cpp.measure.analysis.sparsity import sparsity
+from h2o_cpp.measure.perplexity import measure
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 _MAX_TOKENS = 2048

@@ -15,7 +15,7 @@ from h2o_cpp.cli.conversation import COMMANDS, Conversation
 from h2o_cpp.cli.lines import editing, history_file, is_quoted, messages, unquoted
 from h2o_cpp.cli.options import add_options
 from h2o_cpp.cli.run import show
-from h2o_cpp.request import ContextFullError
+from h2o_cpp.generation.request import ContextFullError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from h2o_cpp.chat import Chat
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import budget, open_generator, read_template, stream_options
-from h2o_cpp.inspection import VisiblePieces
-from h2o_cpp.policy import Policy
-from h2o_cpp.stats import Stats
-from h2o_cpp.stream import Stream
+from h2o_cpp.generation.stats import Stats
+from h2o_cpp.generation.stream import Stream
+from h2o_cpp.measure.inspection import VisiblePieces
+from h2o_cpp.model.policy import Policy
 
 
 class _Command(NamedTuple):

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_machine
-from h2o_cpp.model_files import find_model
-from h2o_cpp.policy import POLICIES
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import POLICIES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

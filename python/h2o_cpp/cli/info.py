@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import kv_dtypes
-from h2o_cpp.capacity import capacity
 from h2o_cpp.cli.options import MODEL
-from h2o_cpp.model_files import find_model
-from h2o_cpp.policy import budget_policy
+from h2o_cpp.model.arguments import kv_dtypes
+from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import budget_policy
 
 _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp.arguments import whole
 from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
-from h2o_cpp.inspection import Inspection, inspect
-from h2o_cpp.policy import budget_policy
-from h2o_cpp.session import open_model
-from h2o_cpp.stored_budget import resolve_budget
+from h2o_cpp.measure.inspection import Inspection, inspect
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.policy import budget_policy
+from h2o_cpp.model.session import open_model
+from h2o_cpp.model.stored_budget import resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TextIO
 
-from h2o_cpp.policy import Policy
+from h2o_cpp.model.policy import Policy
 
 
 class Mark(Enum):

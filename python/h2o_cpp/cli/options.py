@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.policy import POLICIES
-from h2o_cpp.request import Sampling, StreamOptions
-from h2o_cpp.stored_budget import Budget
+from h2o_cpp.generation.request import Sampling, StreamOptions
+from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.model.stored_budget import Budget
 
 
 class _Arguments(Protocol):

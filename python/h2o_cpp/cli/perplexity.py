@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
     MODEL,
@@ -22,8 +21,9 @@ from h2o_cpp.cli.options import (
     read_text,
     write_csv,
 )
-from h2o_cpp.perplexity import N_SEGMENTS, Measurement, measure
-from h2o_cpp.session import open_model
+from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
+from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
+from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 

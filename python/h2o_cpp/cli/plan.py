@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from h2o_cpp.arguments import bytes_of
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_threads, budget
-from h2o_cpp.planner import Plan, plan
-from h2o_cpp.prediction import Candidate
+from h2o_cpp.measure.planner import Plan, plan
+from h2o_cpp.measure.prediction import Candidate
+from h2o_cpp.model.arguments import bytes_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

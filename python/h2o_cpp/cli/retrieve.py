@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.analysis.plots import draw_budgets, new_figure
-from h2o_cpp.arguments import whole
 from h2o_cpp.cli.options import (
     MODEL,
     add_csv,
@@ -21,9 +19,11 @@ from h2o_cpp.cli.options import (
     read_text,
     write_csv,
 )
-from h2o_cpp.retrieval.measurement import Measurement, measure
-from h2o_cpp.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
-from h2o_cpp.session import open_model
+from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
+from h2o_cpp.measure.retrieval.measurement import Measurement, measure
+from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
 _LENGTH = 512

@@ -10,8 +10,8 @@ from pathlib import Path
 from h2o_cpp import Generator
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_options, open_generator, read_prompt, stream_options
-from h2o_cpp.request import StreamOptions
-from h2o_cpp.stream import Stream
+from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.stream import Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

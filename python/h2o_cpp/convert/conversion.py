@@ -8,7 +8,6 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.atomic import atomic_output
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
@@ -17,6 +16,7 @@ from h2o_cpp.convert.llama import LLAMA, QWEN2, QWEN3
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
+from h2o_cpp.model.atomic import atomic_output
 
 # config.json's architectures[0] -> family; a new family is a file beside opt.py and a row here.
 FAMILIES = {

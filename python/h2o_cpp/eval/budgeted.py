@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.arguments import number, whole
-from h2o_cpp.perplexity import token_losses
-from h2o_cpp.policy import Policy, named_policy
-from h2o_cpp.session import chunks, open_model, open_session
+from h2o_cpp.measure.perplexity import token_losses
+from h2o_cpp.model.arguments import number, whole
+from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
 
 # Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
@@ -65,7 +65,7 @@ class BudgetedModel:
 
         path: a GGUF file.
         hh: what the cache keeps, a fraction of each request. None: the full cache.
-        policy: what that is, a name of h2o_cpp.policy.POLICIES.
+        policy: what that is, a name of h2o_cpp.model.policy.POLICIES.
         n_ctx: the most tokens of a request, which loses its beginning if it has more; default and
             limit: as trained.
         chunk: tokens of a context read at a time, with eviction after each; default: all of them.

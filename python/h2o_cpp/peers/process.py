@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from h2o_cpp.closing import Closing
+from h2o_cpp.generation.closing import Closing
 
 
 class EngineError(RuntimeError):

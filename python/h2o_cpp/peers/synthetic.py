@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 from h2o_cpp import _core
-from h2o_cpp.atomic import atomic_output
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.peers.shapes import Config
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
 

@@ -15,8 +15,8 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.atomic import atomic_output
-from h2o_cpp.model_files import find_model
+from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
 # Types that may be quantised without asking.
@@ -106,7 +106,7 @@ def quantize(
         raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(MIXES)}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads!r}, expected at least 1")
-    files = _core.GgufModel(find_model(source)).files
+    files = _core.GgufShards(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
         raise ValueError(f"{output}: the output is the input")
     metadata = files[0].metadata()

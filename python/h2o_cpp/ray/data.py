@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
+from h2o_cpp.generation.offline import continue_rows, line_seed, text_fields
+from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generator import Generator
-from h2o_cpp.offline import continue_rows, line_seed, text_fields
 from h2o_cpp.ray.options import actor_options
-from h2o_cpp.request import StreamOptions
 
 _COLUMNS = {
     "text": pa.string(),

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from h2o_cpp import __version__
-from h2o_cpp.arguments import whole
 from h2o_cpp.generator import Generator
+from h2o_cpp.model.arguments import whole
 from h2o_cpp.serve import chat, completions, models
 from h2o_cpp.serve.dependencies import ServiceOf, check_key
 from h2o_cpp.serve.errors import add_handlers, closed

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from h2o_cpp.request import ContextFullError
+from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 
 

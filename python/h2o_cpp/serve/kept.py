@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from h2o_cpp.inspection import VisiblePieces
-from h2o_cpp.policy import Policy
-from h2o_cpp.record import Kept
+from h2o_cpp.generation.record import Kept
+from h2o_cpp.measure.inspection import VisiblePieces
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
 from h2o_cpp.serve.texts import ServedText
 from h2o_cpp.tokenizer import TextTokenizer

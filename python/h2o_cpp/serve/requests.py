@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from h2o_cpp.request import StreamOptions
+from h2o_cpp.generation.request import StreamOptions
 
 # What OpenAI allows, and is only taken where it changes nothing.
 _Zero = Annotated[float, Field(ge=0, le=0)]

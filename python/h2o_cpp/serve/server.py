@@ -9,7 +9,7 @@ from contextlib import suppress
 import uvicorn
 from fastapi import FastAPI
 
-from h2o_cpp.arguments import whole
+from h2o_cpp.model.arguments import whole
 
 _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 

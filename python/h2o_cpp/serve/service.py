@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from h2o_cpp.chat_template import ChatTemplate
-from h2o_cpp.engine import Engine
+from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.record import Record
+from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.generator import Generator
-from h2o_cpp.policy import Policy, choose_policy
-from h2o_cpp.record import Record
-from h2o_cpp.request import ContextFullError
+from h2o_cpp.model.chat_template import ChatTemplate
+from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.kept import policy_counts
 from h2o_cpp.serve.requests import TextRequest

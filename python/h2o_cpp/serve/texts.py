@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from h2o_cpp.completion import Completion
-from h2o_cpp.continuation import Generation
-from h2o_cpp.policy import Policy
-from h2o_cpp.record import Record, TokenLogprob
+from h2o_cpp.generation.completion import Completion
+from h2o_cpp.generation.continuation import Generation
+from h2o_cpp.generation.record import Record, TokenLogprob
+from h2o_cpp.model.policy import Policy
 from h2o_cpp.serve.errors import closed, refusal
 from h2o_cpp.serve.responses import FinishReason
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from h2o_cpp import __version__
+from h2o_cpp.model.policy import Policy, budget_policy
+from h2o_cpp.model.session import Positions, chunks, open_model, open_session
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
 from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
-from h2o_cpp.policy import Policy, budget_policy
-from h2o_cpp.session import Positions, chunks, open_model, open_session
-from h2o_cpp.stored_budget import Budget, resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 

@@ -1,0 +1,109 @@
+"""Snapshots: a text and the cache it left, exactly, in memory or in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from h2o_cpp import _core
+from h2o_cpp.model.atomic import atomic_output
+
+
+@dataclass(frozen=True, repr=False)
+class Snapshot:
+    """A text and what the cache kept of it: keys, values, positions, scores.
+
+    It goes with one model, policy and cache type, and whatever follows it is what would have
+    followed the text, bit for bit. Where the cache has evicted, it is the memory of *this* text
+    read in *this* order of chunks: not a prefix that a longer prompt could have been read from.
+    """
+
+    data: bytes
+    tokens: tuple[int, ...]  # of the text
+    n_read: int  # of them that the cache has read; the others are read by whoever goes on
+    random_state: str | None  # of the text's sampler
+    note: Any  # what else was saved with it
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot: {len(self.tokens)} tokens, {self.nbytes} bytes>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, which appears whole or not at all."""
+        with atomic_output(Path(path)) as temporary:
+            temporary.write_bytes(self.data)
+
+    @staticmethod
+    def of(data: bytes) -> Snapshot:
+        """The snapshot with these bytes. Raises ValueError for others."""
+        tokens, text, n_read = _core.read_snapshot(data)
+        try:
+            content = json.loads(text)
+            state, note = content["random_state"], content["note"]
+            known = isinstance(state, str | None)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            known = False
+        if not known:
+            raise ValueError("[snapshot] it was not saved by h2o_cpp")
+        return Snapshot(data, tuple(tokens), n_read, state, note)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> Snapshot:
+        """The snapshot in a file. Raises FileNotFoundError, and ValueError for another file."""
+        try:
+            return Snapshot.of(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+    @staticmethod
+    def take(
+        session: _core.Session, tokens: Sequence[int], random_state: str | None, note: Any = None
+    ) -> Snapshot:
+        """Of sequence 0 of a session, which has read `tokens`, but perhaps the last."""
+        text = json.dumps({"random_state": random_state, "note": note})
+        n_read = session.tokens_seen(0)
+        return Snapshot(
+            session.save(0, tokens, text),
+            tuple(tokens),
+            n_read,
+            random_state,
+            json.loads(text)["note"],
+        )
+
+
+class SnapshotCache:
+    """The snapshots used last, by the tokens of their texts; as many as fit in some bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._mutex = threading.Lock()
+        self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
+
+    def get(self, tokens: Sequence[int]) -> Snapshot | None:
+        """The snapshot of a text, if it is still here."""
+        with self._mutex:
+            found = self._snapshots.get(tuple(tokens))
+            if found is not None:
+                self._snapshots.move_to_end(found.tokens)
+            return found
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; those that were not used for longest make room."""
+        with self._mutex:
+            before = self._snapshots.pop(snapshot.tokens, None)
+            self._snapshots[snapshot.tokens] = snapshot
+            self._n_bytes += snapshot.nbytes - (0 if before is None else before.nbytes)
+            while self._n_bytes > self._max_bytes:
+                _, oldest = self._snapshots.popitem(last=False)
+                self._n_bytes -= oldest.nbytes

@@ -1,0 +1,1 @@
+"""What a budget costs, and what a machine can do."""

@@ -1,0 +1,229 @@
+"""What a bounded cache kept of a text, and when it evicted the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from math import ceil
+from pathlib import Path
+from typing import Any
+from unicodedata import category
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp import _core
+from h2o_cpp.generation.text_pieces import TextPieces
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import Positions, open_session
+from h2o_cpp.tokenizer import TextTokenizer
+
+# Heads that are looked at in one text: a few seconds' worth. Beyond it the cache is not looked at
+# after every step.
+_MAX_LOOKS = 2**17
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one layer, or one KV head of it, keeps of a text at its end."""
+
+    kept: int  # tokens, the same number in every KV head
+    evicted: int
+    oldest: int  # the lowest position that is kept
+    score_share: float | None  # of all scores, those of the kept; None without scores
+    common_share: float  # of the kept, those that every KV head of the layer keeps
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A text, and what every layer and KV head kept of it after each step."""
+
+    model: str  # name of its file
+    policy: Policy
+    n_prompt: int  # tokens of the given text; the rest was generated
+    tokens: NDArray[np.int32]  # [n]
+    pieces: list[str]  # [n], text of each token as it can be shown
+    seen: NDArray[np.int32]  # how many tokens had been read at each look at the cache, ascending
+    # [n_layers, n_kv_heads, n]: how many tokens had been read when the token was found to be
+    # evicted, an entry of `seen`; 0 if it never was.
+    evicted_at: NDArray[np.int32]
+    # [n_layers, n_kv_heads, n]: the attention the token had received when last seen in the cache;
+    # 0 if it never was seen there, and everywhere under a policy that keeps no scores.
+    scores: NDArray[np.float32]
+
+    def kept(self, seen: int | None = None) -> NDArray[np.bool_]:
+        """Whether each token was kept after `seen` tokens (default: all).
+
+        [n_layers, n_kv_heads, n]; exact for the entries of `self.seen`.
+        """
+        n = len(self.tokens)
+        seen = n if seen is None else whole("seen", seen, 0, n)
+        alive = (self.evicted_at == 0) | (self.evicted_at > seen)
+        return np.asarray(alive & (np.arange(n) < seen))
+
+    def summary(self, layer: int, kv_head: int | None = None) -> Summary:
+        """What `layer` keeps at the end: of all its KV heads, or of one."""
+        n_layers, n_kv_heads, n = self.evicted_at.shape
+        layer = whole("layer", layer, 0, n_layers - 1)
+        heads = slice(None)
+        if kv_head is not None:
+            kv_head = whole("kv_head", kv_head, 0, n_kv_heads - 1)
+            heads = slice(kv_head, kv_head + 1)
+        of_layer = self.kept()[layer]
+        kept, scores = of_layer[heads], self.scores[layer, heads].astype(np.float64)
+        n_kept = int(kept[0].sum())
+        return Summary(
+            kept=n_kept,
+            evicted=n - n_kept,
+            oldest=int(kept.any(axis=0).argmax()),
+            score_share=float(scores[kept].sum() / scores.sum()) if scores.any() else None,
+            common_share=int(of_layer.all(axis=0).sum()) / n_kept,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as lists and numbers for json.dumps; scores are rounded to four decimals."""
+        return {
+            "model": self.model,
+            "policy": {
+                "sinks": self.policy.n_sinks,
+                "heavy": self.policy.n_heavy,
+                "recent": self.policy.n_recent,
+            },
+            "n_prompt": self.n_prompt,
+            "tokens": self.tokens.tolist(),
+            "pieces": self.pieces,
+            "seen": self.seen.tolist(),
+            "evicted_at": self.evicted_at.tolist(),
+            "scores": self.scores.astype(np.float64).round(4).tolist(),
+        }
+
+    def to_html(self) -> str:
+        """A page that shows it, which needs no other file and loads none."""
+        page = files("h2o_cpp.measure").joinpath("inspection.html").read_text(encoding="utf-8")
+        # Inside a script element only "<" could end the JSON: "</script>", "<!--".
+        data = json.dumps(self.to_dict(), separators=(",", ":")).replace("<", "\\u003c")
+        return page.replace("{{inspection}}", data, 1)
+
+
+def inspect(
+    model: _core.Model,
+    tokenizer: TextTokenizer,
+    tokens: Sequence[int],
+    policy: Policy,
+    *,
+    n_ctx: int | None = None,
+    n_batch: int = 1,
+    max_tokens: int = 0,
+    kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
+) -> Inspection:
+    """Read a text under `policy` and look at the cache after each step.
+
+    n_batch: tokens read at a time, with eviction after each: 1 shows every eviction, that
+        of a Generator shows what it does with a prompt.
+    max_tokens: greedily continue the text by at most this many, which are read one by one; fewer
+        at the end of the text or of n_ctx (default: as trained).
+
+    A look costs a call for each layer and KV head. Where their number times that of the steps is
+    over 131072, the cache is looked at every few tokens only; see `Inspection.seen`.
+
+    Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
+    """
+    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
+    n_batch = whole("n_batch", n_batch, 1)
+    whole("max_tokens", max_tokens, 0)
+    if not 0 < len(tokens) <= n_ctx:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
+    session = open_session(
+        model,
+        policy,
+        n_ctx=n_ctx,
+        n_batch=min(n_batch, len(tokens)),
+        kv_dtype=kv_dtype,
+        positions=positions,
+    )
+    text = list(tokens)
+    n_most = min(len(text) + max_tokens, n_ctx)
+    record = _Record(session, model, n_most)
+    n_steps = ceil(len(text) / n_batch) + n_most - len(text)
+    every = ceil(n_steps * model.n_layers * model.n_kv_heads / _MAX_LOOKS)
+    with tqdm(total=n_most, unit="token", disable=None, leave=False) as bar:
+        n_read = 0
+        for step in range(1, n_steps + 1):
+            fed = np.asarray(text[n_read : n_read + n_batch], np.int32)
+            logits = session.step([(0, fed)])
+            n_read += len(fed)
+            bar.update(len(fed))
+            if n_read == len(text) < n_most:
+                token = int(logits[-1].argmax())
+                if token not in tokenizer.end_tokens:
+                    text.append(token)
+            if step % every == 0 or n_read == len(text):
+                record.look()
+            if n_read == len(text):
+                break
+    pieces = VisiblePieces(tokenizer)
+    return Inspection(
+        model=Path(model.file.path).name,
+        policy=policy,
+        n_prompt=len(tokens),
+        tokens=np.asarray(text, np.int32),
+        pieces=[pieces.push(token) for token in text],
+        seen=np.asarray(record.seen, np.int32),
+        evicted_at=record.evicted_at[..., : len(text)],
+        scores=record.scores[..., : len(text)],
+    )
+
+
+class _Record:
+    """What was seen in the cache of a session, look by look."""
+
+    def __init__(self, session: _core.Session, model: _core.Model, n: int) -> None:
+        self._session = session
+        self.seen: list[int] = []
+        self.evicted_at = np.zeros((model.n_layers, model.n_kv_heads, n), np.int32)
+        self.scores = np.zeros(self.evicted_at.shape, np.float32)
+
+    def look(self) -> None:
+        n = self._session.tokens_seen(0)
+        self.seen.append(n)
+        for layer, kv_head in np.ndindex(self.evicted_at.shape[:2]):
+            positions, scores = self._session.kept(layer, kv_head, 0)
+            evicted_at = self.evicted_at[layer, kv_head, :n]
+            gone = evicted_at == 0
+            gone[positions] = False
+            evicted_at[gone] = n
+            self.scores[layer, kv_head, positions] = scores
+
+
+class VisiblePieces:
+    """Each token's text, as it can be shown, for the tokens of one text in their order.
+
+    A character that is spread over several tokens appears at the last of them; the others show
+    their bytes, as "<0xE6>". Tokens without text appear as the vocabulary spells them, control
+    characters as their escapes.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = TextPieces(())
+        self._begins = True
+
+    def push(self, token: int) -> str:
+        """That of the next token."""
+        tokenizer = self._tokenizer
+        data = tokenizer.token_bytes(token, begins=self._begins)
+        self._begins = self._begins and not tokenizer.has_text([token])
+        piece = self._text.push(data) or "".join(f"<0x{byte:02X}>" for byte in data)
+        return _visible(piece or tokenizer.token_text(token))
+
+
+def _visible(text: str) -> str:
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c)[0] == "C" and c not in "\n\t" else c
+        for c in text
+    )

@@ -1,0 +1,188 @@
+"""Perplexity of a text while the cache evicts: what a policy costs at a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.session import chunks, open_session
+
+# Of a text that is read in one pass: tenths.
+N_SEGMENTS = 10
+
+
+class Budgeted(NamedTuple):
+    """A policy at a budget."""
+
+    name: str
+    budget: float  # of n_ctx
+    kept: int  # tokens, per layer and KV head
+    policy: Policy
+
+
+def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> list[Budgeted]:
+    """Every policy of POLICIES that is named, at every budget (fractions of n_ctx), budget first.
+
+    Raises ValueError for other names, and for a budget that keeps no token or more than all.
+    """
+    for budget in budgets:
+        if not 0 < budget <= 1:
+            raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
+        if int(budget * n_ctx) == 0:
+            raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
+    return [
+        Budgeted(name, budget, kept, named_policy(name, kept))
+        for budget, kept in ((budget, int(budget * n_ctx)) for budget in budgets)
+        for name in names
+    ]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Perplexity under one policy."""
+
+    policy: str
+    budget: float  # of n_ctx
+    kept: int  # tokens, per layer and KV head
+    perplexity: float
+    tokens: int  # that were predicted
+    cache_bytes: int  # allocated
+    segments: tuple[float, ...] = ()  # perplexity of each tenth of the text, when streaming
+
+
+def perplexity(
+    model: _core.Model,
+    tokens: Sequence[int],
+    policy: Policy,
+    *,
+    n_ctx: int,
+    beginning: Sequence[int] = (),
+    stride: int | None = None,
+    chunk: int = 1,
+    kv_dtype: str | tuple[str, str] = "f16",
+    progress: Callable[[int], object] = lambda n: None,
+) -> tuple[float, int, int]:
+    """Perplexity, number of tokens predicted, and bytes of the cache.
+
+    The tokens are read in windows of n_ctx, each from an empty cache and with `beginning` in front:
+    the token that models expect there. The last `stride` tokens of a window (default: all but its
+    first) are predicted, and the next window begins `stride` later.
+    `chunk` tokens are fed at a time, and eviction follows each chunk: 1 is generation's own rhythm,
+    in which every prediction is made from what is kept. progress is told how many more tokens have
+    been read.
+    """
+    whole("n_ctx", n_ctx, 2)
+    stride = n_ctx - 1 if stride is None else whole("stride", stride, 1, n_ctx - 1)
+    whole("chunk", chunk, 1, n_ctx)
+    n_text = n_ctx - len(beginning)
+    if not 0 < n_text <= len(tokens):
+        raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+    total, n = 0.0, 0
+    for begin in range(0, len(tokens) - n_text + 1, stride):
+        window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
+        parts = []
+        for part in _losses(session, window):
+            parts.append(part)
+            progress(len(part))
+        losses = np.concatenate(parts)[-stride:]
+        total += float(losses.sum())
+        n += losses.size
+    return exp(total / n), n, session.cache_bytes
+
+
+def stream_losses(
+    model: _core.Model,
+    tokens: Sequence[int],
+    policy: Policy,
+    *,
+    n_ctx: int,
+    chunk: int = 1,
+    kv_dtype: str | tuple[str, str] = "f16",
+) -> tuple[NDArray[np.float64], int]:
+    """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
+
+    The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
+    ValueError where they cannot. `chunk` is as in perplexity().
+    """
+    whole("chunk", chunk, 1, n_ctx)
+    if len(tokens) < 2:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+    losses = list(_losses(session, np.asarray(tokens, np.int32)))
+    return np.concatenate(losses), session.cache_bytes
+
+
+def measure(
+    model: _core.Model,
+    tokens: Sequence[int],
+    *,
+    policies: Sequence[str],
+    budgets: Sequence[float],
+    n_ctx: int,
+    beginning: Sequence[int] = (),
+    stride: int | None = None,
+    chunk: int = 1,
+    kv_dtype: str | tuple[str, str] = "f16",
+    streaming: bool = False,
+) -> Iterator[Measurement]:
+    """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
+
+    streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
+    A text that is longer than n_ctx has no full cache to compare with.
+    """
+    evicting = at_budgets(policies, budgets, n_ctx)
+    if streaming and stride is not None:
+        raise ValueError("stride is of windows, and streaming has none")
+    if streaming and len(tokens) <= N_SEGMENTS:
+        raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
+    text = [*beginning, *tokens]
+    full = [Budgeted("full", 1.0, n_ctx, Policy.full())]
+    if streaming and len(text) > n_ctx:
+        full = []
+    for name, budget, kept, policy in [*full, *evicting]:
+        if streaming:
+            losses, nbytes = stream_losses(
+                model, text, policy, n_ctx=n_ctx, chunk=chunk, kv_dtype=kv_dtype
+            )
+            value, n = exp(losses.mean()), losses.size
+            segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
+        else:
+            value, n, nbytes = perplexity(
+                model,
+                tokens,
+                policy,
+                n_ctx=n_ctx,
+                beginning=beginning,
+                stride=stride,
+                chunk=chunk,
+                kv_dtype=kv_dtype,
+            )
+            segments = ()
+        yield Measurement(name, budget, kept, value, n, nbytes, segments)
+
+
+def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
+    """-log p in nats of targets [n], each under the softmax of its row of logits [n, n_vocab]."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    normaliser = np.log(np.exp(rows).sum(axis=1))
+    losses: NDArray[np.float64] = normaliser - rows[np.arange(len(targets)), targets]
+    return losses
+
+
+def _losses(session: _core.Session, window: NDArray[np.int32]) -> Iterator[NDArray[np.float64]]:
+    """-log p of window[1:], each from the logits after the token before it."""
+    session.reset(0)
+    targets = window[1:]
+    for fed in chunks(session, window[:-1]):
+        yield token_losses(session.score(0, fed), targets[: len(fed)])
+        targets = targets[len(fed) :]

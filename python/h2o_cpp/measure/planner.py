@@ -1,0 +1,268 @@
+"""A plan: how many texts at once, and which weights stay in memory. docs/plan.md explains it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from h2o_cpp import _core
+from h2o_cpp.measure.prediction import (
+    MOST_SEQUENCES,
+    Candidate,
+    Job,
+    Sizes,
+    Speeds,
+    candidates,
+    choose,
+    least_bytes,
+    placements,
+)
+from h2o_cpp.model.arguments import bytes_of, number, whole
+from h2o_cpp.model.capacity import ModelShape, slab_bytes
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.session import open_model, open_session
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
+
+if TYPE_CHECKING:
+    from h2o_cpp.bench.traffic import Weight
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` found: candidates in the order of weights that stay, then of sequences."""
+
+    model: str
+    memory: int
+    sizes: Sizes
+    job: Job
+    speeds: Speeds
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    arguments: Mapping[str, Any]  # for a Generator of this model
+    why: str
+
+
+def plan(
+    path: str | os.PathLike[str],
+    memory: int | str,
+    *,
+    prompt: int,
+    n: int,
+    sequences: int | None = None,
+    hh: Budget = None,
+    recent: float | None = None,
+    policy: str | Policy | Sequence[Policy] | None = None,
+    n_batch: int = 512,
+    kv_dtype: str | tuple[str, str] = "f16",
+    threads: int | None = None,
+    memory_bandwidth: float | None = None,
+    storage_bandwidth: float | None = None,
+    flops: float | None = None,
+) -> Plan:
+    """The batch size, and the weights that stay, which give most tokens per second on the CPU.
+
+    path: as for a Generator.
+    memory: for weights, caches and activations together: "4GiB", or bytes.
+    prompt, n: tokens of each text's prompt, and that are generated.
+    sequences: how many texts there are at most to continue at once; default: any number.
+    hh, recent, policy, n_batch, kv_dtype, threads: as for a Generator, whose n_ctx is prompt + n.
+    memory_bandwidth, storage_bandwidth: bytes per second; default: measured here, by reading an
+        array, and the model's file past what the system has of it in memory.
+    flops: operations per second; default: measured here, by reading a short prompt.
+
+    `Generator(path, **plan(path, ...).arguments)` does it.
+
+    Raises FileNotFoundError, ValueError (options that make no sense, less memory than the least
+    that is needed), OSError (a bandwidth that cannot be measured here) and MemoryError.
+    """
+    # What it imports is not for everybody who imports this package.
+    from h2o_cpp.bench.machine import n_processors, read_bandwidth
+    from h2o_cpp.bench.traffic import weights
+
+    n_bytes = bytes_of("memory", memory)
+    whole("prompt", prompt, 1)
+    whole("n", n, 1)
+    n_batch = whole("n_batch", n_batch, 1)
+    most = MOST_SEQUENCES if sequences is None else whole("sequences", sequences, 1)
+    given = {
+        "memory_bandwidth": memory_bandwidth,
+        "storage_bandwidth": storage_bandwidth,
+        "flops": flops,
+    }
+    for name, value in given.items():
+        if value is not None and not 0 < number(name, value) < float("inf"):
+            raise ValueError(f"{name}={value!r}, expected more than 0 per second")
+    file = find_model(path)
+    model = _core.GgufShards(file)
+    metadata = model.files[0].metadata()
+    shape = ModelShape.of_metadata(metadata)
+    if shape is None:
+        raise ValueError(f"{os.fspath(path)}: it describes no model whose cache is known")
+    if prompt + n > shape.n_ctx_train:
+        raise ValueError(
+            f"prompt={prompt} and n={n} are {prompt + n} tokens, "
+            f"the model is trained for {shape.n_ctx_train}"
+        )
+    hh, policy = resolve_budget(hh, policy, model.files[0])
+    chosen = choose_policy(hh, recent, policy, prompt + n)
+    sizes = sizes_of(weights(model.files), shape, metadata)
+    job = _job(shape, chosen, prompt, n, n_batch=n_batch, kv_dtype=kv_dtype)
+    least = least_bytes(sizes, job)
+    if n_bytes < least:
+        raise ValueError(
+            f"memory={memory!r} is {n_bytes} bytes; the weights that must stay, "
+            f"and one text, take {least}"
+        )
+    speeds = Speeds(
+        memory_bandwidth or read_bandwidth(threads or n_processors()),
+        storage_bandwidth or _storage_bandwidth(file),
+        flops or _flops(file, sizes, min(prompt, n_batch), n_bytes, threads),
+    )
+    found = candidates(sizes, job, speeds, n_bytes, most)
+    best = choose(found)
+    arguments: dict[str, Any] = {
+        "device": "cpu",
+        "n_ctx": prompt + n,
+        "max_sequences": best.sequences,
+    }
+    defaults = {"n_batch": 512, "kv_dtype": "f16", "threads": None}
+    own: dict[str, Any] = {"n_batch": n_batch, "kv_dtype": kv_dtype, "threads": threads}
+    own |= {"hh": hh, "recent": recent, "policy": policy}
+    arguments |= {key: value for key, value in own.items() if value != defaults.get(key)}
+    if best.streamed_layers:
+        arguments["max_resident"] = best.weight_bytes
+    return Plan(
+        model.files[0].path,
+        n_bytes,
+        sizes,
+        job,
+        speeds,
+        tuple(found),
+        best,
+        arguments,
+        _why(found, best, most),
+    )
+
+
+def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
+    """In words."""
+    stay = [one for one in found if not one.streamed_layers]
+    stream = [one for one in found if one.streamed_layers]
+    said = []
+    if not stay:
+        said.append("All weights do not fit beside one text, so layers take turns.")
+    elif best.streamed_layers:
+        alone = max(stay, key=lambda one: one.tokens_per_second)
+        said.append(
+            f"With all weights in memory {alone.sequences} at once would fit, and give "
+            f"{alone.tokens_per_second:.1f} tokens/s: layers that take turns make room for more."
+        )
+    elif stream:
+        other = max(stream, key=lambda one: one.tokens_per_second)
+        said.append(
+            f"Layers that take turns would make room for {other.sequences} at once, but give "
+            f"{other.tokens_per_second:.1f} tokens/s."
+        )
+    parts = {
+        "reading weights": best.weight_seconds,
+        "arithmetic": best.arithmetic_seconds,
+        "reading the cache": best.cache_seconds,
+        "waiting for storage": best.storage_seconds,
+    }
+    shares = [f"{name} {part / best.pass_seconds:.0%}" for name, part in parts.items() if part]
+    said.append(f"A pass takes {best.pass_seconds * 1e3:.1f} ms: {', '.join(shares)}.")
+    same = [one for one in found if one.streamed_layers == best.streamed_layers]
+    if best.sequences < max(one.sequences for one in same):
+        said.append("More at once would fit, and gain less than 3 %.")
+    elif best.sequences == most:
+        said.append("There are no more texts.")
+    else:
+        said.append("Memory ends here.")
+    return " ".join(said)
+
+
+def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
+    """Of a model's tensors."""
+    from h2o_cpp.bench.traffic import decode_weight_bytes, prefill_flops
+
+    layers = [0] * shape.n_layers
+    others = 0
+    for tensor in tensors:
+        prefix, _, rest = tensor.name.partition(".")
+        layer = rest.partition(".")[0]
+        if prefix == "blk" and layer.isdecimal() and int(layer) < shape.n_layers:
+            layers[int(layer)] += tensor.nbytes
+        else:
+            others += tensor.nbytes
+    (n_vocab, width), *_ = (t.shape for t in tensors if t.name == "token_embd.weight")
+    architecture = metadata["general.architecture"]
+    n_ff = int(metadata[f"{architecture}.feed_forward_length"])
+    heads = int(metadata[f"{architecture}.attention.head_count"])
+    gate = any(tensor.name.endswith("ffn_gate.weight") for tensor in tensors)
+    columns = 2 * width + 2 * (heads + shape.n_kv_heads) * shape.head_dim + (1 + gate) * n_ff
+    return Sizes(
+        layers=tuple(layers),
+        others=others,
+        others_read=decode_weight_bytes(tensors) - sum(layers),
+        layer_flops=prefill_flops(tensors),
+        output_flops=2 * n_vocab * width,
+        row_bytes=4 * columns,
+        logits_bytes=4 * (2 * n_vocab + width),  # where they are computed, and where they are told
+    )
+
+
+def _job(
+    shape: ModelShape,
+    policy: Policy | Sequence[Policy],
+    prompt: int,
+    n: int,
+    *,
+    n_batch: int,
+    kv_dtype: str | tuple[str, str],
+) -> Job:
+    from h2o_cpp.bench.traffic import kv_bytes
+
+    policies = [policy] * shape.n_layers if isinstance(policy, Policy) else [*policy]
+    seen = np.arange(prompt, prompt + n) + 1.0
+    kept = sum(
+        float(seen.mean() if one.budget is None else np.minimum(one.budget + 1, seen).mean())
+        for one in policies
+    )
+    return Job(
+        prompt=prompt,
+        n=n,
+        n_batch=n_batch,
+        slab_bytes=slab_bytes(shape, policy, n_ctx=prompt + n, kv_dtype=kv_dtype, positions="auto"),
+        kv_read=kept * kv_bytes(shape.n_kv_heads, shape.head_dim, kv_dtype),
+    )
+
+
+def _storage_bandwidth(file: str) -> float:
+    from h2o_cpp.bench.storage import storage_bandwidth
+
+    try:
+        return storage_bandwidth(file)
+    except OSError as error:
+        raise OSError(f"{error}; give storage_bandwidth, bytes per second") from None
+
+
+def _flops(file: str, sizes: Sizes, rows: int, memory: int, threads: int | None) -> float:
+    """Of reading so many tokens, the second time: the first brings the weights."""
+    whole_size = sizes.others + sum(sizes.layers)
+    resident = None if whole_size <= memory else min(size for _, size in placements(sizes))
+    model = open_model(file, device="cpu", threads=threads, max_resident=resident)
+    session = open_session(model, Policy.full(), n_ctx=rows, n_batch=rows)
+    tokens = np.random.default_rng(0).integers(0, model.n_vocab, rows, np.int32)
+    seconds = 0.0
+    for _ in range(2):
+        session.reset(0)
+        begun = perf_counter()
+        session.greedy([(0, tokens)])
+        seconds = perf_counter() - begun
+    return (rows * sizes.layer_flops + sizes.output_flops) / seconds

@@ -1,0 +1,96 @@
+"""How well a model finds an answer in its prompt while the cache evicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.measure.perplexity import Budgeted, at_budgets, token_losses
+from h2o_cpp.measure.retrieval.tasks import Sample
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import chunks, open_session
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A task under one policy; "absent" is the full cache of a prompt without the fact."""
+
+    task: str
+    policy: str
+    budget: float  # of n_ctx
+    kept: int  # tokens, per layer and KV head
+    log_likelihood: float  # of a token of the answer, in nats; mean over the samples
+    of_full: float  # how much more that is than with the full cache
+    error: float  # standard error of of_full, sample by sample; nan for one sample
+    exact: float  # share of samples whose every token of the answer is the likeliest
+    samples: int
+
+
+def measure(
+    model: _core.Model,
+    tasks: Mapping[str, Sequence[Sample]],
+    *,
+    policies: Sequence[str],
+    budgets: Sequence[float],
+    n_ctx: int,
+    chunk: int,
+    kv_dtype: str | tuple[str, str] = "f16",
+) -> Iterator[Measurement]:
+    """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
+
+    Budgets are fractions of n_ctx. A prompt is read `chunk` tokens at a time with eviction after
+    each, then the right answer token by token. Raises ValueError.
+    """
+    whole("chunk", chunk, 1, n_ctx)
+    baselines = [Budgeted(name, 1.0, n_ctx, Policy.full()) for name in ("full", "absent")]
+    evicting = at_budgets(policies, budgets, n_ctx)
+    for task, samples in tasks.items():
+        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
+        if longest > n_ctx:
+            raise ValueError(f"{task} has a sample of {longest} tokens, n_ctx is {n_ctx}")
+        full = np.zeros(len(samples))
+        for name, budget, kept, policy in [*baselines, *evicting]:
+            session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+            values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
+            for i, sample in enumerate(samples):
+                prompt = sample.without_fact if name == "absent" else sample.prompt
+                logits = answer_logits(session, prompt, sample.answer)
+                answer = np.asarray(sample.answer, np.int32)
+                values[i] = -token_losses(logits, answer).mean()
+                exact[i] = (logits.argmax(axis=1) == answer).all()
+            if name == "full":
+                full = values
+            gain = values - full
+            error = gain.std(ddof=1) / sqrt(len(gain)) if len(gain) > 1 else nan
+            yield Measurement(
+                task,
+                name,
+                budget,
+                kept,
+                log_likelihood=float(values.mean()),
+                of_full=float(gain.mean()),
+                error=float(error),
+                exact=float(exact.mean()),
+                samples=len(samples),
+            )
+
+
+def answer_logits(
+    session: _core.Session, prompt: Sequence[int], answer: Sequence[int]
+) -> NDArray[np.float32]:
+    """The logits [len(answer), n_vocab] from which each token of the answer is predicted.
+
+    The prompt is read n_batch tokens at a time, the answer one by one.
+    """
+    session.reset(0)
+    for chunk in chunks(session, np.asarray(prompt, np.int32)):
+        logits = session.step([(0, chunk)])
+    rows = [logits]
+    rows += [session.step([(0, np.array([token], np.int32))]) for token in answer[:-1]]
+    return np.concatenate(rows)

@@ -1,0 +1,1 @@
+"""Models: finding and opening them, their policies, budgets and chat templates."""

@@ -1,0 +1,111 @@
+"""How many sequences fit in a memory budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import bytes_of, kv_dtypes, whole
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.session import Positions
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the size of a cache depends on."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_ctx_train: int
+    learned_positions: bool
+
+    @staticmethod
+    def of_model(model: _core.Model) -> ModelShape:
+        """Of a model that is loaded."""
+        return ModelShape(
+            model.n_layers,
+            model.n_kv_heads,
+            model.head_dim,
+            model.n_ctx_train,
+            model.learned_positions,
+        )
+
+    @staticmethod
+    def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
+        """Of a GGUF file's; None if it is no model, or one whose layers differ."""
+        architecture = metadata.get("general.architecture", "")
+
+        def key(name: str) -> Any:
+            return metadata.get(f"{architecture}.{name}")
+
+        heads, width = key("attention.head_count"), key("embedding_length")
+        head_dim = key("attention.key_length")
+        if not head_dim and isinstance(width, int) and isinstance(heads, int) and heads:
+            head_dim = width // heads
+        kv_heads = key("attention.head_count_kv") or heads
+        sizes = (key("block_count"), kv_heads, head_dim, key("context_length"))
+        if not all(isinstance(size, int) and 0 < size < 2**24 for size in sizes):
+            return None
+        return ModelShape(*sizes, learned_positions=architecture == "opt")
+
+
+def capacity(
+    model: str | os.PathLike[str] | _core.Model,
+    memory: int | str,
+    *,
+    hh: Budget = None,
+    recent: float | None = None,
+    policy: str | Policy | Sequence[Policy] | None = None,
+    n_ctx: int | None = None,
+    kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
+) -> int:
+    """How many sequences have their caches in `memory`: "4GiB", "1.5GB" or a number of bytes.
+
+    The memory is that of the caches alone: weights and activations come on top. The other
+    arguments are those of Generator; 0 is the answer when not even one fits.
+
+    Raises FileNotFoundError and ValueError.
+    """
+    n_bytes = bytes_of("memory", memory)
+    if isinstance(model, _core.Model):
+        file, shape = model.file, ModelShape.of_model(model)
+    else:
+        file = _core.GgufFile(find_model(model))
+        found = ModelShape.of_metadata(file.metadata())
+        if found is None:
+            raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
+        shape = found
+    n_ctx = shape.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1, shape.n_ctx_train)
+    hh, policy = resolve_budget(hh, policy, file)
+    chosen = choose_policy(hh, recent, policy, n_ctx)
+    each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
+    return n_bytes // each
+
+
+def slab_bytes(
+    shape: ModelShape,
+    policy: Policy | Sequence[Policy],
+    *,
+    n_ctx: int,
+    kv_dtype: str | tuple[str, str],
+    positions: Positions,
+) -> int:
+    """Bytes of the cache of one sequence; those of several are at most as many times as much."""
+    policies = [policy] if isinstance(policy, Policy) else policy
+    bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
+    return _core.cache_bytes(
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        policies=[one.core() for one in policies],
+        max_tokens=n_ctx,
+        **kv_dtypes(kv_dtype),
+        may_roll=bounded and not shape.learned_positions and positions != "original",
+    )

@@ -1,0 +1,209 @@
+"""Which tokens the cache keeps: policies, and the budgets that choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import INT32_MAX, number, whole
+
+Score = Literal["sum", "mean", "inverse"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What survives a step: the first `n_sinks`, the newest `n_recent` and `n_heavy` heavy hitters.
+
+    Counts are of tokens, per layer and KV head, and do not include the token being decoded.
+    Use one of the constructors: `full`, `window`, `sinks`, `h2o`.
+
+    Heavy hitters are those with the largest score, by default the sum of the attention received,
+    as in the paper. Options beyond it:
+
+    score: "sum"; "mean" per token that could give it (RoCo, arXiv 2402.06262); "inverse" keeps
+        those with the smallest sum instead, an ablation.
+    decay: what is left of a score after each token, 0 to 1 (A2SF, arXiv 2407.20485); with 0 a score
+        is the attention of the newest token alone.
+    value_norm: a score counts times the L1 norm of its value (VATP, arXiv 2406.12335).
+    """
+
+    n_sinks: int = 0
+    n_heavy: int = 0
+    n_recent: int | None = None  # None: unbounded
+    score: Score = "sum"
+    decay: float = 1.0
+    value_norm: bool = False
+
+    def __repr__(self) -> str:
+        """With the options that are not the paper's."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name.startswith("n_") or getattr(self, f.name) != f.default
+        ]
+        return f"Policy({', '.join(shown)})"
+
+    def __post_init__(self) -> None:
+        whole("n_sinks", self.n_sinks, 0, None)
+        whole("n_heavy", self.n_heavy, 0, None)
+        if self.n_recent is not None:
+            whole("n_recent", self.n_recent, 0, None)
+        if not 0 <= number("decay", self.decay) <= 1:
+            raise ValueError(f"decay={self.decay!r}, expected 0 to 1")
+        if self.score not in ("sum", "mean", "inverse"):
+            raise ValueError(f"score={self.score!r}, expected sum, mean or inverse")
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens are kept; None when all are."""
+        return None if self.n_recent is None else self.n_sinks + self.n_heavy + self.n_recent
+
+    def core(self) -> _core.KvPolicy:
+        """For the core, which has 32 bits for a count: more than any text has tokens."""
+        return _core.KvPolicy(
+            sinks=min(self.n_sinks, INT32_MAX),
+            heavy=min(self.n_heavy, INT32_MAX),
+            recent=None if self.n_recent is None else min(self.n_recent, INT32_MAX),
+            score=self.score,
+            decay=float(self.decay),
+            value_norm=bool(self.value_norm),
+        )
+
+    @staticmethod
+    def full() -> Policy:
+        """Keep everything."""
+        return Policy()
+
+    @staticmethod
+    def window(n: int) -> Policy:
+        """Keep the newest n >= 1 tokens."""
+        return _non_empty(Policy(n_recent=n), "window: n")
+
+    @staticmethod
+    def sinks(n_sinks: int, n: int) -> Policy:
+        """Keep the first n_sinks and the newest n tokens (StreamingLLM, arXiv 2309.17453)."""
+        return _non_empty(Policy(n_sinks=n_sinks, n_recent=n), "sinks: n_sinks + n")
+
+    @staticmethod
+    def h2o(
+        heavy: int,
+        recent: int,
+        sinks: int = 0,
+        *,
+        score: Score = "sum",
+        decay: float = 1.0,
+        value_norm: bool = False,
+    ) -> Policy:
+        """Keep the newest tokens and, of the others, those with the most accumulated attention.
+
+        The defaults are the paper's; the options are explained in the class.
+        """
+        _non_empty(Policy(n_heavy=heavy, n_recent=recent), "h2o: heavy + recent")
+        return Policy(sinks, heavy, recent, score, decay, value_norm)
+
+
+def _non_empty(policy: Policy, what: str) -> Policy:
+    if policy.budget == 0:
+        raise ValueError(f"{what} is 0, expected at least 1")
+    return policy
+
+
+# Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
+_N_SINKS = 4
+# What is left of a score after each token: half of it after 69.
+_DECAY = 0.99
+
+
+def _sinks(n: int) -> Policy:
+    n_sinks = min(_N_SINKS, n - 1)
+    return Policy.sinks(n_sinks, n - n_sinks)
+
+
+def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
+    n_sinks = min(n_sinks, n - 1)
+    heavy = (n - n_sinks) // 2
+    return Policy.h2o(heavy, n - n_sinks - heavy, n_sinks, **options)
+
+
+# Policies that keep n tokens, by name.
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "h2o": _h2o,
+    "window": Policy.window,
+    "sinks": _sinks,
+    "h2o+sinks": partial(_h2o, n_sinks=_N_SINKS),
+    "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
+    "mean": partial(_h2o, score="mean"),
+    "decay": partial(_h2o, decay=_DECAY),
+    "value": partial(_h2o, value_norm=True),
+    "inverse": partial(_h2o, score="inverse"),
+    "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
+}
+
+
+def named_policy(name: str, n: int) -> Policy:
+    """One of POLICIES that keeps n tokens. Raises ValueError for other names."""
+    if name not in POLICIES:
+        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+    return POLICIES[name](n)
+
+
+def budget_policy(
+    hh: float | None, recent: float | None, n_ctx: int, name: str | None = None
+) -> Policy:
+    """The policy that `hh` and `recent` ask for, each a fraction of n_ctx or a number of tokens.
+
+    hh is all that is kept, as in the paper's "H2O (20 %)": half heavy hitters, half recent tokens
+    unless `recent` says otherwise, or by the policy of that name. Fractions are cut to whole
+    tokens, as the authors do.
+    """
+    if hh is None:
+        if recent is not None:
+            raise ValueError("recent is part of hh, which is not given; see Policy.window")
+        if name is not None:
+            raise ValueError(f"policy {name!r} needs hh, what it may keep")
+        return Policy.full()
+    total = _tokens("hh", hh, n_ctx)
+    if total == 1 and isinstance(hh, Integral):
+        raise ValueError(
+            f"hh={hh} is one token; write 1.0 for all of n_ctx, or 2 or more for tokens"
+        )
+    if total < 1:
+        raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
+    if name is not None:
+        if recent is not None:
+            raise ValueError(f"give either recent or policy {name!r}, not both")
+        return named_policy(name, total)
+    n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
+    if n_recent > total:
+        raise ValueError(
+            f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}"
+        )
+    return Policy.h2o(heavy=total - n_recent, recent=n_recent)
+
+
+def choose_policy(
+    hh: float | None,
+    recent: float | None,
+    policy: str | Policy | Sequence[Policy] | None,
+    n_ctx: int,
+) -> Policy | Sequence[Policy]:
+    """The policies that a Generator's arguments of these names ask for."""
+    if policy is None or isinstance(policy, str):
+        return budget_policy(hh, recent, n_ctx, policy)
+    if hh is not None or recent is not None:
+        raise ValueError("give either a Policy or hh, not both")
+    return policy
+
+
+def _tokens(name: str, value: float, n_ctx: int) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return whole(name, value, 0, None)
+    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
+        return int(float(value) * n_ctx)
+    raise ValueError(
+        f"{name}={value!r}, expected a fraction from 0 to 1 or a whole number of tokens"
+    )

@@ -1,0 +1,121 @@
+"""Models, and sessions: their sequences, opened with a policy and fed as much as they take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import INT32_MAX, bytes_of, kv_dtypes, thread_count
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import Policy
+
+Positions: TypeAlias = Literal["auto", "original", "rolling"]
+
+# What follows a token: logits [n_vocab] or, where that is all that is wanted, the likeliest token.
+Following: TypeAlias = NDArray[np.float32] | int
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    device: str,
+    threads: int | None,
+    max_resident: int | str | None = None,
+) -> _core.Model:
+    """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
+
+    path, device, threads, max_resident: as for Generator.
+
+    Raises FileNotFoundError, ValueError, OSError and MemoryError.
+    """
+    file = find_model(path)
+    from tqdm import tqdm  # type: ignore[import-untyped]  # a tenth of the time to import this
+
+    with tqdm(
+        desc="weights", unit="B", unit_scale=True, unit_divisor=1024, delay=1, leave=False,
+        disable=None,
+    ) as bar:  # fmt: skip
+
+        def tell(loaded: int, total: int) -> None:
+            bar.total = total
+            bar.update(loaded - bar.n)
+
+        return _core.Model(
+            file,
+            device=device,
+            threads=thread_count(threads),
+            progress=tell,
+            max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
+        )
+
+
+def open_session(
+    model: _core.Model,
+    policy: Policy | Sequence[Policy],
+    *,
+    n_ctx: int,
+    n_batch: int,
+    n_sequences: int = 1,
+    kv_dtype: str | tuple[str, str] = "f16",
+    positions: Positions = "auto",
+) -> _core.Session:
+    """Sequences of `model`, empty, each with a cache that `policy` bounds.
+
+    policy: one for all layers, or one for each.
+
+    Raises ValueError and MemoryError.
+    """
+    return _core.Session(
+        model,
+        policies=core_policies(policy),
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_sequences=n_sequences,
+        **kv_dtypes(kv_dtype),
+        positions=positions,
+    )
+
+
+def step(
+    session: _core.Session, inputs: Sequence[tuple[int, NDArray[np.int32]]], *, greedy: bool
+) -> list[Following]:
+    """One forward pass over the next tokens of some sequences; what follows the last of each.
+
+    greedy: the likeliest token is wanted, and not the logits.
+    """
+    if greedy:
+        return [int(token) for token in session.greedy(inputs)]
+    return [*session.step(inputs)]
+
+
+def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
+    """For the core: one for all layers, or one for each. Raises ValueError for an empty list."""
+    policies = [policy] if isinstance(policy, Policy) else policy
+    if not policies:
+        raise ValueError("policy is an empty list, expected one for each layer")
+    return [one.core() for one in policies]
+
+
+def chunks(
+    session: _core.Session,
+    tokens: NDArray[np.int32],
+    sequence: int = 0,
+    n_batch: int = INT32_MAX,
+) -> Iterator[NDArray[np.int32]]:
+    """The tokens in chunks, each as long as the next step of the sequence takes, or n_batch.
+
+    A chunk must have been fed before the next is asked for. Raises ValueError if the sequence has
+    no room for them all.
+    """
+    room = session.room(sequence)
+    if len(tokens) > room:
+        raise ValueError(f"{len(tokens)} more tokens, the sequence has room for {room}")
+    while len(tokens):
+        n = min(n_batch, session.chunk(sequence))
+        yield tokens[:n]
+        tokens = tokens[n:]

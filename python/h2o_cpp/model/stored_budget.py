@@ -1,0 +1,116 @@
+"""The budget that a GGUF file recommends, under the keys h2o.*; hh="auto" reads it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from shutil import copyfileobj
+from typing import IO, Literal, TypeAlias, TypeVar
+
+from h2o_cpp import _core
+from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.policy import POLICIES
+
+Budget: TypeAlias = float | Literal["auto"] | None
+P = TypeVar("P")  # a policy as given
+
+HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
+
+_ALIGNMENT = 32  # GGUF's, if general.alignment does not say
+_COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries: a file's begin
+
+
+def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float | None, P | str]:
+    """hh and policy as given; those that the file recommends if hh is "auto".
+
+    Raises ValueError if it recommends none, or nonsense.
+    """
+    if hh is None or not isinstance(hh, str):
+        return hh, policy
+    if hh != "auto":
+        raise ValueError(f"hh={hh!r}, expected a fraction, a whole number of tokens or 'auto'")
+    if policy is not None:
+        raise ValueError("hh='auto' brings its own policy; give a budget to choose one")
+    metadata = file.metadata()
+    if HH not in metadata:
+        raise ValueError(
+            f"{file.path}: the file recommends no budget (hh='auto'); to find and store one: "
+            f"h2o-cpp advise {file.path} TEXT --write"
+        )
+    stored, name = metadata[HH], metadata.get(POLICY, "h2o")
+    if not isinstance(stored, float) or not 0 < stored <= 1:
+        raise ValueError(
+            f"{file.path}: {HH} is {stored!r}, expected a fraction above 0 and up to 1"
+        )
+    if name not in POLICIES:
+        raise ValueError(f"{file.path}: {POLICY} is {name!r}, not one of {', '.join(POLICIES)}")
+    return stored, name
+
+
+def store_budget(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    hh: float,
+    policy: str,
+    n_ctx: int,
+    loss: float,
+) -> None:
+    """Write a GGUF file again, with this budget as what it recommends.
+
+    source: a GGUF file; of a split model the first.
+    output: the file to write; default: instead of `source`. It appears whole or not at all.
+    hh, policy: as for Generator; n_ctx, loss: of what context, and what it cost there.
+
+    All else, weights and other metadata, is copied byte for byte. Raises FileNotFoundError,
+    ValueError (a link or a part of a model, which cannot be replaced alone) and OSError.
+    """
+    path = Path(source)
+    target = path if output is None else Path(output)
+    if target.is_symlink():
+        raise ValueError(f"{target}: a link, as the Hub's cache has them: give another output")
+    file = _core.GgufFile(path)
+    metadata = file.metadata()
+    if metadata.get("split.count", 1) > 1 and target.name != path.name:
+        raise ValueError(f"{target}: a part of a split model must be called {path.name}")
+    entries = dict(file.metadata_entries())
+    begin = _COUNTS.size + sum(map(len, entries.values()))
+    for key, value in (
+        (HH, struct.pack("<Id", 12, hh)),
+        (POLICY, struct.pack("<I", 8) + _string(policy)),
+        (N_CTX, struct.pack("<II", 4, n_ctx)),
+        (LOSS, struct.pack("<Id", 12, loss)),
+    ):
+        entries[key] = _string(key) + value
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    with path.open("rb") as before, atomic_output(target) as temporary:
+        magic, version, n_tensors, _ = _COUNTS.unpack(before.read(_COUNTS.size))
+        before.seek(begin)
+        tensors = _read_tensors(before, n_tensors)
+        head = _COUNTS.pack(magic, version, n_tensors, len(entries))
+        head += b"".join(entries.values()) + tensors
+        with temporary.open("wb") as after:
+            after.write(head + bytes(-len(head) % alignment))
+            before.seek(-before.tell() % alignment, os.SEEK_CUR)
+            copyfileobj(before, after, 1 << 20)
+        with suppress(OSError):
+            temporary.chmod(path.stat().st_mode & 0o777)
+
+
+def _read_tensors(file: IO[bytes], n: int) -> bytes:
+    """The descriptions of n tensors: name, dimensions, type, and offset in what follows."""
+    parts = []
+    for _ in range(n):
+        parts.append(file.read(8))
+        parts.append(file.read(*struct.unpack("<Q", parts[-1])))
+        parts.append(file.read(4))
+        (n_dims,) = struct.unpack("<I", parts[-1])
+        parts.append(file.read(8 * n_dims + 12))
+    return b"".join(parts)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

@@ -1,0 +1,177 @@
+"""Random models of every family, made with Hugging Face transformers, and how exact float32 is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.opt_checkpoint import write_tokenizer_json
+
+N_VOCAB = 61
+N_CTX = 40
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A transformers model class and the options of its config that matter here."""
+
+    model: str  # of transformers: "Llama", "OPT", ...
+    n_embd: int
+    n_heads: int
+    n_ff: int
+    n_layers: int = 2
+    n_ctx: int = N_CTX
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def config(self) -> Any:
+        """The transformers config."""
+        import transformers
+
+        sizes = {
+            "hidden_size": self.n_embd,
+            "num_attention_heads": self.n_heads,
+            "num_hidden_layers": self.n_layers,
+            "vocab_size": N_VOCAB,
+            "max_position_embeddings": self.n_ctx,
+            "bos_token_id": 2,
+            "eos_token_id": 2,
+            "pad_token_id": 1,
+        }
+        if self.model == "OPT":
+            sizes |= {"ffn_dim": self.n_ff, "word_embed_proj_dim": self.n_embd}
+        else:
+            sizes |= {"intermediate_size": self.n_ff}
+        return getattr(transformers, f"{self.model}Config")(**(sizes | self.options))
+
+
+def _rope(theta: float = 10000.0, **options: object) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **options}}
+
+
+def _gqa(n_kv_heads: int, **options: object) -> dict[str, Any]:
+    return {"num_key_value_heads": n_kv_heads, **options}
+
+
+_LLAMA3_ROPE = _rope(
+    500.0,
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+_YARN_ROPE = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=10)
+
+RECIPES = {
+    "opt": Recipe("OPT", 32, 4, 128),
+    "opt_odd_heads": Recipe("OPT", 39, 3, 50),
+    "opt_one_head": Recipe("OPT", 24, 1, 17, n_layers=1),
+    "opt_untied": Recipe("OPT", 48, 8, 100, n_layers=3, options={"tie_word_embeddings": False}),
+    "opt_head_dim_one": Recipe("OPT", 16, 16, 33),
+    "llama": Recipe("Llama", 32, 4, 88, options=_gqa(4)),
+    "llama_gqa2_tied": Recipe("Llama", 48, 4, 80, options=_gqa(2, tie_word_embeddings=True)),
+    "llama_gqa4": Recipe("Llama", 64, 4, 40, options=_gqa(1, **_rope(500000.0))),
+    "llama_gqa8_biases": Recipe(
+        "Llama", 48, 8, 33, options=_gqa(1, attention_bias=True, mlp_bias=True)
+    ),
+    "llama_head_dim": Recipe("Llama", 36, 6, 50, options=_gqa(3, head_dim=10)),
+    "llama_linear": Recipe(
+        "Llama", 32, 4, 48, options=_gqa(2, **_rope(rope_type="linear", factor=2.5))
+    ),
+    "llama_llama3": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_LLAMA3_ROPE)),
+    "llama_yarn": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_YARN_ROPE)),
+    "mistral": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=None)),
+    "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
+    "gptneox_serial_tanh": Recipe(
+        "GPTNeoX", 32, 2, 100,
+        options={
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_new",
+            **_rope(100.0, partial_rotary_factor=1.0),
+        },
+    ),
+    "qwen2": Recipe("Qwen2", 32, 4, 56, options=_gqa(2, tie_word_embeddings=True)),
+    "qwen3": Recipe("Qwen3", 40, 4, 56, options=_gqa(2, head_dim=14)),
+}  # fmt: skip
+
+
+def make_model(recipe: Recipe, seed: int) -> Any:
+    """A causal language model in float32 with every parameter random, biases and norms too."""
+    import torch
+    import transformers
+
+    model: Any = getattr(transformers, f"{recipe.model}ForCausalLM")(recipe.config())
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, 1, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.mul_(0.2).add_(1)
+            elif parameter.ndim == 2:
+                parameter.div_(parameter.shape[1] ** 0.5)  # outputs about as large as inputs
+    return model
+
+
+def save_checkpoint(model: Any, path: Path) -> None:
+    """As Hugging Face saves it, with a small vocabulary."""
+    model.save_pretrained(path)
+    write_tokenizer_json(path)
+
+
+def random_tokens(seed: int) -> NDArray[np.int64]:
+    """A text of N_CTX tokens."""
+    return np.random.default_rng(seed).integers(0, N_VOCAB, N_CTX)
+
+
+def reference_logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Logits [n, n_vocab] in double precision."""
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float64] = (
+            model.double()(torch.as_tensor(tokens)[None]).logits[0].numpy()
+        )
+    return logits
+
+
+def float32_tolerance(recipe: Recipe, logits: NDArray[np.float64]) -> float:
+    """How far logits in float32 may be from exact ones.
+
+    A value passes through these many roundings in a row, each of relative size 2^-24 and random
+    sign: for every layer the sums of the projections and of the feed-forward block, the dot
+    product and the sum over the keys of attention, the norms; then the last norm and the output.
+    Errors of random sign grow with the square root of their number; six standard deviations of
+    that, relative to the largest logit, hold for every one of some thousands. Angles of rotary
+    positions are computed in float32 by both sides, but from frequencies that may differ by one
+    rounding: an error of position * 2^-24 radians.
+    """
+    layer = 8 * recipe.n_embd + 2 * recipe.n_ff + N_CTX
+    roundings = recipe.n_layers * layer + 3 * recipe.n_embd
+    angles = recipe.n_layers * N_CTX if recipe.model != "OPT" else 0
+    return float((6 * np.sqrt(roundings) + angles) * 2.0**-24 * np.abs(logits).max())
+
+
+def product_bits(backend: str, outtype: str) -> int:
+    """Significant bits of the factors of a product with weights of that type.
+
+    A back end that calls itself "cpu (x86_64_v4_amx, 2 threads)" rounds weights in f16 and what
+    they are multiplied with to bf16.
+    """
+    in_bf16 = re.match(r"cpu \(x86_64_v4_(bf16|amx),", backend) is not None
+    bits = {"f32": 24, "f16": 11, "bf16": 8, "q8_0": 7}[outtype]
+    return min(bits, 8) if in_bf16 and outtype in ("f16", "bf16") else bits
+
+
+def products_error(recipe: Recipe, bits: int) -> float:
+    """How far, relative to the largest, logits may be if each product's factors have those bits.
+
+    Each of the at most 7 matrices of a layer and the 2 outside adds an error of about 2^-bits, of
+    random sign. That of one factor is evenly spread within it, so that of two is less than it too.
+    """
+    return 6 * 2.0**-bits * float(np.sqrt(7 * recipe.n_layers + 2))
