@@ -108,6 +108,12 @@ class Backend {
   virtual void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
                    const std::function<void()>& pass) = 0;
 
+  // Calls body(i) for each i below n, on the threads that this back end has on the host, and waits.
+  // `body` must not throw. Between passes only.
+  virtual void parallel_for(int64_t n, const std::function<void(int64_t i)>& body) {
+    for (int64_t i = 0; i < n; ++i) body(i);
+  }
+
   // x[i] = table[batch.tokens[i]]
   virtual void embed(Tensor x, const Tensor& table, const Batch& batch) = 0;
 

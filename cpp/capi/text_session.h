@@ -11,7 +11,7 @@
 
 #include "capi/h2o.h"
 #include "capi/text_model.h"
-#include "model/sampler.h"
+#include "text/sampler.h"
 #include "model/session.h"
 
 namespace h2o::capi {

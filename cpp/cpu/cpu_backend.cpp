@@ -78,6 +78,12 @@ class CpuBackend final : public Backend {
     pass();
   }
 
+  void parallel_for(int64_t n, const std::function<void(int64_t i)>& body) override {
+    pool_.parallel_for(n, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i);
+    });
+  }
+
   void embed(Tensor x, const Tensor& table, const Batch& batch) override {
     const TypeKernels& type = kernels_.of(table.dtype);
     for (int64_t i = 0; i < x.rows; ++i) {

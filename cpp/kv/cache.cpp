@@ -14,6 +14,21 @@ const KvPolicy& of_layer(std::span<const KvPolicy> policies, int32_t layer) {
   return policies.size() == 1 ? policies[0] : policies[layer];
 }
 
+// Calls visit(array, is there one, bytes for each sequence) for the arrays of a layer.
+template <class Visit>
+void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, const Visit& visit) {
+  const int64_t heads = shape.n_kv_heads;
+  const int64_t slots = heads * view.slots;
+  visit(view.k, true, slots * view.k_row_bytes);
+  visit(view.v, true, slots * view.v_row_bytes);
+  visit(view.positions, true, slots * int64_t{sizeof(int32_t)});
+  visit(view.scores, policy.keeps_scores(), slots * int64_t{sizeof(float)});
+  visit(view.value_norms, policy.weighs_values(), slots * int64_t{sizeof(float)});
+  visit(view.ranks, shape.may_roll(), slots * int64_t{sizeof(int32_t)});
+  visit(view.next_slot, true, heads * int64_t{sizeof(int32_t)});
+  visit(view.policies, true, int64_t{sizeof(KvPolicy)});
+}
+
 // A layer's arrays, one after another in `layout`; with storage nullptr they are only measured.
 KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
                    const KvShape& shape) {
@@ -29,22 +44,12 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
   view.slots = policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
 
-  const int64_t heads = int64_t{shape.n_sequences} * shape.n_kv_heads;
-  const int64_t slots = heads * view.slots;
-  const auto place = [&](auto*& array, bool wanted, int64_t n, int64_t bytes_each) {
+  visit_arrays(view, policy, shape, [&](auto*& array, bool wanted, int64_t bytes_each) {
     if (!wanted) return;
-    const int64_t offset = layout.place(n * bytes_each);
+    const int64_t offset = layout.place(shape.n_sequences * bytes_each);
     if (storage == nullptr) return;
     array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(storage + offset);
-  };
-  place(view.k, true, slots, view.k_row_bytes);
-  place(view.v, true, slots, view.v_row_bytes);
-  place(view.positions, true, slots, sizeof(int32_t));
-  place(view.scores, policy.keeps_scores(), slots, sizeof(float));
-  place(view.value_norms, policy.weighs_values(), slots, sizeof(float));
-  place(view.ranks, shape.may_roll(), slots, sizeof(int32_t));
-  place(view.next_slot, true, heads, sizeof(int32_t));
-  place(view.policies, true, shape.n_sequences, sizeof(KvPolicy));
+  });
   return view;
 }
 
@@ -105,7 +110,7 @@ DType kv_dtype(std::string_view name) {
 }
 
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
-    : backend_(backend), shape_(shape) {
+    : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   storage_ = backend.allocate(bytes(policies, shape));
   lengths_.assign(shape.n_sequences, 0);
   rolling_.assign(shape.n_sequences, false);
@@ -126,6 +131,63 @@ size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) 
     place_layer(layout, nullptr, of_layer(policies, l), shape);
   }
   return layout.size();
+}
+
+void KvCache::reserve_sequences(int32_t n_sequences) {
+  const int32_t n_before = shape_.n_sequences;
+  if (n_sequences <= n_before) return;
+  KvShape shape = shape_;
+  shape.n_sequences = n_sequences;
+
+  Buffer storage = backend_.allocate(bytes(sizing_, shape));
+  std::vector<KvView> layers;
+  std::vector<KvPolicy> policies(size_t{1} * shape.n_layers * n_sequences);
+  Layout layout;
+  for (int32_t l = 0; l < shape.n_layers; ++l) {
+    const KvPolicy& sizing = of_layer(sizing_, l);
+    KvView view = place_layer(layout, storage.data(), sizing, shape);
+    std::vector<const void*> before;
+    visit_arrays(layers_[l], sizing, shape_,
+                 [&](auto* array, bool, int64_t) { before.push_back(array); });
+    auto from = before.begin();
+    // The first dimension of each array is the sequence.
+    visit_arrays(view, sizing, shape, [&](auto* array, bool wanted, int64_t bytes_each) {
+      if (wanted) copy(array, *from, n_before * bytes_each);
+      ++from;
+    });
+    for (int32_t s = 0; s < n_sequences; ++s) {
+      policies[l * n_sequences + s] = s < n_before ? policy(l, s) : sizing;
+      backend_.write(view.policies + s, &policies[l * n_sequences + s], sizeof(KvPolicy));
+    }
+    layers.push_back(view);
+  }
+  lengths_.resize(n_sequences, 0);
+  rolling_.resize(n_sequences, false);
+  const auto exchange = [&] {
+    std::swap(shape_, shape);
+    std::swap(storage_, storage);
+    std::swap(layers_, layers);
+    std::swap(policies_, policies);
+  };
+  exchange();
+  try {
+    reserve_rows(shape_.max_rows);
+  } catch (...) {
+    exchange();
+    lengths_.resize(n_before);
+    rolling_.resize(n_before);
+    throw;
+  }
+}
+
+// Within the back end's memory, by way of the host.
+void KvCache::copy(void* to, const void* from, int64_t n_bytes) const {
+  std::vector<std::byte> part(std::min(n_bytes, int64_t{1} << 20));
+  for (int64_t at = 0; at < n_bytes; at += std::ssize(part)) {
+    const int64_t n = std::min(std::ssize(part), n_bytes - at);
+    backend_.read(part.data(), static_cast<const std::byte*>(from) + at, n);
+    backend_.write(static_cast<std::byte*>(to) + at, part.data(), n);
+  }
 }
 
 void KvCache::reserve_rows(int32_t max_rows) {

@@ -69,6 +69,10 @@ class KvCache {
   // Its slots have been written from elsewhere: a sequence now has this many tokens.
   void set_length(int32_t sequence, int32_t length);
 
+  // Makes room for `n_sequences` sequences; those that are there go on as before, in other memory.
+  // Graphs captured before are invalid. Throws OutOfMemory, and has then changed nothing.
+  void reserve_sequences(int32_t n_sequences);
+
   // Makes room for batches of up to `max_rows` rows. What was recorded before is then of no use.
   void reserve_rows(int32_t max_rows);
 
@@ -101,9 +105,11 @@ class KvCache {
   void check_policies(std::span<const KvPolicy> policies) const;
   void set_policies(int32_t sequence, std::span<const KvPolicy> policies);
   Buffer allocate_rope_table(int64_t n_ranks) const;
+  void copy(void* to, const void* from, int64_t n_bytes) const;
 
   Backend& backend_;
   KvShape shape_;
+  std::vector<KvPolicy> sizing_;  // the policies that size the slots: one, or one for each layer
   std::vector<KvView> layers_;
   std::vector<KvPolicy> policies_;  // [n_layers, n_sequences]
   std::vector<int32_t> lengths_;    // [n_sequences]

@@ -20,9 +20,13 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
           ", it must be 1 to 65536");
   require(options.n_sequences > 0 && options.n_sequences <= 65536, "[session] n_sequences is ",
           options.n_sequences, ", it must be 1 to 65536");
+  if (options.max_sequences == 0) options.max_sequences = options.n_sequences;
+  require(options.max_sequences >= options.n_sequences && options.max_sequences <= 65536,
+          "[session] max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
+          " to 65536");
   // No batch can hold more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
-      std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.n_sequences));
+      std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.max_sequences));
   return options;
 }
 
@@ -68,7 +72,8 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
     : model_(model),
       options_(resolve(model_->config, options)),
       cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
-  const int32_t n_logits = std::min(options_.n_batch, std::max(options_.n_sequences, kLogitsRows));
+  const int32_t n_logits =
+      std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
   logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * model_->config.n_vocab);
@@ -77,7 +82,7 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
   batch_.tokens.reserve(options_.n_batch);
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
-  batch_.segments.reserve(options_.n_sequences);
+  batch_.segments.reserve(options_.max_sequences);
   for (int32_t s = 0; s < options_.n_sequences; ++s) start(s);
 }
 
@@ -142,6 +147,21 @@ void Session::score(const Input& input,
       sink(row, {logits_.as<float>() + (row - begin) * n_vocab, n_vocab});
     }
   }
+}
+
+void Session::reserve_sequences(int32_t n) {
+  const std::lock_guard lock(model_->mutex);
+  require(n <= options_.max_sequences, "[session] ", n, " sequences, at most ",
+          options_.max_sequences);
+  cache_.reserve_sequences(n);
+  steps_.reset();  // they were captured with the addresses from before
+  greedy_.reset();
+  for (; options_.n_sequences < n; ++options_.n_sequences) start(options_.n_sequences);
+}
+
+void Session::parallel_for(int64_t n, const std::function<void(int64_t i)>& body) {
+  const std::lock_guard lock(model_->mutex);
+  model_->backend->parallel_for(n, body);
 }
 
 void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {

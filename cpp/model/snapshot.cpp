@@ -10,6 +10,21 @@ constexpr std::string_view kMagic = "h2o snap";
 constexpr size_t kHeader = kMagic.size() + sizeof(uint32_t) + 2 * sizeof(uint64_t);
 constexpr size_t kSample = 4096;  // bytes at each end of a tensor
 
+// {"random_state": "...", "note": ...} of version 2, taken apart; the state may be null.
+void split_note(SnapshotText& text) {
+  constexpr std::string_view kState = "{\"random_state\": ", kNote = ", \"note\": ";
+  const std::string_view note = text.note;
+  const size_t end = note.find(kNote);
+  if (!note.starts_with(kState) || end == note.npos || !note.ends_with('}')) {
+    throw FormatError("[snapshot] it was not saved by h2o");
+  }
+  std::string_view state = note.substr(kState.size(), end - kState.size());
+  if (state == "null") state = {};
+  if (state.size() >= 2 && state.front() == '"') state = state.substr(1, state.size() - 2);
+  text.random_state = state;
+  text.note = note.substr(end + kNote.size(), note.size() - 1 - end - kNote.size());
+}
+
 }  // namespace
 
 uint64_t fingerprint(const GgufShards& model) {
@@ -41,6 +56,9 @@ ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t posi
   writer.put(text.n_read);
   writer.put(uint64_t{text.logits.size()});
   writer.put(std::span<const float>(text.logits));
+  writer.put_text(text.random_state);
+  writer.put_text(text.held_text);
+  writer.put_text(text.held_bytes);
   writer.put(positions);
   return writer;
 }
@@ -64,9 +82,9 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
     throw FormatError("[snapshot] it is no snapshot");
   }
   const auto version = reader.get<uint32_t>();
-  if (version != kSnapshotVersion) {
+  if (version != 2 && version != kSnapshotVersion) {
     throw FormatError(
-        h2o::text("[snapshot] it has version ", version, ", expected ", kSnapshotVersion));
+        h2o::text("[snapshot] it has version ", version, ", expected 2 or ", kSnapshotVersion));
   }
   const auto size = reader.get<uint64_t>();
   const auto sum = reader.get<uint64_t>();
@@ -74,16 +92,23 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
     throw FormatError("[snapshot] it is damaged: size or checksum is wrong");
   }
   const auto model = reader.get<uint64_t>();
-  std::vector<int32_t> tokens = reader.get<int32_t>(reader.get<uint64_t>());
-  std::string note(reader.get_text());
-  const auto n_read = reader.get<int32_t>();
-  std::vector<float> logits = reader.get<float>(reader.get<uint64_t>());
-  const auto positions = reader.get<uint8_t>();
-  if (n_read < 0 || n_read > std::ssize(tokens)) {
-    throw FormatError(
-        h2o::text("[snapshot] it has read ", n_read, " of ", tokens.size(), " tokens"));
+  SnapshotText text;
+  text.tokens = reader.get<int32_t>(reader.get<uint64_t>());
+  text.note = reader.get_text();
+  text.n_read = reader.get<int32_t>();
+  text.logits = reader.get<float>(reader.get<uint64_t>());
+  if (version == 2) {
+    split_note(text);
+  } else {
+    text.random_state = reader.get_text();
+    text.held_text = reader.get_text();
+    text.held_bytes = reader.get_text();
   }
-  SnapshotText text = {std::move(tokens), std::move(note), n_read, std::move(logits)};
+  const auto positions = reader.get<uint8_t>();
+  if (text.n_read < 0 || text.n_read > std::ssize(text.tokens)) {
+    throw FormatError(
+        h2o::text("[snapshot] it has read ", text.n_read, " of ", text.tokens.size(), " tokens"));
+  }
   return {model, std::move(text), positions, reader};
 }
 

@@ -1,7 +1,5 @@
 #include "text/detokenizer.h"
 
-#include <algorithm>
-
 #include "text/tokenizer/utf8.h"
 
 namespace h2o {
@@ -18,42 +16,40 @@ size_t incomplete(std::string_view text) {
   return at;
 }
 
-// Length of the longest end of `text` that begins `stop`, but is not all of it.
-size_t overlap(std::string_view text, std::string_view stop) {
-  size_t n = std::min(stop.size() - 1, text.size());
-  while (n > 0 && !text.ends_with(stop.substr(0, n))) --n;
-  return n;
-}
-
 }  // namespace
 
 std::string Detokenizer::push(std::string_view bytes) {
   bytes_ += bytes;
   const size_t end = incomplete(bytes_);
-  std::string text = repaired_utf8(std::string_view(bytes_).substr(0, end));
+  std::string text = release(repaired_utf8(std::string_view(bytes_).substr(0, end)));
   bytes_.erase(0, end);
-  return release(std::move(text));
-}
-
-std::string Detokenizer::finish() {
-  std::string text = release(repaired_utf8(bytes_)) + held_;
-  bytes_.clear();
-  held_.clear();
   return text;
 }
 
-std::string Detokenizer::release(std::string text) {
-  if (stopped_) return "";
-  held_ += text;
-  size_t n = held_.size(), kept = 0;
-  for (const std::string& stop : stop_) {
-    n = std::min(n, held_.find(stop));
-    kept = std::max(kept, overlap(held_, stop));
+std::string Detokenizer::finish() {
+  std::string text = release(repaired_utf8(bytes_));
+  text += text_;
+  bytes_.clear();
+  text_.clear();
+  state_ = 0;
+  return text;
+}
+
+std::string Detokenizer::release(std::string_view text) {
+  if (stopped_) return {};
+  for (const char c : text) {
+    text_ += c;
+    state_ = stop_.next(state_, static_cast<unsigned char>(c));
+    if (const size_t n = stop_.complete(state_); n > 0) {
+      stopped_ = true;
+      std::string before = text_.substr(0, text_.size() - n);
+      text_.clear();
+      return before;
+    }
   }
-  stopped_ = n < held_.size();
-  if (!stopped_) n = held_.size() - kept;
-  std::string released = held_.substr(0, n);
-  held_ = stopped_ ? "" : held_.substr(n);
+  // What is held begins with a character, as stop strings do.
+  std::string released = text_.substr(0, text_.size() - stop_.begun(state_));
+  text_.erase(0, released.size());
   return released;
 }
 

@@ -61,4 +61,5 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   h2o::python::register_quantize(m);
   h2o::python::register_session(m);
   h2o::python::register_tokenizer(m);
+  h2o::python::register_engine(m);
 }

@@ -9,16 +9,21 @@
 
 #include "core/dtype.h"
 #include "kv/cache.h"
+#include "model/session.h"
 
 namespace h2o::python {
 
 void register_dtype(pybind11::module_& m);
+void register_engine(pybind11::module_& m);
 void register_gguf(pybind11::module_& m);
 void register_kv_cache(pybind11::module_& m);
 void register_machine(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
+
+// "original", "rolling" or "auto". Throws InvalidArgument for others.
+Positions positions_named(const std::string& name);
 
 // (positions, scores) as numpy arrays.
 pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);

@@ -12,9 +12,9 @@
 
 #include "backend/make_backend.h"
 #include "core/error.h"
-#include "model/sampler.h"
 #include "model/session.h"
 #include "register.h"
+#include "text/sampler.h"
 
 namespace py = pybind11;
 
@@ -43,14 +43,6 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
   return std::make_shared<Model>(path, make_backend(device, n_threads), tell, max_resident);
 }
 
-Positions positions_of(const std::string& name) {
-  if (name == "original") return Positions::original;
-  if (name == "rolling") return Positions::rolling;
-  if (name == "auto") return Positions::automatic;
-  throw InvalidArgument(
-      text("[session] positions is '", name, "', expected original, rolling or auto"));
-}
-
 std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
                                       int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
                                       const std::string& k_dtype, const std::string& v_dtype,
@@ -61,7 +53,7 @@ std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<
                                .n_sequences = n_sequences,
                                .k_dtype = kv_dtype(k_dtype),
                                .v_dtype = kv_dtype(v_dtype),
-                               .positions = positions_of(positions)};
+                               .positions = positions_named(positions)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -109,36 +101,17 @@ py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t s
   return kept_arrays(entries);
 }
 
-py::bytes save(const Session& session, int32_t sequence, std::vector<int32_t> tokens,
-               std::string note) {
-  std::vector<std::byte> bytes;
+// (tokens, note, n_read, random_state)
+py::tuple read_snapshot(const py::bytes& snapshot) {
+  const std::string_view view = snapshot;
+  SnapshotText text;
   {
     const py::gil_scoped_release release;
-    bytes = session.save(sequence, {std::move(tokens), std::move(note), 0});
+    text = open_snapshot(std::as_bytes(std::span(view))).text;
   }
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::span<const std::byte> bytes_of(const py::bytes& data) {
-  const std::string_view view = data;
-  return std::as_bytes(std::span(view));
-}
-
-// (tokens, note, n_read)
-using Text = std::tuple<std::vector<int32_t>, std::string, int32_t>;
-
-Text load(Session& session, int32_t sequence, const py::bytes& snapshot) {
-  const std::span<const std::byte> bytes = bytes_of(snapshot);
-  const py::gil_scoped_release release;
-  SnapshotText text = session.load(sequence, bytes);
-  return {std::move(text.tokens), std::move(text.note), text.n_read};
-}
-
-Text read_snapshot(const py::bytes& snapshot) {
-  const std::span<const std::byte> bytes = bytes_of(snapshot);
-  const py::gil_scoped_release release;
-  SnapshotText text = open_snapshot(bytes).text;
-  return {std::move(text.tokens), std::move(text.note), text.n_read};
+  return py::make_tuple(
+      text.tokens, py::bytes(text.note), text.n_read,
+      text.random_state.empty() ? py::object(py::none()) : py::bytes(text.random_state));
 }
 
 int32_t sample(Sampler& sampler, const Floats& logits) {
@@ -148,6 +121,14 @@ int32_t sample(Sampler& sampler, const Floats& logits) {
 }
 
 }  // namespace
+
+Positions positions_named(const std::string& name) {
+  if (name == "original") return Positions::original;
+  if (name == "rolling") return Positions::rolling;
+  if (name == "auto") return Positions::automatic;
+  throw InvalidArgument(
+      text("[session] positions is '", name, "', expected original, rolling or auto"));
+}
 
 void register_session(py::module_& m) {
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
@@ -189,8 +170,6 @@ void register_session(py::module_& m) {
           },
           py::arg("sequence"), py::arg("policies") = std::vector<KvPolicy>{},
           py::call_guard<py::gil_scoped_release>())
-      .def("save", &save, py::arg("sequence"), py::arg("tokens"), py::arg("note"))
-      .def("load", &load, py::arg("sequence"), py::arg("snapshot"))
       .def("room", &Session::room, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("chunk", &Session::chunk, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("can_roll", &Session::can_roll, py::arg("sequence"),
@@ -208,12 +187,14 @@ void register_session(py::module_& m) {
           py::arg("sequence"), py::arg("layer") = py::none(),
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("n_ctx", [](const Session& s) { return s.options().n_ctx; })
+      .def_property_readonly("n_sequences",
+                             [](const Session& s) { return s.options().n_sequences; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
       .def_property_readonly("cache_bytes", &Session::cache_bytes)
       .def_property_readonly("full_cache_bytes", &Session::full_cache_bytes);
 
   m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
-        "Tokens, note and n_read of a snapshot.");
+        "Tokens, note, n_read and random state of a snapshot.");
 
   py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
       .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,

@@ -9,7 +9,8 @@ namespace py = pybind11;
 namespace h2o::python {
 
 void register_tokenizer(py::module_& m) {
-  py::class_<Tokenizer>(m, "Tokenizer", "Text to tokens and back, as the C API does it.")
+  py::class_<Tokenizer, std::shared_ptr<Tokenizer>>(
+      m, "Tokenizer", "Text to tokens and back, as the C API does it.")
       .def(py::init<const GgufFile&, int32_t>(), py::keep_alive<1, 2>(), py::arg("file"),
            py::arg("n_vocab"))
       .def(

@@ -85,9 +85,7 @@ class Chat:
         if request.after is not None and not last.began:  # nobody has listened to the last reply
             prompt = [*request.prompt, *more]
             return self._generator.stream(prompt, after=request.after, **options)
-        reply = self._generator.stream([*last.history, *more], **options)
-        reply.follow(last)
-        return reply
+        return self._generator.follow(last, more, options)
 
     def _begin(self, message: Message, options: StreamOptions) -> Stream:
         tokens = self._template.tokens([*self._said, message])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.continuation import Generation, Text
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import (
     Request,
@@ -23,17 +24,15 @@ from h2o_cpp.generation.request import (
     is_batch,
     make_request,
     make_requests,
-    prompt_tokens,
     text_tokens,
 )
-from h2o_cpp.generation.runtime import Runtime, open_runtime
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
-from h2o_cpp.generation.stream import Stream
-from h2o_cpp.generation.turn import Turn
+from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.tokenizer import TextTokenizer
@@ -45,8 +44,9 @@ if TYPE_CHECKING:
 class Generator(Closing):
     """Streams text from a GGUF model within a fixed memory budget.
 
-    Safe to share between threads: they take turns, one stream at a time. A stream that is dropped,
-    closed or interrupted leaves it usable. Every method raises RuntimeError after close().
+    Safe to share between threads. Streams go on together, in one thread or in many. A stream that
+    is dropped, closed or interrupted leaves it usable. Every method raises RuntimeError after
+    close().
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class Generator(Closing):
         threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
-        max_sequences: how many prompts are continued at once by generate([...]), stream_many and
-            engine(), each with a cache of its own; default: 1.
+        max_sequences: how many prompts are continued at once, each with a cache of its own, all
+            allocated now; default: up to 16, as half of the free memory allows, each allocated when
+            it is first needed. More streams than that take it in turns.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
@@ -117,7 +118,8 @@ class Generator(Closing):
             max_resident=max_resident,
         )
         self.policy = self._open.policy
-        self._turn = Turn()
+        self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too
+        self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
         self._seeds = random.Random(seed)
         self._snapshots = SnapshotCache(whole("snapshot_bytes", snapshot_bytes, 0, None))
 
@@ -134,12 +136,12 @@ class Generator(Closing):
     @property
     def n_ctx(self) -> int:
         """The context: the most tokens of a text, prompt included, unless it is endless."""
-        return self._runtime().session.n_ctx
+        return self._runtime().engine.session.n_ctx
 
     @property
     def endless(self) -> bool:
         """Whether a text can go on past n_ctx: its positions can roll."""
-        return self._runtime().endless
+        return self._runtime().engine.endless
 
     @property
     def max_sequences(self) -> int:
@@ -176,15 +178,16 @@ class Generator(Closing):
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
         repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
         seed=None: the same seed, prompt and options give the same text.
-        stop=None: strings that end the text; they are not part of it.
+        stop=None: strings that end the text; they are not part of it. It ends at the one that is
+            complete first; of those complete at once, at the longest.
         ignore_eos=False: go on after the end-of-text token.
         parse_special=False: special tokens that the prompt spells, as "</s>", are those tokens.
+        constraint=None: a function that says which tokens may follow; see generation.request.
 
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.
         """
-        request = self.request(prompt, after=after, **options)
-        return Stream(self._runtime, self._turn, request)
+        return Stream(self._runtime, self._request(prompt, after, options))
 
     @overload
     def generate(
@@ -221,12 +224,17 @@ class Generator(Closing):
         """
         if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
-            return [text for _, text in sorted(self.run(requests), key=itemgetter(0))]
-        request = self.request(prompt, after=after, **options).within(self.n_ctx)
-        with Stream(self._runtime, self._turn, request) as stream:
+            return [generation for _, generation in sorted(self.run(requests), key=itemgetter(0))]
+        request = self._request(prompt, after, options).within_context()
+        with Stream(self._runtime, request) as stream:
             for _ in stream:
                 pass
         return stream.generation()
+
+    def follow(self, last: Stream, prompt: Sequence[int], options: StreamOptions) -> Stream:
+        """For Chat: continue a stream that has ended by more of a prompt, in the cache it left."""
+        request = self._request([*last.history, *prompt], None, options)
+        return Stream(self._runtime, request, follows=last)
 
     def stream_many(
         self,
@@ -244,8 +252,9 @@ class Generator(Closing):
 
         Raises as stream() does, before anything is computed.
         """
-        requests = make_requests(self._runtime(), self._seeds, prompts, each, after, options)
-        pieces = run_batch(self._runtime, self._turn, requests)
+        runtime = self._runtime()
+        requests = make_requests(runtime, self._seeds, prompts, each, after, options)
+        pieces = run_batch(runtime.engine, requests, runtime.n_sequences)
         return ((i, piece) for i, _, piece in pieces if piece)
 
     def request(
@@ -256,9 +265,14 @@ class Generator(Closing):
         **options: Unpack[StreamOptions],
     ) -> Request:
         """A request for run(), checked; options as for stream(), which says what is raised."""
-        return make_request(
-            self._runtime(), self._seeds, prompt, after=after, policy=None, record=None, **options
-        )
+        request = self._request(prompt, after, options)
+        request.submit(self._runtime().engine)  # checks it; nothing is computed
+        return request
+
+    def _request(
+        self, prompt: str | Sequence[int], after: Snapshot | None, options: StreamOptions
+    ) -> Request:
+        return make_request(self._runtime(), self._seeds, prompt, options, after=after)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
         """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
@@ -266,19 +280,25 @@ class Generator(Closing):
         A request is asked for when it can begin, so there may be any number of them. A text ends
         as with generate().
         """
-        for i, continuation, _ in run_batch(self._runtime, self._turn, requests):
-            if continuation.finish_reason is not None:
-                yield i, continuation.generation()
+        runtime = self._runtime()
+        within = (request.within_context() for request in requests)
+        for i, state, _ in run_batch(runtime.engine, within, runtime.n_sequences):
+            if state.finish_reason is not None:
+                yield i, Generation.of(state)
 
     def engine(self, *, max_queue: int = 64) -> Engine:
         """Serve requests of many threads or tasks at once, until the Engine is closed.
 
-        Until then nothing else can be computed: other threads wait for it, and in this thread
-        streams raise RuntimeError.
+        Streams of the Generator go on beside it. There is one Engine at a time: RuntimeError.
 
         max_queue: how many requests may wait for a sequence.
         """
-        return Engine(self._runtime, self._turn, self._seeds, max_queue=max_queue)
+        engine = self._engine()
+        if engine is not None and not engine.closed:
+            raise RuntimeError("this Generator has an Engine already; close it first")
+        engine = Engine(self._runtime, self._seeds, max_queue=max_queue)
+        self._engine = weakref.ref(engine)
+        return engine
 
     def chat(
         self,
@@ -331,12 +351,7 @@ class Generator(Closing):
         The text is read as a prompt is: in chunks of n_batch, with eviction after each.
         """
         runtime = self._runtime()
-        session = runtime.session
-        ids = text_tokens(runtime, tokens)
-        with self._turn.alone():
-            self._turn.settle()
-            session.reset(0)
-            return np.concatenate([session.score(0, part) for part in runtime.chunks(ids)])
+        return runtime.engine.logits(text_tokens(runtime, tokens))
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
@@ -347,17 +362,14 @@ class Generator(Closing):
 
         Raises as stream() does.
         """
-        tokens = prompt_tokens(self._runtime(), prompt, parse_special, None)
-        found = self._snapshots.get(tokens)
+        options: StreamOptions = {"parse_special": parse_special}
+        request = replace(self._request(prompt, None, options), max_tokens=0)
+        found = self._snapshots.get(request.prompt.tolist())
         if found is None:
-            with self._turn.alone():
-                self._turn.settle()
-                runtime = self._runtime()
-                session = runtime.session
-                session.reset(0)
-                for part in runtime.chunks(np.asarray(tokens, np.int32)):
-                    session.step([(0, part)])
-                found = Snapshot.take(session, tokens, random_state=None)
+            with Stream(self._runtime, request) as stream:
+                for _ in stream:
+                    pass
+                found = stream.save()
             self._snapshots.add(found)
         return found
 
@@ -366,10 +378,10 @@ class Generator(Closing):
 
         Raises RuntimeError if there is none, or something else has been computed since.
         """
-        text = self._turn.last
-        if not isinstance(text, Text):
+        state = self._runtime().engine.last()
+        if state is None:
             raise RuntimeError("there is no text that was streamed last")
-        snapshot = text.save(self._turn, self._runtime().session)
+        snapshot = Snapshot.take(state)
         if path is not None:
             snapshot.save(path)
         return snapshot
@@ -381,26 +393,27 @@ class Generator(Closing):
         model, policy or cache type.
         """
         snapshot = source if isinstance(source, Snapshot) else Snapshot.open(source)
-        with self._turn.alone():
-            self._turn.settle()
-            self._runtime().session.load(0, snapshot.data)
+        request = replace(self._request([], snapshot, {}), max_tokens=0)
+        with Stream(self._runtime, request) as stream:  # raises if it does not go with the cache
+            for _ in stream:
+                pass
         return snapshot
 
     def stats(self, *, layers: bool = False) -> Stats:
         """What the cache holds now, measured; layers: with every layer and KV head of it."""
         runtime = self._runtime()
-        return Stats.of(runtime.model, runtime.session, layers=layers)
+        engine = runtime.engine
+        return Stats.of(runtime.model, engine.session, engine.last_sequence, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of a layer and KV head, ascending, and their scores."""
         runtime = self._runtime()
-        model = runtime.model
+        model, engine = runtime.model, runtime.engine
         layer = whole("layer", layer, 0, model.n_layers - 1)
         kv_head = whole("kv_head", kv_head, 0, model.n_kv_heads - 1)
-        return runtime.session.kept(layer, kv_head, 0)
+        return engine.session.kept(layer, kv_head, engine.last_sequence)
 
     def close(self) -> None:
-        """Free model and cache; waits for another thread's stream, ends one of this thread."""
-        with self._turn.alone():
-            self._turn.settle()
-            self._open = None
+        """End all streams, after the token that is being computed; free model and caches."""
+        self._open = None
+        self._finalizer()

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "capi_rig.h"
-#include "model/sampler.h"
+#include "text/sampler.h"
 #include "session_rig.h"
 #include "text/tokenizer/tokenizer.h"
 

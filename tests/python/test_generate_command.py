@@ -15,7 +15,7 @@ import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.cli import main
-from h2o_cpp.generation.offline import Output, line_seed
+from h2o_cpp.jobs import Output, line_seed
 
 OPTIONS = ["-n", "12", "--seed", "5", "--threads", "1", "--n-ctx", "200", "--hh", "0.2"]
 

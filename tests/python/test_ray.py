@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.generation.offline import line_seed
+from h2o_cpp.jobs import line_seed
 from support.background import PATIENCE
 from support.serving import wait_until
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Completion, Generator, Policy, Record
-from h2o_cpp.generation.record import token_logprobs
+from h2o_cpp.generation.trace import token_logprobs
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20] * 3, [33, 9, 60, 4, 4, 4, 17, 58, 9, 21, 22, 23]]
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 4, "ignore_eos": True}

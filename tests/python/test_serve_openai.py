@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.generation.record import token_logprobs
+from h2o_cpp.generation.trace import token_logprobs
 from support.chatty import PLAIN
 
 pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")

@@ -16,10 +16,10 @@ from h2o_cpp.bench.records import Record
 from h2o_cpp.bench.throughput import ARRIVALS, SHARE, Bench, memory_of
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import make_request
-from h2o_cpp.generation.runtime import Runtime, open_runtime
 from h2o_cpp.generation.scheduler import Scheduler
 from h2o_cpp.generation.turn import Turn
 from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import open_model
 from h2o_cpp.peers.synthetic import N_SPECIAL
 

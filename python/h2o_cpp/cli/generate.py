@@ -12,7 +12,7 @@ from time import perf_counter
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.options import add_options, open_generator, stream_options
-from h2o_cpp.generation.offline import Output, generate_lines
+from h2o_cpp.jobs import Output, generate_lines
 
 _MAX_SEQUENCES = 8
 

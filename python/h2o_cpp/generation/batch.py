@@ -1,55 +1,46 @@
-"""Batches: many requests, continued at once by the thread that asks for their pieces."""
+"""Batches: many requests, continued at once."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from h2o_cpp.generation.continuation import Continuation
+from h2o_cpp import _core
 from h2o_cpp.generation.request import Request
-from h2o_cpp.generation.runtime import Runtime
-from h2o_cpp.generation.scheduler import Scheduler
-from h2o_cpp.generation.turn import Turn
 
 
 def run_batch(
-    runtime: Callable[[], Runtime], turn: Turn, requests: Iterable[Request]
-) -> Iterator[tuple[int, Continuation, str]]:
-    """Pieces of the texts as they come, with the indices of their requests.
+    engine: _core.Engine, requests: Iterable[Request], n: int
+) -> Iterator[tuple[int, _core.Generation, str]]:
+    """Continue requests, n at a time; gives pieces as they come, with the indices of the requests.
 
     Every request's last piece, then with a finish_reason, comes even if it is empty. A request is
-    asked for when there is a sequence for it, so there may be any number of them. Without
-    max_tokens a text ends at n_ctx.
+    asked for when it can begin, so there may be any number of them.
 
-    Raises ValueError for a request that cannot be started, and RuntimeError if the thread has begun
-    another stream in between.
+    Raises ValueError for a request that cannot be started.
     """
-    holder = object()  # of the turn
-    going_on = threading.Lock()  # held while it computes; and for ever by what has ended it
+    mailbox = _core.Mailbox()
+    todo = enumerate(requests)
+    running: dict[int, tuple[int, _core.Generation]] = {}
     try:
-        turn.take(holder, lambda: going_on.acquire(blocking=False))
-        n_ctx = runtime().session.n_ctx
-        scheduler = Scheduler(runtime())
-        todo = iter(enumerate(requests))
-        index: dict[Continuation, int] = {}
         while True:
-            if not going_on.acquire(blocking=False):
-                raise RuntimeError("this batch was ended: its thread began another stream")
-            try:
-                while scheduler.n_free and (following := next(todo, None)) is not None:
-                    i, request = following
-                    index[scheduler.start(request.within(n_ctx))] = i
-                pieces = scheduler.step()
-            finally:
-                going_on.release()
-            if not scheduler.n_active and not pieces:
+            while len(running) < n and (following := next(todo, None)) is not None:
+                i, request = following
+                state = request.submit(engine, eager=True)
+                running[state.key] = i, state
+                state.subscribe(mailbox)
+            if not running:
                 return
-            for continuation, piece in pieces:
-                if continuation.error is not None:
-                    raise continuation.error
-                ended = continuation.finish_reason is not None
+            mailbox.wait()
+            for key in dict.fromkeys(mailbox.take()):
+                if key not in running:
+                    continue
+                i, state = running[key]
+                ended = state.finish_reason is not None
+                piece = state.poll() or ""
+                if ended:
+                    del running[key]
                 if piece or ended:
-                    i = index.pop(continuation) if ended else index[continuation]
-                    yield i, continuation, piece
+                    yield i, state, piece
     finally:
-        turn.give_back(holder)
+        for _, state in running.values():
+            state.cancel()

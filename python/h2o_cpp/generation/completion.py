@@ -1,125 +1,145 @@
-"""Completions: texts that an Engine's thread writes, and others read as they come."""
+"""Completions: generations that an Engine computes, read by threads or by asyncio tasks."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import socket
 from array import array
-from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator
-from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.continuation import Continuation, Generation
-from h2o_cpp.generation.request import Request
+from h2o_cpp.generation.stream import Generation
+
+_POLL_SECONDS = 0.005  # where an event loop cannot watch a socket
 
 
-class Channel:
-    """Pieces on their way from the engine's thread to whoever reads them."""
+class EventLoops:
+    """The event loops that wait for generations of one engine."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.continuation: Continuation | None = None  # once it has a sequence
-        self.cancelled = False  # wanted no more; the engine looks before each step
-        self.finish_reason: str | None = None
-        self.n_read = 0  # tokens of the pieces that have been read
-        self._mutex = threading.Lock()
-        self._pieces: deque[tuple[str, int]] = deque()  # each with how many tokens there were
-        self._error: Exception | None = None
-        self._readers: list[Future[None]] = []  # who wait for the next piece
+    def __init__(self) -> None:
+        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch] = WeakKeyDictionary()
 
-    def put(self, piece: str, n_tokens: int) -> None:
-        """Another piece, which the first `n_tokens` tokens have completed."""
-        with self._mutex:
-            self._pieces.append((piece, n_tokens))
-            readers, self._readers = self._readers, []
-        _wake(readers)
+    async def wait(self, state: _core.Generation) -> None:
+        """Until there may be news of a generation: a piece, its admission or its end."""
+        loop = asyncio.get_running_loop()
+        watch = self._watches.get(loop)
+        if watch is None:
+            watch = self._watches[loop] = _Watch()
+        await watch.wait(loop, state)
 
-    def end(self, reason: str, error: Exception | None = None) -> None:
-        """There are no more; an error is raised where they are read."""
-        with self._mutex:
-            if self.finish_reason is not None:
-                return
-            self.finish_reason, self._error = reason, error
-            readers, self._readers = self._readers, []
-        _wake(readers)
 
-    def get(self) -> str | Future[None] | None:
-        """The next piece; None after the last; or what to wait for before asking again."""
-        with self._mutex:
-            if self._pieces and not self.cancelled:
-                piece, self.n_read = self._pieces.popleft()
-                return piece
-            if self.finish_reason is not None:
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
-                if self.continuation is not None:
-                    self.n_read = len(self.continuation.tokens)
-                return None
-            reader: Future[None] = Future()
-            self._readers.append(reader)
-            return reader
+class _Watch:
+    """What one event loop waits for. The thread that computes writes to a socket when there is
+    news, so it never needs Python's lock."""
 
-    def generation(self) -> Generation:
-        """What it amounted to."""
-        if self.continuation is not None:
-            return self.continuation.generation()
-        return Generation("", "cancelled", "", 0, 0, 0.0, 0.0)
+    def __init__(self) -> None:
+        self._here, self._there = socket.socketpair()
+        self._here.setblocking(False)
+        self._there.setblocking(False)
+        self._mailbox = _core.Mailbox(self._there.fileno())
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+
+    async def wait(self, loop: asyncio.AbstractEventLoop, state: _core.Generation) -> None:
+        waiter: asyncio.Future[None] = loop.create_future()
+        if not self._waiters:
+            self._begin(loop)
+        self._waiters[state.key] = waiter
+        state.subscribe(self._mailbox)
+        try:
+            await waiter
+        finally:
+            if self._waiters.get(state.key) is waiter:
+                del self._waiters[state.key]
+            if not self._waiters:
+                self._end(loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.add_reader(self._here, self._deliver)
+        except NotImplementedError:
+            loop.call_later(_POLL_SECONDS, self._poll, loop)
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(NotImplementedError):  # _poll() ends by itself
+            loop.remove_reader(self._here)
+
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._deliver()
+        if self._waiters:
+            loop.call_later(_POLL_SECONDS, self._poll, loop)
+
+    def _deliver(self) -> None:
+        with suppress(BlockingIOError):
+            self._here.recv(4096)
+        for key in self._mailbox.take():
+            waiter = self._waiters.pop(key, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_there"):
+            self._here.close()
+            self._there.close()
 
 
 class Completion(Iterator[str], AsyncIterator[str], Closing):
     """The text that an Engine makes of a request: iterate over it for pieces, each valid Unicode.
 
     In a thread: `for piece in completion`, or `completion.result()` for the whole. In a task:
-    `async for piece in completion`, or `await completion`.
+    `async for piece in completion`, or `await completion`. A reader that is slower than the engine
+    gets several tokens' text in one piece.
 
     The text is written whether it is read or not. Closing or dropping the Completion, and
-    interrupting or cancelling who waits for a piece, cancels it: its sequence is free for another
+    interrupting or cancelling a wait for a piece, cancels it: its sequence is free for another
     request at the next step. What is wrong with a request is raised where its pieces are read.
     """
 
-    def __init__(self, engine: object, channel: Channel) -> None:
+    def __init__(self, engine: object, state: _core.Generation, loops: EventLoops) -> None:
         """`engine` is kept alive."""
         self._engine = engine
-        self._channel = channel
+        self._state = state
+        self._loops = loops
 
     def __repr__(self) -> str:
-        return f"<Completion: {len(self.tokens)} tokens, {self.finish_reason or 'not ended'}>"
+        return (
+            f"<Completion: {self._state.n_generated} tokens, {self.finish_reason or 'not ended'}>"
+        )
 
     @property
     def finish_reason(self) -> str | None:
         """None until it has ended, then as in Generation."""
-        return self._channel.finish_reason
+        return self._state.finish_reason
 
     @property
     def tokens(self) -> array[int]:
         """The ids generated so far."""
-        continuation = self._channel.continuation
-        return array("i") if continuation is None else continuation.tokens[:]
+        return array("i", self._state.generated_tokens)
 
     @property
     def n_read(self) -> int:
         """How many tokens the pieces that have been read are made of; all of them, at the end."""
-        return self._channel.n_read
+        return self._state.n_tokens_read
 
     def result(self) -> Generation:
         """Wait until it has ended; what it amounted to, pieces that were read before included."""
         for _ in self:
             pass
-        return self._channel.generation()
+        return Generation.of(self._state)
 
     def close(self) -> None:
-        """Cancel it, unless it has ended. What has not been read is lost."""
-        self._channel.cancelled = True
+        """Cancel it, unless it has ended."""
+        self._state.cancel()
 
     def __iter__(self) -> Completion:
         return self
 
     def __next__(self) -> str:
         try:
-            while isinstance(piece := self._channel.get(), Future):
-                piece.result()
+            piece = self._state.next()
         except BaseException:  # KeyboardInterrupt too
             self.close()
             raise
@@ -131,18 +151,19 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return self
 
     async def __anext__(self) -> str:
-        # Whoever awaits has loaded it; others are spared the time that it takes.
-        from asyncio import wrap_future
-
         try:
-            while isinstance(piece := self._channel.get(), Future):
-                await wrap_future(piece)
+            while True:
+                ended = self.finish_reason is not None
+                piece = self._state.poll()
+                if piece is not None:
+                    return piece
+                if ended:
+                    break
+                await self._loops.wait(self._state)
         except BaseException:  # CancelledError too
             self.close()
             raise
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
+        raise StopAsyncIteration
 
     def __await__(self) -> Generator[Any, None, Generation]:
         return self._whole().__await__()
@@ -150,14 +171,8 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
     async def _whole(self) -> Generation:
         async for _ in self:
             pass
-        return self._channel.generation()
+        return Generation.of(self._state)
 
     def __del__(self) -> None:
-        if hasattr(self, "_channel"):  # __init__ got that far
-            self._channel.cancelled = True  # a lock might be held by the thread that this is in
-
-
-def _wake(readers: list[Future[None]]) -> None:
-    for reader in readers:
-        if reader.set_running_or_notify_cancel():
-            reader.set_result(None)
+        if hasattr(self, "_loops"):  # __init__ got that far
+            self._state.cancel()

@@ -46,16 +46,13 @@ class Snapshot:
     @staticmethod
     def of(data: bytes) -> Snapshot:
         """The snapshot with these bytes. Raises ValueError for others."""
-        tokens, text, n_read = _core.read_snapshot(data)
+        tokens, note, n_read, state = _core.read_snapshot(data)
         try:
-            content = json.loads(text)
-            state, note = content["random_state"], content["note"]
-            known = isinstance(state, str | None)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            known = False
-        if not known:
-            raise ValueError("[snapshot] it was not saved by h2o_cpp")
-        return Snapshot(data, tuple(tokens), n_read, state, note)
+            found = json.loads(note) if note else None
+            random_state = None if state is None else state.decode("ascii")
+        except (ValueError, RecursionError):
+            raise ValueError("[snapshot] it was not saved by h2o_cpp") from None
+        return Snapshot(data, tuple(tokens), n_read, random_state, found)
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Snapshot:
@@ -66,19 +63,9 @@ class Snapshot:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     @staticmethod
-    def take(
-        session: _core.Session, tokens: Sequence[int], random_state: str | None, note: Any = None
-    ) -> Snapshot:
-        """Of sequence 0 of a session, which has read `tokens`, but perhaps the last."""
-        text = json.dumps({"random_state": random_state, "note": note})
-        n_read = session.tokens_seen(0)
-        return Snapshot(
-            session.save(0, tokens, text),
-            tuple(tokens),
-            n_read,
-            random_state,
-            json.loads(text)["note"],
-        )
+    def take(state: _core.Generation, note: Any = None) -> Snapshot:
+        """Of what has been computed. Raises RuntimeError if the cache does not hold it."""
+        return Snapshot.of(state.save("" if note is None else json.dumps(note)))
 
 
 class SnapshotCache:

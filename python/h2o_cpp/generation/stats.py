@@ -37,11 +37,11 @@ class LayerStats:
     heads: tuple[HeadStats, ...]
 
     @staticmethod
-    def of(model: _core.Model, session: _core.Session, layer: int) -> LayerStats:
-        """Of one layer of sequence 0."""
-        kept = session.tokens_kept(0, layer)
-        heads = (HeadStats.of(*session.kept(layer, h, 0)) for h in range(model.n_kv_heads))
-        return LayerStats(kept, session.tokens_seen(0) - kept, tuple(heads))
+    def of(model: _core.Model, session: _core.Session, sequence: int, layer: int) -> LayerStats:
+        """Of one layer of a sequence."""
+        kept = session.tokens_kept(sequence, layer)
+        heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(model.n_kv_heads))
+        return LayerStats(kept, session.tokens_seen(sequence) - kept, tuple(heads))
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class Stats:
     layers: tuple[LayerStats, ...] = ()  # if they were asked for
 
     @staticmethod
-    def of(model: _core.Model, session: _core.Session, *, layers: bool) -> Stats:
-        """Of sequence 0."""
-        kept, seen = session.tokens_kept(0), session.tokens_seen(0)  # it may be growing
+    def of(model: _core.Model, session: _core.Session, sequence: int, *, layers: bool) -> Stats:
+        """Of a sequence."""
+        kept = session.tokens_kept(sequence)  # first, as it may be growing
+        seen = session.tokens_seen(sequence)
         each = range(model.n_layers) if layers else ()
         return Stats(
             tokens_seen=seen,
@@ -74,7 +75,7 @@ class Stats:
             n_layers=model.n_layers,
             n_kv_heads=model.n_kv_heads,
             backend=model.backend,
-            layers=tuple(LayerStats.of(model, session, layer) for layer in each),
+            layers=tuple(LayerStats.of(model, session, sequence, layer) for layer in each),
         )
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.generation.text_pieces import TextPieces
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
@@ -210,7 +209,7 @@ class VisiblePieces:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._text = TextPieces(())
+        self._text = _core.Detokenizer()
         self._begins = True
 
     def push(self, token: int) -> str:

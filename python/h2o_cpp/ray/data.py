@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
-from h2o_cpp.generation.offline import continue_rows, line_seed, text_fields
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generator import Generator
+from h2o_cpp.jobs import continue_rows, line_seed, text_fields
 from h2o_cpp.ray.options import actor_options
 
 _COLUMNS = {

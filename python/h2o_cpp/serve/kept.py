@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from h2o_cpp.generation.record import Kept
+from h2o_cpp.generation.trace import Kept
 from h2o_cpp.measure.inspection import VisiblePieces
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.serve.responses import KeptTokens, PolicyCounts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from h2o_cpp.generation.record import TokenLogprob
+from h2o_cpp.generation.trace import TokenLogprob
 from h2o_cpp.serve.responses import (
     ChatLogprobs,
     ChatTokenLogprob,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from h2o_cpp.generation.engine import Engine
-from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.request import ContextFullError
+from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import Policy, choose_policy

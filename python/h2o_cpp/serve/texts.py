@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from h2o_cpp.generation.completion import Completion
-from h2o_cpp.generation.continuation import Generation
-from h2o_cpp.generation.record import Record, TokenLogprob
+from h2o_cpp.generation.stream import Generation
+from h2o_cpp.generation.trace import Record, TokenLogprob
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.serve.errors import closed, refusal
 from h2o_cpp.serve.responses import FinishReason

@@ -36,7 +36,8 @@ class Sampler {
 
   // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
   // A NaN counts as -infinity.
-  int32_t sample(std::span<const float> logits);
+  // allowed: a bit for each token that may be chosen; empty: all.
+  int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
  private:
   struct Candidate {

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.continuation import Generation
 from h2o_cpp.generation.request import Request, StreamOptions
+from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.file_lock import lock_file
 

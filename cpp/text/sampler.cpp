@@ -1,4 +1,4 @@
-#include "model/sampler.h"
+#include "text/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -72,14 +72,16 @@ void Sampler::remember(int32_t token) {
   }
 }
 
-int32_t Sampler::sample(std::span<const float> logits) {
+int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> allowed) {
   require(logits.size() == counts_.size(), "[sampler] ", logits.size(),
           " logits for a vocabulary of ", counts_.size());
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
+    if (!allowed.empty() && (allowed[i / 32] >> (i % 32) & 1) == 0) continue;
     const float logit = std::isnan(logits[i]) ? -std::numeric_limits<float>::infinity() : logits[i];
     candidates_.push_back({static_cast<int32_t>(i), logit});
   }
+  require(!candidates_.empty(), "[sampler] no token is allowed");
   penalise();
   if (options_.temperature == 0) {
     return std::max_element(

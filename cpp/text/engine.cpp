@@ -1,0 +1,468 @@
+#include "text/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPatience{100};  // then a thread that waits looks at signals
+constexpr milliseconds kRetry{10};      // where nothing can be computed now
+constexpr milliseconds kIdle{100};      // then a stream that another thread left may be parked
+
+SessionOptions with_rows(SessionOptions options) {
+  const int32_t n = std::max(options.n_sequences, options.max_sequences);
+  options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
+  return options;
+}
+
+bool wanted(bool eager, int32_t n_waiting) { return eager || n_waiting > 0; }
+
+template <class List>
+bool take_out(List& list, const std::shared_ptr<Generation>& generation) {
+  const auto found = std::ranges::find(list, generation);
+  if (found == list.end()) return false;
+  list.erase(found);
+  return true;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
+               SessionOptions options)
+    : model_(std::move(model)),
+      tokenizer_(std::move(tokenizer)),
+      n_batch_(options.n_batch),
+      session_(std::in_place, model_, with_rows(std::move(options))),
+      scheduler_(std::in_place, *session_, *tokenizer_,
+                 std::min(n_batch_, session_->options().n_ctx)),
+      n_sequences_(session_->options().max_sequences),
+      n_ctx_(session_->options().n_ctx),
+      n_vocab_(model_->config.n_vocab),
+      limit_(scheduler_->limit()),
+      endless_(session_->can_roll(0)),
+      monitor_(std::make_shared<EngineMonitor>()) {}
+
+Engine::~Engine() { close(); }
+
+Engine::Handle Engine::submit(Request request) {
+  const auto generation = std::make_shared<Generation>(monitor_, std::move(request));
+  Generation& g = *generation;
+  {
+    const Lock lock(monitor_->mutex);
+    if (closed_) throw std::runtime_error("the engine is closed");
+  }
+  check(g.request_, g);
+  if (!g.request_.eager) return generation;  // it begins when its first piece is asked for
+  const Lock lock(monitor_->mutex);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  enqueue(generation);
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  monitor_->changed.notify_all();
+  return generation;
+}
+
+void Engine::check(Request& request, Generation& generation) const {
+  Sampler(request.sampling, 1);  // throws for what is out of range
+  require(!request.max_tokens || *request.max_tokens >= 0, "[request] max_tokens is ",
+          request.max_tokens.value_or(0), ", expected 0 or more");
+  size_t n_read = 0;
+  if (!request.after.bytes.empty()) {
+    SnapshotText text = open_snapshot(request.after.bytes).text;
+    n_read = text.n_read;
+    generation.tokens_ = std::move(text.tokens);
+  }
+  const bool empty = request.prompt.empty() && generation.tokens_.size() == n_read;
+  require(!empty || request.max_tokens == 0, "the prompt is empty",
+          n_read > 0 ? ", and the snapshot has no token left to go on from" : "");
+  generation.tokens_.insert(generation.tokens_.end(), request.prompt.begin(), request.prompt.end());
+  for (const int32_t token : generation.tokens_) {
+    require(token >= 0 && token < n_vocab_, "token ", token, " is not in the vocabulary of ",
+            n_vocab_);
+  }
+  const size_t n = generation.n_given_ = generation.tokens_.size();
+  const auto n_ctx = static_cast<size_t>(n_ctx_);
+  if (n > n_ctx && request.policies.empty() && !endless_) {
+    throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
+  }
+  if (request.ends_at_context && !request.max_tokens) {  // the last one is not fed
+    request.max_tokens = static_cast<int32_t>(n <= n_ctx ? n_ctx - n + 1 : n_ctx);
+  }
+}
+
+void Engine::enqueue(const Handle& generation) {
+  generation->submitted_ = true;
+  if (generation->request_.eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
+    generation->admitted_ = false;
+    outside_.push_back(generation);
+    return;
+  }
+  n_queued_ += generation->request_.eager;
+  waiting_.push_back(generation);
+}
+
+std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
+  Generation& g = *generation;
+  Lock lock(monitor_->mutex);
+  if (!g.submitted_ && !g.ended()) {
+    if (closed_) throw std::runtime_error("the engine is closed");
+    enqueue(generation);
+  }
+  struct Waiting {
+    Generation& g;
+    Lock& lock;
+    ~Waiting() {
+      if (!lock.owns_lock()) lock.lock();
+      --g.n_waiting_;
+    }
+  };
+  ++g.n_waiting_;
+  const Waiting waiting{g, lock};
+  g.reader_ = std::this_thread::get_id();
+  while (true) {
+    if (!g.pieces_.empty()) return g.take_piece();
+    if (g.error_ != nullptr) std::rethrow_exception(std::exchange(g.error_, nullptr));
+    if (g.ended()) return std::nullopt;
+    if (leading_) {
+      monitor_->changed.wait_for(lock, kPatience);
+    } else if (!lead(lock)) {
+      monitor_->changed.wait_for(lock, kRetry);
+    }
+    if (!g.pieces_.empty() || g.ended()) continue;
+    lock.unlock();
+    between();
+    lock.lock();
+  }
+}
+
+std::optional<Piece> Engine::poll(const Handle& generation) {
+  Generation& g = *generation;
+  const Lock lock(monitor_->mutex);
+  if (!g.pieces_.empty()) return g.take_all();
+  if (g.error_ != nullptr) std::rethrow_exception(std::exchange(g.error_, nullptr));
+  return std::nullopt;
+}
+
+void Engine::subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox) {
+  const Lock lock(monitor_->mutex);
+  Generation& g = *generation;
+  g.mailbox_ = std::move(mailbox);
+  if (!g.pieces_.empty() || g.ended() || g.admitted_) post(generation);
+}
+
+bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
+  using Clock = std::chrono::steady_clock;
+  const auto limit = Clock::now() + std::chrono::duration<double>(std::max(seconds, 0.0));
+  Lock lock(monitor_->mutex);
+  while (!generation->admitted_ && !generation->ended()) {
+    const std::chrono::duration<double> left = limit - Clock::now();
+    if (seconds >= 0 && left.count() <= 0) return false;
+    monitor_->changed.wait_for(
+        lock, seconds < 0 ? kPatience : std::min(kPatience, std::chrono::ceil<milliseconds>(left)));
+    lock.unlock();
+    between();
+    lock.lock();
+  }
+  return generation->admitted_;
+}
+
+void Engine::cancel(const Handle& generation) {
+  const Lock lock(monitor_->mutex);
+  end_cancelled(generation);
+  monitor_->changed.notify_all();
+}
+
+void Engine::wait_ended(const Handle& generation) {
+  Lock lock(monitor_->mutex);
+  monitor_->changed.wait(lock, [&] { return generation->ended(); });
+}
+
+void Engine::end_cancelled(const Handle& generation) {
+  Generation& g = *generation;
+  if (g.ended()) return;
+  const bool waits = take_out(waiting_, generation);
+  if (waits) n_queued_ -= g.request_.eager;
+  const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
+  if (begun && leading_) {
+    g.cancelled_ = true;  // it may be in the step that is being computed
+    return;
+  }
+  if (take_out(active_, generation)) scheduler_->release(g);
+  finish(g, Finish::cancelled);
+  admit();
+  post(generation);
+}
+
+std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
+                                    const Between& between) {
+  Generation& g = *generation;
+  Lock lock(monitor_->mutex);
+  await_step(lock, between);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  if (!g.began_) throw std::runtime_error("nothing has been read yet");
+  SnapshotText text;
+  text.note = std::move(note);
+  if (g.request_.max_tokens != 0) text.random_state = g.sampler_->random_state();
+  text.held_text = g.text_.substr(g.text_read_) + g.detokenizer_.held_text();
+  text.held_bytes = g.detokenizer_.held_bytes();
+  leading_ = true;
+  lock.unlock();
+  std::vector<std::byte> bytes;
+  std::exception_ptr error;
+  try {
+    bytes = scheduler_->save(g, std::move(text));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  leading_ = false;
+  monitor_->changed.notify_all();
+  if (error != nullptr) std::rethrow_exception(error);
+  return bytes;
+}
+
+void Engine::await_step(Lock& lock, const Between& between) {
+  while (leading_) {
+    monitor_->changed.wait_for(lock, kPatience);
+    lock.unlock();
+    between();
+    lock.lock();
+  }
+}
+
+Engine::Handle Engine::last() const {
+  const Lock lock(monitor_->mutex);
+  return last_;
+}
+
+int32_t Engine::last_sequence() const {
+  const Lock lock(monitor_->mutex);
+  return last_sequence_;
+}
+
+void Engine::set_max_queue(int32_t n) {
+  const Lock lock(monitor_->mutex);
+  max_queue_ = n;
+  admit();
+}
+
+void Engine::cancel_all(bool only_eager) {
+  Lock lock(monitor_->mutex);
+  for (const auto& list :
+       {std::vector(active_.begin(), active_.end()), std::vector(waiting_.begin(), waiting_.end()),
+        std::vector(outside_.begin(), outside_.end())}) {
+    for (const Handle& generation : list) {
+      if (generation->request_.eager || !only_eager) end_cancelled(generation);
+    }
+  }
+  while (leading_) monitor_->changed.wait(lock);
+  monitor_->changed.notify_all();
+}
+
+void Engine::close() {
+  {
+    const Lock lock(monitor_->mutex);
+    closed_ = true;
+  }
+  cancel_all(false);
+  if (worker_.joinable()) worker_.join();
+  Lock lock(monitor_->mutex);
+  while (leading_) monitor_->changed.wait(lock);
+  scheduler_.reset();
+  session_.reset();
+  model_.reset();
+}
+
+bool Engine::closed() const {
+  const Lock lock(monitor_->mutex);
+  return closed_;
+}
+
+EngineStats Engine::stats() const {
+  const Lock lock(monitor_->mutex);
+  return {n_sequences_,
+          static_cast<int32_t>(active_.size()),
+          n_queued_ + static_cast<int32_t>(outside_.size()),
+          prompt_tokens_,
+          generated_tokens_,
+          evictions_};
+}
+
+// One step, if there is anything to compute.
+bool Engine::lead(Lock& lock) {
+  if (closed_) return false;
+  const Work work = collect();
+  if (work.generations.empty()) return false;
+  leading_ = true;
+  lock.unlock();
+  std::vector<StepOutput> outputs;
+  std::exception_ptr error;
+  try {
+    for (const Handle& parked : work.parking) scheduler_->park(*parked);
+    outputs = scheduler_->step(work.generations);
+  } catch (...) {  // no memory for a step's lists, or for a copy
+    error = std::current_exception();
+  }
+  lock.lock();
+  if (error != nullptr) {
+    outputs.clear();
+    for (const Handle& generation : work.generations) {
+      StepOutput& output = outputs.emplace_back();
+      output.generation = generation;
+      output.finish = Finish::cancelled;
+      output.error = error;
+      scheduler_->release(*generation);
+    }
+  }
+  leading_ = false;
+  for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
+    if (output->deferred && !output->generation->began_) {
+      waiting_.push_front(output->generation);
+      n_queued_ += output->generation->request_.eager;
+    }
+  }
+  for (StepOutput& output : outputs) publish(output);
+  evictions_ = scheduler_->evictions();
+  const std::vector<Handle> active = active_;
+  for (const Handle& generation : active) {
+    if (generation->cancelled_) end_cancelled(generation);
+  }
+  admit();
+  monitor_->changed.notify_all();
+  return true;
+}
+
+Engine::Work Engine::collect() {
+  Work work;
+  const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
+  // Those that are wanted and parked, or wait for a sequence, if there is one for them.
+  std::vector<Handle> beginning;
+  int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
+  const auto take = [&](const Handle& generation) {
+    if (n_free == 0 && !make_room(*generation, work)) return false;
+    n_free = std::max(n_free - 1, 0);
+    beginning.push_back(generation);
+    return true;
+  };
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (!has_sequence(g) && wanted(g.request_.eager, g.n_waiting_)) take(generation);
+  }
+  while (!waiting_.empty()) {
+    const Handle generation = waiting_.front();
+    if (!wanted(generation->request_.eager,
+                generation->n_waiting_)) {  // its thread was interrupted
+      waiting_.pop_front();
+      generation->submitted_ = false;
+      continue;
+    }
+    if (!take(generation)) break;
+    waiting_.pop_front();
+    n_queued_ -= generation->request_.eager;
+  }
+  bool any = !beginning.empty();
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (!has_sequence(g) || std::ranges::find(work.parking, generation) != work.parking.end()) {
+      continue;
+    }
+    const bool is_wanted = wanted(g.request_.eager, g.n_waiting_);
+    if (is_wanted || g.pieces_.empty()) work.generations.push_back(generation);
+    any = any || is_wanted;
+  }
+  if (!any) return {};
+  work.generations.insert(work.generations.end(), beginning.begin(), beginning.end());
+  return work;
+}
+
+// Parks a generation that nobody waits for: one that the same thread reads, as it cannot go on
+// meanwhile, or one that was left for a while.
+bool Engine::make_room(const Generation& wanted_one, Work& work) {
+  const auto now = std::chrono::steady_clock::now();
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (g.sequence_ < 0 || wanted(g.request_.eager, g.n_waiting_)) continue;
+    if (std::ranges::find(work.parking, generation) != work.parking.end()) continue;
+    const bool same_thread = !wanted_one.request_.eager && g.reader_ == wanted_one.reader_;
+    if (same_thread || now - g.left_at_ > kIdle) {
+      work.parking.push_back(generation);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::publish(StepOutput& output) {
+  Generation& g = *output.generation;
+  if (output.started) {
+    g.began_ = true;
+    g.progress_.n_prompt = output.n_prompt;
+    active_.push_back(output.generation);
+    last_ = output.generation;
+  }
+  if (g.sequence_ >= 0) last_sequence_ = g.sequence_;
+  Progress& progress = g.progress_;
+  (progress.n_generated > 0 ? progress.decode_seconds : progress.prompt_seconds) += output.seconds;
+  prompt_tokens_ += output.n_read;
+  if (output.token >= 0) {
+    g.tokens_.push_back(output.token);
+    ++progress.n_generated;
+    ++generated_tokens_;
+  }
+  if (!output.piece.empty()) {
+    g.text_ += output.piece;
+    g.pieces_.push_back({g.text_.size(), progress.n_generated});
+  }
+  progress.finish_message = std::move(output.finish_message);
+  g.error_ = output.error;
+  g.logits_ = std::move(output.logits);
+  if (output.finish != Finish::none) {
+    finish(g, output.finish);
+    take_out(active_, output.generation);
+  }
+  if (!output.piece.empty() || g.ended()) post(output.generation);
+}
+
+void Engine::finish(Generation& g, Finish finish) {
+  g.progress_.finish = finish;
+  g.admitted_ = true;
+}
+
+// Lets those outside into the queue, as many as it has room for.
+void Engine::admit() {
+  while (!outside_.empty() && n_queued_ < max_queue_) {
+    const Handle generation = outside_.front();
+    outside_.pop_front();
+    generation->admitted_ = true;
+    ++n_queued_;
+    waiting_.push_back(generation);
+    post(generation);
+  }
+}
+
+void Engine::post(const Handle& generation) const {
+  if (generation->mailbox_ != nullptr) generation->mailbox_->post(generation);
+}
+
+bool Engine::wants_worker() const {
+  const auto eager = [](const Handle& generation) { return generation->request_.eager; };
+  return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
+}
+
+// The engine's own thread: computes eager generations while nobody else does.
+void Engine::work() {
+  Lock lock(monitor_->mutex);
+  while (!closed_) {
+    if (leading_ || !wants_worker()) {
+      monitor_->changed.wait(lock);
+    } else if (!lead(lock)) {
+      monitor_->changed.wait_for(lock, kRetry);
+    }
+  }
+}
+
+}  // namespace h2o

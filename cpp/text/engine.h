@@ -1,0 +1,152 @@
+// Engine: from prompts to texts, for any number of threads and event loops at once. The only driver
+// of a session.
+//
+// Leader and followers: a thread that waits for a piece and finds nobody computing takes the lead
+// and computes a step for all generations that are wanted; the others wait for what it brings. So
+// streams of one thread, of many threads, of tasks and of other languages go on together. Eager
+// generations have a thread of the engine that leads when nobody else does.
+//
+// A generation that is not eager is paused when nobody waits for it. When sequences are short, a
+// paused one is parked: its sequence is copied to the host's memory, and back when it is wanted.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "text/generation.h"
+#include "text/scheduler.h"
+
+namespace h2o {
+
+struct EngineStats {
+  int32_t n_sequences;  // the most at once
+  int32_t n_active;     // generations that have a sequence
+  int32_t n_waiting;    // in the queue
+  int64_t prompt_tokens;
+  int64_t generated_tokens;
+  int64_t evictions;  // in the layer that keeps most
+};
+
+class Engine {
+ public:
+  using Handle = std::shared_ptr<Generation>;
+
+  // Called between steps and every tenth of a second by a thread that waits, without any lock. What
+  // it throws ends the wait.
+  using Between = std::function<void()>;
+
+  // options.n_batch: prompt tokens of one sequence that are read at a time. Throws InvalidArgument,
+  // OutOfMemory.
+  Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
+         SessionOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Takes a request; an eager one begins as soon as there is a sequence for it. Throws
+  // InvalidArgument for what can be seen to be wrong now, ContextFull for a prompt that is too
+  // long.
+  Handle submit(Request request);
+
+  // Waits for the next piece; none when it has ended. Throws what has ended it, once.
+  std::optional<Piece> next(const Handle& generation, const Between& between);
+
+  // All text that is ready, without waiting; none if there is nothing new. Throws as next() does.
+  std::optional<Piece> poll(const Handle& generation);
+
+  // From now on the mailbox hears of its pieces, its admission and its end; what has happened
+  // already is posted at once.
+  void subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox);
+
+  // Waits until the queue has room for an eager generation; false when `seconds` are over
+  // (negative: never).
+  bool wait_admitted(const Handle& generation, double seconds, const Between& between);
+
+  // Ends it, now or after the step that is being computed.
+  void cancel(const Handle& generation);
+
+  // Waits until it has ended; only for one that was cancelled.
+  void wait_ended(const Handle& generation);
+
+  // A snapshot of what has been computed; what has not been taken of the text is held in it.
+  // `note`: JSON, or "". Throws std::runtime_error if the cache does not hold it any more.
+  std::vector<std::byte> save(const Handle& generation, std::string note, const Between& between);
+
+  // The generation that began last; nullptr before the first.
+  Handle last() const;
+  int32_t last_sequence() const;  // where it is or was
+
+  // Requests that may wait for a sequence; more wait to be admitted.
+  void set_max_queue(int32_t n);
+
+  // Ends all eager generations, after the step that is being computed.
+  void cancel_eager() { cancel_all(true); }
+
+  // Ends all generations, and frees the model and the caches. Nothing can be submitted any more.
+  void close();
+  bool closed() const;
+
+  EngineStats stats() const;
+  // Not after close().
+  const Session& session() const { return *session_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  int32_t n_batch() const { return n_batch_; }
+  bool endless() const { return endless_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Work {
+    std::vector<Handle> generations;
+    std::vector<Handle> parking;
+  };
+
+  void check(Request& request, Generation& generation) const;
+  void enqueue(const Handle& generation);
+  bool lead(Lock& lock);
+  Work collect();
+  bool make_room(const Generation& wanted, Work& work);
+  void publish(StepOutput& output);
+  void finish(Generation& generation, Finish finish);
+  void cancel_all(bool only_eager);
+  void end_cancelled(const Handle& generation);
+  void admit();
+  void post(const Handle& generation) const;
+  bool wants_worker() const;
+  void work();
+  void await_step(Lock& lock, const Between& between);
+
+  std::shared_ptr<Model> model_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
+  const int32_t n_batch_;
+  std::optional<Session> session_;
+  std::optional<Scheduler> scheduler_;  // of the thread that leads
+
+  const int32_t n_sequences_;  // the most at once
+  const int32_t n_ctx_, n_vocab_;
+  const std::string limit_;  // why a text ends
+  const bool endless_;       // can a text go on past n_ctx?
+
+  // Guarded by the monitor's mutex.
+  const std::shared_ptr<EngineMonitor> monitor_;
+  bool leading_ = false;  // a thread computes
+  bool closed_ = false;
+  std::vector<Handle> active_;  // that began, in order of arrival
+  std::deque<Handle> waiting_;  // for a sequence
+  std::deque<Handle> outside_;  // to be admitted
+  int32_t max_queue_ = 1 << 30;
+  int32_t n_queued_ = 0;  // eager ones in waiting_
+  Handle last_;
+  int32_t last_sequence_ = 0;
+  int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0;
+  std::thread worker_;
+};
+
+}  // namespace h2o

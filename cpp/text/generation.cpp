@@ -1,0 +1,69 @@
+#include "text/generation.h"
+
+#include <utility>
+
+namespace h2o {
+
+Generation::Generation(std::shared_ptr<EngineMonitor> monitor, Request request)
+    : monitor_(std::move(monitor)), request_(std::move(request)), detokenizer_(request_.stop) {}
+
+Progress Generation::progress() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return progress_;
+}
+
+std::vector<int32_t> Generation::tokens() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return tokens_;
+}
+
+std::vector<int32_t> Generation::generated_tokens() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return {tokens_.begin() + static_cast<std::ptrdiff_t>(n_given_), tokens_.end()};
+}
+
+std::string Generation::text() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return text_;
+}
+
+std::string Generation::text_read() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return text_.substr(0, text_read_);
+}
+
+int32_t Generation::n_tokens_read() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return ended() && pieces_.empty() ? progress_.n_generated : n_tokens_read_;
+}
+
+std::vector<float> Generation::logits() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return logits_;
+}
+
+bool Generation::began() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return began_;
+}
+
+bool Generation::admitted() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return admitted_;
+}
+
+Piece Generation::take_piece() {
+  const End end = pieces_.front();
+  pieces_.pop_front();
+  n_tokens_read_ = end.n_tokens;
+  left_at_ = std::chrono::steady_clock::now();
+  const size_t begin = std::exchange(text_read_, end.text);
+  return {text_.substr(begin, end.text - begin), end.n_tokens};
+}
+
+Piece Generation::take_all() {
+  while (pieces_.size() > 1) pieces_.pop_front();
+  return take_piece();
+}
+
+}  // namespace h2o

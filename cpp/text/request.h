@@ -1,0 +1,74 @@
+// Request: what to continue, how tokens are chosen, and when to end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "kv/policy.h"
+#include "text/sampler.h"
+#include "text/trace.h"
+
+namespace h2o {
+
+class Generation;
+
+// More tokens than the context has room for. Python: ContextFullError, a ValueError.
+class ContextFull : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
+// Fills `allowed`, a bit for each token of the vocabulary, given all tokens so far. Called by the
+// thread that computes, before the token is chosen; what it throws ends the generation.
+using Constraint =
+    std::function<void(std::span<const int32_t> tokens, std::span<uint32_t> allowed)>;
+
+// Given the logits after each token of the prompt as they are computed.
+using LogitsSink = std::function<void(int32_t i, std::span<const float> logits)>;
+
+// The bytes of a snapshot, which `owner` keeps.
+struct SnapshotBytes {
+  std::span<const std::byte> bytes = {};
+  std::shared_ptr<const void> owner = nullptr;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+
+  // Goes on from this snapshot; the prompt follows its tokens. Its random numbers go on unless
+  // `seeded`, and the text that it held back comes first.
+  SnapshotBytes after = {};
+
+  // Goes on in the cache that this generation has left, if nothing else has used it since and
+  // `prompt` begins with all its tokens; otherwise all of the prompt is read.
+  std::shared_ptr<Generation> follows = nullptr;
+
+  SamplerOptions sampling = {};
+  bool seeded = true;
+  std::string random_state = {};  // to go on from, instead of the seed; "" = none
+
+  std::optional<int32_t> max_tokens = {};  // none: no limit; 0: only reads the prompt
+  bool ends_at_context =
+      false;  // without max_tokens: at n_ctx, or n_ctx tokens later if it is past
+  std::vector<std::string> stop = {};
+  bool ignore_end = false;  // goes on after tokens that end a turn
+
+  std::vector<KvPolicy> policies = {};  // of its sequence, instead of the engine's
+  std::shared_ptr<Trace> trace = nullptr;
+  LogitsSink prompt_logits = nullptr;
+  Constraint constraint = nullptr;
+  bool keeps_logits = false;  // Generation::logits() after it has ended
+
+  // Computed while there is an engine, whether anybody waits for it or not. Otherwise computed when
+  // somebody waits for its next piece, at most one piece ahead.
+  bool eager = false;
+};
+
+}  // namespace h2o

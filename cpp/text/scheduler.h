@@ -1,0 +1,107 @@
+// Scheduler: continuous batching. Which tokens of which sequences make up the next forward pass,
+// and what becomes of its results.
+//
+// A step decodes a token of every generation that it is given whose prompt has been read. Beside
+// them it reads chunks of prompts, in the order of arrival, as many as the batch has room for; one
+// always fits. Chunks are n_batch tokens long, but for the last of a prompt, and one that does not
+// fit is read later, not shortened: where a prompt is cut decides what is evicted, so it must not
+// depend on the other generations. As the results of a row do not depend on the other rows either,
+// each generation gets the tokens that it gets alone, bit for bit.
+//
+// For one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/session.h"
+#include "text/generation.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace h2o {
+
+// What a step has done for a generation.
+struct StepOutput {
+  std::shared_ptr<Generation> generation;
+  int32_t n_prompt = 0;  // prompt tokens to be read, told when it starts
+  int32_t n_read = 0;    // of them, by this step
+  int32_t token = -1;    // generated; -1: none
+  std::string piece = {};
+  Finish finish = Finish::none;
+  std::string finish_message = {};
+  std::exception_ptr error = nullptr;
+  double seconds = 0;
+  bool started = false;            // it has a sequence now
+  bool deferred = false;           // it could not get one
+  std::vector<float> logits = {};  // after the last token, if they are to be kept
+};
+
+class Scheduler {
+ public:
+  // n_batch: prompt tokens of a sequence that are read at a time.
+  Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch);
+
+  // The most generations that can have sequences at once.
+  int32_t max_sequences() const { return max_sequences_; }
+  int32_t n_active() const;
+
+  // Whether one more generation can get a sequence without any having to be parked.
+  bool has_room() const { return n_active() < max_sequences_; }
+
+  // One forward pass for generations that have a sequence or, from now on, get one.
+  std::vector<StepOutput> step(const std::vector<std::shared_ptr<Generation>>& generations);
+
+  // Copies its sequence to the host's memory, so that another one can use it.
+  void park(Generation& generation);
+
+  // Gives its sequence away; it can still be saved or followed until that is used again.
+  void release(Generation& generation);
+
+  // A snapshot; `text` has everything but the tokens. Throws InvalidArgument if the cache does not
+  // hold it any more.
+  std::vector<std::byte> save(const Generation& generation, SnapshotText text) const;
+
+  // Tokens evicted since the beginning, in the layer that keeps most.
+  int64_t evictions() const { return evictions_; }
+
+  // Why a text ends.
+  std::string limit() const;
+
+ private:
+  struct Slot {
+    std::weak_ptr<Generation> owner;  // who used it last
+    bool active = false;
+    uint64_t used_at = 0;
+  };
+  struct Row {
+    StepOutput* output;
+    int32_t sequence;
+    std::span<const int32_t> part;
+  };
+
+  int32_t take_slot(const std::shared_ptr<Generation>& generation);
+  bool grow();
+  void start(StepOutput& output);
+  std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
+  void forward(std::span<const Row> rows);
+  void score(const Row& row);
+  void choose(std::span<const Row> rows, std::span<const float> logits,
+              std::span<const int32_t> picks);
+  void choose_one(StepOutput& output, std::span<const float> logits, int32_t pick, bool has_room);
+  void count_evictions(Generation& generation);
+
+  Session& session_;
+  const Tokenizer& tokenizer_;
+  const int32_t n_batch_;
+  int32_t max_sequences_;
+  std::vector<Slot> slots_;
+  std::vector<std::vector<uint32_t>> masks_;  // of constrained rows
+  uint64_t clock_ = 0;
+  int64_t evictions_ = 0;
+};
+
+}  // namespace h2o

@@ -1,0 +1,86 @@
+#include "text/trace.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+// The n largest, largest first; of equals the lower token.
+std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
+  const auto larger = [&](int32_t a, int32_t b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  };
+  std::vector<int32_t> heap;  // its front is the smallest of them
+  for (int32_t i = 0; n > 0 && i < std::ssize(logits); ++i) {
+    if (heap.size() == n) {
+      if (!larger(i, heap.front())) continue;
+      std::ranges::pop_heap(heap, larger);
+      heap.pop_back();
+    }
+    heap.push_back(i);
+    std::ranges::push_heap(heap, larger);
+  }
+  std::ranges::sort_heap(heap, larger);
+  return heap;
+}
+
+}  // namespace
+
+Trace::Trace(const TraceOptions& options) : options_(options) {
+  require(options.n_top >= -1, "[trace] n_top is ", options.n_top, ", expected 0 or more");
+  require(!options.prompt || options.n_top >= 0,
+          "[trace] log-probabilities of the prompt need n_top, how many of the likeliest to note");
+  require(options.kept_every >= 0, "[trace] kept_every is ", options.kept_every,
+          ", expected 1 or more");
+}
+
+void Trace::add(std::span<const float> logits, int32_t token) {
+  const double most = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - most);
+  const double normal = most + std::log(sum);
+  TokenLogprob one = {token, logits[token] - normal, {}};
+  for (const int32_t i : largest(logits, options_.n_top)) {
+    one.top.emplace_back(i, logits[i] - normal);
+  }
+  const std::lock_guard lock(mutex_);
+  logprobs_.push_back(std::move(one));
+}
+
+void Trace::observe(const Session& session, int32_t sequence) {
+  const Config& config = session.model().config;
+  std::vector<int32_t> counts(session.tokens_seen(sequence));
+  for (int32_t layer = 0; layer < config.n_layers; ++layer) {
+    for (int32_t head = 0; head < config.n_kv_heads; ++head) {
+      for (const KvEntry& entry : session.entries(layer, sequence, head)) ++counts[entry.position];
+    }
+  }
+  Kept kept{session.tokens_kept(sequence), {}};
+  const auto n_heads = static_cast<float>(config.n_layers * config.n_kv_heads);
+  for (const int32_t count : counts) kept.shares.push_back(static_cast<float>(count) / n_heads);
+  const std::lock_guard lock(mutex_);
+  kept_ = std::move(kept);
+}
+
+size_t Trace::n_logprobs() const {
+  const std::lock_guard lock(mutex_);
+  return logprobs_.size();
+}
+
+std::vector<TokenLogprob> Trace::logprobs(size_t begin, size_t end) const {
+  const std::lock_guard lock(mutex_);
+  end = std::min(end, logprobs_.size());
+  begin = std::min(begin, end);
+  return {logprobs_.begin() + static_cast<std::ptrdiff_t>(begin),
+          logprobs_.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+std::optional<Kept> Trace::kept() const {
+  const std::lock_guard lock(mutex_);
+  return kept_;
+}
+
+}  // namespace h2o

@@ -1,0 +1,356 @@
+// Engine, Generation, Trace and Mailbox for Python.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#ifdef _WIN32
+#include <winsock2.h>
+#else
+#include <sys/socket.h>
+#endif
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "register.h"
+#include "text/engine.h"
+
+namespace py = pybind11;
+
+namespace h2o::python {
+namespace {
+
+using Tokens = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Mask = py::array_t<uint32_t, py::array::c_style>;
+
+// Keeps a Python object for C++, whichever thread drops it.
+template <class T>
+std::shared_ptr<T> keep(T object) {
+  return {new T(std::move(object)), [](T* kept) {
+            const py::gil_scoped_acquire acquire;
+            delete kept;
+          }};
+}
+
+// Between steps a thread of Python looks at its signals: Ctrl-C.
+void check_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// A generation and the engine that computes it.
+struct Handle {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Generation> generation;
+};
+
+py::bytes bytes_from(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<int32_t> vector_of(const Tokens& tokens) {
+  return {tokens.data(), tokens.data() + tokens.size()};
+}
+
+const char* finish_reason(Finish finish) {
+  switch (finish) {
+    case Finish::stop:
+      return "stop";
+    case Finish::length:
+      return "length";
+    case Finish::cancelled:
+      return "cancelled";
+    default:
+      return nullptr;
+  }
+}
+
+Constraint constraint_from(py::object callback) {
+  if (callback.is_none()) return nullptr;
+  return [kept = keep(std::move(callback))](std::span<const int32_t> tokens,
+                                            std::span<uint32_t> allowed) {
+    const py::gil_scoped_acquire acquire;
+    Mask mask(static_cast<py::ssize_t>(allowed.size()));
+    std::fill_n(mask.mutable_data(), allowed.size(), 0u);
+    (*kept)(Tokens(static_cast<py::ssize_t>(tokens.size()), tokens.data()), mask);
+    std::copy_n(mask.data(), allowed.size(), allowed.begin());
+  };
+}
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
+                                    std::shared_ptr<Tokenizer> tokenizer,
+                                    std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch,
+                                    int32_t n_sequences, int32_t max_sequences,
+                                    const std::string& k_dtype, const std::string& v_dtype,
+                                    const std::string& positions) {
+  SessionOptions options{.policies = std::move(policies),
+                         .n_ctx = n_ctx,
+                         .n_batch = n_batch,
+                         .n_sequences = n_sequences,
+                         .max_sequences = max_sequences,
+                         .k_dtype = kv_dtype(k_dtype),
+                         .v_dtype = kv_dtype(v_dtype),
+                         .positions = positions_named(positions)};
+  const py::gil_scoped_release release;
+  // It waits for its thread, which may want Python's lock.
+  return {new Engine(std::move(model), std::move(tokenizer), std::move(options)),
+          [](Engine* engine) {
+            if (PyGILState_Check() != 0) {
+              const py::gil_scoped_release release_here;
+              delete engine;
+            } else {
+              delete engine;
+            }
+          }};
+}
+
+Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
+              const std::optional<py::bytes>& after, const std::optional<Handle>& follows,
+              const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
+              bool ends_at_context, std::vector<std::string> stop, bool ignore_end,
+              std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace, py::object constraint,
+              bool eager) {
+  Request request{.prompt = vector_of(prompt),
+                  .sampling = sampling,
+                  .seeded = seeded,
+                  .max_tokens = max_tokens,
+                  .ends_at_context = ends_at_context,
+                  .stop = std::move(stop),
+                  .ignore_end = ignore_end,
+                  .policies = std::move(policies),
+                  .trace = std::move(trace),
+                  .constraint = constraint_from(std::move(constraint)),
+                  .eager = eager};
+  if (after) {
+    const std::string_view view = *after;
+    request.after = {std::as_bytes(std::span(view)), keep(*after)};
+  }
+  if (follows) request.follows = follows->generation;
+  const py::gil_scoped_release release;
+  return {engine, engine->submit(std::move(request))};
+}
+
+// Logits after each token of a text, [n, n_vocab].
+Floats logits(const std::shared_ptr<Engine>& engine, const Tokens& tokens) {
+  const py::ssize_t n_vocab = engine->session().model().config.n_vocab;
+  Floats out({tokens.size(), n_vocab});
+  float* const rows = out.mutable_data();
+  Request request{.prompt = vector_of(tokens),
+                  .max_tokens = 0,
+                  .prompt_logits = [rows](int32_t i, std::span<const float> row) {
+                    std::ranges::copy(row, rows + i * row.size());
+                  }};
+  const py::gil_scoped_release release;
+  const auto generation = engine->submit(std::move(request));
+  try {
+    while (engine->next(generation, check_signals)) {
+    }
+  } catch (...) {
+    engine->cancel(generation);
+    engine->wait_ended(generation);  // nothing may write to `out` any more
+    throw;
+  }
+  return out;
+}
+
+std::optional<std::string> next(const Handle& handle) {
+  const py::gil_scoped_release release;
+  std::optional<Piece> piece = handle.engine->next(handle.generation, check_signals);
+  if (!piece) return std::nullopt;
+  return std::move(piece->text);
+}
+
+std::optional<std::string> poll(const Handle& handle) {
+  const py::gil_scoped_release release;
+  std::optional<Piece> piece = handle.engine->poll(handle.generation);
+  if (!piece) return std::nullopt;
+  return std::move(piece->text);
+}
+
+py::tuple logprobs(const Trace& trace, size_t begin, size_t end) {
+  const std::vector<TokenLogprob> found = trace.logprobs(begin, end);
+  py::tuple list(found.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    py::tuple top(found[i].top.size());
+    for (size_t j = 0; j < found[i].top.size(); ++j) {
+      top[j] = py::make_tuple(found[i].top[j].first, found[i].top[j].second);
+    }
+    list[i] = py::make_tuple(found[i].token, found[i].logprob, top);
+  }
+  return list;
+}
+
+py::object kept(const Trace& trace) {
+  const std::optional<Kept> found = trace.kept();
+  if (!found) return py::none();
+  return py::make_tuple(found->tokens_kept, Floats(static_cast<py::ssize_t>(found->shares.size()),
+                                                   found->shares.data()));
+}
+
+// Writes a byte to a socket that does not block; if it is full, its reader has been told already.
+std::shared_ptr<Mailbox> make_mailbox(std::optional<int64_t> socket) {
+  if (!socket) return std::make_shared<Mailbox>();
+  return std::make_shared<Mailbox>([fd = *socket] {
+#ifdef _WIN32
+    ::send(static_cast<SOCKET>(fd), "", 1, 0);
+#else
+#ifdef MSG_NOSIGNAL
+    constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
+#else
+    constexpr int kFlags = MSG_DONTWAIT;
+#endif
+    [[maybe_unused]] const auto sent = ::send(static_cast<int>(fd), "", 1, kFlags);
+#endif
+  });
+}
+
+std::vector<uintptr_t> keys(const std::vector<std::shared_ptr<Generation>>& generations) {
+  std::vector<uintptr_t> found;
+  for (const auto& one : generations) found.push_back(reinterpret_cast<uintptr_t>(one.get()));
+  return found;
+}
+
+template <class Value>
+auto property(Value (Generation::*get)() const) {
+  return [get](const Handle& handle) { return (handle.generation.get()->*get)(); };
+}
+
+template <class Field>
+auto progress(Field Progress::* field) {
+  return [field](const Handle& handle) { return handle.generation->progress().*field; };
+}
+
+}  // namespace
+
+void register_engine(py::module_& m) {
+  py::register_exception<ContextFull>(m, "ContextFullError", PyExc_ValueError);
+
+  py::class_<SamplerOptions>(m, "Sampling", "How tokens are chosen; the defaults are the engine's.")
+      .def(py::init<>())
+      .def("check", [](const SamplerOptions& options) { Sampler(options, 1); })
+      .def_readwrite("temperature", &SamplerOptions::temperature)
+      .def_readwrite("top_k", &SamplerOptions::top_k)
+      .def_readwrite("top_p", &SamplerOptions::top_p)
+      .def_readwrite("min_p", &SamplerOptions::min_p)
+      .def_readwrite("repeat_penalty", &SamplerOptions::repeat_penalty)
+      .def_readwrite("repeat_last_n", &SamplerOptions::repeat_last_n)
+      .def_readwrite("seed", &SamplerOptions::seed);
+
+  py::class_<Detokenizer>(m, "Detokenizer", "From the bytes of tokens to text that can be shown.")
+      .def(py::init([](const std::vector<std::string>& stop) { return Detokenizer(stop); }),
+           py::arg("stop") = std::vector<std::string>{})
+      .def(
+          "push",
+          [](Detokenizer& d, const py::bytes& bytes) { return d.push(std::string_view(bytes)); },
+          py::arg("bytes"))
+      .def("finish", &Detokenizer::finish)
+      .def_property_readonly("stopped", &Detokenizer::stopped)
+      .def_property_readonly("held_text", &Detokenizer::held_text);
+
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "What is written down of a sequence.")
+      .def(py::init([](std::optional<int32_t> n_top, bool prompt, std::optional<int32_t> every) {
+             return std::make_shared<Trace>(
+                 TraceOptions{n_top.value_or(-1), prompt, every.value_or(0)});
+           }),
+           py::kw_only(), py::arg("n_top"), py::arg("prompt"), py::arg("kept_every"))
+      .def_property_readonly("n_logprobs", &Trace::n_logprobs)
+      .def("logprobs", &logprobs, py::arg("begin"), py::arg("end"))
+      .def("kept", &kept);
+
+  py::class_<Mailbox, std::shared_ptr<Mailbox>>(m, "Mailbox", "Which generations have news.")
+      .def(py::init(&make_mailbox), py::arg("socket") = py::none())
+      .def("take", [](Mailbox& mailbox) { return keys(mailbox.take()); })
+      .def("wait", [](Mailbox& mailbox) {
+        const py::gil_scoped_release release;
+        mailbox.wait(std::chrono::milliseconds(100));
+      });
+
+  py::class_<Handle>(m, "Generation", "The state of a request in the engine.")
+      .def("next", &next, "The next piece of text; waits for it, and computes it if nobody does.")
+      .def("poll", &poll, "All text that is ready, or None.")
+      .def(
+          "cancel", [](const Handle& h) { h.engine->cancel(h.generation); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "save",
+          [](const Handle& h, std::string note) {
+            std::vector<std::byte> bytes;
+            {
+              const py::gil_scoped_release release;
+              bytes = h.engine->save(h.generation, std::move(note), check_signals);
+            }
+            return bytes_from(bytes);
+          },
+          py::arg("note"))
+      .def(
+          "subscribe",
+          [](const Handle& h, std::shared_ptr<Mailbox> mailbox) {
+            h.engine->subscribe(h.generation, std::move(mailbox));
+          },
+          py::arg("mailbox"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait_admitted",
+          [](const Handle& h, std::optional<double> timeout) {
+            return h.engine->wait_admitted(h.generation, timeout.value_or(-1), check_signals);
+          },
+          py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "key", [](const Handle& h) { return reinterpret_cast<uintptr_t>(h.generation.get()); })
+      .def_property_readonly("text", property(&Generation::text))
+      .def_property_readonly("text_read", property(&Generation::text_read))
+      .def_property_readonly("tokens", property(&Generation::tokens))
+      .def_property_readonly("generated_tokens", property(&Generation::generated_tokens))
+      .def_property_readonly("n_tokens_read", property(&Generation::n_tokens_read))
+      .def_property_readonly("began", property(&Generation::began))
+      .def_property_readonly("admitted", property(&Generation::admitted))
+      .def_property_readonly(
+          "finish_reason",
+          [](const Handle& h) { return finish_reason(h.generation->progress().finish); })
+      .def_property_readonly("finish_message", progress(&Progress::finish_message))
+      .def_property_readonly("prompt_tokens", progress(&Progress::n_prompt))
+      .def_property_readonly("n_generated", progress(&Progress::n_generated))
+      .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
+      .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
+
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "From prompts to texts, many at once.")
+      .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
+           py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
+           py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
+           py::arg("positions"))
+      .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
+           py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
+           py::arg("max_tokens") = py::none(), py::arg("ends_at_context") = false,
+           py::arg("stop") = std::vector<std::string>{}, py::arg("ignore_end") = false,
+           py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
+           py::arg("constraint") = py::none(), py::arg("eager") = false)
+      .def("logits", &logits, py::arg("tokens"))
+      .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
+      .def("cancel_eager", &Engine::cancel_eager, py::call_guard<py::gil_scoped_release>())
+      .def("set_max_queue", &Engine::set_max_queue, py::arg("n"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("last",
+           [](const std::shared_ptr<Engine>& engine) -> std::optional<Handle> {
+             auto last = engine->last();
+             if (last == nullptr) return std::nullopt;
+             return Handle{engine, std::move(last)};
+           })
+      .def_property_readonly("last_sequence", &Engine::last_sequence)
+      .def_property_readonly("endless", &Engine::endless)
+      .def_property_readonly("closed", &Engine::closed)
+      .def_property_readonly(
+          "session", [](const Engine& engine) { return &engine.session(); },
+          py::return_value_policy::reference_internal)
+      .def("stats", [](const Engine& engine) {
+        const EngineStats s = engine.stats();
+        return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,
+                              s.generated_tokens, s.evictions);
+      });
+}
+
+}  // namespace h2o::python

@@ -1,0 +1,69 @@
+"""Records: what is written down of a sequence while it is computed, beside its text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import whole
+
+
+class TokenLogprob(NamedTuple):
+    """How likely the model finds a token after those before it.
+
+    Logarithms are natural, and of the model's own distribution: temperature, top_k and the other
+    options of sampling have no part in it.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens with theirs, likeliest first
+
+
+class Kept(NamedTuple):
+    """What a sequence keeps at one moment."""
+
+    tokens_kept: int  # in the layer that keeps most
+    shares: NDArray[np.float32]  # [tokens seen]: of all layers' KV heads, those that keep the token
+
+
+class Record:
+    """What Engine.submit is to write down of one sequence. It can be read at any time."""
+
+    def __init__(
+        self, *, n_top: int | None = None, prompt: bool = False, kept_every: int | None = None
+    ) -> None:
+        """Nothing is written down unless it is asked for.
+
+        n_top: log-probabilities of the generated tokens, and of this many of the likeliest at each.
+        prompt: those of the prompt's tokens first, from its second on, as they are read: in chunks
+            of n_batch, which see each other in full.
+        kept_every: look at what is kept after the first generated token, then after so many more,
+            and at the end. A look costs a call for each layer and KV head.
+
+        Raises ValueError for numbers out of range.
+        """
+        self.n_top = None if n_top is None else whole("n_top", n_top, 0)
+        if prompt and n_top is None:
+            raise ValueError("prompt=True needs n_top, how many of the likeliest tokens to note")
+        self.prompt = prompt
+        self.kept_every = None if kept_every is None else whole("kept_every", kept_every, 1)
+        self.core = _core.Trace(n_top=self.n_top, prompt=prompt, kept_every=self.kept_every)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Of the tokens so far."""
+        return self.logprobs_between(0, self.core.n_logprobs)
+
+    def logprobs_between(self, begin: int, end: int) -> list[TokenLogprob]:
+        """Those of them from `begin` to `end`."""
+        return [TokenLogprob(*one) for one in self.core.logprobs(begin, end)]
+
+    @property
+    def kept(self) -> Kept | None:
+        """What was kept when last looked at, None before."""
+        found = self.core.kept()
+        return None if found is None else Kept(*found)

@@ -1,0 +1,91 @@
+"""What a Generator runs on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import kv_dtypes, whole
+from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.model.session import Positions, core_policies, open_model
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.tokenizer import TextTokenizer
+
+_MAX_ROWS = 65536  # of a session's batch
+_USEFUL = 16  # sequences at once: more of them are hardly faster on a CPU
+
+
+class Runtime(NamedTuple):
+    """A model, the engine that computes its sequences, and its tokenizer."""
+
+    model: _core.Model
+    engine: _core.Engine
+    tokenizer: TextTokenizer
+    policy: Policy | Sequence[Policy]  # of every sequence: one, or one for each layer
+    n_sequences: int  # the most at once
+
+
+def open_runtime(
+    path: str | os.PathLike[str],
+    *,
+    hh: Budget,
+    recent: float | None,
+    policy: str | Policy | Sequence[Policy] | None,
+    n_ctx: int | None,
+    positions: Positions,
+    n_batch: int,
+    kv_dtype: str | tuple[str, str],
+    device: str,
+    threads: int | None,
+    max_sequences: int | None,
+    memory: int | str | None,
+    max_resident: int | str | None,
+) -> Runtime:
+    """Load a model, as Generator explains it, which also says what is raised."""
+    n_batch = whole("n_batch", n_batch, 1)
+    model = open_model(path, device=device, threads=threads, max_resident=max_resident)
+    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
+    hh, policy = resolve_budget(hh, policy, model.file)
+    policy = choose_policy(hh, recent, policy, n_ctx)
+    if memory is not None and max_sequences is not None:
+        raise ValueError("give either max_sequences or memory, not both")
+
+    def fitting(memory: int | str) -> int:
+        return capacity(
+            model, memory, policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions
+        )
+
+    most = max(1, _MAX_ROWS - n_batch + 1)
+    if memory is not None:
+        n_sequences = allocated = min(fitting(memory), most)
+        if n_sequences == 0:
+            raise ValueError(f"memory={memory!r} is less than the cache of one sequence takes")
+    elif max_sequences is not None:
+        n_sequences = allocated = whole("max_sequences", max_sequences, 1)
+    else:  # more than one when they are needed
+        n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
+        allocated = 1
+    tokenizer = TextTokenizer.of_model(model)
+    engine = _core.Engine(
+        model,
+        _core.Tokenizer(model.file, model.n_vocab),
+        policies=core_policies(policy),
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_sequences=allocated,
+        max_sequences=n_sequences,
+        **kv_dtypes(kv_dtype),
+        positions=positions,
+    )
+    return Runtime(model, engine, tokenizer, policy, n_sequences)
+
+
+def _free_memory() -> int:
+    """Bytes that can be allocated; where the system does not say, enough for small caches."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**30
