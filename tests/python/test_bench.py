@@ -14,10 +14,10 @@ from gguf import GGUFReader
 
 import h2o_cpp
 from h2o_cpp import Generator, _core
-from h2o_cpp.bench import gpu_machine, measurement
-from h2o_cpp.bench.memory import peak_rss_bytes
-from h2o_cpp.bench.traffic import Weight, decode_weight_bytes, kv_bytes, prefill_flops
 from h2o_cpp.cli import main
+from h2o_cpp.measure import gpu_machine, speed
+from h2o_cpp.measure.memory import peak_rss_bytes
+from h2o_cpp.measure.traffic import Weight, decode_weight_bytes, kv_bytes, prefill_flops
 
 # The bundled model, see models/README.md: 6 layers, width 192, feed-forward width 768.
 N_LAYERS, WIDTH, N_FF = 6, 192, 768
@@ -125,9 +125,9 @@ def test_limits_of_a_gpu_are_not_those_of_the_processor(monkeypatch: pytest.Monk
         return limits[device]
 
     monkeypatch.setattr(gpu_machine, "gpu_limits", gpu_limits)
-    found = measurement._limits("cuda (A GPU)", "cuda:1")
+    found = speed._limits("cuda (A GPU)", "cuda:1")
     assert found == ("A GPU, driver 1", "copying", 4e12, "torch, f16", 8e14)
-    assert measurement._limits("cuda (A GPU)", "auto")[2] is None
+    assert speed._limits("cuda (A GPU)", "auto")[2] is None
 
 
 def test_an_output_matrix_of_its_own() -> None:

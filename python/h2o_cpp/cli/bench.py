@@ -11,9 +11,9 @@ import argparse
 import json
 from dataclasses import asdict
 
-from h2o_cpp.bench.measurement import Measurement, Spread, measure
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_cache, add_machine, add_model
+from h2o_cpp.measure.speed import Measurement, Spread, measure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,7 +151,7 @@ def _results(full: Measurement) -> tuple[float, int, int]:
 
 def _speed(model: _core.Model, policy: Policy, n_ctx: int) -> float:
     """Tokens per second at the end of the context."""
-    from h2o_cpp.bench.texts import Texts
+    from h2o_bench.texts import Texts
 
     texts = Texts(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx))
     texts.read(n_ctx - _DECODED)

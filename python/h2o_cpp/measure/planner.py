@@ -30,7 +30,7 @@ from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
 if TYPE_CHECKING:
-    from h2o_cpp.bench.traffic import Weight
+    from h2o_cpp.measure.traffic import Weight
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def plan(
     that is needed), OSError (a bandwidth that cannot be measured here) and MemoryError.
     """
     # What it imports is not for everybody who imports this package.
-    from h2o_cpp.bench.machine import n_processors, read_bandwidth
-    from h2o_cpp.bench.traffic import weights
+    from h2o_cpp.measure.machine import n_processors, read_bandwidth
+    from h2o_cpp.measure.traffic import weights
 
     n_bytes = bytes_of("memory", memory)
     whole("prompt", prompt, 1)
@@ -189,7 +189,7 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
 
 def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
     """Of a model's tensors."""
-    from h2o_cpp.bench.traffic import decode_weight_bytes, prefill_flops
+    from h2o_cpp.measure.traffic import decode_weight_bytes, prefill_flops
 
     layers = [0] * shape.n_layers
     others = 0
@@ -226,7 +226,7 @@ def _job(
     n_batch: int,
     kv_dtype: str | tuple[str, str],
 ) -> Job:
-    from h2o_cpp.bench.traffic import kv_bytes
+    from h2o_cpp.measure.traffic import kv_bytes
 
     policies = [policy] * shape.n_layers if isinstance(policy, Policy) else [*policy]
     seen = np.arange(prompt, prompt + n) + 1.0
@@ -244,7 +244,7 @@ def _job(
 
 
 def _storage_bandwidth(file: str) -> float:
-    from h2o_cpp.bench.storage import storage_bandwidth
+    from h2o_cpp.measure.storage import storage_bandwidth
 
     try:
         return storage_bandwidth(file)
