@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from h2o_bench import gpu_machine
 from h2o_bench.engines.h2o import H2o
 from h2o_bench.gpu import SECTIONS, Bench
 from h2o_bench.gpu_plan import QUICK
@@ -19,7 +20,6 @@ from h2o_bench.report import values_of
 from h2o_bench.shapes import SHAPES
 from h2o_bench.texts import Texts
 from h2o_cpp import _core
-from h2o_cpp.measure import gpu_machine
 from h2o_cpp.model.policy import Policy
 from test_bench_synthetic import small
 

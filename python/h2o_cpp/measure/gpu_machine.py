@@ -1,6 +1,6 @@
 """A GPU: what it is, what it can do at most, and how much of its memory is in use.
 
-    python -m h2o_cpp.measure.gpu_machine DEVICE BYTES SIZE
+    python -m h2o_bench.gpu_machine DEVICE BYTES SIZE
 
 prints what PyTorch gets out of it, as JSON: a process of its own, so that PyTorch keeps none of the
 memory.
@@ -16,6 +16,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from h2o_bench.engine_process import module_environment
+
 _BATCHES, _REPEATS = 5, 10  # the median of batches, each long beside waiting for the device
 
 
@@ -28,9 +30,10 @@ def gpu_limits(device: str, nbytes: int = 1 << 32, size: int = 8192) -> dict[str
     Raises RuntimeError if PyTorch is not there or cannot use the device.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "h2o_cpp.measure.gpu_machine", device, str(nbytes), str(size)],
+        [sys.executable, "-m", "h2o_bench.gpu_machine", device, str(nbytes), str(size)],
         capture_output=True,
         text=True,
+        env=module_environment(),
     )
     if done.returncode:
         raise RuntimeError((done.stderr.splitlines() or ["no output"])[-1])

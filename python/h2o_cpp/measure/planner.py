@@ -244,7 +244,7 @@ def _job(
 
 
 def _storage_bandwidth(file: str) -> float:
-    from h2o_cpp.measure.storage import storage_bandwidth
+    from h2o_cpp.measure.machine import storage_bandwidth
 
     try:
         return storage_bandwidth(file)

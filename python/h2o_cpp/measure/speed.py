@@ -5,31 +5,29 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from time import perf_counter
 
-from h2o_bench.engines.h2o import H2o
-from h2o_cpp import __version__, _core
-from h2o_cpp.measure import gpu_machine, machine
-from h2o_cpp.measure.matmul_peak import matmul_peak
-from h2o_cpp.measure.memory import peak_rss_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.measure import machine
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.model_files import find_model
-
-
-class Spread(NamedTuple):
-    """The slowest and the fastest round."""
-
-    low: float
-    high: float
+from h2o_cpp.model.policy import choose_policy
+from h2o_cpp.model.session import Positions, chunks, open_model, open_session
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What `measure` found. Rates are medians of the rounds."""
+    """What `measure` found. Rates are medians of the rounds, spreads the slowest and the fastest.
+
+    The limits are of the CPU: None on a GPU, whose limits tools/bench/gpu measures.
+    """
 
     model: str
     architecture: str
@@ -45,14 +43,13 @@ class Measurement:
 
     prompt_tokens: int
     prefill_tokens_per_second: float
-    prefill_spread: Spread
+    prefill_spread: tuple[float, float]
     context_tokens: int
     decode_tokens: int
     decode_tokens_per_second: float
-    decode_spread: Spread
+    decode_spread: tuple[float, float]
 
     load_seconds: float
-    import_seconds: float
     cache_bytes: int
     full_cache_bytes: int
     peak_rss_bytes: int
@@ -60,12 +57,10 @@ class Measurement:
 
     decode_weight_bytes: int  # read for each token
     decode_kv_bytes: int  # read for each token, in the mean
-    bandwidth_of: str  # "reading", or "copying" on a GPU
-    read_bandwidth: float | None  # bytes per second; None on a GPU without PyTorch
+    read_bandwidth: float | None  # bytes per second
     read_bandwidth_fraction: float | None  # that decoding reaches
     prefill_flops: int  # for each token, in the matrix products
-    matmul_of: str  # "numpy, f32", or "torch, f16" on a GPU
-    matmul_flops: float | None  # per second; None on a GPU without PyTorch
+    matmul_flops: float | None  # per second, of numpy in f32
     matmul_fraction: float | None  # that prefill reaches; above 1 by other types
 
 
@@ -78,114 +73,122 @@ def measure(
     rounds: int = 3,
     device: str = "auto",
     threads: int | None = None,
-    **options: Any,
+    hh: Budget = None,
+    recent: float | None = None,
+    policy: str | None = None,
+    n_ctx: int | None = None,
+    n_batch: int = 512,
+    positions: Positions = "auto",
+    kv_dtype: str | tuple[str, str] = "f16",
 ) -> Measurement:
     """Measure a model.
 
     path: as for a Generator.
     prompt: random tokens that are read at once, in chunks as a Generator reads them.
     context: tokens that have been read when n tokens are decoded, one at a time.
-    device, threads: default: as a Generator's.
-    options: hh, recent, policy, n_ctx, n_batch, positions and kv_dtype, as for a Generator.
+    The others: as for a Generator.
 
     Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
     of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what
-    as many threads read from an array in memory; on a GPU, of what it reads and writes when it
-    copies one, by PyTorch. Memory is that of this process.
+    as many threads read from an array in memory. Memory is that of this process.
 
-    Raises FileNotFoundError, ValueError (a file or an option that makes no sense, or more tokens
-    than the context has) and MemoryError.
+    Raises FileNotFoundError, ValueError (a file or an option that is invalid, or more tokens than
+    the context has) and MemoryError.
     """
     whole("prompt", prompt, 1)
     whole("context", context, 0)
     whole("n", n, 1)
     whole("rounds", rounds, 1)
+    begun = perf_counter()
     path = find_model(path)
-    engine = H2o(path, device=device, threads=threads, **options)
-    model, session = engine.model, engine.session
+    model = open_model(path, device=device, threads=threads)
+    n_ctx = model.n_ctx_train if n_ctx is None else n_ctx
+    hh, policy = resolve_budget(hh, policy, model.file)
+    chosen = choose_policy(hh, recent, policy, n_ctx)
+    session = open_session(
+        model, chosen, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions
+    )
+    load_seconds = perf_counter() - begun
+    random = np.random.default_rng(0)
     prefill, decode = [], []
     for _ in range(rounds):
-        prefill.append(prompt / sum(engine.prefill(prompt)))
-        engine.reset()
-        decode.append(n / sum(engine.decode(context, n)))
-    rss = peak_rss_bytes()  # before the limits of the machine are measured
+        tokens = random.integers(model.n_vocab, size=prompt, dtype=np.int32)
+        prefill.append(prompt / prefill_seconds(session, tokens))
+        tokens = random.integers(model.n_vocab, size=context + n, dtype=np.int32)
+        decode.append(n / sum(decode_seconds(session, tokens, context)))
+    rss = machine.peak_rss_bytes()  # before the limits of the machine are measured
 
     tensors = weights(_core.GgufShards(path).files)
-    kv_dtype = options.get("kv_dtype", "f16")
     # The first of the tokens finds the context and itself, the last n - 1 more: unless evicted.
     n_seen = context + (n + 1) / 2
     kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
     weight_bytes = decode_weight_bytes(tensors)
     cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, kv_dtype))
     flops = prefill_flops(tensors)
-    limits = _limits(model.backend, device)
+    bandwidth, matmul_flops = _limits(model.backend)
     return Measurement(
         model=os.path.basename(path),
         architecture=model.architecture,
         types=dict(Counter(tensor.dtype for tensor in tensors)),
-        version=__version__,
-        machine=limits.machine,
+        version=_core.__version__,
+        machine=machine.processor(),
         backend=model.backend,
-        policy=str(engine.policy),
+        policy=str(chosen),
         kv_dtype=kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype),
         n_ctx=session.n_ctx,
         n_batch=session.n_batch,
         rounds=rounds,
         prompt_tokens=prompt,
         prefill_tokens_per_second=median(prefill),
-        prefill_spread=_spread(prefill),
+        prefill_spread=(min(prefill), max(prefill)),
         context_tokens=context,
         decode_tokens=n,
         decode_tokens_per_second=median(decode),
-        decode_spread=_spread(decode),
-        load_seconds=engine.load_seconds,
-        import_seconds=machine.import_seconds(),
+        decode_spread=(min(decode), max(decode)),
+        load_seconds=load_seconds,
         cache_bytes=session.cache_bytes,
         full_cache_bytes=session.full_cache_bytes,
         peak_rss_bytes=rss,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         decode_weight_bytes=weight_bytes,
         decode_kv_bytes=cached_bytes,
-        bandwidth_of=limits.bandwidth_of,
-        read_bandwidth=limits.bandwidth,
-        read_bandwidth_fraction=_share(
-            (weight_bytes + cached_bytes) * median(decode), limits.bandwidth
-        ),
+        read_bandwidth=bandwidth,
+        read_bandwidth_fraction=_share((weight_bytes + cached_bytes) * median(decode), bandwidth),
         prefill_flops=flops,
-        matmul_of=limits.matmul_of,
-        matmul_flops=limits.matmul_flops,
-        matmul_fraction=_share(flops * median(prefill), limits.matmul_flops),
+        matmul_flops=matmul_flops,
+        matmul_fraction=_share(flops * median(prefill), matmul_flops),
     )
 
 
-class _Limits(NamedTuple):
-    machine: str
-    bandwidth_of: str
-    bandwidth: float | None
-    matmul_of: str
-    matmul_flops: float | None
+def prefill_seconds(session: _core.Session, tokens: NDArray[np.int32]) -> float:
+    """Seconds to read tokens [n] from an empty cache, in chunks as a Generator reads a prompt."""
+    session.reset(0)
+    begun = perf_counter()
+    for part in chunks(session, tokens):
+        session.step([(0, part)])
+    return perf_counter() - begun
 
 
-def _limits(backend: str, device: str) -> _Limits:
-    """Of what a back end that calls itself "cpu (x86_64_v4, 2 threads)" or "cuda (...)" runs on."""
+def decode_seconds(
+    session: _core.Session, tokens: NDArray[np.int32], n_context: int
+) -> list[float]:
+    """Seconds of each of tokens[n_context:], one at a time, after those before have been read."""
+    prefill_seconds(session, tokens[:n_context])
+    seconds = []
+    for i in range(n_context, len(tokens)):
+        begun = perf_counter()
+        session.step([(0, tokens[i : i + 1])])
+        seconds.append(perf_counter() - begun)
+    return seconds
+
+
+def _limits(backend: str) -> tuple[float | None, float | None]:
+    """Bandwidth and operations per second of what "cpu (x86_64_v4, 2 threads)" runs on."""
     cpu = re.fullmatch(r"cpu \(\w+, (\d+) threads?\)", backend)
-    if cpu:
-        threads = int(cpu[1])
-        flops = matmul_peak("numpy", threads)["f32"]
-        read = machine.read_bandwidth(threads)
-        return _Limits(machine.processor(), "reading", read, "numpy, f32", flops)
-    device = "cuda" if device == "auto" else device
-    name = gpu_machine.describe(device) or backend
-    try:
-        limits = gpu_machine.gpu_limits(device)
-    except RuntimeError:
-        limits = {}
-    return _Limits(name, "copying", limits.get("copy"), "torch, f16", limits.get("f16"))
+    if cpu is None:
+        return None, None
+    return machine.read_bandwidth(int(cpu[1])), machine.matmul_flops(int(cpu[1]))
 
 
 def _share(rate: float, limit: float | None) -> float | None:
     return None if limit is None else rate / limit
-
-
-def _spread(rates: Sequence[float]) -> Spread:
-    return Spread(min(rates), max(rates))

@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_HERE = str(Path(__file__).parents[1])  # where a process finds this package
-
 
 class EngineError(RuntimeError):
     """An engine could not be opened or did not do what it was asked; the message says why."""
@@ -24,6 +22,12 @@ class Answer(NamedTuple):
 
     seconds: list[float]  # of each step
     peak_rss_bytes: int  # of the process
+
+
+def module_environment() -> dict[str, str]:
+    """The environment of a process that runs a module of this package."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class EngineProcess(AbstractContextManager["EngineProcess"]):
@@ -37,14 +41,13 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         Raises EngineError.
         """
         self._timeout = timeout
-        paths = [_HERE, os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=module_environment(),
         )
         try:
             self.description: dict[str, Any] = self._ask(options, "ready")

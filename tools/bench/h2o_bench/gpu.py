@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
+from h2o_bench import gpu_machine
 from h2o_bench.baselines import OURS
 from h2o_bench.comparison import Baseline, Comparison, Request
 from h2o_bench.gpu_plan import Plan
@@ -17,7 +18,6 @@ from h2o_bench.models import Models, config
 from h2o_bench.records import Record, Results
 from h2o_bench.texts import Texts
 from h2o_cpp import __version__, _core
-from h2o_cpp.measure import gpu_machine
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, budget_policy, named_policy

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from h2o_bench.engine_process import EngineError
+from h2o_bench.engine_process import EngineError, module_environment
 from h2o_bench.shapes import SHAPES, Config
 from h2o_bench.synthetic import write_model
 
@@ -42,6 +42,7 @@ class Models:
                 ],
                 capture_output=True,
                 text=True,
+                env=module_environment(),
             )
             if done.returncode:
                 raise EngineError((done.stderr.splitlines() or ["no output"])[-1])

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_bench.synthetic import N_SPECIAL
-from h2o_cpp.measure.memory import peak_rss_bytes
+from h2o_cpp.measure.machine import peak_rss_bytes
 
 Tokens = NDArray[np.int32]
 
