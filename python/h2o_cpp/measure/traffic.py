@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import kv_dtypes
 
@@ -55,12 +53,11 @@ def prefill_flops(tensors: Sequence[Weight]) -> int:
 
 def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: str | tuple[str, str]) -> float:
     """Bytes of K and V that one layer keeps of a token."""
-    sizes = [GGML_QUANT_SIZES[GGMLQuantizationType[t.upper()]] for t in _pair(kv_dtype)]
-    return sum(
-        n_kv_heads * head_dim / block_size * block_bytes for block_size, block_bytes in sizes
-    )
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # not for all who import h2o_cpp: slow
 
-
-def _pair(kv_dtype: str | tuple[str, str]) -> tuple[str, str]:
-    both = kv_dtypes(kv_dtype)
-    return both["k_dtype"], both["v_dtype"]
+    n_bytes = 0.0
+    types = kv_dtypes(kv_dtype)
+    for name in (types["k_dtype"], types["v_dtype"]):
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+        n_bytes += n_kv_heads * head_dim / block_size * block_bytes
+    return n_bytes
