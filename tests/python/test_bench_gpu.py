@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from h2o_bench import gpu_machine
+from h2o_bench.engines.h2o import H2o
+from h2o_bench.gpu import SECTIONS, Bench
+from h2o_bench.gpu_plan import QUICK
+from h2o_bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES, render_gpu
+from h2o_bench.models import Models
+from h2o_bench.records import Record, Results
+from h2o_bench.report import values_of
+from h2o_bench.shapes import SHAPES
+from h2o_bench.texts import Texts
 from h2o_cpp import _core
-from h2o_cpp.bench import gpu_machine
-from h2o_cpp.bench.gpu import SECTIONS, Bench
-from h2o_cpp.bench.gpu_plan import QUICK
-from h2o_cpp.bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES, render_gpu
-from h2o_cpp.bench.models import Models
-from h2o_cpp.bench.records import Record, Results
-from h2o_cpp.bench.report import values_of
-from h2o_cpp.bench.texts import Texts
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.peers.engines.h2o import H2o
-from h2o_cpp.peers.shapes import SHAPES
 from test_bench_synthetic import small
 
 
@@ -32,7 +32,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         QUICK,
         changes={},
         shapes=["small llama"],
-        peers=False,
+        baselines=False,
         shape="small opt",
         models=[("small llama", "Q8_0")],
     )

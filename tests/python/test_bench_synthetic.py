@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from h2o_bench.shapes import SHAPES, Config
+from h2o_bench.synthetic import N_SPECIAL, TYPES, write_model
 from h2o_cpp import Generator, _core
 from h2o_cpp.convert.conversion import FAMILIES
-from h2o_cpp.peers.shapes import SHAPES, Config
-from h2o_cpp.peers.synthetic import N_SPECIAL, TYPES, write_model
 from h2o_cpp.quantize import quantize
 from support.llama_gguf import types
 

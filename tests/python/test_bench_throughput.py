@@ -1,4 +1,4 @@
-"""What tools/bench_throughput measures: how many texts fit, who arrives when, what is reported."""
+"""What tools/bench/throughput measures: how many texts fit, who arrives when, what is reported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from h2o_cpp import Generator
-from h2o_cpp.bench import throughput
-from h2o_cpp.bench.arrivals import (
+from h2o_bench import throughput
+from h2o_bench.arrivals import (
     Arrival,
     Observed,
     arrivals,
@@ -19,11 +18,13 @@ from h2o_cpp.bench.arrivals import (
     run_continuous,
     run_static,
 )
-from h2o_cpp.bench.comparison import Contestant
-from h2o_cpp.bench.models import Models
-from h2o_cpp.bench.records import Record, Results
-from h2o_cpp.bench.report import values_of
-from h2o_cpp.bench.throughput import (
+from h2o_bench.comparison import Baseline
+from h2o_bench.engine_process import EngineError, EngineProcess
+from h2o_bench.models import Models
+from h2o_bench.records import Record, Results
+from h2o_bench.report import values_of
+from h2o_bench.shapes import SHAPES
+from h2o_bench.throughput import (
     ARRIVALS,
     OFFLOAD,
     QUICK,
@@ -35,9 +36,8 @@ from h2o_cpp.bench.throughput import (
     measure_sequences,
     measure_table,
 )
-from h2o_cpp.bench.throughput_report import render_throughput
-from h2o_cpp.peers.process import EngineError, EngineProcess
-from h2o_cpp.peers.shapes import SHAPES
+from h2o_bench.throughput_report import render_throughput
+from h2o_cpp import Generator
 from test_bench_synthetic import small
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
@@ -61,17 +61,17 @@ def test_a_batch_is_counted() -> None:
 
 def test_our_batch_is_what_each_text_gives_alone(tmp_path: Path) -> None:
     options = {"path": str(GOLDEN), "threads": 1, "n_ctx": 40, "hh": 12, "n_sequences": 3}
-    with EngineProcess("h2o_cpp.peers.engines.h2o", options) as engine:
+    with EngineProcess("h2o_bench.engines.h2o", options) as engine:
         assert engine.batch(3, 9, 5).seconds[0] > 0  # tokens are counted
     with (
-        EngineProcess("h2o_cpp.peers.engines.h2o", options) as engine,
+        EngineProcess("h2o_bench.engines.h2o", options) as engine,
         pytest.raises(EngineError, match="sequence 3"),
     ):
         engine.batch(4, 9, 5)
 
 
 def test_how_many_texts() -> None:
-    entry = Entry(Contestant("one", "module", {}), weight_bytes=100, text_bytes=30.0)
+    entry = Entry(Baseline("one", "module", {}), weight_bytes=100, text_bytes=30.0)
     assert [entry.sequences(memory) for memory in (50, 129, 130, 189, 190)] == [0, 0, 1, 2, 3]
 
 
@@ -148,11 +148,11 @@ def test_the_page() -> None:
     page = render_throughput(
         [
             Record(0, "A processor", "h2o.cpp", "threads", (2.0,)),
-            Record(TABLE, "", "", "command", note="tools/bench_throughput"),
+            Record(TABLE, "", "", "command", note="tools/bench/throughput"),
             Record(TABLE, "OPT, 512 + 32", "", "memory", (4.0 * 2**20,)),
             *cell("h2o.cpp, hh=0.2", 60.0, 9),
             *cell("h2o.cpp, full", 20.0, 2),
-            Record(TABLE, "OPT, 512 + 32", "peer", "absent", note="too large"),
+            Record(TABLE, "OPT, 512 + 32", "baseline", "absent", note="too large"),
             Record(ARRIVALS, "OPT", "", "requests/s", (1.5,)),
             Record(ARRIVALS, "OPT", "static", "sequences", (2.0,)),
             Record(ARRIVALS, "OPT", "static", "tokens/s", (99.0,)),
@@ -164,5 +164,5 @@ def test_the_page() -> None:
     assert "OPT, 512 + 32 tokens, 4 MiB for weights and caches:" in page
     assert "| h2o.cpp, hh=0.2 | 9 | 60.0 (60.0 to 60.0) | 1 | 3 | 2 |" in page
     assert "| h2o.cpp, full | 2 | 20.0 (20.0 to 20.0) **3.00x** | 1 | 3 | 2 |" in page
-    assert "- peer on OPT, 512 + 32: too large" in page
+    assert "- baseline on OPT, 512 + 32: too large" in page
     assert "| static | 2 | 99 | 2.00 s | 2.98 s | 10.0 ms | 500.0 ms |" in page

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
-from h2o_cpp.bench.memory import rss_bytes
+from h2o_cpp.measure.machine import rss_bytes
 from support.background import PROMPT
 from support.generating import generate
 
@@ -252,7 +252,7 @@ class TestClose:
         """Even where a stream that has ended is still there."""
         program = f"""
 from h2o_cpp import Generator
-from h2o_cpp.bench.memory import rss_bytes
+from h2o_cpp.measure.machine import rss_bytes
 generator = Generator({str(tiny_opt)!r}, kv_dtype="f32", threads=1)
 stream = generator.stream(list(range(1500)), max_tokens=1, temperature=0)
 text = "".join(stream)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from h2o_bench.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
-from h2o_cpp.peers.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with_llama_cpp
 from h2o_cpp.quantize import MIXES, quantize
 from support.random_models import (
     RECIPES,

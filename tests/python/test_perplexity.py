@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import sys
 from itertools import pairwise
 from math import exp, log
@@ -115,16 +115,16 @@ def test_bad_options(
 def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
     arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "40"]
-    arguments += ["--policy", "h2o,sinks", "--budget", "0.2,0.5", "--csv", str(tmp_path / "o.csv")]
+    arguments += ["--policy", "h2o,sinks", "--budget", "0.2,0.5"]
     assert main(arguments) == 0
     out = capsys.readouterr().out.splitlines()
     table = [line for line in out if line.startswith("| ")]
     assert len(table) == 1 + 1 + 4
     assert out[-1].endswith("tokens predicted, in windows of 40, 1 at a time")
-    with (tmp_path / "o.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["measured"]
     assert [row["policy"] for row in rows] == ["full", "h2o", "sinks", "h2o", "sinks"]
-    assert f"{float(rows[1]['perplexity']):.3f}" in table[2]
+    assert f"{rows[1]['perplexity']:.3f}" in table[2]
 
 
 def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ def test_streaming_command(
 ) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 20, encoding="utf-8")
     arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "60"]
-    arguments += ["--policy", "h2o+sinks", "--budget", "0.01", "--streaming", "--csv"]
-    assert main([*arguments, str(tmp_path / "o.csv")]) == 0
+    arguments += ["--policy", "h2o+sinks", "--budget", "0.01", "--streaming"]
+    assert main(arguments) == 0
     out = capsys.readouterr().out
-    with (tmp_path / "o.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["measured"]
     assert [row["policy"] for row in rows] == ["full", "h2o+sinks"]
-    last = [f"{float(rows[1][f'segment_{i + 1}']):.3f}" for i in range(10)]
+    last = [f"{value:.3f}" for value in rows[1]["segments"]]
     assert " | ".join(last) in out
     assert "60 tokens predicted, in one pass" in out
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core, plan
-from h2o_cpp.bench.storage import storage_bandwidth
-from h2o_cpp.bench.traffic import weights
 from h2o_cpp.cli import main
+from h2o_cpp.measure.machine import storage_bandwidth
 from h2o_cpp.measure.planner import sizes_of
 from h2o_cpp.measure.prediction import CLOSE, Candidate, Job, Sizes, Speeds, candidates, choose
+from h2o_cpp.measure.traffic import weights
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.session import open_model
 

@@ -168,7 +168,7 @@ SOAK = """
 import sys
 import numpy as np
 from h2o_cpp import Generator
-from h2o_cpp.bench.memory import rss_bytes
+from h2o_cpp.measure.machine import rss_bytes
 
 with Generator(sys.argv[1], hh=0.5) as g:
     stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)

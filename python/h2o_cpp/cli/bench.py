@@ -1,8 +1,7 @@
 """Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
 
 Decoding one token reads all weights but the tables that are looked up, and K and V of the tokens
-that are kept; "of reading" compares that with an array that as many threads read, "of copying"
-with what a GPU reads and writes when PyTorch copies one.
+that are kept; "of reading" compares that with an array that as many threads read.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import argparse
 import json
 from dataclasses import asdict
 
-from h2o_cpp.bench.measurement import Measurement, Spread, measure
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_cache, add_machine, add_model
+from h2o_cpp.measure.speed import Measurement, measure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +58,7 @@ def run(args: argparse.Namespace) -> int:
         kv_dtype=args.kv_dtype,
     )
     if args.json:
-        document = asdict(found)
-        for name in ("prefill_spread", "decode_spread"):
-            document[name] = list(document[name])
-        print(json.dumps(document, indent=2))
+        print(json.dumps(asdict(found), indent=2))
         return 0
     rows = _rows(found)
     width = max(map(len, rows))
@@ -77,29 +73,27 @@ def _rows(found: Measurement) -> dict[str, str]:
         f"prefill of {found.prompt_tokens} tokens": _rate(
             found.prefill_tokens_per_second, found.prefill_spread
         ),
-        f"of a product by {found.matmul_of}": _share(
+        "of numpy's matrix product, f32": _share(
             found.matmul_fraction, found.matmul_flops, "GFLOP/s"
         ),
         f"decode of {found.decode_tokens} after {found.context_tokens}": _rate(
             found.decode_tokens_per_second, found.decode_spread
         ),
-        f"of {found.bandwidth_of}": _share(
-            found.read_bandwidth_fraction, found.read_bandwidth, "GB/s"
-        ),
+        "of reading": _share(found.read_bandwidth_fraction, found.read_bandwidth, "GB/s"),
         "read for a token": f"weights {mebibytes(found.decode_weight_bytes)},"
         f" K and V {mebibytes(found.decode_kv_bytes)}",
         "weights": mebibytes(found.weight_bytes),
         "cache": f"{mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}",
         "most memory resident": mebibytes(found.peak_rss_bytes),
-        "load, import": f"{found.load_seconds:.3f} s, {found.import_seconds:.3f} s",
+        "load": f"{found.load_seconds:.3f} s",
     }
 
 
 def _share(fraction: float | None, limit: float | None, unit: str) -> str:
     if fraction is None or limit is None:
-        return "unknown without PyTorch"
+        return "unknown on a GPU"
     return f"{fraction:.0%} of {limit / 1e9:.1f} {unit}"
 
 
-def _rate(median: float, spread: Spread) -> str:
-    return f"{median:.1f} tokens/s ({spread.low:.1f} to {spread.high:.1f})"
+def _rate(median: float, spread: tuple[float, float]) -> str:
+    return f"{median:.1f} tokens/s ({spread[0]:.1f} to {spread[1]:.1f})"

@@ -11,10 +11,8 @@ from time import perf_counter
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.cli.options import add_options, open_generator, stream_options
+from h2o_cpp.cli.options import add_options, add_sequences, open_generator, stream_options
 from h2o_cpp.jobs import Output, generate_lines
-
-_MAX_SEQUENCES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--field", default="prompt", metavar="NAME",
         help="where the prompt is in an object (default: %(default)s)",
     )  # fmt: skip
-    at_once = parser.add_mutually_exclusive_group()
-    at_once.add_argument(
-        "--max-sequences", type=int, metavar="N",
-        help=f"continue N prompts at once (default: {_MAX_SEQUENCES})",
-    )  # fmt: skip
-    at_once.add_argument(
-        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
-    )
+    add_sequences(parser)
     parser.add_argument(
         "--json", action="store_true",
         help="print the closing line as JSON on stdout (default: in words on stderr)",
@@ -49,9 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the output; progress, bad lines and a closing line go to stderr."""
     with args.input.open("rb") as file:
         n_lines = sum(bool(line.strip()) for line in file)
-    n_sequences = args.max_sequences
-    if n_sequences is None and args.memory is None:
-        n_sequences = _MAX_SEQUENCES
     n_written = n_tokens = n_bad = 0
 
     def report(number: int, reason: str) -> None:
@@ -61,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         bar.update()
 
     with (
-        open_generator(args, max_sequences=n_sequences, memory=args.memory) as generator,
+        open_generator(args, many=True) as generator,
         Output(args.output) as output,
         tqdm(total=n_lines, initial=len(output.finished), unit=" prompts", disable=None) as bar,
     ):

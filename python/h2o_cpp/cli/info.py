@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
 from h2o_cpp import _core
 from h2o_cpp.cli.options import MODEL
-from h2o_cpp.model.arguments import kv_dtypes
-from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
 
@@ -89,33 +88,15 @@ def summarise(
     yield "parameters", sum(prod(shape) for _, _, shape, _ in tensors)
     yield "bytes", sum(nbytes for *_, nbytes in tensors)
     yield "types", dict(Counter(dtype for _, dtype, _, _ in tensors))
-    yield from _cache_bytes(found["layers"], found["kv_heads"], _head_dim(found, of_model))
-
-
-def _head_dim(found: Mapping[str, Any], of_model: Callable[[str], Any]) -> Any:
-    if key_length := of_model("attention.key_length"):
-        return key_length
-    width, heads = found["width"], found["heads"]
-    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
-
-
-def _cache_bytes(n_layers: Any, n_kv_heads: Any, head_dim: Any) -> Iterator[tuple[str, int]]:
-    if not all(isinstance(n, int) and 0 < n < 2**24 for n in (n_layers, n_kv_heads, head_dim)):
-        return  # a file without a model, or one whose layers differ
-    for name, hh in (("full", None), ("hh=0.2", 0.2)):
-        policy = budget_policy(hh, None, _CACHE_TOKENS)
-        yield (
-            f"cache of {_CACHE_TOKENS} tokens, {name}",
-            _core.cache_bytes(
-                n_layers=n_layers,
-                n_kv_heads=n_kv_heads,
-                head_dim=head_dim,
-                policies=[policy.core()],
-                max_tokens=_CACHE_TOKENS,
-                **kv_dtypes("f16"),
-                may_roll=False,
-            ),
-        )
+    if shape := ModelShape.of_metadata(metadata):
+        for name, hh in (("full", None), ("hh=0.2", 0.2)):
+            policy = budget_policy(hh, None, _CACHE_TOKENS)
+            yield (
+                f"cache of {_CACHE_TOKENS} tokens, {name}",
+                slab_bytes(
+                    shape, policy, n_ctx=_CACHE_TOKENS, kv_dtype="f16", positions="original"
+                ),
+            )
 
 
 def _capacities(file: str, metadata: Mapping[str, Any], memory: str) -> Iterator[tuple[str, int]]:

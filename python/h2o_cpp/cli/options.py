@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +21,8 @@ class _Arguments(Protocol):
 
 # What find_model takes.
 MODEL = "GGUF file, a directory that has one, or hf://org/name"
+
+_MAX_SEQUENCES = 8
 
 # What the options of Sampling mean.
 _SAMPLING = {
@@ -157,6 +157,20 @@ def add_machine(parser: argparse.ArgumentParser, *, resident: bool = False) -> N
     add_threads(machine)
 
 
+def add_sequences(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add --max-sequences and --memory, for open_generator to be given many=True."""
+    at_once = parser.add_mutually_exclusive_group()
+    at_once.add_argument(
+        "--max-sequences",
+        type=int,
+        metavar="N",
+        help=f"compute N sequences at once (default: {_MAX_SEQUENCES})",
+    )
+    at_once.add_argument(
+        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
+    )
+
+
 def add_policies(parser: _Arguments) -> None:
     """Add --policy, of those to compare."""
     parser.add_argument(
@@ -191,20 +205,12 @@ def add_threads(parser: _Arguments) -> None:
     )
 
 
-def add_csv(parser: _Arguments) -> None:
-    """Add --csv, the file for write_csv."""
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FILE",
-        help="write the table here too (default: nowhere)",
-    )
-
-
-def open_generator(
-    args: argparse.Namespace, *, max_sequences: int | None = None, memory: str | None = None
-) -> Generator:
-    """The model as the arguments say, for so many sequences."""
+def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
+    """The model as the arguments say, for one sequence or for as many as add_sequences has."""
+    memory = args.memory if many else None
+    max_sequences = args.max_sequences if many else None
+    if many and max_sequences is None and memory is None:
+        max_sequences = _MAX_SEQUENCES
     return Generator(
         args.model,
         hh=args.hh,
@@ -258,14 +264,6 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as a CSV file; the first one names the columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def names(text: str) -> list[str]:

@@ -13,13 +13,11 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
     MODEL,
-    add_csv,
     add_kv_dtype,
     add_policies,
     add_threads,
     fractions,
     read_text,
-    write_csv,
 )
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
@@ -56,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
-    add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
@@ -109,8 +106,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
         print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
-    if args.csv is not None:
-        write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:
         axes = figure.subplots()
         evicting = [row for row in measured if row.policy != "full"]
@@ -119,10 +114,3 @@ def run(args: argparse.Namespace) -> int:
         axes.set_ylabel("perplexity")
         figure.savefig(args.plot)
     return 0
-
-
-def _flat(row: Measurement) -> dict[str, object]:
-    """A row of the CSV file, where each segment has a column."""
-    flat = asdict(row)
-    segments = flat.pop("segments")
-    return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,14 +11,12 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.options import (
     MODEL,
-    add_csv,
     add_kv_dtype,
     add_policies,
     add_threads,
     fractions,
     names,
     read_text,
-    write_csv,
 )
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
-    add_csv(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE",
         help="plot log-likelihood against budget, a panel for each task (default: not)",
@@ -100,23 +99,31 @@ def run(args: argparse.Namespace) -> int:
         chunk=args.chunk,
         kv_dtype=args.kv_dtype,
     )
-    print("| task | policy | budget | kept | log-likelihood | of full | error | exact | samples |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    if not args.json:
+        print(
+            "| task | policy | budget | kept | log-likelihood | of full | error | exact | samples |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
     measured: list[Measurement] = []
     total = len(tasks) * (2 + len(args.policy) * len(args.budget))
     for row in tqdm(rows, total=total, disable=None, leave=False):
         measured.append(row)
+        if args.json:
+            continue
         tqdm.write(
             f"| {row.task} | {row.policy} | {row.budget:g} | {row.kept} "
             f"| {row.log_likelihood:.3f} | {row.of_full:+.3f} | {row.error:.3f} | {row.exact:.0%} "
             f"| {row.samples} |"
         )
-    print(
-        f"\nprompts of up to {length} tokens, read {args.chunk} at a time; "
-        "log-likelihood of a token of the answer, in nats"
-    )
-    if args.csv is not None:
-        write_csv(args.csv, [asdict(row) for row in measured])
+    if args.json:
+        rows_measured = [asdict(row) for row in measured]
+        document = {"length": length, "chunk": args.chunk, "measured": rows_measured}
+        print(json.dumps(document, indent=2))
+    else:
+        print(
+            f"\nprompts of up to {length} tokens, read {args.chunk} at a time; "
+            "log-likelihood of a token of the answer, in nats"
+        )
     if figure is not None:
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axes, task in zip(panels, tasks, strict=True):

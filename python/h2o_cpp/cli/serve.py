@@ -10,10 +10,15 @@ import argparse
 import os
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.cli.options import MODEL, add_cache, add_machine, open_generator, read_template
+from h2o_cpp.cli.options import (
+    MODEL,
+    add_cache,
+    add_machine,
+    add_sequences,
+    open_generator,
+    read_template,
+)
 from h2o_cpp.model.arguments import bytes_of
-
-_MAX_SEQUENCES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,14 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
     limits = parser.add_argument_group("limits")
-    at_once = limits.add_mutually_exclusive_group()
-    at_once.add_argument(
-        "--max-sequences", type=int, metavar="N",
-        help=f"texts that are computed at once (default: {_MAX_SEQUENCES})",
-    )  # fmt: skip
-    at_once.add_argument(
-        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
-    )
+    add_sequences(limits)
     limits.add_argument(
         "--max-queue", type=int, default=64, metavar="N",
         help="texts that may wait; beyond, the answer is 429 (default: %(default)s)",
@@ -80,10 +78,7 @@ def run(args: argparse.Namespace) -> int:
         from h2o_cpp.serve.server import Server
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
-    n_sequences = args.max_sequences
-    if n_sequences is None and args.memory is None:
-        n_sequences = _MAX_SEQUENCES
-    with open_generator(args, max_sequences=n_sequences, memory=args.memory) as generator:
+    with open_generator(args, many=True) as generator:
         app = create_app(
             generator,
             name=args.name or generator.path.stem,

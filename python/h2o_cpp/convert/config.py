@@ -40,6 +40,16 @@ def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
     )
 
 
+def head_size(architecture: str, config: Config) -> int:
+    """The share of hidden_size that each head has; refuses heads that do not divide it evenly."""
+    width = dimension(config, "hidden_size")
+    heads = dimension(config, "num_attention_heads")
+    if width % heads:
+        why = f"the heads do not divide hidden_size {width} evenly"
+        raise refuse(architecture, "num_attention_heads", heads, why)
+    return width // heads
+
+
 def check_fixed(
     architecture: str, config: Config, fixed: Iterable[tuple[str, object, str]]
 ) -> None:

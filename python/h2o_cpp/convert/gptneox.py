@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, number, refuse
+from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
 from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.rope import rope_metadata, rope_parameters
 
@@ -54,24 +54,20 @@ _FIXED = (
 
 def _metadata(config: Config) -> dict[str, bool | int | float | str]:
     check_fixed("gptneox", config, _FIXED)
-    width = dimension(config, "hidden_size")
     heads = dimension(config, "num_attention_heads")
-    if width % heads:
-        why = f"the heads do not divide hidden_size {width} evenly"
-        raise refuse("gptneox", "num_attention_heads", heads, why)
     activation = config.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
         raise refuse("gptneox", "hidden_act", activation, "the MLP does not use GELU")
     return {
         "context_length": dimension(config, "max_position_embeddings"),
-        "embedding_length": width,
+        "embedding_length": dimension(config, "hidden_size"),
         "block_count": dimension(config, "num_hidden_layers"),
         "feed_forward_length": dimension(config, "intermediate_size"),
         "attention.head_count": heads,
         "attention.layer_norm_epsilon": number(config, "layer_norm_eps", 1e-5),
         "use_parallel_residual": flag(config, "use_parallel_residual", True),
         "vocab_size": dimension(config, "vocab_size"),
-        "rope.dimension_count": _rotated(config, width // heads),
+        "rope.dimension_count": _rotated(config, head_size("gptneox", config)),
         "h2o.activation": _ACTIVATIONS[activation],
         **rope_metadata("gptneox", config),
     }
@@ -94,7 +90,7 @@ def _tensors(config: Config) -> Iterator[TensorSpec]:
         "vocab": dimension(config, "vocab_size"),
         "embd": width,
         "qkv": 3 * width,
-        "head": width // dimension(config, "num_attention_heads"),
+        "head": head_size("gptneox", config),
         "ff": dimension(config, "intermediate_size"),
     }
     yield from _EMBEDDING.tensors(sizes)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, number, refuse
+from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
 from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.rope import rope_metadata, rope_parameters, rope_tensors
 
@@ -134,12 +134,10 @@ def _family(variant: _Variant) -> Family:
 
 
 def _check_heads(name: str, config: Config) -> None:
-    width = dimension(config, "hidden_size")
     heads = dimension(config, "num_attention_heads")
     kv_heads = dimension(config, "num_key_value_heads", heads)
-    if config.get("head_dim") is None and width % heads:
-        why = f"the heads do not divide hidden_size {width} evenly"
-        raise refuse(name, "num_attention_heads", heads, why)
+    if config.get("head_dim") is None:
+        head_size(name, config)
     if heads % kv_heads:
         why = f"{heads} heads of Q cannot share them evenly"
         raise refuse(name, "num_key_value_heads", kv_heads, why)

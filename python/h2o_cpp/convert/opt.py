@@ -6,7 +6,7 @@ ggml has no official `opt`; the names are those of its forks (SparkInfer, llama.
 import re
 from collections.abc import Iterator
 
-from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, refuse
+from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, refuse
 from h2o_cpp.convert.family import Family, Module, TensorSpec
 
 _LAYER_NORM_EPSILON = 1e-5  # PyTorch's default; OPT's config.json has no key for it
@@ -48,13 +48,7 @@ def _metadata(config: Config) -> dict[str, int | float]:
             projected,
             f"embeddings are projected to hidden_size {width}",
         )
-    if width % heads:
-        raise refuse(
-            "opt",
-            "num_attention_heads",
-            heads,
-            f"the heads do not divide hidden_size {width} evenly",
-        )
+    head_size("opt", config)
     return {
         "context_length": dimension(config, "max_position_embeddings"),
         "embedding_length": width,

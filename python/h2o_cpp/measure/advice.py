@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import median
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
+from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.arguments import number, whole
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import open_model
+from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from h2o_cpp import _core
 
 _N_CTX = 2048  # most tokens of a window
 _WINDOWS = 2  # that are read of a long text
@@ -151,8 +151,6 @@ def _results(full: Measurement) -> tuple[float, int, int]:
 
 def _speed(model: _core.Model, policy: Policy, n_ctx: int) -> float:
     """Tokens per second at the end of the context."""
-    from h2o_cpp.bench.texts import Texts
-
-    texts = Texts(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx))
-    texts.read(n_ctx - _DECODED)
-    return 1 / median(texts.decode(_DECODED))
+    tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx))
+    return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))

@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from h2o_cpp import _core
+from h2o_cpp.measure import machine
 from h2o_cpp.measure.prediction import (
     MOST_SEQUENCES,
     Candidate,
@@ -22,15 +23,19 @@ from h2o_cpp.measure.prediction import (
     least_bytes,
     placements,
 )
+from h2o_cpp.measure.traffic import (
+    Weight,
+    decode_weight_bytes,
+    kv_bytes,
+    prefill_flops,
+    weights,
+)
 from h2o_cpp.model.arguments import bytes_of, number, whole
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
-
-if TYPE_CHECKING:
-    from h2o_cpp.bench.traffic import Weight
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,6 @@ def plan(
     Raises FileNotFoundError, ValueError (options that make no sense, less memory than the least
     that is needed), OSError (a bandwidth that cannot be measured here) and MemoryError.
     """
-    # What it imports is not for everybody who imports this package.
-    from h2o_cpp.bench.machine import n_processors, read_bandwidth
-    from h2o_cpp.bench.traffic import weights
-
     n_bytes = bytes_of("memory", memory)
     whole("prompt", prompt, 1)
     whole("n", n, 1)
@@ -120,7 +121,7 @@ def plan(
             f"and one text, take {least}"
         )
     speeds = Speeds(
-        memory_bandwidth or read_bandwidth(threads or n_processors()),
+        memory_bandwidth or machine.read_bandwidth(threads or machine.n_processors()),
         storage_bandwidth or _storage_bandwidth(file),
         flops or _flops(file, sizes, min(prompt, n_batch), n_bytes, threads),
     )
@@ -189,8 +190,6 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
 
 def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
     """Of a model's tensors."""
-    from h2o_cpp.bench.traffic import decode_weight_bytes, prefill_flops
-
     layers = [0] * shape.n_layers
     others = 0
     for tensor in tensors:
@@ -226,8 +225,6 @@ def _job(
     n_batch: int,
     kv_dtype: str | tuple[str, str],
 ) -> Job:
-    from h2o_cpp.bench.traffic import kv_bytes
-
     policies = [policy] * shape.n_layers if isinstance(policy, Policy) else [*policy]
     seen = np.arange(prompt, prompt + n) + 1.0
     kept = sum(
@@ -244,10 +241,8 @@ def _job(
 
 
 def _storage_bandwidth(file: str) -> float:
-    from h2o_cpp.bench.storage import storage_bandwidth
-
     try:
-        return storage_bandwidth(file)
+        return machine.storage_bandwidth(file)
     except OSError as error:
         raise OSError(f"{error}; give storage_bandwidth, bytes per second") from None
 

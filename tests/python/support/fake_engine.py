@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from h2o_cpp.peers.engines.serving import StepEngine, Tokens, serve
+from h2o_bench.engines.serving import StepEngine, Tokens, serve
 
 
 class FakeEngine(StepEngine):

@@ -1,0 +1,194 @@
+"""How fast one model file is here, and how far that is from what the machine can do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.measure import machine
+from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
+from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.model_files import find_model
+from h2o_cpp.model.policy import choose_policy
+from h2o_cpp.model.session import Positions, chunks, open_model, open_session
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What `measure` found. Rates are medians of the rounds, spreads the slowest and the fastest.
+
+    The limits are of the CPU: None on a GPU, whose limits tools/bench/gpu measures.
+    """
+
+    model: str
+    architecture: str
+    types: dict[str, int]  # how many tensors are of each
+    version: str
+    machine: str
+    backend: str
+    policy: str
+    kv_dtype: str
+    n_ctx: int
+    n_batch: int
+    rounds: int
+
+    prompt_tokens: int
+    prefill_tokens_per_second: float
+    prefill_spread: tuple[float, float]
+    context_tokens: int
+    decode_tokens: int
+    decode_tokens_per_second: float
+    decode_spread: tuple[float, float]
+
+    load_seconds: float
+    cache_bytes: int
+    full_cache_bytes: int
+    peak_rss_bytes: int
+    weight_bytes: int
+
+    decode_weight_bytes: int  # read for each token
+    decode_kv_bytes: int  # read for each token, in the mean
+    read_bandwidth: float | None  # bytes per second
+    read_bandwidth_fraction: float | None  # that decoding reaches
+    prefill_flops: int  # for each token, in the matrix products
+    matmul_flops: float | None  # per second, of numpy in f32
+    matmul_fraction: float | None  # that prefill reaches; above 1 by other types
+
+
+def measure(
+    path: str | os.PathLike[str],
+    *,
+    prompt: int,
+    context: int,
+    n: int,
+    rounds: int = 3,
+    device: str = "auto",
+    threads: int | None = None,
+    hh: Budget = None,
+    recent: float | None = None,
+    policy: str | None = None,
+    n_ctx: int | None = None,
+    n_batch: int = 512,
+    positions: Positions = "auto",
+    kv_dtype: str | tuple[str, str] = "f16",
+) -> Measurement:
+    """Measure a model.
+
+    path: as for a Generator.
+    prompt: random tokens that are read at once, in chunks as a Generator reads them.
+    context: tokens that have been read when n tokens are decoded, one at a time.
+    The others: as for a Generator.
+
+    Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
+    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what
+    as many threads read from an array in memory. Memory is that of this process.
+
+    Raises FileNotFoundError, ValueError (a file or an option that is invalid, or more tokens than
+    the context has) and MemoryError.
+    """
+    whole("prompt", prompt, 1)
+    whole("context", context, 0)
+    whole("n", n, 1)
+    whole("rounds", rounds, 1)
+    begun = perf_counter()
+    path = find_model(path)
+    model = open_model(path, device=device, threads=threads)
+    n_ctx = model.n_ctx_train if n_ctx is None else n_ctx
+    hh, policy = resolve_budget(hh, policy, model.file)
+    chosen = choose_policy(hh, recent, policy, n_ctx)
+    session = open_session(
+        model, chosen, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, positions=positions
+    )
+    load_seconds = perf_counter() - begun
+    random = np.random.default_rng(0)
+    prefill, decode = [], []
+    for _ in range(rounds):
+        tokens = random.integers(model.n_vocab, size=prompt, dtype=np.int32)
+        prefill.append(prompt / prefill_seconds(session, tokens))
+        tokens = random.integers(model.n_vocab, size=context + n, dtype=np.int32)
+        decode.append(n / sum(decode_seconds(session, tokens, context)))
+    rss = machine.peak_rss_bytes()  # before the limits of the machine are measured
+
+    tensors = weights(_core.GgufShards(path).files)
+    # The first of the tokens finds the context and itself, the last n - 1 more: unless evicted.
+    n_seen = context + (n + 1) / 2
+    kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
+    weight_bytes = decode_weight_bytes(tensors)
+    cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, kv_dtype))
+    flops = prefill_flops(tensors)
+    bandwidth, matmul_flops = _limits(model.backend)
+    return Measurement(
+        model=os.path.basename(path),
+        architecture=model.architecture,
+        types=dict(Counter(tensor.dtype for tensor in tensors)),
+        version=_core.__version__,
+        machine=machine.processor(),
+        backend=model.backend,
+        policy=str(chosen),
+        kv_dtype=kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype),
+        n_ctx=session.n_ctx,
+        n_batch=session.n_batch,
+        rounds=rounds,
+        prompt_tokens=prompt,
+        prefill_tokens_per_second=median(prefill),
+        prefill_spread=(min(prefill), max(prefill)),
+        context_tokens=context,
+        decode_tokens=n,
+        decode_tokens_per_second=median(decode),
+        decode_spread=(min(decode), max(decode)),
+        load_seconds=load_seconds,
+        cache_bytes=session.cache_bytes,
+        full_cache_bytes=session.full_cache_bytes,
+        peak_rss_bytes=rss,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        decode_weight_bytes=weight_bytes,
+        decode_kv_bytes=cached_bytes,
+        read_bandwidth=bandwidth,
+        read_bandwidth_fraction=_share((weight_bytes + cached_bytes) * median(decode), bandwidth),
+        prefill_flops=flops,
+        matmul_flops=matmul_flops,
+        matmul_fraction=_share(flops * median(prefill), matmul_flops),
+    )
+
+
+def prefill_seconds(session: _core.Session, tokens: NDArray[np.int32]) -> float:
+    """Seconds to read tokens [n] from an empty cache, in chunks as a Generator reads a prompt."""
+    session.reset(0)
+    begun = perf_counter()
+    for part in chunks(session, tokens):
+        session.step([(0, part)])
+    return perf_counter() - begun
+
+
+def decode_seconds(
+    session: _core.Session, tokens: NDArray[np.int32], n_context: int
+) -> list[float]:
+    """Seconds of each of tokens[n_context:], one at a time, after those before have been read."""
+    prefill_seconds(session, tokens[:n_context])
+    seconds = []
+    for i in range(n_context, len(tokens)):
+        begun = perf_counter()
+        session.step([(0, tokens[i : i + 1])])
+        seconds.append(perf_counter() - begun)
+    return seconds
+
+
+def _limits(backend: str) -> tuple[float | None, float | None]:
+    """Bandwidth and operations per second of what "cpu (x86_64_v4, 2 threads)" runs on."""
+    cpu = re.fullmatch(r"cpu \(\w+, (\d+) threads?\)", backend)
+    if cpu is None:
+        return None, None
+    return machine.read_bandwidth(int(cpu[1])), machine.matmul_flops(int(cpu[1]))
+
+
+def _share(rate: float, limit: float | None) -> float | None:
+    return None if limit is None else rate / limit

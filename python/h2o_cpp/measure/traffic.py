@@ -1,0 +1,63 @@
+"""What a model must read and compute: what speed is to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from h2o_cpp import _core
+from h2o_cpp.model.arguments import kv_dtypes
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_TABLES = (_EMBEDDING, "position_embd.weight")  # of which a token needs one row
+
+
+class Weight(NamedTuple):
+    """A tensor of a model file; shape in numpy's order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
+    """Of a model, all its files together."""
+    return [Weight(*tensor) for file in files for tensor in file.tensors()]
+
+
+def decode_weight_bytes(tensors: Sequence[Weight]) -> int:
+    """Bytes of weights that are read for each token that is decoded.
+
+    All of them but the tables of which a row is looked up: the embedding, unless it is also the
+    output matrix (there is no other), and learned positions.
+    """
+    tied = all(tensor.name != _OUTPUT for tensor in tensors)
+    return sum(
+        tensor.nbytes
+        for tensor in tensors
+        if tensor.name not in _TABLES or (tied and tensor.name == _EMBEDDING)
+    )
+
+
+def prefill_flops(tensors: Sequence[Weight]) -> int:
+    """Floating-point operations of the matrix products for each token of a prompt.
+
+    Two for each weight of the layers. The output matrix is left out, because only the last token
+    of a chunk needs it; so is attention, a few per cent in a prompt of 512 tokens.
+    """
+    layers = (t for t in tensors if t.name.startswith("blk.") and len(t.shape) == 2)
+    return sum(2 * prod(tensor.shape) for tensor in layers)
+
+
+def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: str | tuple[str, str]) -> float:
+    """Bytes of K and V that one layer keeps of a token."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # not for all who import h2o_cpp: slow
+
+    n_bytes = 0.0
+    types = kv_dtypes(kv_dtype)
+    for name in (types["k_dtype"], types["v_dtype"]):
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+        n_bytes += n_kv_heads * head_dim / block_size * block_bytes
+    return n_bytes

@@ -1,0 +1,101 @@
+"""Imports inside the package point one way: from what users see down to the core."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import h2o_cpp
+
+PACKAGE = Path(h2o_cpp.__file__).parent
+
+# Highest first. A folder may import those of the lines below it; "" is the modules beside the
+# folders, which are what a user imports.
+ORDER = [
+    ["__main__"],
+    ["cli"],
+    ["ray"],
+    ["serve", "eval"],
+    [""],
+    ["measure"],
+    ["generation", "convert", "quantize"],
+    ["model"],
+    ["tokenizer"],
+    ["_core"],
+]
+LEVELS = {name: level for level, names in enumerate(ORDER) for name in names}
+
+EXCEPTIONS = ["generation/offline.py"]  # takes a Generator
+
+
+def folder_of(module: str) -> str:
+    """The entry of ORDER that a module, named from the package on, belongs to."""
+    first = module.partition(".")[0]
+    return first if first in LEVELS else ""
+
+
+def imported(source: str) -> Iterator[str]:
+    """The modules of the package that a source imports anywhere, named from the package on."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(module="h2o_cpp", names=aliases, level=0):
+                names = [f"h2o_cpp.{alias.name}" for alias in aliases]
+            case ast.ImportFrom(module=str(module), level=0):
+                names = [module]
+            case ast.ImportFrom():
+                raise ValueError(f"line {node.lineno}: a relative import")
+            case _:
+                continue
+        for name in names:
+            package, _, module = name.partition(".")
+            if package == "h2o_cpp":
+                yield module
+
+
+def upward(file: str, source: str) -> list[str]:
+    """The imports of a file, by its path in the package, that do not point down."""
+    own = folder_of(file.removesuffix(".py").replace("/", "."))
+    return [
+        module
+        for module in imported(source)
+        if folder_of(module) != own and LEVELS[folder_of(module)] <= LEVELS[own]
+    ]
+
+
+def test_every_import_points_down() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        file = path.relative_to(PACKAGE).as_posix()
+        if modules := upward(file, path.read_text(encoding="utf-8")):
+            found[file] = modules
+    for file in EXCEPTIONS:
+        found.pop(file, None)
+    assert found == {}
+
+
+def test_every_folder_has_a_place() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert "measure" in folders
+    assert folders <= set(LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "found"),
+    [
+        ("model/session.py", "from h2o_cpp import _core", []),
+        ("model/session.py", "from h2o_cpp.generation.stream import Stream", ["generation.stream"]),
+        ("generation/stream.py", "def f():\n    import h2o_cpp.measure", ["measure"]),
+        ("measure/speed.py", "from h2o_cpp import Generator, _core", ["Generator"]),
+        ("measure/speed.py", "from h2o_cpp import __version__", ["__version__"]),
+        ("convert/opt.py", "from h2o_cpp import quantize", ["quantize"]),
+        ("generator.py", "from h2o_cpp.chat import Chat\nimport numpy", []),
+        ("cli/run.py", "from h2o_cpp import Generator\nimport h2o_cpp.cli.info", []),
+    ],
+)
+def test_an_import_that_points_up_is_found(file: str, source: str, found: list[str]) -> None:
+    assert upward(file, source) == found

@@ -1,0 +1,165 @@
+"""Requests that arrive at random: continuous batching, by the Engine, against static batches."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter, sleep
+
+import numpy as np
+
+from h2o_bench.baselines import OURS
+from h2o_bench.records import Record
+from h2o_bench.synthetic import N_SPECIAL
+from h2o_bench.throughput import ARRIVALS, SHARE, Bench, memory_of
+from h2o_cpp import capacity
+from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.request import make_request
+from h2o_cpp.generation.scheduler import Scheduler
+from h2o_cpp.generation.turn import Turn
+from h2o_cpp.model.capacity import ModelShape
+from h2o_cpp.model.runtime import Runtime, open_runtime
+from h2o_cpp.model.session import open_model
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: when it comes, in seconds, its prompt, and by how many tokens to continue it."""
+
+    at: float
+    prompt: Sequence[int]
+    n: int
+
+
+@dataclass
+class Observed:
+    """What those who asked have seen, in seconds: a piece of m tokens is m equal gaps."""
+
+    seconds: float = 0.0  # from the first arrival to the last token
+    n_tokens: int = 0
+    first: list[float] = field(default_factory=list)  # of each request, from its arrival
+    gaps: list[float] = field(default_factory=list)  # between tokens
+
+    def add(self, at: float, seen: Sequence[tuple[float, int]]) -> None:
+        """Of a request, when its pieces came, and how many tokens there were then."""
+        (begun, had), *others = seen
+        self.first.append(begun - at)
+        for now, n in others:
+            self.gaps += [(now - begun) / (n - had)] * (n - had)
+            begun, had = now, n
+        self.n_tokens += had
+        self.seconds = max(self.seconds, begun)
+
+
+def arrivals(n: int, rate: float | None, n_vocab: int, seed: int = 0) -> list[Arrival]:
+    """Prompts of 16 to 512 tokens, continued by 16 to 256, the logarithms spread evenly.
+
+    rate: in a second, as a Poisson process; None: all at once.
+    """
+    rng = np.random.default_rng(seed)
+    found, at = [], 0.0
+    for _ in range(n):
+        prompt = rng.integers(N_SPECIAL, n_vocab, round(2 ** rng.uniform(4, 9)))
+        found.append(Arrival(at, prompt.tolist(), round(2 ** rng.uniform(4, 8))))
+        at += 0.0 if rate is None else rng.exponential(1 / rate)
+    return found
+
+
+def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
+    """By an Engine, each request a task that waits for its pieces."""
+    observed = Observed()
+
+    async def ask(engine: Engine, one: Arrival, begun: float) -> None:
+        await asyncio.sleep(max(0.0, begun + one.at - perf_counter()))
+        completion = await engine.submit_async(
+            one.prompt, max_tokens=one.n, temperature=0.0, ignore_eos=True
+        )
+        seen = [(perf_counter() - begun, completion.n_read) async for _ in completion]
+        _check(one, completion.n_read)
+        if not seen or seen[-1][1] < one.n:  # the last tokens have made no text
+            seen.append((perf_counter() - begun, one.n))
+        observed.add(one.at, seen)
+
+    async def run(engine: Engine) -> None:
+        begun = perf_counter()
+        await asyncio.gather(*(ask(engine, one, begun) for one in requests))
+
+    with Engine(lambda: runtime, Turn(), random.Random(0), max_queue=len(requests)) as engine:
+        asyncio.run(run(engine))
+    return observed
+
+
+def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
+    """Those who have come begin together; who comes later waits until all of them have ended."""
+    observed = Observed()
+    scheduler, seeds = Scheduler(runtime), random.Random(0)
+    todo, begun = [*requests], perf_counter()
+    while todo:
+        sleep(max(0.0, begun + todo[0].at - perf_counter()))
+        now = perf_counter() - begun
+        batch = [one for one in todo[: runtime.n_sequences] if one.at <= now]
+        todo = todo[len(batch) :]
+        seen: dict[object, list[tuple[float, int]]] = {}
+        of = {}
+        for one in batch:
+            request = make_request(
+                runtime, seeds, one.prompt, after=None, policy=None, record=None,
+                max_tokens=one.n, temperature=0.0, ignore_eos=True,
+            )  # fmt: skip
+            continuation = scheduler.start(request)
+            of[continuation], seen[continuation] = one, []
+        while scheduler.n_active:
+            pieces = scheduler.step()
+            now = perf_counter() - begun
+            for continuation, piece in pieces:
+                if piece or continuation.finish_reason is not None:
+                    seen[continuation].append((now, len(continuation.tokens)))
+        for continuation, one in of.items():
+            _check(one, len(continuation.tokens))
+            observed.add(one.at, seen[continuation])
+    return observed
+
+
+def measure_arrivals(bench: Bench) -> None:
+    """Section 23: both, with the full cache and 20 % of it, in the memory of the table."""
+    plan, shape = bench.plan, bench.plan.shapes[0]
+    path = bench.models.gguf(shape, "F16")
+    whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
+    room = max(1, memory_of(bench, path, whole) - path.stat().st_size)
+    n_ctx = 512 + 256  # the longest that arrives
+    caches = {f"{OURS}, full": None, f"{OURS}, hh={SHARE}": SHARE}
+    rate = None
+    for name, hh in caches.items():
+        k = max(1, capacity(path, room, hh=hh, n_ctx=n_ctx))
+        runtime = open_runtime(
+            path, hh=hh, recent=None, policy=None, n_ctx=n_ctx, positions="auto", n_batch=512,
+            kv_dtype="f16", device="cpu", threads=bench.threads, max_sequences=k, memory=None,
+            max_resident=None,
+        )  # fmt: skip
+        n_vocab = runtime.model.n_vocab
+        at_once = run_continuous(runtime, arrivals(plan.requests, None, n_vocab))
+        _record(bench, shape, f"{name}, continuous, all at once", k, at_once)
+        if rate is None:  # the same for all
+            rate = plan.load * plan.requests / at_once.seconds
+            bench.results.add(Record(ARRIVALS, shape, "", "requests/s", (rate,)))
+        requests = arrivals(plan.requests, rate, n_vocab)
+        _record(bench, shape, f"{name}, static", k, run_static(runtime, requests))
+        _record(bench, shape, f"{name}, continuous", k, run_continuous(runtime, requests))
+
+
+def _record(bench: Bench, shape: str, name: str, k: int, observed: Observed) -> None:
+    def add(measure: str, values: Sequence[float]) -> None:
+        bench.results.add(Record(ARRIVALS, shape, name, measure, tuple(values)))
+
+    add("sequences", [k])
+    add("tokens/s", [observed.n_tokens / observed.seconds])
+    add("seconds to the first token", observed.first)
+    quantiles = np.quantile(observed.gaps, [0.5, 0.99])
+    add("seconds between tokens, p50 and p99", quantiles.tolist())
+
+
+def _check(one: Arrival, n_tokens: int) -> None:
+    if n_tokens != one.n:
+        raise RuntimeError(f"{n_tokens} tokens came, not {one.n}")

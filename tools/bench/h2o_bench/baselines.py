@@ -1,0 +1,67 @@
+"""Who is compared on which model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from h2o_bench.comparison import Baseline
+from h2o_bench.engine_process import EngineError
+from h2o_bench.models import Models, config
+
+OURS = "h2o.cpp"
+_ENGINES = "h2o_bench.engines"
+
+
+def ours(path: object, threads: int, *, name: str = OURS, **options: Any) -> Baseline:
+    """This engine; options as for a Generator."""
+    options = {"path": str(path), "threads": threads, **options}
+    return Baseline(name, f"{_ENGINES}.h2o", options)
+
+
+def llama_cpp(path: object, threads: int, n_ctx: int) -> Baseline:
+    """llama.cpp, which knows no `opt`."""
+    options = {"path": str(path), "threads": threads, "n_ctx": n_ctx}
+    return Baseline("llama.cpp", f"{_ENGINES}.llama_cpp", options)
+
+
+def openvino(path: object, threads: int, n_vocab: int, cache_tokens: int | None = None) -> Baseline:
+    """OpenVINO GenAI, which reads files of architecture `llama` and `qwen2`."""
+    name = "OpenVINO GenAI" if cache_tokens is None else f"OpenVINO GenAI, {cache_tokens} kept"
+    options = {
+        "path": str(path),
+        "threads": threads,
+        "n_vocab": n_vocab,
+        "cache_tokens": cache_tokens,
+    }
+    return Baseline(name, f"{_ENGINES}.openvino", options)
+
+
+def everyone(
+    models: Models, shape: str, type_name: str, threads: int, n_ctx: int
+) -> Iterator[Baseline | tuple[str, str]]:
+    """Those that can run a shape and a type; (name, why) for one whose model cannot be made.
+
+    transformers computes in f32 and bf16 whatever the file, so it is compared once, beside F16;
+    CTranslate2, with int8 weights, beside Q8_0.
+    """
+    path = models.gguf(shape, type_name)
+    sizes = config(shape)
+    yield ours(path, threads)
+    if sizes["model_type"] != "opt":
+        yield llama_cpp(path, threads, n_ctx)
+    if sizes["model_type"] == "llama":
+        yield openvino(path, threads, sizes["vocab_size"])
+    if type_name == "F16":
+        for dtype in ("bfloat16", "float32"):
+            options = {"config": sizes, "threads": threads, "dtype": dtype}
+            yield Baseline(f"transformers {dtype}", f"{_ENGINES}.transformers", options)
+    if type_name == "Q8_0" and sizes["model_type"] == "opt":
+        name = "CTranslate2 int8"
+        try:
+            directory = str(models.ctranslate2(shape))
+        except EngineError as error:
+            yield name, str(error)
+            return
+        options = {"path": directory, "threads": threads, "n_vocab": sizes["vocab_size"]}
+        yield Baseline(name, f"{_ENGINES}.ctranslate2", options)

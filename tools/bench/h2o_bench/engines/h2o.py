@@ -1,0 +1,133 @@
+"""This engine, as one of those that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from h2o_bench.engines.serving import StepEngine, Tokens, serve
+from h2o_cpp import __version__
+from h2o_cpp.model.policy import Policy, budget_policy
+from h2o_cpp.model.session import Positions, chunks, open_model, open_session
+from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.tokenizer import TextTokenizer
+
+
+class H2o(StepEngine):
+    """A session, opened and fed as a Generator does."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        hh: Budget = None,
+        recent: float | None = None,
+        policy: str | None = None,
+        positions: Positions = "auto",
+        kv_dtype: str | tuple[str, str] = "f16",
+        greedy: bool = False,
+        n_sequences: int = 1,
+        max_resident: int | None = None,
+    ) -> None:
+        """Load the model; the options are those of a Generator.
+
+        n_sequences: as many texts can be in a batch.
+
+        greedy: single tokens are asked for the most likely next one, and not for logits. Decoding
+        then begins a text, and ends it.
+        """
+        begun = perf_counter()
+        self.model = open_model(path, device=device, threads=threads, max_resident=max_resident)
+        self.tokenizer = TextTokenizer.of_model(self.model)
+        n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
+        hh, policy = resolve_budget(hh, policy, self.model.file)
+        self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)
+        self.session = open_session(
+            self.model,
+            self.policy,
+            n_ctx=n_ctx,
+            n_batch=max(n_batch, n_sequences),
+            n_sequences=n_sequences,
+            kv_dtype=kv_dtype,
+            positions=positions,
+        )
+        self.load_seconds = perf_counter() - begun
+        self._greedy = greedy
+        self._n_tokens = 0
+        super().__init__(self.model.n_vocab)
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.session.reset(0)
+        self._n_tokens = 0
+
+    def feed(self, tokens: Tokens) -> None:
+        """Read them in chunks, as a Generator reads a prompt."""
+        for part in chunks(self.session, tokens):
+            if self._greedy and len(tokens) == 1:
+                self.session.greedy([(0, part)])
+            else:
+                self._logits = self.session.step([(0, part)])
+        self._n_tokens = self.session.tokens_seen(0)
+
+    def prefill(self, n: int) -> list[float]:
+        """Read n tokens. Raises FloatingPointError for logits that are not finite."""
+        return self._checked(super().prefill(n))
+
+    def decode(self, n_context: int, n: int) -> list[float]:
+        """Read the context, then one token at a time; raises as prefill does."""
+        if self._greedy:
+            self.reset()
+        seconds = super().decode(n_context, n)
+        if self._greedy:  # one more, for its logits
+            self._logits = self.session.step([(0, np.zeros(1, np.int32))])
+        return self._checked(seconds)
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """Prompts one after another, then a token of each at a time."""
+        prompts = [self._tokens(n_prompt) for _ in range(n_texts)]
+        last = np.zeros(n_texts, np.int32)
+        for sequence in range(n_texts):
+            self.session.reset(sequence)
+        begun = perf_counter()
+        for sequence, prompt in enumerate(prompts):
+            for part in chunks(self.session, prompt, sequence):
+                last[sequence] = self.session.greedy([(sequence, part)])[0]
+        for _ in range(n - 1):
+            inputs = [(sequence, last[sequence : sequence + 1]) for sequence in range(n_texts)]
+            last = self.session.greedy(inputs)
+        seconds = perf_counter() - begun
+        self._n_tokens = sum(map(self.session.tokens_seen, range(n_texts)))
+        return [seconds]
+
+    def _checked(self, seconds: list[float]) -> list[float]:
+        if not np.isfinite(self._logits).all():
+            raise FloatingPointError("logits are not finite")
+        return seconds
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens seen, kept or not."""
+        return self._n_tokens
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What it is, and the size of its cache."""
+        return {
+            "name": "h2o.cpp",
+            "version": f"{__version__} {self.model.backend}",
+            "cache": str(self.policy),
+            "cache_bytes": self.session.cache_bytes,
+            "load_seconds": self.load_seconds,
+        }
+
+
+if __name__ == "__main__":
+    serve(H2o)

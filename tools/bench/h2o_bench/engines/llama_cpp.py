@@ -1,0 +1,133 @@
+"""llama.cpp, by the low-level interface of llama-cpp-python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import POINTER, c_int32
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from h2o_bench.engines.serving import StepEngine, Tokens, serve
+
+_N_BATCH = 512
+_PAD = 256  # tokens; the part of a text is a multiple of it
+
+
+class LlamaCpp(StepEngine):
+    """A GGUF file with its f16 cache and flash attention, llama.cpp's own default."""
+
+    def __init__(self, path: str, *, threads: int, n_ctx: int, flash_attn: bool = True) -> None:
+        """Load the model."""
+        begun = perf_counter()
+        import llama_cpp
+
+        self._import_seconds = perf_counter() - begun
+        begun = perf_counter()
+        self._llama: Any = llama_cpp.Llama(
+            path,
+            n_ctx=n_ctx,
+            n_batch=_N_BATCH,
+            n_ubatch=_N_BATCH,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=flash_attn,
+            verbose=False,
+        )
+        self._load_seconds = perf_counter() - begun
+        self._library: Any = llama_cpp
+        self._threads = threads
+        self._batch_tokens: int | None = None
+        self._memory = llama_cpp.llama_get_memory(self._llama.ctx)
+        super().__init__(self._llama.n_vocab())
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self._batch_tokens = None
+        self._library.llama_memory_clear(self._memory, True)
+
+    def feed(self, tokens: Tokens) -> None:
+        """Decode them in batches, with logits after the last of each."""
+        for begin in range(0, len(tokens), _N_BATCH):
+            part = np.ascontiguousarray(tokens[begin : begin + _N_BATCH], np.int32)
+            pointer = part.ctypes.data_as(POINTER(c_int32))
+            batch = self._library.llama_batch_get_one(pointer, len(part))
+            if failed := self._library.llama_decode(self._llama.ctx, batch):
+                raise RuntimeError(f"llama_decode returned {failed}")
+        self._library.llama_synchronize(self._llama.ctx)
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """By llama_batch, in a context of its own in which each text has a part of the cache."""
+        library = self._library
+        params = library.llama_context_default_params()
+        room = -(-(n_prompt + n) // _PAD) * _PAD
+        params.n_ctx, params.n_seq_max, params.kv_unified = n_texts * room, n_texts, False
+        params.n_batch = params.n_ubatch = max(_N_BATCH, n_texts)
+        params.n_threads = params.n_threads_batch = self._threads
+        params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context = library.llama_init_from_model(self._llama.model, params)
+        if not context:
+            raise RuntimeError(f"llama.cpp opens no context of {n_texts} x {room} tokens")
+        try:
+            return self._run_batch(context, params.n_batch, n_texts, n_prompt, n)
+        finally:
+            library.llama_free(context)
+
+    def _run_batch(
+        self, context: Any, n_rows: int, n_texts: int, n_prompt: int, n: int
+    ) -> list[float]:
+        library = self._library
+        rows = library.llama_batch_init(n_rows, 0, 1)
+        prompts = [self._tokens(n_prompt) for _ in range(n_texts)]
+        n_vocab = self._n_vocab
+
+        def decode(tokens: Tokens, sequences: list[int], positions: list[int]) -> list[int]:
+            """One batch; what follows the last token of each of its texts."""
+            rows.n_tokens = len(tokens)
+            for i, sequence in enumerate(sequences):
+                rows.token[i], rows.pos[i] = int(tokens[i]), positions[i]
+                rows.n_seq_id[i], rows.seq_id[i][0] = 1, sequence
+                rows.logits[i] = i + 1 == len(sequences) or sequences[i + 1] != sequence
+            if failed := library.llama_decode(context, rows):
+                raise RuntimeError(f"llama_decode returned {failed}")
+            ends = [i for i in range(len(sequences)) if rows.logits[i]]
+            logits = (library.llama_get_logits_ith(context, i) for i in ends)
+            return [int(np.ctypeslib.as_array(row, (n_vocab,)).argmax()) for row in logits]
+
+        begun = perf_counter()
+        last = np.zeros(n_texts, np.int32)
+        for sequence, prompt in enumerate(prompts):
+            for at in range(0, n_prompt, _N_BATCH):
+                part = prompt[at : at + _N_BATCH]
+                positions = [*range(at, at + len(part))]
+                (last[sequence],) = decode(part, [sequence] * len(part), positions)
+        for step in range(n - 1):
+            last[:] = decode(last, [*range(n_texts)], [n_prompt + step] * n_texts)
+        seconds = perf_counter() - begun
+        library.llama_batch_free(rows)
+        memory = library.llama_get_memory(context)
+        ends = [library.llama_memory_seq_pos_max(memory, i) for i in range(n_texts)]
+        self._batch_tokens = sum(int(end) + 1 for end in ends)
+        return [seconds]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of each text of a batch, or of the one text, the last position in the cache, and one."""
+        if self._batch_tokens is not None:
+            return self._batch_tokens
+        return int(self._library.llama_memory_seq_pos_max(self._memory, 0)) + 1
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What it is."""
+        return {
+            "name": "llama.cpp",
+            "version": f"llama-cpp-python {self._library.__version__}",
+            "load_seconds": self._load_seconds,
+            "import_seconds": self._import_seconds,
+        }
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp)

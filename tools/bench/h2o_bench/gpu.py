@@ -1,0 +1,275 @@
+"""What is measured on a GPU: decode, eviction, scores and prefill, on models of real shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+from h2o_bench import gpu_machine
+from h2o_bench.baselines import OURS
+from h2o_bench.comparison import Baseline, Comparison, Request
+from h2o_bench.gpu_plan import Plan
+from h2o_bench.gpu_report import DECODE, EVICTION, MACHINE, PREFILL, SCORES
+from h2o_bench.models import Models, config
+from h2o_bench.records import Record, Results
+from h2o_bench.texts import Texts
+from h2o_cpp import __version__, _core
+from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
+from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.policy import Policy, budget_policy, named_policy
+
+_BLOCK = 8  # steps of one policy before it is the other's turn
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every section needs."""
+
+    plan: Plan
+    models: Models
+    results: Results
+    device: str
+    progress: Callable[[str], None]
+    _loaded: dict[tuple[str, str], _core.Model] = field(default_factory=dict, init=False)
+
+    def model(self, shape: str, type_name: str) -> _core.Model:
+        """On the device, with positions for everything that is measured; its file is gone."""
+        key = shape, type_name
+        if key not in self._loaded:
+            self.progress(f"{shape} {type_name}: making the file")
+            changes = {**self.plan.changes, "max_position_embeddings": self.plan.n_positions}
+            path = self.models.gguf(shape, type_name, **changes)
+            self.progress(f"{shape} {type_name}: loading {path.stat().st_size / 1e9:.1f} GB")
+            begun = perf_counter()
+            model = self._loaded[key] = _core.Model(path, device=self.device, threads=0)
+            path.unlink()
+            seconds, version = perf_counter() - begun, f"{__version__} {model.backend}"
+            self.record(MACHINE, f"{shape} {type_name}", OURS, "start", seconds, note=version)
+        return self._loaded[key]
+
+    def record(
+        self, section: int, model: str, engine: str, measure: str, *values: float, note: str = ""
+    ) -> None:
+        """Add it to the results."""
+        self.results.add(Record(section, model, engine, measure, values, note))
+
+
+def measure_machine(bench: Bench) -> None:
+    """What the GPU is, and its limits."""
+    name = gpu_machine.describe(bench.device) or bench.device
+    plan = bench.plan
+    try:
+        limits = gpu_machine.gpu_limits(bench.device, plan.copy_bytes, plan.matmul_size)
+    except RuntimeError as error:
+        bench.record(MACHINE, name, "torch", "absent", note=str(error))
+        return
+    for measure, value in limits.items():
+        bench.record(MACHINE, name, "torch", measure, value)
+
+
+def measure_decode(bench: Bench) -> None:
+    """One token at a time after a short context, beside transformers on the same GPU.
+
+    Every engine is a process; those of one shape take turns.
+    """
+    plan = bench.plan
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        comparisons = {
+            shape: stack.enter_context(Comparison(bench.results, DECODE, shape))
+            for shape in plan.shapes
+        }
+        # All at once, because compiling takes long, and on the CPU.
+        bench.progress("opening transformers")
+        baselines = [
+            (shape, baseline) for shape in plan.shapes for baseline in _baselines(bench, shape)
+        ]
+        list(pool.map(lambda pair: comparisons[pair[0]].open([pair[1]]), baselines))
+        for shape, comparison in comparisons.items():
+            with comparison:
+                bench.progress(f"{shape}: opening")
+                list(pool.map(partial(_open_ours, bench, comparison, shape), plan.types))
+                comparison.warm_up()
+                bench.progress(f"{shape}: decoding")
+                comparison.ask([Request(plan.n_decode, plan.context)], plan.rounds)
+
+
+def _baselines(bench: Bench, shape: str) -> Iterable[Baseline]:
+    """transformers in f16: as it comes, and compiled with a cache of fixed size."""
+    if not bench.plan.baselines:
+        return
+    sizes = config(shape, **bench.plan.changes)
+    options = {"config": sizes, "dtype": "float16", "device": bench.device}
+    module = "h2o_bench.engines.transformers"
+    n = bench.plan.context + bench.plan.n_decode
+    yield Baseline("transformers", module, options)
+    yield Baseline("transformers, static cache, compiled", module, {**options, "static": n})
+
+
+def _open_ours(bench: Bench, comparison: Comparison, shape: str, type_name: str) -> None:
+    plan = bench.plan
+    path = bench.models.gguf(shape, type_name, **plan.changes)
+    options = {
+        "path": str(path),
+        "device": bench.device,
+        "n_ctx": plan.context + plan.n_decode + 1,
+        "greedy": True,
+    }
+    name = f"{OURS} {type_name}"
+    comparison.open([Baseline(name, "h2o_bench.engines.h2o", options)])
+    sizes = config(shape, **plan.changes)
+    n_heads = sizes["num_attention_heads"]
+    head_dim = sizes["hidden_size"] // n_heads
+    n_kv_heads = sizes.get("num_key_value_heads") or n_heads
+    per_token = kv_bytes(n_kv_heads, head_dim, "f16")
+    n_seen = plan.context + (plan.n_decode + 1) / 2
+    cached = n_seen * sizes["num_hidden_layers"] * per_token
+    tensors = weights(_core.GgufShards(path).files)
+    comparison.record(name, "bytes per token", decode_weight_bytes(tensors) + cached)
+    path.unlink()
+
+
+def measure_eviction(bench: Bench) -> None:
+    """The heavy-hitter cache against the full one, by how many texts are generated together."""
+    plan = bench.plan
+    model = bench.model(plan.shape, "F16")
+    n_ctx = plan.prompt + plan.n_generate
+    bounded = budget_policy(plan.share, None, n_ctx)
+    policies = {"full": Policy.full(), f"hh={plan.share}": bounded}
+    Texts(model, bounded, n_ctx=n_ctx, n_batch=plan.prompt).read(plan.prompt)  # warms up
+    full_bytes = 0
+    for batch in plan.batches:
+        for name, policy in policies.items():
+            cache_bytes = _generate(bench, model, name, policy, batch)
+            if batch == plan.equal_to and policy is not bounded:
+                full_bytes = cache_bytes
+    if full_bytes:
+        batch = capacity(model, full_bytes, policy=bounded, n_ctx=n_ctx)
+        _generate(bench, model, f"hh={plan.share}", bounded, batch)
+        label = f"{plan.shape}, batch {batch}"
+        bench.record(EVICTION, label, f"hh={plan.share}", "equal to", plan.equal_to)
+
+
+def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch: int) -> int:
+    """Prompts, then tokens; the bytes of the cache, 0 if it does not fit."""
+    plan = bench.plan
+    label = f"{plan.shape}, batch {batch}"
+    n = plan.n_generate - 1  # the first comes with the prompt
+    record = partial(bench.record, EVICTION, label, name)
+    try:
+        texts = Texts(
+            model,
+            policy,
+            n_ctx=plan.prompt + plan.n_generate,
+            n_batch=plan.prompt,
+            n_sequences=batch,
+        )
+    except MemoryError as error:
+        record("absent", note=str(error))
+        return 0
+    texts.read(8)  # warms up
+    texts.decode(4)
+    texts.reset()
+    record("prefill seconds", texts.read(plan.prompt))
+    firsts = (0, (n - plan.n_sample) // 2, n - plan.n_sample)
+    if batch in plan.whole:
+        seconds = texts.decode(n)
+        record("decode seconds", sum(seconds))
+        samples = {first: seconds[first : first + plan.n_sample] for first in firsts}
+    else:
+        samples = {
+            first: _decode_after(texts, plan.prompt + first, plan.n_sample) for first in firsts
+        }
+    for first, seconds in samples.items():
+        record(f"step seconds at {plan.prompt + first}", *seconds)
+    # Steps take longer as the text does, in proportion: the mean of the three is that of all.
+    mean = sum(map(sum, samples.values())) / len(samples) / plan.n_sample
+    record("decode seconds, extrapolated", n * mean)
+    texts.check(plan.prompt + n)
+    record("prompt", plan.prompt)
+    record("tokens", plan.n_generate)
+    record("cache bytes", texts.session.cache_bytes)
+    used = gpu_machine.memory_used(bench.device)
+    if used is not None:
+        record("device bytes", used)
+    return texts.session.cache_bytes
+
+
+def _decode_after(texts: Texts, n_tokens: int, n: int) -> list[float]:
+    """The seconds of n steps after so many tokens; those that are missing are read."""
+    if missing := n_tokens - texts.session.tokens_seen(0):
+        texts.read(missing)
+    return texts.decode(n)
+
+
+def measure_scores(bench: Bench) -> None:
+    """What scores and eviction by them cost a step, against a window of as many slots."""
+    plan = bench.plan
+    model = bench.model(plan.shape, "F16")
+    per_slot = model.n_layers * kv_bytes(model.n_kv_heads, model.head_dim, "f16")
+    for batch in plan.slots_batches:
+        for slots in plan.slots:
+            label = f"{plan.shape}, batch {batch}, {slots} slots"
+            n_read = slots + 16
+            everyone = {
+                name: Texts(
+                    model,
+                    named_policy(name, slots),
+                    n_ctx=n_read + _BLOCK + plan.n_steps + 1,
+                    n_batch=plan.prompt,
+                    n_sequences=batch,
+                )
+                for name in ("window", "h2o")
+            }
+            seconds: dict[str, list[float]] = {name: [] for name in everyone}
+            for texts in everyone.values():
+                texts.read(n_read)
+                texts.decode(_BLOCK)
+            for _ in range(plan.n_steps // _BLOCK):
+                for name, texts in everyone.items():
+                    seconds[name] += texts.decode(_BLOCK)
+            for name, texts in everyone.items():
+                texts.check(n_read + _BLOCK + len(seconds[name]))
+                bench.record(SCORES, label, name, "step seconds", *seconds[name])
+                bench.record(SCORES, label, name, "bytes", batch * (slots + 1) * per_slot)
+
+
+def measure_prefill(bench: Bench) -> None:
+    """Prompts in one piece, with what is kept of them chosen by scores or without."""
+    plan = bench.plan
+    for shape, type_name in plan.models:
+        model = bench.model(shape, type_name)
+        for n in plan.prompts:
+            label = f"{shape} {type_name}, {n} tokens"
+            budget = int(plan.share * n)
+            policies = {"full": Policy.full()} | {
+                name: named_policy(name, budget) for name in ("window", "h2o")
+            }
+            everyone = {
+                name: Texts(model, policy, n_ctx=n + 1, n_batch=n)
+                for name, policy in policies.items()
+            }
+            for i in range(-1, plan.rounds):  # the first warms up
+                for name, texts in everyone.items():
+                    texts.reset()
+                    seconds = texts.read(n)
+                    if i >= 0:
+                        bench.record(PREFILL, label, name, "seconds", seconds)
+            for texts in everyone.values():
+                texts.check(n)
+            # A query attends to itself and to those before: half of n x n products, of K and of V.
+            attention = 2 * n * (n + 1) * model.n_layers * model.n_heads * model.head_dim
+            flops = n * prefill_flops(weights([model.file])) + attention
+            bench.record(PREFILL, label, OURS, "flops", flops)
+
+
+SECTIONS: dict[int, Callable[[Bench], None]] = {
+    MACHINE: measure_machine,
+    DECODE: measure_decode,
+    EVICTION: measure_eviction,
+    SCORES: measure_scores,
+    PREFILL: measure_prefill,
+}

@@ -1,0 +1,102 @@
+"""A GPU: what it is, what it can do at most, and how much of its memory is in use.
+
+    python -m h2o_bench.gpu_machine DEVICE BYTES SIZE
+
+prints what PyTorch gets out of it, as JSON: a process of its own, so that PyTorch keeps none of the
+memory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from h2o_bench.engine_process import module_environment
+
+_BATCHES, _REPEATS = 5, 10  # the median of batches, each long beside waiting for the device
+
+
+def gpu_limits(device: str, nbytes: int = 1 << 32, size: int = 8192) -> dict[str, float]:
+    """{"copy": bytes read and bytes written per second, "f16": operations per second}.
+
+    nbytes: that are copied from one array to another. size: of two square matrices of random
+    values that are multiplied; a multiply-add is two operations.
+
+    Raises RuntimeError if PyTorch is not there or cannot use the device.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "h2o_bench.gpu_machine", device, str(nbytes), str(size)],
+        capture_output=True,
+        text=True,
+        env=module_environment(),
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.splitlines() or ["no output"])[-1])
+    limits: dict[str, float] = json.loads(done.stdout)
+    return limits
+
+
+def describe(device: str) -> str | None:
+    """Name, driver and memory, as nvidia-smi has them; None where there is no GPU."""
+    return _nvidia_smi(device, "name,driver_version,memory.total", "csv,noheader")
+
+
+def memory_used(device: str) -> int | None:
+    """Bytes of its memory that are in use, by whomever; None where there is no GPU."""
+    mebibytes = _nvidia_smi(device, "memory.used", "csv,noheader,nounits")
+    return None if mebibytes is None or not mebibytes.isdigit() else int(mebibytes) << 20
+
+
+def _nvidia_smi(device: str, query: str, format: str) -> str | None:
+    if device == "cpu":
+        return None
+    index = device.partition(":")[2] or "0"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--id={index}", f"--query-gpu={query}", f"--format={format}"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+def _measure(device: str, nbytes: int, size: int) -> dict[str, float]:
+    import torch
+
+    library: Any = torch
+
+    def wait() -> None:
+        if device != "cpu":
+            library.cuda.synchronize(device)
+
+    source = library.randint(1 << 30, (nbytes // 4,), dtype=library.int32, device=device)
+    target = library.empty_like(source)
+    copy = _seconds(lambda: target.copy_(source), wait)
+    a, b = (library.randn(size, size, dtype=library.float16, device=device) for _ in range(2))
+    product = library.empty_like(a)
+    matmul = _seconds(lambda: library.matmul(a, b, out=product), wait)
+    return {"copy": 2 * source.nbytes / copy, "f16": 2 * size**3 / matmul}
+
+
+def _seconds(run: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Of one run: the median of batches, after one that warms up."""
+    found = []
+    for _ in range(1 + _BATCHES):
+        wait()
+        begun = perf_counter()
+        for _ in range(_REPEATS):
+            run()
+        wait()
+        found.append((perf_counter() - begun) / _REPEATS)
+    return median(found[1:])
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,55 @@
+"""Synthetic models that a comparison needs, written when they are first asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from h2o_bench.engine_process import EngineError, module_environment
+from h2o_bench.shapes import SHAPES, Config
+from h2o_bench.synthetic import write_model
+
+
+class Models:
+    """Files in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """The directory must exist."""
+        self._directory = directory
+
+    def gguf(self, shape: str, type_name: str, **changes: int) -> Path:
+        """The model of a shape; changes: other values in its config."""
+        changed = "".join(f"-{key}={value}" for key, value in changes.items())
+        path = self._directory / f"{shape}{changed}-{type_name}.gguf"
+        if not path.exists():
+            write_model(path, config(shape, **changes), type_name)
+        return path
+
+    def ctranslate2(self, shape: str, type_name: str = "int8") -> Path:
+        """The directory of an OPT, in int8 or float32. Raises EngineError if it cannot be made."""
+        path = self._directory / f"{shape}-ctranslate2-{type_name}"
+        if path.exists():
+            return path
+        with TemporaryDirectory(dir=self._directory) as parent:
+            directory = Path(parent) / "model"
+            directory.mkdir()
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "h2o_bench.ctranslate2_model"),
+                    *(shape, str(directory), type_name),
+                ],
+                capture_output=True,
+                text=True,
+                env=module_environment(),
+            )
+            if done.returncode:
+                raise EngineError((done.stderr.splitlines() or ["no output"])[-1])
+            directory.rename(path)
+        return path
+
+
+def config(shape: str, **changes: int) -> Config:
+    """config.json of a shape, with other values for some keys."""
+    return {**SHAPES[shape], **changes}

@@ -1,0 +1,207 @@
+"""Models of real shapes with random weights: as large and as fast as real ones, without sense."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import lru_cache, partial
+from itertools import chain, islice, product
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGML_QUANT_VERSION,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGMLQuantizationType,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    TokenType,
+)
+from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
+
+from h2o_bench.shapes import Config
+from h2o_cpp import _core
+from h2o_cpp.convert.conversion import FAMILIES
+from h2o_cpp.convert.family import TensorSpec
+from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.quantize.mix import MIXES, Model, choose_types
+
+# Types of the weight matrices: those that the converter and the quantiser write.
+TYPES = ("F32", "F16", *MIXES)
+
+# <s>, <pad>, </s> and <unk>, with ids as OPT has them.
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+N_SPECIAL = len(_SPECIAL)
+
+_PIECE = 1 << 22  # random values that are drawn and quantised; every tensor is made of them
+
+_METADATA_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+}
+_FILE_TYPES = {
+    "F32": LlamaFileType.ALL_F32,
+    "F16": LlamaFileType.MOSTLY_F16,
+    **{name: mix.file_type for name, mix in MIXES.items()},
+}
+
+
+def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) -> None:
+    """Write the GGUF file of a model with the sizes that `config` says, as config.json does.
+
+    type_name: one of TYPES; the mixes of the quantiser choose a type for each tensor. Weights are
+    rows of a few million random values, each tensor's from another row on, so that a large model
+    is written in the time its bytes take. Norms are 1, biases 0.
+
+    Raises ValueError for an unknown type, and for a config that no family can express.
+    """
+    if type_name not in TYPES:
+        raise ValueError(f"unknown type {type_name!r}; choose from {', '.join(TYPES)}")
+    family = FAMILIES[config["architectures"][0]]
+    specs = list(family.tensors(config))
+    metadata = {
+        key if key.startswith("h2o.") else f"{family.architecture}.{key}": value
+        for key, value in family.metadata(config).items()
+    }
+    architecture = {"general.architecture": family.architecture}
+    types = _types(specs, architecture | metadata, type_name)
+
+    with atomic_output(path) as output:
+        with closing(GGUFWriter(output, family.architecture)) as writer:
+            writer.add_type("model")
+            writer.add_name(f"random weights, {type_name}")
+            writer.add_file_type(_FILE_TYPES[type_name])
+            writer.add_quantization_version(GGML_QUANT_VERSION)
+            for key, value in metadata.items():
+                writer.add_key_value(key, value, _METADATA_TYPES[type(value)])
+            _add_vocabulary(writer, config["vocab_size"], add_bos=family.add_bos)
+            _write_header(writer, specs, types)
+        with open(output, "r+b") as file:
+            _write_data(file, specs, types, np.random.default_rng(seed))
+
+
+def _write_header(
+    writer: GGUFWriter, specs: Sequence[TensorSpec], types: Mapping[str, GGMLQuantizationType]
+) -> None:
+    for spec in specs:
+        writer.add_tensor_info(
+            spec.gguf,
+            _shape(spec),
+            np.dtype(np.float32),  # not uint8, which would make the shape count bytes
+            _nbytes(spec, types[spec.gguf]),
+            raw_dtype=types[spec.gguf],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+
+
+def _write_data(
+    file: BinaryIO,
+    specs: Sequence[TensorSpec],
+    types: Mapping[str, GGMLQuantizationType],
+    random: np.random.Generator,
+) -> None:
+    """After the header, by all processors: memory that files are first given comes slowly."""
+    most_rows = max(spec.shape[0] for spec in specs)
+    draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
+    offset = _padded(file.seek(0, os.SEEK_END))
+    with ThreadPoolExecutor() as pool:
+        writes = []
+        for spec in specs:
+            shape, type = _shape(spec), types[spec.gguf]
+            if len(shape) == 1:
+                value = 1 if spec.gguf.endswith("norm.weight") else 0
+                rows, first = np.full(shape, value, np.float32).view(np.uint8)[None], 0
+            else:
+                rows = draw(shape[1], type)
+                first = int(random.integers(len(rows)))
+            nbytes = _nbytes(spec, type)
+            writes.append(pool.submit(_write_rows, file.fileno(), offset, rows, first, nbytes))
+            offset += _padded(nbytes)
+        for write in writes:
+            write.result()
+    file.truncate(offset)
+
+
+def _write_rows(file: int, offset: int, rows: NDArray[np.uint8], first: int, nbytes: int) -> None:
+    """From row `first` on, and from the start again, until so many bytes are written."""
+    data = rows.data.cast("B")
+    begin = first * rows.shape[1]
+    end = offset + nbytes
+    while offset < end:
+        offset += os.pwrite(file, data[begin : begin + end - offset], offset)
+        begin = 0
+
+
+def _nbytes(spec: TensorSpec, type: GGMLQuantizationType) -> int:
+    block_size, block_bytes = GGML_QUANT_SIZES[type]
+    return prod(_shape(spec)) // block_size * block_bytes
+
+
+def _padded(nbytes: int) -> int:
+    """As far as the next tensor may begin."""
+    return GGUFWriter.ggml_pad(nbytes, GGUF_DEFAULT_ALIGNMENT)
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    n_rows, *columns = spec.shape
+    return (n_rows - spec.skip_rows, *columns)
+
+
+def _types(
+    specs: list[TensorSpec], metadata: Config, type_name: str
+) -> dict[str, GGMLQuantizationType]:
+    """As the converter and the quantiser choose them: F32 for all but matrices."""
+    shapes = {spec.gguf: _shape(spec) for spec in specs}
+    types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
+    if type_name in MIXES:
+        return types | choose_types(MIXES[type_name], Model.of(metadata), shapes)
+    matrices = [name for name in shapes if len(shapes[name]) > 1 and name != "position_embd.weight"]
+    return types | dict.fromkeys(matrices, GGMLQuantizationType[type_name])
+
+
+def _rows(
+    random: np.random.Generator, most: int, n_cols: int, type: GGMLQuantizationType
+) -> NDArray[np.uint8]:
+    """Random rows as blocks; their scale makes outputs about as large as inputs."""
+    n_rows = min(most, max(1, _PIECE // n_cols))
+    values = random.standard_normal((n_rows, n_cols), np.float32)
+    values /= np.float32(n_cols**0.5)
+    if type is GGMLQuantizationType.F32:
+        return values.view(np.uint8)
+    if type is GGMLQuantizationType.F16:
+        return values.astype(np.float16).view(np.uint8)
+    return _core.quantize(type.name, values, threads=len(os.sched_getaffinity(0)))
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
+    """A byte-level BPE: special tokens, bytes, and in the rest of the ids pairs and triples."""
+    characters = sorted(ByteLevel.alphabet())
+    n_merges = n_vocab - N_SPECIAL - len(characters)
+    if not 0 <= n_merges <= len(characters) ** 2 + len(characters) ** 3:
+        raise ValueError(f"vocab_size {n_vocab}: there are no so many bytes, pairs and triples")
+    pairs = list(product(characters, repeat=2))
+    triples = product(map("".join, pairs), characters)
+    merges = list(islice(chain(pairs, triples), n_merges))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_SPECIAL, *characters, *(left + right for left, right in merges)])
+    writer.add_token_types(
+        [TokenType.CONTROL] * N_SPECIAL + [TokenType.NORMAL] * (n_vocab - N_SPECIAL)
+    )
+    writer.add_token_merges([f"{left} {right}" for left, right in merges])
+    writer.add_bos_token_id(0)
+    writer.add_pad_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(add_bos)
