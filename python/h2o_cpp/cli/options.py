@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.generation.request import Sampling, StreamOptions
+from h2o_cpp import BUNDLED_MODEL, Generator, _core
+from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.model.policy import POLICIES
 from h2o_cpp.model.stored_budget import Budget
 
@@ -24,7 +24,7 @@ MODEL = "GGUF file, a directory that has one, or hf://org/name"
 
 _MAX_SEQUENCES = 8
 
-# What the options of Sampling mean.
+# What the options of sampling mean.
 _SAMPLING = {
     "temperature": "how random; 0 is greedy",
     "top_k": "choose from the N likeliest tokens; 0 is all",
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     sampling = parser.add_argument_group("sampling")
     for name, meaning in _SAMPLING.items():
-        default: int | float = getattr(Sampling, name)
+        default: int | float = getattr(_core.Sampling(), name)
         sampling.add_argument(
             f"--{name.replace('_', '-')}",
             type=type(default),

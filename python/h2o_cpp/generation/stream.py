@@ -69,10 +69,10 @@ class Stream(Iterator[str], Closing):
         """
         self._runtime = runtime  # and keeps the Generator
         self._request = request
-        self._follows = None
+        self._follows: _core.Generation | None = None
         if follows is not None:
             self._follows = follows._state if follows.began else follows._follows
-        self._state = request.submit(runtime().engine, follows=self._follows)
+        self._state: _core.Generation = request.submit(runtime().engine, follows=self._follows)
         self._closed = False
 
     def __repr__(self) -> str:

@@ -15,10 +15,9 @@ from h2o_bench.records import Record
 from h2o_bench.synthetic import N_SPECIAL
 from h2o_bench.throughput import ARRIVALS, SHARE, Bench, memory_of
 from h2o_cpp import capacity
+from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.engine import Engine
-from h2o_cpp.generation.request import make_request
-from h2o_cpp.generation.scheduler import Scheduler
-from h2o_cpp.generation.turn import Turn
+from h2o_cpp.generation.request import StreamOptions, make_request
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import open_model
@@ -86,7 +85,7 @@ def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
         begun = perf_counter()
         await asyncio.gather(*(ask(engine, one, begun) for one in requests))
 
-    with Engine(lambda: runtime, Turn(), random.Random(0), max_queue=len(requests)) as engine:
+    with Engine(lambda: runtime, random.Random(0), max_queue=len(requests)) as engine:
         asyncio.run(run(engine))
     return observed
 
@@ -94,31 +93,23 @@ def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
 def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
     """Those who have come begin together; who comes later waits until all of them have ended."""
     observed = Observed()
-    scheduler, seeds = Scheduler(runtime), random.Random(0)
+    seeds = random.Random(0)
     todo, begun = [*requests], perf_counter()
     while todo:
         sleep(max(0.0, begun + todo[0].at - perf_counter()))
         now = perf_counter() - begun
         batch = [one for one in todo[: runtime.n_sequences] if one.at <= now]
         todo = todo[len(batch) :]
-        seen: dict[object, list[tuple[float, int]]] = {}
-        of = {}
+        checked = []
         for one in batch:
-            request = make_request(
-                runtime, seeds, one.prompt, after=None, policy=None, record=None,
-                max_tokens=one.n, temperature=0.0, ignore_eos=True,
-            )  # fmt: skip
-            continuation = scheduler.start(request)
-            of[continuation], seen[continuation] = one, []
-        while scheduler.n_active:
-            pieces = scheduler.step()
-            now = perf_counter() - begun
-            for continuation, piece in pieces:
-                if piece or continuation.finish_reason is not None:
-                    seen[continuation].append((now, len(continuation.tokens)))
-        for continuation, one in of.items():
-            _check(one, len(continuation.tokens))
-            observed.add(one.at, seen[continuation])
+            options: StreamOptions = {"max_tokens": one.n, "temperature": 0.0, "ignore_eos": True}
+            checked.append(make_request(runtime, seeds, one.prompt, options))
+        seen: list[list[tuple[float, int]]] = [[] for _ in batch]
+        for i, state, _ in run_batch(runtime.engine, checked, len(batch)):
+            seen[i].append((perf_counter() - begun, state.n_tokens_read))
+        for one, its in zip(batch, seen, strict=True):
+            _check(one, its[-1][1])
+            observed.add(one.at, its)
     return observed
 
 
