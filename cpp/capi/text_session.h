@@ -11,8 +11,8 @@
 
 #include "capi/h2o.h"
 #include "capi/text_model.h"
-#include "model/sampler.h"
 #include "model/session.h"
+#include "text/sampler.h"
 
 namespace h2o::capi {
 

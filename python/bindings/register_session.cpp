@@ -12,9 +12,9 @@
 
 #include "backends/make_backend.h"
 #include "core/error.h"
-#include "model/sampler.h"
 #include "model/session.h"
 #include "register.h"
+#include "text/sampler.h"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "model/sampler.h"
+#include "text/sampler.h"
 
 namespace h2o {
 namespace {

@@ -1,0 +1,101 @@
+// Sampler: picks the next token from logits.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace h2o {
+
+struct SamplerOptions {
+  float temperature = 0.8f;     // 0 = greedy
+  int32_t top_k = 40;           // keep the k most probable; 0 = all
+  float top_p = 0.95f;          // keep the smallest set with this probability; 1 = all
+  float min_p = 0.05f;          // keep what is at least this times the most probable; 0 = all
+  float repeat_penalty = 1.0f;  // divides positive, multiplies negative logits of recent tokens
+  int32_t repeat_last_n = 64;   // how many tokens are recent; -1 = all, 0 = none
+  uint64_t seed = 0;
+};
+
+// The order is penalty, temperature, top-k, top-p, min-p, as in Hugging Face transformers.
+// The same seed, options and logits give the same tokens, up to the rounding of exp().
+class Sampler {
+ public:
+  // Throws InvalidArgument for an option out of range.
+  Sampler(const SamplerOptions& options, int32_t n_vocab);
+
+  // The next tokens of the text, prompt or generated. If it throws, none has been accepted.
+  void accept(std::span<const int32_t> tokens);
+  void accept(int32_t token) { accept({&token, 1}); }
+
+  // What the next random numbers depend on, as text; and back. Throws InvalidArgument for others.
+  std::string random_state() const;
+  void set_random_state(const std::string& state);
+
+  // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
+  // A NaN counts as -infinity. `allowed` is a bit mask of (n_vocab + 31) / 32 words: bit t % 32 of
+  // word t / 32 is set if token t may be chosen; an empty mask allows every token.
+  // Throws InvalidArgument for a wrong size, or if no token is allowed.
+  int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
+
+ private:
+  struct Candidate {
+    int32_t token;
+    float logit;
+    float weight;
+  };
+  struct Amount {  // of candidates
+    double mass = 0;
+    int32_t count = 0;
+  };
+  // The least likely candidate that is kept; it is the last one in sorted order.
+  struct Limit {
+    float logit;
+    int32_t token;
+  };
+
+  void remember(int32_t token);
+  void read(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void penalise(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void find_extremes();
+  void make_finite(std::span<const uint32_t> allowed);
+
+  double random_below(double total);
+  // Relative to the most likely token.
+  float weight_of(float logit) const { return std::exp((logit - largest_) / options_.temperature); }
+  float weight_if_kept(size_t token, const Limit& limit, float min_weight) const;
+
+  int32_t draw_sorted(size_t k);
+  size_t gather_largest(size_t k);
+
+  int32_t draw_bucketed(size_t k);
+  void fill_buckets();
+  int32_t bucket_below(float distance) const;
+  Limit find_limit(size_t k, int32_t& last_bucket);
+  template <typename Wanted, typename Visit>
+  void for_tokens(Wanted wanted, Visit visit) const;
+  void weigh(int32_t last_bucket, const Limit& limit);
+  size_t gather_bucket(int32_t bucket, const Limit& limit, float min_weight);
+  template <typename Reached>
+  Limit narrow(size_t n, Amount& before, Reached reached);
+
+  SamplerOptions options_;
+  std::mt19937_64 random_;
+  std::vector<int32_t> recent_;  // ring of the last repeat_last_n tokens, or each token seen, once
+  size_t next_recent_ = 0;       // where the ring goes on
+  std::vector<int32_t> counts_;  // [n_vocab] how often each token is in recent_
+
+  // Reused by every call. The vocabulary is padded to whole blocks with logits of -infinity.
+  std::vector<float> logits_;
+  std::vector<int16_t> bucket_of_;  // by token
+  std::vector<Amount> buckets_;     // the most likely candidates come first
+  std::vector<Candidate> candidates_;
+  float largest_ = 0;
+  float smallest_ = 0;  // that is finite
+  float bucket_scale_ = 0;
+};
+
+}  // namespace h2o
