@@ -260,7 +260,7 @@ def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
                 generator.load(tmp_path / "a")
         note = '{"random_state": "x", "note": null}'
         snapshot = Snapshot.of(session.save(0, [5], note))
-        with pytest.raises(ValueError, match="random state makes no sense"):
+        with pytest.raises(ValueError, match="random state is invalid"):
             generator.stream("a", after=snapshot)
 
 
