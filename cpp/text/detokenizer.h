@@ -1,5 +1,5 @@
 // Detokenizer: from a token's bytes to pieces of text that can be shown: whole characters, and cut
-// before a stop string. python/h2o_cpp/text_pieces.py is the same for Python.
+// before a stop string. python/h2o_cpp/generation/text_pieces.py is the same for Python.
 #pragma once
 
 #include <string>

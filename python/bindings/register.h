@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -19,6 +20,9 @@ void register_machine(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
+
+// Text of a file. What is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
+pybind11::str decoded(std::string_view text);
 
 // (positions, scores) as numpy arrays.
 pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);

@@ -1,5 +1,5 @@
-// The parts of the tokenizer. That it gives the tokens of the Python one, and so those of Hugging
-// Face, sentencepiece and llama.cpp, tests/python/test_core_tokenizer.py checks.
+// The parts of the tokenizer. That its tokens are those of Hugging Face, sentencepiece and llama.cpp
+// tests/python/test_tokenizer_originals.py checks.
 #include <doctest/doctest.h>
 
 #include "core/error.h"

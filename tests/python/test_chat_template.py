@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from h2o_cpp.model import chat_template
 from h2o_cpp.model.chat_template import ChatTemplate
-from h2o_cpp.tokenizer import TextTokenizer
 from support.chatty import CHATML, user
 from support.vocabularies import byte_pairs, sentence_pieces
+from support.vocabularies import tokenizer_of as tokenizer
 
 LLAMA_2 = """{% if messages[0]['role'] == 'system' %}
 {% set loop_messages = messages[1:] %}{% set system = messages[0]['content'] %}
@@ -56,10 +56,6 @@ CONVERSATION = [
     {"role": "assistant", "content": "ab."},
     {"role": "user", "content": "a\nb"},
 ]
-
-
-def tokenizer(metadata: dict[str, Any]) -> TextTokenizer:
-    return TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 // How text is cut before byte-pair merging, by tokenizer.ggml.pre.
-// python/h2o_cpp/tokenizer/pre_tokenizers.py has the same, as regular expressions.
 #pragma once
 
 #include <functional>

@@ -15,7 +15,7 @@ from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
 
@@ -25,7 +25,7 @@ class Runtime(NamedTuple):
 
     model: _core.Model
     session: _core.Session
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     policy: Policy | Sequence[Policy]  # of every sequence: one, or one for each layer
     n_sequences: int
     n_batch: int  # prompt tokens of a sequence that are read at a time
@@ -80,7 +80,7 @@ def open_runtime(
         n_sequences = min(n_sequences, max(1, _MAX_ROWS - n_batch + 1))
     else:
         raise ValueError("give either max_sequences or memory, not both")
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     session = open_session(
         model,
         policy,

@@ -13,7 +13,7 @@ from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perple
 from h2o_cpp.model.arguments import number, whole
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from h2o_cpp import _core
@@ -85,7 +85,7 @@ def advise(
         raise ValueError("policies is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # they exist
     model = open_model(path, device="cpu", threads=threads)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)
     n_text = len(beginning) + len(tokens)

@@ -15,8 +15,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from h2o_cpp.tokenizer import TextTokenizer
-from h2o_cpp.tokenizer.special_tokens import unused_characters
+from h2o_cpp.model.disguise import Disguise, unused_characters
+from h2o_cpp.model.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
@@ -40,7 +40,7 @@ class ChatTemplate:
     Only the template's own text makes special tokens; text in messages never does.
     """
 
-    def __init__(self, source: str | None, tokenizer: TextTokenizer) -> None:
+    def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
         """`source`: the template; default: the one that the model's file has."""
         source = tokenizer.chat_template if source is None else source
         if source is None:
@@ -95,18 +95,18 @@ class ChatTemplate:
 
     def _parts(self, messages: Sequence[Message], unused: Iterator[str]) -> Iterator[int | str]:
         """The conversation as special tokens and the texts between them."""
-        special, spell = self._tokenizer.special, self._tokenizer.token_text
+        tokenizer = self._tokenizer
         # What the template looks for in a message it must find there: "<think>", say.
-        disguise = special.disguise(unused, self._literals)
+        disguise = Disguise(tokenizer.special_texts, unused, kept=self._literals)
         rendered = self._render(
             messages=_map_texts(messages, disguise.put_on),
             add_generation_prompt=True,
-            bos_token=spell(self._tokenizer.bos),
-            eos_token=spell(self._tokenizer.eos),
+            bos_token=tokenizer.token_text(tokenizer.bos),
+            eos_token=tokenizer.token_text(tokenizer.eos),
             tools=None,
             documents=None,
         )
-        for part in special.split(rendered):
+        for part in tokenizer.split_special(rendered):
             yield disguise.take_off(part) if isinstance(part, str) else part
 
     def _render(self, **variables: Any) -> str:
