@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from h2o_cpp.model import chat_template
+from h2o_cpp.model import jinja_template
 from h2o_cpp.model.chat_template import ChatTemplate
 from support.chatty import CHATML, user
 from support.vocabularies import byte_pairs, sentence_pieces
@@ -206,7 +206,7 @@ class TestTemplates:
         ],
     )
     def test_that_never_end(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chat_template, "_MAX_SECONDS", 0.1)
+        monkeypatch.setattr(jinja_template, "_MAX_SECONDS", 0.1)
         with pytest.raises(ValueError, match=r"takes more than 0\.1 seconds"):
             self.render(source)
 

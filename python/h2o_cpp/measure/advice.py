@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
-from statistics import median
 from typing import TYPE_CHECKING
 
 from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
@@ -151,6 +150,8 @@ def _results(full: Measurement) -> tuple[float, int, int]:
 
 def _speed(model: _core.Model, policy: Policy, n_ctx: int) -> float:
     """Tokens per second at the end of the context."""
+    from statistics import median
+
     from h2o_cpp.bench.texts import Texts
 
     texts = Texts(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx))
