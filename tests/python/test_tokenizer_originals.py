@@ -26,6 +26,7 @@ from support.vocabularies import (
     from_sentencepiece,
     from_tokenizer_json,
     opt_vocabulary,
+    sentence_pieces,
     tokenizer_of,
     tokenizer_of_file,
     vectors_of_llama_cpp,
@@ -212,6 +213,15 @@ def test_vectors_of_llama_cpp(shared: Path, name: str) -> None:
         ids = tokenizer.encode(text, add_special=False)
         assert ids == expected, text
         assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])  # é alone is no piece
+def test_long_pieces(letter: str) -> None:
+    """Longer, in bytes, than those whose pairs are in a table."""
+    both = pair(sentence_pieces(*((letter * 2**i, 1) for i in range(1, 8))))
+    for n in (*range(1, 40), 63, 64, 65, 127, 128, 129, 300):
+        check(both.ours, both.theirs, letter * n)
+        check(both.ours, both.theirs, f"ab {letter * n}b")
 
 
 class TestCuts:

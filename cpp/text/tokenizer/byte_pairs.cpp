@@ -77,17 +77,11 @@ void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& token
     if (token >= 0) symbols.push_back({at, at + 1, token});
   }
   merge(symbols, [this](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
-    const Pair* pair = find_pair(left.token, right.token);
+    const PairTable::Pair* pair = pairs_.find(left.token, right.token);
     if (pair == nullptr) return {};
     return Merge{static_cast<double>(pair->rank), pair->token};
   });
   for (const Symbol& symbol : symbols) tokens.push_back(symbol.token);
-}
-
-const BytePairs::Pair* BytePairs::find_pair(int32_t left, int32_t right) const {
-  const auto key = [](const Pair& pair) { return std::pair(pair.left, pair.right); };
-  const auto it = std::ranges::lower_bound(pairs_, std::pair(left, right), {}, key);
-  return it != pairs_.end() && key(*it) == std::pair(left, right) ? &*it : nullptr;
 }
 
 // What tokens are in bytes, and which of them text can become.
@@ -130,6 +124,7 @@ void BytePairs::read_merges(const GgufFile& file) {
     }
     return token;
   };
+  std::vector<PairTable::Pair> pairs;
   std::string both;
   for (const std::string_view merge : file.strings("tokenizer.ggml.merges")) {
     const size_t at = merge.find(' ', 1);  // a part may be a space
@@ -139,17 +134,10 @@ void BytePairs::read_merges(const GgufFile& file) {
     }
     const std::string_view left = merge.substr(0, at), right = merge.substr(at + 1);
     both.assign(left).append(right);
-    pairs_.push_back(
-        {token_of(left), token_of(right), static_cast<int32_t>(pairs_.size()), token_of(both)});
+    pairs.push_back(
+        {token_of(left), token_of(right), static_cast<int32_t>(pairs.size()), token_of(both)});
   }
-  // Of a pair that is named twice the last one counts.
-  std::ranges::sort(pairs_, [](const Pair& a, const Pair& b) {
-    return std::tuple(a.left, a.right, -a.rank) < std::tuple(b.left, b.right, -b.rank);
-  });
-  const auto same = [](const Pair& a, const Pair& b) {
-    return a.left == b.left && a.right == b.right;
-  };
-  pairs_.erase(std::unique(pairs_.begin(), pairs_.end(), same), pairs_.end());
+  pairs_ = PairTable(std::move(pairs), vocabulary.size());
 }
 
 }  // namespace h2o
