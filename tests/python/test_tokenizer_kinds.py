@@ -161,11 +161,14 @@ class TestSentencePieces:
         [
             ({"scores": None}, "tokenizer.ggml.scores is missing"),
             ({"scores": [0.0]}, "tokenizer.ggml.scores has 1 entries, the model has 265"),
-            ({"scores": [1] * 265}, "tokenizer.ggml.scores is missing, or no array of floats"),
+            (
+                {"scores": [1] * 265},
+                "tokenizer.ggml.scores is missing or is not an array of floats",
+            ),
             ({"scores": [math.inf] * 265}, "tokenizer.ggml.scores has inf"),
             ({"tokens": ["a"] * 265}, "tokenizer.ggml.tokens has a piece twice"),
-            ({"tokens": [""] * 265}, "token 0 is empty or no UTF-8"),
-            ({"tokens": ["\udcff"] * 265}, "token 0 is empty or no UTF-8"),
+            ({"tokens": [""] * 265}, "token 0 is empty or not valid UTF-8"),
+            ({"tokens": ["\udcff"] * 265}, "token 0 is empty or not valid UTF-8"),
             ({"token_type": None}, "tokenizer.ggml.token_type is missing"),
             ({"token_type": [-1] * 265}, "tokenizer.ggml.token_type has -1, expected 1 to 6"),
             ({"unknown_token_id": 265}, "unknown_token_id is 265, the vocabulary has 265"),

@@ -60,7 +60,7 @@ def test_random_merges(
     pre: str,
     texts: list[str],
 ) -> None:
-    """c is no token, and is left out."""
+    """c is not a token and is left out."""
     types = {"a": 1, "b": 1, "\u0120": 1, "\u010a": 1}
     merges = []
     for picked in picks:

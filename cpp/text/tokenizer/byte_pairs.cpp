@@ -57,7 +57,7 @@ void BytePairs::encode(std::string_view text, bool, std::vector<int32_t>& tokens
   std::string composed;
   if (pre_.nfc) text = composed = nfc(text);
   const auto on_text = [&](std::string_view part) {
-    pre_.pieces(characters(part), [&](std::span<const Character> piece) {
+    pre_.pieces(code_points(part), [&](std::span<const CodePoint> piece) {
       const uint32_t begin = piece.front().begin;
       encode_piece(part.substr(begin, piece.back().end - begin), tokens);
     });
@@ -96,7 +96,7 @@ void BytePairs::read_bytes() {
     bytes.emplace_back();
     if (vocabulary.silent(i)) continue;  // no text can become one
     if (!is_utf8(token))
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is no UTF-8"));
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     const std::optional<std::string> spelled = spelled_bytes(token);
     if (spelled) by_bytes.push_back({keep(*spelled), i});
     if (vocabulary.types[i] == TokenType::user_defined) {
@@ -120,7 +120,8 @@ void BytePairs::read_merges(const GgufFile& file) {
   const auto token_of = [&](std::string_view part) {
     const int32_t token = tokens.find(part);
     if (token < 0) {
-      throw FormatError(text("tokenizer.ggml.merges makes ", quoted(part), ", which is no token"));
+      throw FormatError(
+          text("tokenizer.ggml.merges makes ", quoted(part), ", which is not a token"));
     }
     return token;
   };

@@ -24,7 +24,7 @@ class BytePairs final : public TokenizerModel {
   const PreTokenizer& pre_;
   TokenTable whole_;                      // tokens that are read before the text is cut
   TokenTable by_bytes_;                   // tokens that merging can give, by their bytes
-  std::array<int32_t, 256> byte_tokens_;  // -1: the byte is no token, and is left out
+  std::array<int32_t, 256> byte_tokens_;  // -1: the byte is not a token and is left out
   PairTable pairs_;
   std::vector<std::string> texts_;  // what the tables refer to
 };

@@ -50,7 +50,7 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   const GgufValue* scores = file.find("tokenizer.ggml.scores");
   if (scores == nullptr ||
       (scores->element_type != GgufType::f32 && scores->element_type != GgufType::f64)) {
-    throw FormatError("tokenizer.ggml.scores is missing, or no array of floats");
+    throw FormatError("tokenizer.ggml.scores is missing or is not an array of floats");
   }
   for (const double score : file.numbers("tokenizer.ggml.scores")) {
     if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
@@ -172,7 +172,7 @@ void SentencePieces::read_pieces() {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
     if (piece.empty() || !is_utf8(piece)) {
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or no UTF-8"));
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or not valid UTF-8"));
     }
     const TokenType type = types_[i];
     const bool merges =

@@ -23,7 +23,8 @@ class Tokenizer {
     bool begins = true;          // it does not continue another text: a space may belong in front
   };
 
-  // `file` must outlive it. Throws FormatError for a vocabulary it does not know how to use.
+  // `file` must outlive it. Throws FormatError for a vocabulary of an unknown kind or that is
+  // damaged.
   Tokenizer(const GgufFile& file, int32_t n_vocab);
 
   // Tokens of a text. Throws InvalidArgument unless it is UTF-8.

@@ -19,7 +19,7 @@ class Tokenizer:
     """
 
     def __init__(self, file: _core.GgufFile, n_vocab: int) -> None:
-        """Raises ValueError for a vocabulary it does not know how to use."""
+        """Raises ValueError for a vocabulary of an unknown kind or that is damaged."""
         self._core = _core.Tokenizer(file, n_vocab)
         self.n_vocab = n_vocab
         self.bos = self._core.bos
