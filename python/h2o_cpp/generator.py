@@ -35,7 +35,7 @@ from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -323,7 +323,7 @@ class Generator(Closing):
         return ChatTemplate(template, self._runtime().tokenizer)
 
     @property
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The file's tokenizer."""
         return self._runtime().tokenizer
 

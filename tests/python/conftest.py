@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from h2o_cpp import Generator, _core
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.background import greedy
 from support.short_text import TEXT
 
@@ -69,13 +69,13 @@ def model(tiny_opt: Path) -> _core.Model:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(model: _core.Model) -> TextTokenizer:
+def tokenizer(model: _core.Model) -> Tokenizer:
     """Its tokenizer."""
-    return TextTokenizer.of_model(model)
+    return Tokenizer.of_model(model)
 
 
 @pytest.fixture(scope="session")
-def tokens(tokenizer: TextTokenizer) -> list[int]:
+def tokens(tokenizer: Tokenizer) -> list[int]:
     """Of TEXT."""
     return tokenizer.encode(TEXT)
 

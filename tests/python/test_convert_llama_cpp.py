@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from h2o_cpp.convert import convert
@@ -129,8 +130,7 @@ def test_trained_tokens(
 
 
 def sentencepiece_encoder(model: Path) -> Encode:
-    sentencepiece = pytest.importorskip("sentencepiece", reason="the reference")
-    processor = sentencepiece.SentencePieceProcessor(str(model))
+    processor = SentencePieceProcessor(str(model))
     return lambda text: list(processor.Encode(text)) if text else []
 
 

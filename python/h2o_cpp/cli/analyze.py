@@ -18,7 +18,7 @@ from h2o_cpp.measure.analysis.sparsity import sparsity
 from h2o_cpp.measure.perplexity import measure
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2048
 _BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args.model, device="cpu", threads=args.threads)
     n = min(model.n_ctx_train, _MAX_TOKENS)
     n = n if args.max_tokens is None else whole("max_tokens", args.max_tokens, 1)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     words = tokenizer.encode(text, add_special=False)[: n - len(beginning)]
     tokens = [*beginning, *words]

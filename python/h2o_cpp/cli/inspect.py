@@ -20,7 +20,7 @@ from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_budget import resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         whole("head", args.head, 0, model.n_kv_heads - 1)
     n_ctx = model.n_ctx_train if args.n_ctx is None else whole("n_ctx", args.n_ctx, 1)
     hh, policy = resolve_budget(args.hh, args.policy, model.file)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     found = inspect(
         model,
         tokenizer,

@@ -22,7 +22,7 @@ from h2o_cpp.cli.options import (
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)[: args.max_tokens]
     rows = measure(

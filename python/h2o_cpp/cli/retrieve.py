@@ -23,7 +23,7 @@ from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _LENGTH = 512
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
     length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     tasks = {
         task: read_samples(tokenizer, args.data, n_samples)
         if task == "kv" and args.data is not None

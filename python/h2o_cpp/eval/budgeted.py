@@ -14,7 +14,7 @@ from h2o_cpp.measure.perplexity import token_losses
 from h2o_cpp.model.arguments import number, whole
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_model, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 # Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
 # depend on it; it bounds the logits, [64, n_vocab].
@@ -79,7 +79,7 @@ class BudgetedModel:
         self._model = open_model(path, device=device, threads=threads)
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else whole("n_ctx", n_ctx, 2, n_train)
-        self.tokenizer = TextTokenizer.of_model(self._model)
+        self.tokenizer = Tokenizer.of_model(self._model)
         self.hh = hh
         self.policy = policy
         self._chunk = self.n_ctx if chunk is None else whole("chunk", chunk, 1)

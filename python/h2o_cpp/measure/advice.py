@@ -16,7 +16,7 @@ from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.arguments import number, whole
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _N_CTX = 2048  # most tokens of a window
 _WINDOWS = 2  # that are read of a long text
@@ -85,7 +85,7 @@ def advise(
         raise ValueError("policies is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # they exist
     model = open_model(path, device="cpu", threads=threads)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)
     n_text = len(beginning) + len(tokens)

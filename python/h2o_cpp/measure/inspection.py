@@ -19,7 +19,7 @@ from h2o_cpp import _core
 from h2o_cpp.model.arguments import whole
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 # Heads that are looked at in one text: a few seconds' worth. Beyond it the cache is not looked at
 # after every step.
@@ -110,7 +110,7 @@ class Inspection:
 
 def inspect(
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: Sequence[int],
     policy: Policy,
     *,
@@ -207,7 +207,7 @@ class VisiblePieces:
     characters as their escapes.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._text = _core.Detokenizer()
         self._begins = True

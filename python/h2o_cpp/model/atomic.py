@@ -1,7 +1,6 @@
 """Output files that appear whole or not at all."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ def atomic_output(output: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"{output.parent}: no such directory")
     if output.exists() and not output.is_file():
         raise ValueError(f"{output}: not a regular file, so it cannot be replaced")
-    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}")
     try:
         try:
             yield temporary

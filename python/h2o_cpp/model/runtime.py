@@ -12,7 +12,7 @@ from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies, open_model
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
 _USEFUL = 16  # sequences at once: more of them are hardly faster on a CPU
@@ -23,7 +23,7 @@ class Runtime(NamedTuple):
 
     model: _core.Model
     engine: _core.Engine
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     policy: Policy | Sequence[Policy]  # of every sequence: one, or one for each layer
     n_sequences: int  # the most at once
 
@@ -68,10 +68,10 @@ def open_runtime(
     else:  # more than one when they are needed
         n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
         allocated = 1
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     engine = _core.Engine(
         model,
-        _core.Tokenizer(model.file, model.n_vocab),
+        tokenizer.core,
         policies=core_policies(policy),
         n_ctx=n_ctx,
         n_batch=n_batch,

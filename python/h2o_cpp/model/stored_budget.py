@@ -6,7 +6,6 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
-from shutil import copyfileobj
 from typing import IO, Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
@@ -84,6 +83,8 @@ def store_budget(
         (LOSS, struct.pack("<Id", 12, loss)),
     ):
         entries[key] = _string(key) + value
+    from shutil import copyfileobj  # which imports every compressor
+
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     with path.open("rb") as before, atomic_output(target) as temporary:
         magic, version, n_tensors, _ = _COUNTS.unpack(before.read(_COUNTS.size))

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from h2o_cpp.generation.trace import Kept
 from h2o_cpp.measure.inspection import VisiblePieces
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
 from h2o_cpp.serve.texts import ServedText
-from h2o_cpp.tokenizer import TextTokenizer
 
 
 class KeptView:
     """Of one text, look by look."""
 
-    def __init__(self, tokenizer: TextTokenizer, text: ServedText) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: ServedText) -> None:
         self._text = text
         self._pieces = VisiblePieces(tokenizer)
         self._n_pieces = 0
