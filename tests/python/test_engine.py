@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from h2o_cpp.generation.continuation import Continuation
+from h2o_cpp.generation.scheduler import Scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.generation.continuation import Continuation
 from h2o_cpp.generation.request import make_request
-from h2o_cpp.generation.scheduler import Scheduler
 from h2o_cpp.model.policy import POLICIES, named_policy
 
 MODELS = ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"]

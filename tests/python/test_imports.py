@@ -96,6 +96,8 @@ def test_every_folder_has_a_place() -> None:
 )
 def test_an_import_that_points_up_is_found(file: str, source: str, found: list[str]) -> None:
     assert upward(file, source) == found
+
+
 def test_only_numpy_at_once() -> None:
     """The other packages take longer to import than all of h2o_cpp; they wait for their use."""
     packages = ["gguf", "google.protobuf", "jinja2", "sentencepiece", "tokenizers", "tqdm"]

@@ -7,11 +7,11 @@ from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
+from h2o_cpp.generation.text_pieces import TextPieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Stream
-from h2o_cpp.generation.text_pieces import TextPieces
 from support.scripted_opt import END, scripted_opt, u32
 
 numbers = count()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from h2o_cpp.generation.text_pieces import TextPieces
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as HuggingFace
 from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
-from h2o_cpp.generation.text_pieces import TextPieces
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.original_tokenizers import CUTS, Original, check, check_bytes, original
 from support.scripted_opt import VISIBLE
