@@ -15,7 +15,7 @@ from h2o_cpp.bench import gpu_machine, machine
 from h2o_cpp.bench.matmul_peak import matmul_peak
 from h2o_cpp.bench.memory import peak_rss_bytes
 from h2o_cpp.bench.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.peers.engines.h2o import H2o
 
@@ -96,10 +96,10 @@ def measure(
     Raises FileNotFoundError, ValueError (a file or an option that makes no sense, or more tokens
     than the context has) and MemoryError.
     """
-    whole("prompt", prompt, 1)
-    whole("context", context, 0)
-    whole("n", n, 1)
-    whole("rounds", rounds, 1)
+    check_int("prompt", prompt, 1)
+    check_int("context", context, 0)
+    check_int("n", n, 1)
+    check_int("rounds", rounds, 1)
     path = find_model(path)
     engine = H2o(path, device=device, threads=threads, **options)
     model, session = engine.model, engine.session

@@ -16,7 +16,7 @@ from h2o_cpp.measure.analysis.power_law import LEAST_TOKENS
 from h2o_cpp.measure.analysis.report import REMOVALS, Report
 from h2o_cpp.measure.analysis.sparsity import sparsity
 from h2o_cpp.measure.perplexity import measure
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n = min(model.n_ctx_train, _MAX_TOKENS)
-    n = n if args.max_tokens is None else whole("max_tokens", args.max_tokens, 1)
+    n = n if args.max_tokens is None else check_int("max_tokens", args.max_tokens, 1)
     tokenizer = TextTokenizer.of_model(model)
     beginning = tokenizer.encode("")
     words = tokenizer.encode(text, add_special=False)[: n - len(beginning)]

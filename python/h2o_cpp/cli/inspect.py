@@ -16,7 +16,7 @@ import numpy as np
 from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
 from h2o_cpp.measure.inspection import Inspection, inspect
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_budget import resolve_budget
@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the text as the cache has it at its end, and a table; write the files asked for."""
     model = open_model(args.model, device=args.device, threads=args.threads)
     if args.layer is not None:
-        whole("layer", args.layer, 0, model.n_layers - 1)
+        check_int("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:
-        whole("head", args.head, 0, model.n_kv_heads - 1)
-    n_ctx = model.n_ctx_train if args.n_ctx is None else whole("n_ctx", args.n_ctx, 1)
+        check_int("head", args.head, 0, model.n_kv_heads - 1)
+    n_ctx = model.n_ctx_train if args.n_ctx is None else check_int("n_ctx", args.n_ctx, 1)
     hh, policy = resolve_budget(args.hh, args.policy, model.file)
     tokenizer = TextTokenizer.of_model(model)
     found = inspect(

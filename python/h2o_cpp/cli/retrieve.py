@@ -22,7 +22,7 @@ from h2o_cpp.cli.options import (
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.tokenizer import TextTokenizer
 
@@ -78,10 +78,12 @@ def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(5 * len(args.task), 4)
     filler = FILLER if args.text is None else read_text(args.text)
-    n_samples = whole("samples", args.samples, 1)
+    n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
-    length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
+    length = (
+        length if args.length is None else check_int("length", args.length, 1, model.n_ctx_train)
+    )
     tokenizer = TextTokenizer.of_model(model)
     tasks = {
         task: read_samples(tokenizer, args.data, n_samples)

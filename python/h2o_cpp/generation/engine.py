@@ -21,7 +21,7 @@ from h2o_cpp.generation.scheduler import Scheduler
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.turn import Turn
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import Policy, choose_policy
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Engine(Closing):
         """`turn` is that of the sequences; it is given back by close()."""
         self._runtime = runtime()
         self._seeds = seeds
-        self._worker = _Worker(self._runtime, turn, whole("max_queue", max_queue, 1))
+        self._worker = _Worker(self._runtime, turn, check_int("max_queue", max_queue, 1))
         self._finalizer = weakref.finalize(self, self._worker.stop)  # at exit of Python, too
         self._worker.start()
 

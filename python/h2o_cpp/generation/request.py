@@ -16,7 +16,7 @@ from h2o_cpp import _core
 from h2o_cpp.generation.record import Record
 from h2o_cpp.generation.runtime import Runtime
 from h2o_cpp.generation.snapshot import Snapshot
-from h2o_cpp.model.arguments import number, whole
+from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.policy import Policy
 
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
@@ -148,7 +148,7 @@ def make_request(
     """
     tokens = prompt_tokens(runtime, prompt, parse_special, after, endless=policy is not None)
     if max_tokens is not None:
-        max_tokens = whole("max_tokens", max_tokens, 1, None)
+        max_tokens = check_int("max_tokens", max_tokens, 1, None)
     stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
     if not all(stops):
         raise ValueError("stop has an empty string, which would end every text at once")
@@ -157,14 +157,14 @@ def make_request(
         seed = seeds.getrandbits(64)
     sampling = Sampling(
         runtime.model.n_vocab,
-        seed=whole("seed", seed, 0, 2**64 - 1),
+        seed=check_int("seed", seed, 0, 2**64 - 1),
         random_state=random_state,
-        temperature=number("temperature", temperature),
-        top_k=whole("top_k", top_k, 0),
-        top_p=number("top_p", top_p),
-        min_p=number("min_p", min_p),
-        repeat_penalty=number("repeat_penalty", repeat_penalty),
-        repeat_last_n=whole("repeat_last_n", repeat_last_n, -1),
+        temperature=check_float("temperature", temperature),
+        top_k=check_int("top_k", top_k, 0),
+        top_p=check_float("top_p", top_p),
+        min_p=check_float("min_p", min_p),
+        repeat_penalty=check_float("repeat_penalty", repeat_penalty),
+        repeat_last_n=check_int("repeat_last_n", repeat_last_n, -1),
     )
     return Request(tokens, after, sampling, max_tokens, stops, ignore_eos, policy, record)
 

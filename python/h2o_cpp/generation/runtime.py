@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
@@ -64,13 +64,13 @@ def open_runtime(
     max_resident: int | str | None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
-    n_batch = whole("n_batch", n_batch, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
     model = open_model(path, device=device, threads=threads, max_resident=max_resident)
-    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
+    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is None:
-        n_sequences = 1 if max_sequences is None else whole("max_sequences", max_sequences, 1)
+        n_sequences = 1 if max_sequences is None else check_int("max_sequences", max_sequences, 1)
     elif max_sequences is None:
         n_sequences = capacity(
             model, memory, policy=policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions

@@ -17,7 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
 from h2o_cpp.generation.text_pieces import TextPieces
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
 from h2o_cpp.tokenizer import TextTokenizer
@@ -61,17 +61,17 @@ class Inspection:
         [n_layers, n_kv_heads, n]; exact for the entries of `self.seen`.
         """
         n = len(self.tokens)
-        seen = n if seen is None else whole("seen", seen, 0, n)
+        seen = n if seen is None else check_int("seen", seen, 0, n)
         alive = (self.evicted_at == 0) | (self.evicted_at > seen)
         return np.asarray(alive & (np.arange(n) < seen))
 
     def summary(self, layer: int, kv_head: int | None = None) -> Summary:
         """What `layer` keeps at the end: of all its KV heads, or of one."""
         n_layers, n_kv_heads, n = self.evicted_at.shape
-        layer = whole("layer", layer, 0, n_layers - 1)
+        layer = check_int("layer", layer, 0, n_layers - 1)
         heads = slice(None)
         if kv_head is not None:
-            kv_head = whole("kv_head", kv_head, 0, n_kv_heads - 1)
+            kv_head = check_int("kv_head", kv_head, 0, n_kv_heads - 1)
             heads = slice(kv_head, kv_head + 1)
         of_layer = self.kept()[layer]
         kept, scores = of_layer[heads], self.scores[layer, heads].astype(np.float64)
@@ -133,9 +133,9 @@ def inspect(
 
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
-    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-    n_batch = whole("n_batch", n_batch, 1)
-    whole("max_tokens", max_tokens, 0)
+    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
+    check_int("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
     session = open_session(

@@ -22,7 +22,7 @@ from h2o_cpp.measure.prediction import (
     least_bytes,
     placements,
 )
-from h2o_cpp.model.arguments import bytes_of, number, whole
+from h2o_cpp.model.arguments import bytes_of, check_float, check_int
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
@@ -86,17 +86,17 @@ def plan(
     from h2o_cpp.bench.traffic import weights
 
     n_bytes = bytes_of("memory", memory)
-    whole("prompt", prompt, 1)
-    whole("n", n, 1)
-    n_batch = whole("n_batch", n_batch, 1)
-    most = MOST_SEQUENCES if sequences is None else whole("sequences", sequences, 1)
+    check_int("prompt", prompt, 1)
+    check_int("n", n, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
+    most = MOST_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
     given = {
         "memory_bandwidth": memory_bandwidth,
         "storage_bandwidth": storage_bandwidth,
         "flops": flops,
     }
     for name, value in given.items():
-        if value is not None and not 0 < number(name, value) < float("inf"):
+        if value is not None and not 0 < check_float(name, value) < float("inf"):
             raise ValueError(f"{name}={value!r}, expected more than 0 per second")
     file = find_model(path)
     model = _core.GgufShards(file)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import uvicorn
 from fastapi import FastAPI
 
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 
 _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 
@@ -25,9 +25,9 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             host=host,
-            port=whole("port", port, 0, 65535),
+            port=check_int("port", port, 0, 65535),
             server_header=False,
-            timeout_graceful_shutdown=whole("grace", grace, 0) + _TO_SEND_SECONDS,
+            timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
         )
         super().__init__(config)
         self._app = app
