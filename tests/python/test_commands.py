@@ -15,7 +15,7 @@ import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Stream
 from h2o_cpp.cli import _GROUPS, main
-from h2o_cpp.cli.marks import color_wanted
+from h2o_cpp.cli.token_colors import color_wanted
 from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
-from h2o_cpp.cli.lines import editing, history_file, is_quoted, messages, unquoted
+from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
 from h2o_cpp.cli.options import add_options
 from h2o_cpp.cli.run import show
 from h2o_cpp.generation.request import ContextFullError

@@ -11,8 +11,8 @@ import numpy as np
 
 from h2o_cpp.chat import Chat
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import budget, open_generator, read_template, stream_options
+from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces
@@ -121,12 +121,12 @@ class Conversation:
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
         policy = self.generator.policy
-        shown = marks(
+        shown = token_styles(
             kept.mean(axis=(0, 1)).tolist(), policy if isinstance(policy, Policy) else policy[0]
         )
         pieces = VisiblePieces(self.generator.tokenizer)
         color = color_wanted(sys.stderr)
-        _tell("".join(marked(shown, [pieces.push(token) for token in tokens], color=color)))
+        _tell("".join(styled(shown, [pieces.push(token) for token in tokens], color=color)))
         _tell(legend(set(shown), color=color, one_head=False))
 
     def _reset(self, _: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
+from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import budget_policy
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
-    shown = marks(_shares(found, args.layer, args.head), found.policy)
-    for run_of_text in marked(shown, found.pieces, color=color):
+    shown = token_styles(_shares(found, args.layer, args.head), found.policy)
+    for run_of_text in styled(shown, found.pieces, color=color):
         print(run_of_text, end="")
     print("\n")
     one_head = args.layer is not None and args.head is not None
