@@ -13,8 +13,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import MODEL, add_threads, names, read_text
+from h2o_cpp.cli.options import MODEL, add_threads
 from h2o_cpp.measure.advice import Advice, advise
 from h2o_cpp.model.stored_budget import store_budget
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.cli.options import MODEL, add_threads, read_text
+from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.options import MODEL, add_threads
 from h2o_cpp.measure.analysis.attention import accumulated_attention, attention_rows
 from h2o_cpp.measure.analysis.panels import draw_report
 from h2o_cpp.measure.analysis.plots import new_figure

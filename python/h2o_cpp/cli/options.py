@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.cli.argument_types import amount, budget, kv_types, names
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.generation.request import Sampling, StreamOptions
 from h2o_cpp.model.policy import POLICIES
-from h2o_cpp.model.stored_budget import Budget
 
 
 class _Arguments(Protocol):
@@ -105,7 +104,7 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     )
     cache.add_argument(
         "--recent",
-        type=_amount,
+        type=amount,
         metavar="X",
         help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
     )
@@ -173,7 +172,7 @@ def add_kv_dtype(parser: _Arguments) -> None:
     """Add --kv-dtype."""
     parser.add_argument(
         "--kv-dtype",
-        type=_kv_types,
+        type=kv_types,
         default="f16",
         metavar="TYPE[,TYPE]",
         help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
@@ -243,64 +242,3 @@ def read_prompt(text: str, file: Path | None) -> str:
     if file is not None:
         return read_text(file).removesuffix("\n")
     return sys.stdin.read().removesuffix("\n") if text == "-" else text
-
-
-def read_template(given: str | None) -> str | None:
-    """A chat template, or that of the file after an @."""
-    if given is None or not given.startswith("@"):
-        return given
-    return read_text(Path(given[1:]))
-
-
-def read_text(file: Path) -> str:
-    """The UTF-8 text of a file."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as a CSV file; the first one names the columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def names(text: str) -> list[str]:
-    """A list of names, as an argument."""
-    return text.split(",")
-
-
-def fractions(text: str) -> list[float]:
-    """A list of fractions, as an argument."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
-
-
-def _kv_types(text: str) -> str | tuple[str, str]:
-    """One type ("q8_0") or two ("q8_0,q4_0")."""
-    k, comma, v = text.partition(",")
-    return (k, v) if comma else k
-
-
-def budget(text: str) -> Budget:
-    """An amount, or what the file recommends."""
-    return "auto" if text == "auto" else _amount(text)
-
-
-def _amount(text: str) -> float:
-    """A number of tokens if it is whole ("400"), otherwise a fraction ("0.2")."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            "expected a fraction such as 0.2 or a number of tokens such as 400"
-        ) from None

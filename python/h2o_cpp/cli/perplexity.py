@@ -10,17 +10,10 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_cpp.cli.argument_types import fractions
+from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import (
-    MODEL,
-    add_csv,
-    add_kv_dtype,
-    add_policies,
-    add_threads,
-    fractions,
-    read_text,
-    write_csv,
-)
+from h2o_cpp.cli.options import MODEL, add_csv, add_kv_dtype, add_policies, add_threads
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.model.session import open_model

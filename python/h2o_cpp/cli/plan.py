@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_threads, budget
+from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_threads
 from h2o_cpp.measure.planner import Plan, plan
 from h2o_cpp.measure.prediction import Candidate
 from h2o_cpp.model.arguments import bytes_of

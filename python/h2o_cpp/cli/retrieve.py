@@ -8,17 +8,9 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.cli.options import (
-    MODEL,
-    add_csv,
-    add_kv_dtype,
-    add_policies,
-    add_threads,
-    fractions,
-    names,
-    read_text,
-    write_csv,
-)
+from h2o_cpp.cli.argument_types import fractions, names
+from h2o_cpp.cli.files import read_text, write_csv
+from h2o_cpp.cli.options import MODEL, add_csv, add_kv_dtype, add_policies, add_threads
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples

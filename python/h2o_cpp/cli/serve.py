@@ -10,7 +10,8 @@ import argparse
 import os
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.cli.options import MODEL, add_cache, add_machine, open_generator, read_template
+from h2o_cpp.cli.files import read_template
+from h2o_cpp.cli.options import MODEL, add_cache, add_machine, open_generator
 from h2o_cpp.model.arguments import bytes_of
 
 _MAX_SEQUENCES = 8
