@@ -44,7 +44,7 @@ def test_help_lists_every_module(
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
             assert f"| `{name}` | {summary} |" in page
     assert max(map(len, text.splitlines())) <= 80
-    assert text.index("write texts:") < text.index("  run ") < text.index("model files:")
+    assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
     assert re.search(r"exit status:\n  0 +done\n  1 .*\n  2 .*\n  130 ", text)
 
 

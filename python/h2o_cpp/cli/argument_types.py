@@ -26,6 +26,24 @@ def kv_types(text: str) -> str | tuple[str, str]:
     return (k, v) if comma else k
 
 
+def n_ctx(text: str) -> int | None:
+    """A number of tokens; 0, as llama.cpp has it, is the trained length."""
+    return _integer(text) or None
+
+
+def seed(text: str) -> int | None:
+    """A seed; -1, as llama.cpp has it, is a different one each time."""
+    number = _integer(text)
+    return None if number == -1 else number
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
 def budget(text: str) -> Budget:
     """An amount, or what the file recommends."""
     return "auto" if text == "auto" else amount(text)

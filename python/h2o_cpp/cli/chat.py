@@ -11,17 +11,24 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
 from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
-from h2o_cpp.cli.options import add_options
+from h2o_cpp.cli.options import add_generation, add_model
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import show
 from h2o_cpp.generation.request import ContextFullError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
+    add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
-        "--system", metavar="TEXT", help="what the model is told first (default: nothing)"
+        "--system",
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        help="what the model is told first (default: nothing)",
     )
     parser.add_argument(
         "--template",
@@ -36,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     history.add_argument(
         "--no-history", action="store_true", help="forget them at the end (default: remember)"
     )
-    add_options(parser)
+    add_generation(parser)
 
 
 def run(args: argparse.Namespace) -> int:

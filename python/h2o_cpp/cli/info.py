@@ -10,7 +10,8 @@ from math import prod
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.options import MODEL
+from h2o_cpp.cli.options import add_model
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.arguments import kv_dtypes
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.model_files import find_model
@@ -20,9 +21,9 @@ _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(parser)
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
+from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_prompt, read_prompt
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.arguments import check_int
@@ -23,16 +24,10 @@ from h2o_cpp.model.stored_budget import resolve_budget
 from h2o_cpp.tokenizer import TextTokenizer
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("text", nargs="?", metavar="TEXT", help='the text; "-" reads stdin')
-    text.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from FILE")
-    add_model(parser)
-    parser.add_argument(
-        "-n", "--max-tokens", type=int, default=0, metavar="N",
-        help="continue the text greedily by at most N tokens (default: %(default)s)",
-    )  # fmt: skip
+    add_prompt(parser, "TEXT", "the text")
+    add_max_tokens(parser, 0, "continue the text greedily by at most N tokens")
     add_cache(parser, n_batch=1)
     add_machine(parser)
 
@@ -60,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     found = inspect(
         model,
         tokenizer,
-        tokenizer.encode(read_prompt(args.text, args.file)),
+        tokenizer.encode(read_prompt(args)),
         budget_policy(hh, args.recent, n_ctx, policy),
         n_ctx=n_ctx,
         positions=args.positions,
