@@ -65,7 +65,7 @@ class Rope:
 class KVCache:
     """One layer's cache, for one sequence or several, running the attention code of the engine.
 
-    Raises ValueError for shapes and policies that make no sense, MemoryError when it does not fit.
+    Raises ValueError for invalid shapes and policies, MemoryError when it does not fit.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def test_run_reads_the_prompt_from_a_file(
     (tmp_path / "prompt.txt").write_bytes(b"caf\xe9")
     assert main(["run", "-f", str(tmp_path / "prompt.txt")]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: no UTF-8 text")
+    assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: not UTF-8 text")
 
 
 def test_short_options_and_those_of_repeats(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def measure(
     as many threads read from an array in memory; on a GPU, of what it reads and writes when it
     copies one, by PyTorch. Memory is that of this process.
 
-    Raises FileNotFoundError, ValueError (a file or an option that makes no sense, or more tokens
+    Raises FileNotFoundError, ValueError (an invalid file or option, or more tokens
     than the context has) and MemoryError.
     """
     check_int("prompt", prompt, 1)

@@ -1,4 +1,4 @@
-"""Find the smallest cache that costs little on a text of yours: the budget for --hh.
+"""Find the smallest cache that costs little on your text: the budget for --hh.
 
 The perplexity of the text is measured with the full cache, and with less and less of it, by
 bisection: where more budget is not always better, a smaller one may be as good. --write stores the

@@ -50,7 +50,7 @@ def budget(text: str) -> Budget:
 
 
 def amount(text: str) -> float:
-    """A number of tokens if it is whole ("400"), otherwise a fraction ("0.2")."""
+    """A number of tokens if it is an integer ("400"), otherwise a fraction ("0.2")."""
     try:
         return int(text)
     except ValueError:

@@ -1,6 +1,6 @@
 """Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
 
-Decoding one token reads all weights but the tables that are looked up, and K and V of the tokens
+Decoding one token reads all weights but the embedding tables, and K and V of the tokens
 that are kept; "of reading" compares that with an array that as many threads read, "of copying"
 with what a GPU reads and writes when PyTorch copies one.
 """

@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
         "-sys",
         "--system-prompt",
         metavar="TEXT",
-        help="what the model is told first (default: nothing)",
+        help="the system prompt (default: nothing)",
     )
     parser.add_argument(
         "--template",
@@ -38,10 +38,10 @@ def add_arguments(parser: Parser) -> None:
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
-        help="where a terminal's lines are remembered (default: ~/.local/state/h2o-cpp/history)",
+        help="where typed lines are kept (default: ~/.local/state/h2o-cpp/history)",
     )  # fmt: skip
     history.add_argument(
-        "--no-history", action="store_true", help="forget them at the end (default: remember)"
+        "--no-history", action="store_true", help="do not keep them (default: keep)"
     )
     add_generation(parser)
 
@@ -49,8 +49,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer each message of stdin on stdout; all else goes to stderr.
 
-    A message that cannot be answered, or a command that cannot be obeyed, is an error, and the
-    status 1 at the end; the conversation goes on as if it had not been said.
+    A message that cannot be answered, or a command that fails, is an error, and the
+    status is 1 at the end; the conversation continues without it.
     """
     status = 0
     history = None if args.no_history else args.history or history_file()
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             for text in messages():
                 if not text.strip():
                     continue
-                if not _obey_or_answer(conversation, text):
+                if not _run_or_answer(conversation, text):
                     status = 1
         except EOFError:  # /exit
             pass
@@ -69,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _obey_or_answer(conversation: Conversation, text: str) -> bool:
-    """Whether it could be done."""
+def _run_or_answer(conversation: Conversation, text: str) -> bool:
+    """Whether that succeeded."""
     try:
         if not is_quoted(text) and text.lstrip().startswith("/"):
             conversation.command(text)
         else:
             show(conversation.generator, conversation.say(unquoted(text)))
     except ContextFullError as error:
-        _tell_error(f"{error}: say less, or /reset to begin anew")
+        _tell_error(f"{error}: send a shorter message, or /reset")
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, ValueError, MemoryError) as error:

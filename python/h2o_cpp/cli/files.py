@@ -19,7 +19,7 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -1,5 +1,5 @@
-"""Continue many prompts, from a file to a file. A job that was stopped, or killed, goes on where it
-was when it is started again: lines that the output has are not computed again."""
+"""Continue many prompts, from a file to a file. A job that was stopped, or killed, resumes when
+it is started again: lines that the output has are not computed again."""
 
 from __future__ import annotations
 

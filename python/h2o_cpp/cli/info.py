@@ -126,7 +126,7 @@ def _capacities(file: str, metadata: Mapping[str, Any], memory: str) -> Iterator
 
 
 def mebibytes(n: int) -> str:
-    """`n` bytes for people."""
+    """`n` bytes in MiB."""
     return f"{n / 2**20:.2f} MiB"
 
 

@@ -36,7 +36,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
         raise ValueError(f"{path}: not a readable SentencePiece model ({error})") from error
 
     for value, why in (
-        (trainer.get(_MODEL_TYPE) != _BPE, "it is no BPE model"),
+        (trainer.get(_MODEL_TYPE) != _BPE, "it is not a BPE model"),
         (trainer.get(_WHITESPACE_AS_SUFFIX), "it puts spaces at the ends of words"),
         (normalizer.get(_CHARSMAP), "it normalises characters"),
         (not normalizer.get(_ESCAPE_WHITESPACES, 1), "it keeps spaces"),

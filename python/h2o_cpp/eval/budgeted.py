@@ -87,7 +87,7 @@ class BudgetedModel:
         self.clear_usage()
 
     def clear_usage(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self._kept: list[int] = []
         self._bytes: list[int] = []
         self._truncated = 0
@@ -137,12 +137,12 @@ class BudgetedModel:
         n_batch = min(self._chunk, len(tokens))
         session = self._open(len(tokens), n_ctx=len(tokens) + max_tokens, n_batch=n_batch)
         logits = _read(session, tokens)
-        said: list[int] = []
+        output: list[int] = []
         text = ""
         while (token := int(logits.argmax())) not in self.tokenizer.end_tokens:
-            said.append(token)
-            text = self.tokenizer.decode(said)
-            if len(said) == max_tokens or any(s in text for s in stop):
+            output.append(token)
+            text = self.tokenizer.decode(output)
+            if len(output) == max_tokens or any(s in text for s in stop):
                 break
             logits = session.step([(0, np.array([token], np.int32))])
         self._count(session)

@@ -1,4 +1,4 @@
-"""Advice: the smallest cache that costs a text no more than one is ready to lose."""
+"""Advice: the smallest cache whose loss of perplexity on a text is acceptable."""
 
 from __future__ import annotations
 

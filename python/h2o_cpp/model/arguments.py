@@ -29,7 +29,7 @@ def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX
 
 
 def check_float(name: str, value: object) -> float:
-    """`value` as a float; ValueError, naming the argument, if it is no number."""
+    """`value` as a float; ValueError, naming the argument, if it is not a number."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):
             return float(value)

@@ -38,7 +38,7 @@ class ModelShape:
 
     @staticmethod
     def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
-        """Of a GGUF file's; None if it is no model, or one whose layers differ."""
+        """Of a GGUF file's; None if it is not a model, or one whose layers differ."""
         architecture = metadata.get("general.architecture", "")
 
         def key(name: str) -> Any:

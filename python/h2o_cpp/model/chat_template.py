@@ -59,7 +59,7 @@ class ChatTemplate:
             self._literals = {str(constant.value) for constant in constants}
             self._template = self._environment.from_string(_with_checks(parsed))
         except (TemplateError, RecursionError) as error:
-            raise ValueError(f"the chat template is no Jinja2 template: {error}") from None
+            raise ValueError(f"the chat template is not valid Jinja2: {error}") from None
         self._source = source
         self._tokenizer = tokenizer
 
@@ -71,7 +71,7 @@ class ChatTemplate:
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
         """What follows a reply of the assistant between `before` and `after`, as tokens.
 
-        The reply itself stays as the model said it, whatever the template would make of it.
+        The reply itself stays as the model generated it, whatever the template would make of it.
         """
         unused = unused_characters([self._source, *_texts(before), *_texts(after)])
         mark = next(unused)
@@ -94,7 +94,7 @@ class ChatTemplate:
         return tokens
 
     def _parts(self, messages: Sequence[Message], unused: Iterator[str]) -> Iterator[int | str]:
-        """The conversation as special tokens and the texts between them."""
+        """The conversation as special tokens and the strings between them."""
         special, spell = self._tokenizer.special, self._tokenizer.token_text
         # What the template looks for in a message it must find there: "<think>", say.
         disguise = special.disguise(unused, self._literals)

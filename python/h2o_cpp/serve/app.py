@@ -48,13 +48,13 @@ def create_app(
     name: of the model, as clients ask for it.
     template: a Jinja2 chat template; default: the file's own. Without any, chats are refused.
     api_key: what clients must have to use /v1.
-    max_queue: texts that may wait for a sequence; a request beyond is answered 429.
-    max_tokens: the most that a text may ask for; default: n_ctx.
-    max_prompt: the most tokens of a prompt, which matters where a text may be endless; default:
+    max_queue: prompts that may wait for a sequence; further requests get status 429.
+    max_tokens: the most tokens that a request may ask for; default: n_ctx.
+    max_prompt: the most tokens of a prompt, which matters where generation may be endless; default:
         n_ctx.
     max_body_bytes: of a request.
 
-    Raises ValueError for options out of range and a template that makes no sense.
+    Raises ValueError for options out of range and an invalid template.
     """
     service = Service(
         generator,

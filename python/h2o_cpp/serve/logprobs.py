@@ -16,10 +16,10 @@ from h2o_cpp.tokenizer import TextTokenizer
 
 
 class CompletionTokens:
-    """Tells the tokens of one text, and where in it they are, part by part."""
+    """Log-probabilities of one sequence's tokens, and where each is in the text, part by part."""
 
     def __init__(self, tokenizer: TextTokenizer, after: Sequence[int]) -> None:
-        """`after`: the tokens before them that are not told."""
+        """`after`: the tokens before them, which are left out."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0  # characters so far
@@ -72,7 +72,7 @@ def chat_logprobs(tokenizer: TextTokenizer, found: Iterable[TokenLogprob]) -> Ch
 
 
 def _spelling(tokenizer: TextTokenizer, token: int) -> str:
-    """A token's text; its bytes where they are no whole characters; a special token's name."""
+    """A token's text; its bytes where they are not complete characters; a special token's name."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode("utf-8") or tokenizer.token_text(token)

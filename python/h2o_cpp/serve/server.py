@@ -15,7 +15,7 @@ _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, whose texts may go on for `grace` seconds after SIGTERM or SIGINT.
+    """Uvicorn, whose requests may go on for `grace` seconds after SIGTERM or SIGINT.
 
     Then they are cancelled, and their clients are told so.
     """
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
             ending.cancel()
 
     def serve_until_signal(self) -> bool:
-        """Listen; returns whether it could."""
+        """Listen; returns whether that succeeded."""
         with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits where the port is taken
             self.run()
         return bool(self.started)

@@ -87,7 +87,7 @@ class TextTokenizer:
         return ids if ids[:1] == self._before else [*self._before, *ids]
 
     def encode_parts(self, parts: Iterable[int | str], *, begins: bool = True) -> list[int]:
-        """Tokens of a text given as tokens and texts; begins: it does not continue another."""
+        """Tokens of a text given as tokens and strings; begins: it does not continue another."""
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
