@@ -213,5 +213,5 @@ def test_command_refuses(
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
     assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt")]) == 1
     assert "the text has 5 tokens, expected at least 20" in capsys.readouterr().err
-    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "0"]) == 1
-    assert "max_tokens=0" in capsys.readouterr().err
+    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "0"]) == 1
+    assert "text_tokens=0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""GGUF files that are well formed, and hold a model that makes no sense."""
+"""GGUF files that are well formed, and hold an invalid model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths, options, prompts and tokens that make no sense: one clear error each."""
+"""Paths, options, prompts and tokens that are invalid: one clear error each."""
 
 from __future__ import annotations
 

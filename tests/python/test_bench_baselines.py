@@ -38,7 +38,7 @@ def test_an_engine_answers() -> None:
         assert len(answer.seconds) == 1
         assert answer.seconds[0] > 0
         assert answer.peak_rss_bytes > 1 << 20
-        for context in (11, 20, 5):  # goes on, reads more, begins anew
+        for context in (11, 20, 5):  # goes on, reads more, starts again
             assert len(engine.decode(context, 3).seconds) == 3
 
 

@@ -57,10 +57,10 @@ def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/etc/passwd", "/etc/passwd is no command; /help lists them"),
-        ("/", "/ is no command"),
-        ("/Exit", "/Exit is no command"),
-        ("/stats now", "/stats takes nothing, got 'now'"),
+        ("/etc/passwd", "/etc/passwd is not a command (/help lists them)"),
+        ("/", "/ is not a command"),
+        ("/Exit", "/Exit is not a command"),
+        ("/stats now", "/stats takes no argument, got 'now'"),
         ("/save", "expected /save FILE"),
         ("/save nowhere/talk", "nowhere: no such directory"),
         ("/load nowhere", "nowhere"),
@@ -86,7 +86,7 @@ def test_before_anything_is_said(converse: Converse) -> None:
     status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
     assert status == 1
     assert err.splitlines()[0] == "error: the conversation has not begun"
-    assert err.splitlines()[1] == "error: nothing has been said"
+    assert err.splitlines()[1] == "error: the conversation is empty"
     assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
 
 

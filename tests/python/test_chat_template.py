@@ -172,7 +172,7 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            ("{% for %}", "is not a Jinja2 template"),
+            ("{% for %}", "is not valid Jinja2"),
             ("{{ raise_exception('No system, please') }}", "No system, please"),
             ("{{ messages[5].content + 'a' }}", "refuses these messages"),
             ("{{ messages[0].content + 1 }}", "refuses these messages"),

@@ -15,7 +15,7 @@ import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Stream
 from h2o_cpp.cli import _GROUPS, main
-from h2o_cpp.cli.marks import color_wanted
+from h2o_cpp.cli.token_colors import color_wanted
 from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def test_help_lists_every_module(
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
             assert f"| `{name}` | {summary} |" in page
     assert max(map(len, text.splitlines())) <= 80
-    assert text.index("write texts:") < text.index("  run ") < text.index("model files:")
+    assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
     assert re.search(r"exit status:\n  0 +done\n  1 .*\n  2 .*\n  130 ", text)
 
 

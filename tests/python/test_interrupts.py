@@ -131,7 +131,7 @@ def test_a_stream_that_was_never_made() -> None:
     Stream.__new__(Stream).__del__()
 
 
-def read_anew(generator: Generator) -> None:
+def read_again(generator: Generator) -> None:
     generator.read([5, *divmod(next(_UNREAD), 4000)])
 
 
@@ -149,7 +149,7 @@ _UNREAD = itertools.count(7)
         (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
         (lambda g: g.generate([[5, 6], [7]], temperature=0, max_tokens=2), False),
         (lambda g: g.logits([5, 6, 7]), True),
-        (read_anew, True),
+        (read_again, True),
         (generate_and_save, True),
     ],
     ids=["generate", "batch", "logits", "read", "save"],

@@ -197,7 +197,7 @@ def test_less_cache_more_texts() -> None:
     assert h2o.chosen.tokens_per_second > full.chosen.tokens_per_second
     few = plan(BUNDLED_MODEL, "24MiB", prompt=256, n=256, sequences=2, **GIVEN)
     assert few.chosen.sequences == 2
-    assert few.why.endswith("There are no more texts.")
+    assert few.why.endswith("There are no more prompts.")
 
 
 def test_measured() -> None:

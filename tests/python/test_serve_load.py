@@ -1,4 +1,4 @@
-"""Many clients at once: who stay, leave, read slowly, not at all, or send what makes no sense.
+"""Many clients at once: who stay, leave, read slowly, not at all, or send malformed requests.
 
 H2O_LOAD says how many; -s shows what they met.
 """

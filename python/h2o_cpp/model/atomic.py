@@ -1,4 +1,4 @@
-"""Output files that appear whole or not at all."""
+"""Output files that are complete or absent."""
 
 import os
 from collections.abc import Iterator
@@ -27,5 +27,5 @@ def atomic_output(output: Path) -> Iterator[Path]:
         if error.filename is not None and str(error.filename) != str(temporary):
             raise  # it is about another file
         if error.errno is None:  # as numpy's of a short write
-            raise OSError(f"{output}: could not be written whole; is space left?") from error
+            raise OSError(f"{output}: could not be completed; is the disk full?") from error
         raise OSError(error.errno, os.strerror(error.errno), str(output)) from None

@@ -43,7 +43,7 @@ class ChatTemplate:
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
         """What follows a reply of the assistant between `before` and `after`, as tokens.
 
-        The reply itself stays as the model said it, whatever the template would make of it.
+        The reply itself stays as the model generated it, whatever the template would make of it.
         """
         unused = unused_characters([self._source, *_texts(before), *_texts(after)])
         mark = next(unused)

@@ -24,12 +24,12 @@ _COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries: 
 def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float | None, P | str]:
     """hh and policy as given; those that the file recommends if hh is "auto".
 
-    Raises ValueError if it recommends none, or nonsense.
+    Raises ValueError if it recommends none, or an invalid one.
     """
     if hh is None or not isinstance(hh, str):
         return hh, policy
     if hh != "auto":
-        raise ValueError(f"hh={hh!r}, expected a fraction, a whole number of tokens or 'auto'")
+        raise ValueError(f"hh={hh!r}, expected a fraction, a number of tokens or 'auto'")
     if policy is not None:
         raise ValueError("hh='auto' brings its own policy; give a budget to choose one")
     metadata = file.metadata()
@@ -60,7 +60,7 @@ def store_budget(
     """Write a GGUF file again, with this budget as what it recommends.
 
     source: a GGUF file; of a split model the first.
-    output: the file to write; default: instead of `source`. It appears whole or not at all.
+    output: the file to write; default: instead of `source`. It is complete or absent.
     hh, policy: as for Generator; n_ctx, loss: of what context, and what it cost there.
 
     All else, weights and other metadata, is copied byte for byte. Raises FileNotFoundError,

@@ -16,7 +16,7 @@ from h2o_cpp.serve.responses import (
 
 
 class CompletionTokens:
-    """Tells the tokens of one text, and where in it they are, part by part."""
+    """Log-probabilities of one sequence's tokens, and where each is in the text, part by part."""
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
         """`after`: the tokens before them that are not told."""

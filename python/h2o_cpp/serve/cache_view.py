@@ -1,4 +1,4 @@
-"""What the cache keeps of a text, as clients are shown it."""
+"""What the cache keeps of a sequence, as clients see it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
 from h2o_cpp.serve.texts import ServedText
 
 
-class KeptView:
-    """Of one text, look by look."""
+class CacheView:
+    """What the cache keeps of one sequence, observation by observation."""
 
     def __init__(self, tokenizer: Tokenizer, text: ServedText) -> None:
         self._text = text
@@ -22,7 +22,7 @@ class KeptView:
         self._last: Kept | None = None
 
     def new(self) -> KeptTokens | None:
-        """What was kept at the last look, unless that has been shown."""
+        """What was kept when last observed; None if that has been returned before."""
         kept = self._text.record.kept
         if kept is None or kept is self._last:
             return None
