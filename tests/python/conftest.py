@@ -6,18 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from h2o_cpp import Generator, _core
 from h2o_cpp.tokenizer import TextTokenizer
 from support.background import greedy
+from support.random_search import load_profile
 from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+load_profile()
 
 # A shell's background job ignores it, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from h2o_cpp import _core
 from h2o_cpp.tokenizer import TextTokenizer
 from h2o_cpp.tokenizer.pre_tokenizers import _BY_NAME
+from support.random_search import examples
 from support.scripted_opt import VISIBLE
 from support.tokenizer_pair import Pair, pair, pair_of_file, write
 from support.vocabularies import (
@@ -30,7 +31,9 @@ from support.vocabularies import (
 )
 from test_tokenizer import TEXTS as MORE_TEXTS
 
-thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 # What the tables of Unicode are asked about, and characters near their edges.
 hard_text = st.text(
     st.one_of(

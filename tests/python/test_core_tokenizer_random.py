@@ -6,11 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.random_search import examples
 from support.tokenizer_pair import pair
 from support.vocabularies import sentence_pieces
 
 S = "\u2581"
-thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 pieces = st.lists(
     st.tuples(
         st.text(f"ab{S} é", min_size=1, max_size=4),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core, plan
@@ -97,7 +97,6 @@ def simulated_pass(n_layers: int, m: int, layer: float, rest: float, bring: floa
     flops=st.floats(100, 1e5),
     memory=st.integers(450, 3000),
 )
-@settings(max_examples=100)
 def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: int) -> None:
     sizes = replace(SIZES, layers=(100,) * n_layers)
     speeds = Speeds(100.0, storage, flops)
@@ -121,7 +120,6 @@ def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: in
     storage=st.floats(1, 1e4),
     flops=st.floats(100, 1e6),
 )
-@settings(max_examples=100)
 def test_what_is_chosen(memory: int, slab: int, storage: float, flops: float) -> None:
     job = replace(JOB, slab_bytes=slab)
     speeds = Speeds(100.0, storage, flops)

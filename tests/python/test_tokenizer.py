@@ -14,6 +14,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
 from h2o_cpp import Generator
 from h2o_cpp.tokenizer import TextTokenizer
+from support.random_search import examples
 from support.vocabularies import vectors_of_llama_cpp
 
 CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -83,7 +84,7 @@ def change(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(any_text)
 def test_text_survives(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
@@ -107,7 +108,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
     assert generator.detokenize([]) == ""
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(any_text)
 @example("".join(TEXTS))
 @example("<s>a</s> <pad><unk>")
@@ -134,7 +135,6 @@ def test_control_tokens_have_no_text(generator: Generator) -> None:
     assert generator.generate("a</s>b", max_tokens=1, parse_special=True).prompt_tokens == 4
 
 
-@settings(max_examples=100)
 @given(any_text)
 @example("".join(TEXTS))
 def test_vocabulary_of_the_published_opt_models(

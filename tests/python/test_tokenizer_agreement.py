@@ -14,6 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from h2o_cpp import _core
 from h2o_cpp.generation.text_pieces import TextPieces
 from h2o_cpp.tokenizer import TextTokenizer
+from support.random_search import examples
 from support.vocabularies import (
     TEXTS,
     any_text,
@@ -22,7 +23,9 @@ from support.vocabularies import (
     vectors_of_llama_cpp,
 )
 
-thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @dataclass(frozen=True)
