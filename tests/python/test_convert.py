@@ -14,6 +14,7 @@ from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
 from h2o_cpp.convert.tensors import PlannedTensor
+from support.needs import packages
 from support.opt_checkpoint import (
     CONFIG,
     MERGES,
@@ -146,8 +147,10 @@ def test_shards(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["zip", "legacy", "bf16", "sharded"])
+@packages("torch")
 def test_pytorch_files(checkpoint: Path, tmp_path: Path, layout: str) -> None:
-    torch = pytest.importorskip("torch", reason="reads pytorch_model.bin")
+    import torch
+
     convert(checkpoint, tmp_path / "safetensors.gguf")
     (checkpoint / "model.safetensors").unlink()
     dtype = torch.bfloat16 if layout == "bf16" else torch.float32

@@ -14,6 +14,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
 from h2o_cpp import Generator
 from h2o_cpp.tokenizer import TextTokenizer
+from support.needs import packages
 from support.random_search import examples
 from support.vocabularies import vectors_of_llama_cpp
 
@@ -58,7 +59,8 @@ def generator(tiny_opt: Path) -> Generator:
 @pytest.fixture(scope="module")
 def hugging_face(shared: Path) -> Any:
     """What transformers makes of the bundled model's checkpoint."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(shared / "models" / "tiny-opt-hf")
 
 
@@ -108,6 +110,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
     assert generator.detokenize([]) == ""
 
 
+@packages("transformers")
 @settings(max_examples=examples(300))
 @given(any_text)
 @example("".join(TEXTS))
@@ -116,6 +119,7 @@ def test_same_tokens_as_hugging_face(generator: Generator, hugging_face: Any, te
     assert generator.tokenize(text) == hugging_face(text, split_special_tokens=True)["input_ids"]
 
 
+@packages("transformers")
 @pytest.mark.parametrize("token", ["</s>", "<pad>"])
 def test_control_tokens_in_text_are_read_as_hugging_face_does(
     generator: Generator, hugging_face: Any, token: str
@@ -146,6 +150,7 @@ def test_vocabulary_of_the_published_opt_models(
     assert ours.decode(tokens) == text
 
 
+@packages("transformers")
 def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: Path) -> None:
     for name in ("wiki.test.raw", "l-frank-baum_the-wonderful-wizard-of-oz.txt"):
         text = (shared / "text" / name).read_text(encoding="utf-8")[:100_000]
