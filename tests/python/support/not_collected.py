@@ -57,7 +57,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Of a worker of pytest-xdist, which collects, to the process that prints."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["not collected"] = dict(session.config.stash[NOT_COLLECTED])
+        counts = session.config.stash[NOT_COLLECTED]
+        session.config.workeroutput["not collected"] = dict(counts)
 
 
 @pytest.hookimpl(optionalhook=True)
