@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import pty
@@ -21,6 +22,7 @@ from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.conversation import COMMANDS
 from support.chatty import script, turn
+from support.needs import needs
 
 Converse = Callable[..., tuple[int, str, str]]
 
@@ -205,9 +207,9 @@ def terminal(*arguments: str, state: Path) -> Iterator[Terminal]:
         os.close(ours)
 
 
+@needs("readline", importlib.util.find_spec("readline") is not None)
 def test_terminal(tmp_path: Path) -> None:
     """Lines of one conversation are there in the next; Ctrl-C takes a line back; Tab completes."""
-    pytest.importorskip("readline")
     model = str(script(tmp_path, {"Hi": "Hello!"}))
     history = tmp_path / "state" / "h2o-cpp" / "history"
     with terminal("-m", model, state=tmp_path / "state") as first:

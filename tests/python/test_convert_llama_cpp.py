@@ -12,6 +12,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from h2o_cpp.convert import convert
+from support.needs import packages
 from support.opt_checkpoint import write_json, write_safetensors
 from support.random_models import (
     RECIPES,
@@ -38,8 +39,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("opt")])
+@packages("transformers")
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("transformers", reason="the reference")
     model = make_model(RECIPES[name], seed=3)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "out.gguf", "f32")

@@ -18,6 +18,7 @@ import pytest
 import h2o_cpp
 from h2o_cpp import Generator, Stream
 from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
+from support.needs import needs
 
 
 @pytest.mark.parametrize("begun", [0, 1, 5])
@@ -209,7 +210,7 @@ def test_interrupted_anywhere(
         raise AssertionError(f"interrupted at {places[-1]}") from error
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
+@needs("POSIX timers", hasattr(signal, "setitimer"))
 @pytest.mark.parametrize(
     "work",
     [

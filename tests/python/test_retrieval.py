@@ -15,6 +15,7 @@ from h2o_cpp.measure.retrieval.measurement import answer_logits, measure
 from h2o_cpp.measure.retrieval.tasks import TASKS, Sample, make_samples, read_samples
 from h2o_cpp.model.session import open_session
 from h2o_cpp.model.tokenizer import Tokenizer
+from support.needs import packages
 from support.scripted_opt import F16, N_VOCAB, Tensor, scripted_opt
 
 LENGTH = 200
@@ -230,8 +231,8 @@ def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"| {row['log_likelihood']:.3f} |" in out for row in rows)
 
 
+@packages("matplotlib")
 def test_command_with_files(tiny_opt: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     (tmp_path / "text.txt").write_text("The ship went by. " * 9, encoding="utf-8")
     (tmp_path / "data.jsonl").write_text('{"context": "A is 5. A is ", "answer": "5"}')
     arguments = ["retrieve", str(tiny_opt), "--task", "kv,recency", "--length", "50"]

@@ -12,6 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator
+from support.needs import packages
+from support.random_search import examples
 from support.vocabularies import tokenizer_of, vectors_of_llama_cpp
 
 TEXTS = [
@@ -53,7 +55,8 @@ def generator(tiny_opt: Path) -> Generator:
 @pytest.fixture(scope="module")
 def hugging_face(shared: Path) -> Any:
     """What transformers makes of the bundled model's checkpoint."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(shared / "models" / "tiny-opt-hf")
 
 
@@ -63,7 +66,7 @@ def change(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(any_text)
 def test_text_survives(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
@@ -87,7 +90,8 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
     assert generator.detokenize([]) == ""
 
 
-@settings(max_examples=300)
+@packages("transformers")
+@settings(max_examples=examples(300))
 @given(any_text)
 @example("".join(TEXTS))
 @example("<s>a</s> <pad><unk>")
@@ -95,6 +99,7 @@ def test_same_tokens_as_hugging_face(generator: Generator, hugging_face: Any, te
     assert generator.tokenize(text) == hugging_face(text, split_special_tokens=True)["input_ids"]
 
 
+@packages("transformers")
 @pytest.mark.parametrize("token", ["</s>", "<pad>"])
 def test_control_tokens_in_text_are_read_as_hugging_face_does(
     generator: Generator, hugging_face: Any, token: str
@@ -114,6 +119,7 @@ def test_control_tokens_have_no_text(generator: Generator) -> None:
     assert generator.generate("a</s>b", max_tokens=1, parse_special=True).prompt_tokens == 4
 
 
+@packages("transformers")
 def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: Path) -> None:
     for name in ("wiki.test.raw", "l-frank-baum_the-wonderful-wizard-of-oz.txt"):
         text = (shared / "text" / name).read_text(encoding="utf-8")[:100_000]

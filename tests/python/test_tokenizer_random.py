@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.original_tokenizers import check, check_bytes, original
+from support.random_search import examples
 from support.vocabularies import sentence_pieces, tokenizer_of
 
 S = "\u2581"
-thorough = settings(max_examples=150)
+thorough = settings(max_examples=examples(150))
 pieces = st.lists(
     st.tuples(
         st.text(f"ab{S} é", min_size=1, max_size=4),
