@@ -85,6 +85,7 @@ void Engine::check(Request& request, Generation& generation) const {
             n_vocab_);
   }
   const size_t n = generation.n_given_ = generation.tokens_.size();
+  generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
   const auto n_ctx = static_cast<size_t>(n_ctx_);
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
