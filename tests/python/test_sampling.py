@@ -33,7 +33,7 @@ def likelier(p: Floats) -> Floats:
 
 
 def test_documented_defaults() -> None:
-    """Generator.stream, which takes any options, says which there are; the core has the defaults."""
+    """The docstring of Generator.stream has all options; the core has the defaults."""
     defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
     defaults |= {"ignore_eos": "False", "parse_special": "False"}
     sampling = _core.Sampling()

@@ -121,11 +121,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json:
         rows_measured = [asdict(row) for row in measured]
-        document = {"length": length, "chunk": args.chunk, "measured": rows_measured}
+        document = {"length": length, "chunk": args.n_batch, "measured": rows_measured}
         print(json.dumps(document, indent=2))
     else:
         print(
-            f"\nprompts of up to {length} tokens, read {args.chunk} at a time; "
+            f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
         )
     if args.csv is not None:
