@@ -179,7 +179,8 @@ void Scheduler::start(StepOutput& output) {
     if (!request.after.bytes.empty()) {
       const SnapshotText text = session_.load(sequence, request.after.bytes);
       if (!request.seeded && random_state.empty()) random_state = text.random_state;
-      output.piece = g.detokenizer_.push(text.held_text) + g.detokenizer_.push(text.held_bytes);
+      output.piece = g.detokenizer_.push(text.held_text);
+      output.piece += g.detokenizer_.push(text.held_bytes);
     }
     if (!random_state.empty()) g.sampler_->set_random_state(random_state);
     g.sampler_->accept(g.tokens_);
