@@ -112,17 +112,22 @@ std::string Scheduler::limit() const {
   return text("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
 }
 
-// A sequence for a generation, or -1: the one it follows in, else one that nobody wants, else the
-// one that was used longest ago, else a new one.
-int32_t Scheduler::take_slot(const std::shared_ptr<Generation>& generation) {
-  const Generation& g = *generation;
-  if (const Generation* const f = g.request_.follows.get(); f != nullptr && f->sequence_ >= 0) {
-    const Slot& slot = slots_[f->sequence_];
-    const bool same = f->tokens_.size() <= g.tokens_.size() &&
-                      std::equal(f->tokens_.begin(), f->tokens_.end(), g.tokens_.begin()) &&
-                      f->request_.policies.empty() && g.request_.policies.empty();
-    if (same && !slot.active && slot.owner.lock().get() == f) return f->sequence_;
-  }
+// The sequence in which a generation can go on from the one that it follows; -1: none. A token has
+// to be left to read.
+int32_t Scheduler::followed_slot(const Generation& g) const {
+  const Generation* const f = g.request_.follows.get();
+  if (f == nullptr || f->sequence_ < 0 || !g.parked_.empty()) return -1;
+  const Slot& slot = slots_[f->sequence_];
+  if (slot.active || slot.owner.lock().get() != f) return -1;
+  const bool same = f->tokens_.size() <= g.tokens_.size() &&
+                    std::equal(f->tokens_.begin(), f->tokens_.end(), g.tokens_.begin()) &&
+                    f->request_.policies.empty() && g.request_.policies.empty();
+  const bool unread = session_.tokens_seen(f->sequence_) < std::ssize(g.tokens_);
+  return same && unread ? f->sequence_ : -1;
+}
+
+// A sequence that nobody wants, else the one that was used longest ago, else a new one; or -1.
+int32_t Scheduler::take_slot() {
   int32_t best = -1;
   const auto key = [this](int32_t i) {
     return std::pair(!slots_[i].owner.expired(), slots_[i].used_at);
@@ -153,14 +158,14 @@ void Scheduler::start(StepOutput& output) {
   const Request& request = g.request_;
   int32_t sequence = -1;
   try {
-    sequence = take_slot(output.generation);
+    sequence = followed_slot(g);
+    const bool goes_on = sequence >= 0;
+    if (!goes_on) sequence = take_slot();
     if (sequence < 0) {
       output.deferred = true;
       return;
     }
     Slot& slot = slots_[sequence];
-    const bool goes_on = request.follows != nullptr && request.follows->sequence_ == sequence &&
-                         slot.owner.lock() == request.follows && g.parked_.empty();
     if (!goes_on) {
       slot.owner.reset();
       session_.reset(sequence,
@@ -195,8 +200,8 @@ void Scheduler::start(StepOutput& output) {
     g.request_.follows.reset();  // or a long conversation would keep all its turns
     g.request_.after = {};
     output.n_prompt = n_unread;
-    if (g.detokenizer_.stopped()) output.finish = Finish::stop;
     if (n_unread == 0) output.finish = Finish::length;  // there is nothing to read
+    if (g.detokenizer_.stopped()) output.finish = Finish::stop;
   } catch (...) {
     output.error = std::current_exception();
     if (sequence >= 0) slots_[sequence] = {};
