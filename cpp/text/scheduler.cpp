@@ -56,14 +56,18 @@ std::vector<StepOutput> Scheduler::step(
     if (trace == nullptr || trace->options().kept_every == 0) continue;
     const auto n_before = static_cast<int32_t>(g.tokens_.size() - g.n_given_);
     const bool due = output.token >= 0 && n_before % trace->options().kept_every == 0;
-    if (due || output.finish != Finish::none) g.request_.trace->observe(session_, g.sequence_);
+    if (!due && output.finish == Finish::none) continue;
+    try {
+      g.request_.trace->observe(session_, g.sequence_);
+    } catch (...) {
+      output.error = std::current_exception();
+    }
   }
   for (StepOutput& output : outputs) {
     if (output.error != nullptr) {
       output.finish = Finish::cancelled;
       output.piece.clear();
-      if (output.generation->sequence_ >= 0) slots_[output.generation->sequence_] = {};
-      output.generation->sequence_ = -1;
+      forget(*output.generation);
     } else if (output.finish != Finish::none) {
       release(*output.generation);
     }
@@ -84,6 +88,12 @@ void Scheduler::release(Generation& g) {
   if (g.sequence_ < 0) return;
   slots_[g.sequence_].active = false;
   slots_[g.sequence_].used_at = ++clock_;
+}
+
+void Scheduler::forget(Generation& g) {
+  g.parked_.clear();
+  if (g.sequence_ >= 0) slots_[g.sequence_] = {};
+  g.sequence_ = -1;
 }
 
 std::vector<std::byte> Scheduler::save(const Generation& g, SnapshotText text) const {

@@ -58,6 +58,9 @@ class Scheduler {
   // Gives its sequence away; it can still be saved or followed until that is used again.
   void release(Generation& generation);
 
+  // Gives its sequence away where nobody knows what that holds.
+  void forget(Generation& generation);
+
   // A snapshot; `text` has everything but the tokens. Throws InvalidArgument if the cache does not
   // hold it any more.
   std::vector<std::byte> save(const Generation& generation, SnapshotText text) const;
