@@ -188,7 +188,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    g.cancelled_ = true;  // it may be in the step that is being computed
+    cancelled_.push_back(generation);  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -219,8 +219,7 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
     error = std::current_exception();
   }
   lock.lock();
-  leading_ = false;
-  monitor_->changed.notify_all();
+  end_lead();
   if (error != nullptr) std::rethrow_exception(error);
   return bytes;
 }
@@ -318,7 +317,6 @@ bool Engine::lead(Lock& lock) {
       scheduler_->release(*generation);
     }
   }
-  leading_ = false;
   for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
     if (output->deferred && !output->generation->began_) {
       waiting_.push_front(output->generation);
@@ -327,13 +325,16 @@ bool Engine::lead(Lock& lock) {
   }
   for (StepOutput& output : outputs) publish(output);
   evictions_ = scheduler_->evictions();
-  const std::vector<Handle> active = active_;
-  for (const Handle& generation : active) {
-    if (generation->cancelled_) end_cancelled(generation);
-  }
+  end_lead();
+  return true;
+}
+
+// Nobody computes any more: what was cancelled meanwhile ends.
+void Engine::end_lead() {
+  leading_ = false;
+  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
   admit();
   monitor_->changed.notify_all();
-  return true;
 }
 
 Engine::Work Engine::collect() {

@@ -111,6 +111,7 @@ class Engine {
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
+  void end_lead();
   Work collect();
   bool make_room(const Generation& wanted, Work& work);
   void publish(StepOutput& output);
@@ -138,9 +139,10 @@ class Engine {
   const std::shared_ptr<EngineMonitor> monitor_;
   bool leading_ = false;  // a thread computes
   bool closed_ = false;
-  std::vector<Handle> active_;  // that began, in order of arrival
-  std::deque<Handle> waiting_;  // for a sequence
-  std::deque<Handle> outside_;  // to be admitted
+  std::vector<Handle> active_;     // that began, in order of arrival
+  std::deque<Handle> waiting_;     // for a sequence
+  std::deque<Handle> outside_;     // to be admitted
+  std::vector<Handle> cancelled_;  // while a thread computes; they end after that
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager ones in waiting_
   Handle last_;
