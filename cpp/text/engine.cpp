@@ -1,6 +1,7 @@
 #include "text/engine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/error.h"
@@ -15,7 +16,9 @@ constexpr milliseconds kRetry{10};      // where nothing can be computed now
 constexpr milliseconds kIdle{100};      // then a stream that another thread left may be parked
 
 SessionOptions with_rows(SessionOptions options) {
-  const int32_t n = std::max(options.n_sequences, options.max_sequences);
+  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
+          ", it must be 1 to 65536");
+  const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
   options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
   return options;
 }
@@ -60,8 +63,8 @@ Engine::Handle Engine::submit(Request request) {
   if (!g.request_.eager) return generation;  // it begins when its first piece is asked for
   const Lock lock(monitor_->mutex);
   if (closed_) throw std::runtime_error("the engine is closed");
-  enqueue(generation);
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  enqueue(generation);
   monitor_->changed.notify_all();
   return generation;
 }
@@ -225,6 +228,16 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
 }
 
 void Engine::await_step(Lock& lock, const Between& between) {
+  struct Saving {
+    Engine& engine;
+    Lock& lock;
+    ~Saving() {
+      if (!lock.owns_lock()) lock.lock();
+      --engine.n_saving_;
+    }
+  };
+  ++n_saving_;
+  const Saving saving{*this, lock};
   while (leading_) {
     monitor_->changed.wait_for(lock, kPatience);
     lock.unlock();
@@ -247,30 +260,37 @@ void Engine::set_max_queue(int32_t n) {
   const Lock lock(monitor_->mutex);
   max_queue_ = n;
   admit();
-}
-
-void Engine::cancel_all(bool only_eager) {
-  Lock lock(monitor_->mutex);
-  for (const auto& list :
-       {std::vector(active_.begin(), active_.end()), std::vector(waiting_.begin(), waiting_.end()),
-        std::vector(outside_.begin(), outside_.end())}) {
-    for (const Handle& generation : list) {
-      if (generation->request_.eager || !only_eager) end_cancelled(generation);
-    }
-  }
-  while (leading_) monitor_->changed.wait(lock);
   monitor_->changed.notify_all();
 }
 
+void Engine::cancel_all(bool only_eager) {
+  std::vector<Handle> all;  // destroyed without the lock
+  Lock lock(monitor_->mutex);
+  const auto collect_from = [&](const auto& list) {
+    std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
+      return generation->request_.eager || !only_eager;
+    });
+  };
+  collect_from(active_);
+  collect_from(waiting_);
+  collect_from(outside_);
+  for (const Handle& generation : all) end_cancelled(generation);
+  monitor_->changed.notify_all();
+  monitor_->changed.wait(
+      lock, [&] { return std::ranges::all_of(all, [](const Handle& g) { return g->ended(); }); });
+}
+
 void Engine::close() {
+  std::thread worker;  // of several threads that close, one joins it
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
+    worker.swap(worker_);
   }
   cancel_all(false);
-  if (worker_.joinable()) worker_.join();
+  if (worker.joinable()) worker.join();
   Lock lock(monitor_->mutex);
-  while (leading_) monitor_->changed.wait(lock);
+  monitor_->changed.wait(lock, [this] { return !leading_; });
   scheduler_.reset();
   session_.reset();
   model_.reset();
@@ -293,7 +313,7 @@ EngineStats Engine::stats() const {
 
 // One step, if there is anything to compute.
 bool Engine::lead(Lock& lock) {
-  if (closed_) return false;
+  if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;

@@ -138,6 +138,7 @@ class Engine {
   // Guarded by the monitor's mutex.
   const std::shared_ptr<EngineMonitor> monitor_;
   bool leading_ = false;  // a thread computes
+  int32_t n_saving_ = 0;  // threads that wait to save; no step begins before them
   bool closed_ = false;
   std::vector<Handle> active_;     // that began, in order of arrival
   std::deque<Handle> waiting_;     // for a sequence
