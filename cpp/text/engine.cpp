@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "core/error.h"
@@ -116,15 +117,19 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     enqueue(generation);
   }
   struct Waiting {
+    Engine& engine;
+    const Handle& generation;
     Generation& g;
     Lock& lock;
     ~Waiting() {
       if (!lock.owns_lock()) lock.lock();
-      --g.n_waiting_;
+      // Interrupted in the queue: it gets in line again when it is wanted again.
+      if (--g.n_waiting_ > 0 || g.request_.eager) return;
+      if (take_out(engine.waiting_, generation)) g.submitted_ = false;
     }
   };
   ++g.n_waiting_;
-  const Waiting waiting{g, lock};
+  const Waiting waiting{*this, generation, g, lock};
   g.reader_ = std::this_thread::get_id();
   while (true) {
     if (!g.pieces_.empty()) return g.take_piece();
@@ -311,7 +316,7 @@ EngineStats Engine::stats() const {
           evictions_};
 }
 
-// One step, if there is anything to compute.
+// One step, if there is anything to compute. What fails ends the generations that it is about.
 bool Engine::lead(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
@@ -319,34 +324,64 @@ bool Engine::lead(Lock& lock) {
   leading_ = true;
   lock.unlock();
   std::vector<StepOutput> outputs;
-  std::exception_ptr error;
+  std::exception_ptr error, not_parked;
   try {
-    for (const Handle& parked : work.parking) scheduler_->park(*parked);
+    for (const Handle& generation : work.parking) scheduler_->park(*generation);
+  } catch (...) {  // no memory for a copy: those that were to have the sequences do without
+    not_parked = std::current_exception();
+  }
+  try {
     outputs = scheduler_->step(work.generations);
-  } catch (...) {  // no memory for a step's lists, or for a copy
+  } catch (...) {  // no memory for a step's lists
     error = std::current_exception();
   }
   lock.lock();
   if (error != nullptr) {
-    outputs.clear();
-    for (const Handle& generation : work.generations) {
-      StepOutput& output = outputs.emplace_back();
-      output.generation = generation;
-      output.finish = Finish::cancelled;
-      output.error = error;
-      scheduler_->release(*generation);
+    for (const Handle& generation : work.generations) fail(generation, error);
+  }
+  // From the last, as those that could not begin go back to the front of the queue.
+  for (StepOutput& output : std::views::reverse(outputs)) {
+    try {
+      if (output.deferred) {
+        if (not_parked != nullptr) std::rethrow_exception(not_parked);
+        put_back(output.generation);
+      }
+    } catch (...) {
+      output.deferred = false;
+      fail(output.generation, std::current_exception());
     }
   }
-  for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
-    if (output->deferred && !output->generation->began_) {
-      waiting_.push_front(output->generation);
-      n_queued_ += output->generation->request_.eager;
+  for (StepOutput& output : outputs) {
+    if (output.deferred || output.generation->ended()) continue;
+    try {
+      publish(output);
+    } catch (...) {
+      fail(output.generation, std::current_exception());
     }
   }
-  for (StepOutput& output : outputs) publish(output);
   evictions_ = scheduler_->evictions();
   end_lead();
   return true;
+}
+
+// It could not get a sequence.
+void Engine::put_back(const Handle& generation) {
+  Generation& g = *generation;
+  if (g.began_) return;                           // it stays parked
+  if (!wanted(g.request_.eager, g.n_waiting_)) {  // its thread was interrupted meanwhile
+    g.submitted_ = false;
+    return;
+  }
+  waiting_.push_front(generation);
+  n_queued_ += g.request_.eager;
+}
+
+void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
+  scheduler_->forget(*generation);
+  take_out(active_, generation);
+  generation->error_ = error;
+  finish(*generation, Finish::cancelled);
+  post(generation);
 }
 
 // Nobody computes any more: what was cancelled meanwhile ends.
@@ -362,6 +397,10 @@ Engine::Work Engine::collect() {
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
   std::vector<Handle> beginning;
+  // All memory first, or those taken out of the queue might be lost.
+  work.generations.reserve(active_.size() + waiting_.size());
+  work.parking.reserve(active_.size());
+  beginning.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
@@ -373,17 +412,9 @@ Engine::Work Engine::collect() {
     const Generation& g = *generation;
     if (!has_sequence(g) && wanted(g.request_.eager, g.n_waiting_)) take(generation);
   }
-  while (!waiting_.empty()) {
-    const Handle generation = waiting_.front();
-    if (!wanted(generation->request_.eager,
-                generation->n_waiting_)) {  // its thread was interrupted
-      waiting_.pop_front();
-      generation->submitted_ = false;
-      continue;
-    }
-    if (!take(generation)) break;
+  while (!waiting_.empty() && take(waiting_.front())) {
+    n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
-    n_queued_ -= generation->request_.eager;
   }
   bool any = !beginning.empty();
   for (const Handle& generation : active_) {
@@ -420,9 +451,9 @@ bool Engine::make_room(const Generation& wanted_one, Work& work) {
 void Engine::publish(StepOutput& output) {
   Generation& g = *output.generation;
   if (output.started) {
+    active_.push_back(output.generation);
     g.began_ = true;
     g.progress_.n_prompt = output.n_prompt;
-    active_.push_back(output.generation);
     last_ = output.generation;
   }
   if (g.sequence_ >= 0) last_sequence_ = g.sequence_;
@@ -454,24 +485,40 @@ void Engine::finish(Generation& g, Finish finish) {
 }
 
 // Lets those outside into the queue, as many as it has room for.
-void Engine::admit() {
+void Engine::admit() noexcept {
   while (!outside_.empty() && n_queued_ < max_queue_) {
     const Handle generation = outside_.front();
+    try {
+      waiting_.push_back(generation);
+    } catch (const std::bad_alloc&) {
+      return;  // after the next step
+    }
     outside_.pop_front();
     generation->admitted_ = true;
     ++n_queued_;
-    waiting_.push_back(generation);
     post(generation);
   }
 }
 
-void Engine::post(const Handle& generation) const {
-  if (generation->mailbox_ != nullptr) generation->mailbox_->post(generation);
+void Engine::post(const Handle& generation) const noexcept {
+  if (generation->mailbox_ == nullptr) return;
+  try {
+    generation->mailbox_->post(generation);
+  } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
+  }
 }
 
 bool Engine::wants_worker() const {
   const auto eager = [](const Handle& generation) { return generation->request_.eager; };
   return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
+}
+
+bool Engine::leads(Lock& lock) noexcept {
+  try {
+    return lead(lock);
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not begun
+    return false;
+  }
 }
 
 // The engine's own thread: computes eager generations while nobody else does.
@@ -480,7 +527,7 @@ void Engine::work() {
   while (!closed_) {
     if (leading_ || !wants_worker()) {
       monitor_->changed.wait(lock);
-    } else if (!lead(lock)) {
+    } else if (!leads(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }

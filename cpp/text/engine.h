@@ -111,15 +111,18 @@ class Engine {
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
+  bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
   void end_lead();
+  void put_back(const Handle& generation);
+  void fail(const Handle& generation, const std::exception_ptr& error);
   Work collect();
   bool make_room(const Generation& wanted, Work& work);
   void publish(StepOutput& output);
   void finish(Generation& generation, Finish finish);
   void cancel_all(bool only_eager);
   void end_cancelled(const Handle& generation);
-  void admit();
-  void post(const Handle& generation) const;
+  void admit() noexcept;
+  void post(const Handle& generation) const noexcept;
   bool wants_worker() const;
   void work();
   void await_step(Lock& lock, const Between& between);
