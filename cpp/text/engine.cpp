@@ -24,6 +24,8 @@ SessionOptions with_rows(SessionOptions options) {
   return options;
 }
 
+thread_local bool closed_here = false;  // has an engine's own thread closed it?
+
 bool wanted(bool eager, int32_t n_waiting) { return eager || n_waiting > 0; }
 
 template <class List>
@@ -140,6 +142,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     } else if (!lead(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
+    drop_ended(lock);
     if (!g.pieces_.empty() || g.ended()) continue;
     lock.unlock();
     between();
@@ -155,10 +158,10 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
   return std::nullopt;
 }
 
-void Engine::subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox) {
+void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
-  g.mailbox_ = std::move(mailbox);
+  g.mailbox_ = mailbox;
   if (!g.pieces_.empty() || g.ended() || g.admitted_) post(generation);
 }
 
@@ -179,9 +182,10 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 }
 
 void Engine::cancel(const Handle& generation) {
-  const Lock lock(monitor_->mutex);
+  Lock lock(monitor_->mutex);
   end_cancelled(generation);
   monitor_->changed.notify_all();
+  drop_ended(lock);
 }
 
 void Engine::wait_ended(const Handle& generation) {
@@ -200,7 +204,7 @@ void Engine::end_cancelled(const Handle& generation) {
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
-  finish(g, Finish::cancelled);
+  finish(generation, Finish::cancelled);
   admit();
   post(generation);
 }
@@ -228,6 +232,7 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
   }
   lock.lock();
   end_lead();
+  drop_ended(lock);
   if (error != nullptr) std::rethrow_exception(error);
   return bytes;
 }
@@ -293,12 +298,18 @@ void Engine::close() {
     worker.swap(worker_);
   }
   cancel_all(false);
-  if (worker.joinable()) worker.join();
+  if (worker.get_id() == std::this_thread::get_id()) {  // the last to hold it was a callback
+    worker.detach();
+    closed_here = true;
+  } else if (worker.joinable()) {
+    worker.join();
+  }
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [this] { return !leading_; });
   scheduler_.reset();
   session_.reset();
   model_.reset();
+  drop_ended(lock);
 }
 
 bool Engine::closed() const {
@@ -380,7 +391,7 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
   scheduler_->forget(*generation);
   take_out(active_, generation);
   generation->error_ = error;
-  finish(*generation, Finish::cancelled);
+  finish(generation, Finish::cancelled);
   post(generation);
 }
 
@@ -473,15 +484,36 @@ void Engine::publish(StepOutput& output) {
   g.error_ = output.error;
   g.logits_ = std::move(output.logits);
   if (output.finish != Finish::none) {
-    finish(g, output.finish);
+    finish(output.generation, output.finish);
     take_out(active_, output.generation);
   }
   if (!output.piece.empty() || g.ended()) post(output.generation);
 }
 
-void Engine::finish(Generation& g, Finish finish) {
-  g.progress_.finish = finish;
-  g.admitted_ = true;
+void Engine::finish(const Handle& generation, Finish finish) {
+  generation->progress_.finish = finish;
+  generation->admitted_ = true;
+  try {
+    ended_.push_back(generation);
+  } catch (const std::bad_alloc&) {  // its callbacks stay as long as it does
+  }
+}
+
+// Drops what ended requests hold of the caller. Without the lock: that may call the engine, or wait
+// for a thread that does.
+void Engine::drop_ended(Lock& lock) {
+  if (ended_.empty()) return;
+  std::vector<Handle> ended = std::exchange(ended_, {});
+  lock.unlock();
+  for (const Handle& generation : ended) {
+    Request& request = generation->request_;
+    request.after = {};
+    request.follows = nullptr;
+    request.prompt_logits = nullptr;
+    request.constraint = nullptr;
+  }
+  ended.clear();
+  lock.lock();
 }
 
 // Lets those outside into the queue, as many as it has room for.
@@ -501,9 +533,10 @@ void Engine::admit() noexcept {
 }
 
 void Engine::post(const Handle& generation) const noexcept {
-  if (generation->mailbox_ == nullptr) return;
+  const std::shared_ptr<Mailbox> mailbox = generation->mailbox_.lock();
+  if (mailbox == nullptr) return;
   try {
-    generation->mailbox_->post(generation);
+    mailbox->post(generation);
   } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
   }
 }
@@ -523,8 +556,12 @@ bool Engine::leads(Lock& lock) noexcept {
 
 // The engine's own thread: computes eager generations while nobody else does.
 void Engine::work() {
-  Lock lock(monitor_->mutex);
+  const auto monitor = monitor_;
+  Lock lock(monitor->mutex);
   while (!closed_) {
+    drop_ended(lock);
+    if (closed_here) return;  // the engine may be gone
+    if (closed_) return;
     if (leading_ || !wants_worker()) {
       monitor_->changed.wait(lock);
     } else if (!leads(lock)) {
