@@ -255,7 +255,7 @@ class Generator(Closing):
         runtime = self._runtime()
         requests = make_requests(runtime, self._seeds, prompts, each, after, options)
         pieces = run_batch(runtime.engine, requests, runtime.n_sequences)
-        return ((i, piece) for i, _, piece in pieces if piece)
+        return ((piece.index, piece.text) for piece in pieces if piece.text)
 
     def request(
         self,
@@ -282,9 +282,9 @@ class Generator(Closing):
         """
         runtime = self._runtime()
         within = (request.within_context() for request in requests)
-        for i, state, _ in run_batch(runtime.engine, within, runtime.n_sequences):
-            if state.finish_reason is not None:
-                yield i, Generation.of(state)
+        for piece in run_batch(runtime.engine, within, runtime.n_sequences):
+            if piece.last:
+                yield piece.index, Generation.of(piece.state)
 
     def engine(self, *, max_queue: int = 64) -> Engine:
         """Serve requests of many threads or tasks at once, until the Engine is closed.
