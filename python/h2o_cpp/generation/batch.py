@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from h2o_cpp import _core
 from h2o_cpp.generation.request import Request
 
 
-class BatchPiece(NamedTuple):
+@dataclass(frozen=True)
+class BatchPiece:
     """A piece of one request's text."""
 
     index: int  # of the request
