@@ -78,11 +78,19 @@ void Engine::check(Request& request, Generation& generation) const {
     SnapshotText text = open_snapshot(request.after.bytes).text;
     n_read = text.n_read;
     generation.tokens_ = std::move(text.tokens);
+    generation.logits_ = std::move(text.logits);
+    generation.random_state_ = std::move(text.random_state);
+    request.held = text.held_text + text.held_bytes + request.held;
   }
   const bool empty = request.prompt.empty() && generation.tokens_.size() == n_read;
-  require(!empty || request.max_tokens == 0, "the prompt is empty",
+  require(!empty || !generation.logits_.empty() || request.max_tokens == 0, "the prompt is empty",
           n_read > 0 ? ", and the snapshot has no token left to go on from" : "");
-  generation.tokens_.insert(generation.tokens_.end(), request.prompt.begin(), request.prompt.end());
+  if (generation.tokens_.empty()) {
+    generation.tokens_ = std::move(request.prompt);
+  } else {
+    generation.tokens_.insert(generation.tokens_.end(), request.prompt.begin(),
+                              request.prompt.end());
+  }
   for (const int32_t token : generation.tokens_) {
     require(token >= 0 && token < n_vocab_, "token ", token, " is not in the vocabulary of ",
             n_vocab_);
@@ -98,14 +106,15 @@ void Engine::check(Request& request, Generation& generation) const {
 }
 
 void Engine::enqueue(const Handle& generation) {
-  generation->submitted_ = true;
-  if (generation->request_.eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
-    generation->admitted_ = false;
+  const bool eager = generation->request_.eager;
+  if (eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
     outside_.push_back(generation);
-    return;
+    generation->admitted_ = false;
+  } else {
+    waiting_.push_back(generation);
+    n_queued_ += eager;
   }
-  n_queued_ += generation->request_.eager;
-  waiting_.push_back(generation);
+  generation->submitted_ = true;
 }
 
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
@@ -191,7 +200,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    cancelled_.push_back(generation);  // it may be in the step that is being computed
+    g.cancelled_ = true;  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -209,22 +218,42 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
   if (!g.began_) throw std::runtime_error("nothing has been read yet");
   SnapshotText text;
   text.note = std::move(note);
-  if (g.request_.max_tokens != 0) text.random_state = g.sampler_->random_state();
+  if (g.sampler_ != nullptr) text.random_state = g.sampler_->random_state();
+  if (g.ended()) text.logits = g.logits_;
   text.held_text = g.text_.substr(g.text_read_) + g.detokenizer_.held_text();
   text.held_bytes = g.detokenizer_.held_bytes();
+  std::vector<std::byte> bytes;
+  between_steps(lock, [&] { bytes = scheduler_->save(g, std::move(text)); });
+  return bytes;
+}
+
+Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
+  const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
+  Lock lock(monitor_->mutex);
+  await_step(lock, between);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
+  generation->n_given_ = generation->tokens_.size();
+  generation->submitted_ = generation->began_ = true;
+  finish(*generation, Finish::length);
+  last_ = generation;
+  last_sequence_ = generation->sequence_;
+  return generation;
+}
+
+// Calls `body` with the scheduler, without the lock and while nobody computes.
+void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
   leading_ = true;
   lock.unlock();
-  std::vector<std::byte> bytes;
   std::exception_ptr error;
   try {
-    bytes = scheduler_->save(g, std::move(text));
+    body();
   } catch (...) {
     error = std::current_exception();
   }
   lock.lock();
   end_lead();
   if (error != nullptr) std::rethrow_exception(error);
-  return bytes;
 }
 
 void Engine::await_step(Lock& lock, const Between& between) {
@@ -317,30 +346,27 @@ bool Engine::lead(Lock& lock) {
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
-  lock.unlock();
   std::vector<StepOutput> outputs;
   std::exception_ptr error;
   try {
+    make_space(work);
+    lock.unlock();
     for (const Handle& parked : work.parking) scheduler_->park(*parked);
     outputs = scheduler_->step(work.generations);
   } catch (...) {  // no memory for a step's lists, or for a copy
     error = std::current_exception();
   }
-  lock.lock();
+  if (!lock.owns_lock()) lock.lock();
   if (error != nullptr) {
-    outputs.clear();
-    for (const Handle& generation : work.generations) {
-      StepOutput& output = outputs.emplace_back();
-      output.generation = generation;
-      output.finish = Finish::cancelled;
-      output.error = error;
-      scheduler_->release(*generation);
-    }
+    for (const Handle& generation : work.generations) fail(generation, error);
   }
   for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
-    if (output->deferred && !output->generation->began_) {
+    if (!output->deferred || output->generation->began_) continue;
+    try {
       waiting_.push_front(output->generation);
       n_queued_ += output->generation->request_.eager;
+    } catch (...) {
+      fail(output->generation, std::current_exception());
     }
   }
   for (StepOutput& output : outputs) publish(output);
@@ -349,10 +375,34 @@ bool Engine::lead(Lock& lock) {
   return true;
 }
 
+// So that a step, once computed, is not lost for want of memory.
+void Engine::make_space(const Work& work) {
+  active_.reserve(active_.size() + work.generations.size());
+  for (const Handle& generation : work.generations) {
+    std::vector<int32_t>& tokens = generation->tokens_;
+    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+  }
+}
+
+void Engine::fail(const Handle& generation, std::exception_ptr error) {
+  scheduler_->release(*generation);
+  generation->error_ = std::move(error);
+  finish(*generation, Finish::cancelled);
+  take_out(active_, generation);
+  post(generation);
+}
+
 // Nobody computes any more: what was cancelled meanwhile ends.
 void Engine::end_lead() {
   leading_ = false;
-  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
+  const auto end_those_of = [this](const auto& list) {
+    for (size_t i = list.size(); i-- > 0;) {
+      const Handle generation = list[i];  // which is then taken out of the list
+      if (generation->cancelled_) end_cancelled(generation);
+    }
+  };
+  end_those_of(active_);
+  end_those_of(waiting_);
   admit();
   monitor_->changed.notify_all();
 }
@@ -362,6 +412,9 @@ Engine::Work Engine::collect() {
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
   std::vector<Handle> beginning;
+  beginning.reserve(active_.size() + waiting_.size());  // so that none is lost between two lists
+  work.generations.reserve(beginning.capacity());
+  work.parking.reserve(active_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
@@ -434,13 +487,16 @@ void Engine::publish(StepOutput& output) {
     ++progress.n_generated;
     ++generated_tokens_;
   }
-  if (!output.piece.empty()) {
-    g.text_ += output.piece;
-    g.pieces_.push_back({g.text_.size(), progress.n_generated});
+  try {
+    if (!output.piece.empty()) {
+      g.text_ += output.piece;
+      g.pieces_.push_back({g.text_.size(), progress.n_generated});
+    }
+  } catch (...) {
+    return fail(output.generation, std::current_exception());
   }
   progress.finish_message = std::move(output.finish_message);
-  g.error_ = output.error;
-  g.logits_ = std::move(output.logits);
+  if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {
     finish(g, output.finish);
     take_out(active_, output.generation);
@@ -457,10 +513,10 @@ void Engine::finish(Generation& g, Finish finish) {
 void Engine::admit() {
   while (!outside_.empty() && n_queued_ < max_queue_) {
     const Handle generation = outside_.front();
+    waiting_.push_back(generation);
     outside_.pop_front();
     generation->admitted_ = true;
     ++n_queued_;
-    waiting_.push_back(generation);
     post(generation);
   }
 }

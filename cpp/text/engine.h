@@ -79,6 +79,10 @@ class Engine {
   // `note`: JSON, or "". Throws std::runtime_error if the cache does not hold it any more.
   std::vector<std::byte> save(const Handle& generation, std::string note, const Between& between);
 
+  // A generation that has ended and left in a sequence what a snapshot holds, or nothing where
+  // there is none: to be followed. Throws FormatError, and has then changed nothing.
+  Handle restore(std::span<const std::byte> snapshot, const Between& between);
+
   // The generation that began last; nullptr before the first.
   Handle last() const;
   int32_t last_sequence() const;  // where it is or was
@@ -111,6 +115,8 @@ class Engine {
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
+  void make_space(const Work& work);
+  void fail(const Handle& generation, std::exception_ptr error);
   void end_lead();
   Work collect();
   bool make_room(const Generation& wanted, Work& work);
@@ -123,6 +129,7 @@ class Engine {
   bool wants_worker() const;
   void work();
   void await_step(Lock& lock, const Between& between);
+  void between_steps(Lock& lock, const std::function<void()>& body);
 
   std::shared_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
@@ -140,10 +147,9 @@ class Engine {
   bool leading_ = false;  // a thread computes
   int32_t n_saving_ = 0;  // threads that wait to save; no step begins before them
   bool closed_ = false;
-  std::vector<Handle> active_;     // that began, in order of arrival
-  std::deque<Handle> waiting_;     // for a sequence
-  std::deque<Handle> outside_;     // to be admitted
-  std::vector<Handle> cancelled_;  // while a thread computes; they end after that
+  std::vector<Handle> active_;  // that began, in order of arrival
+  std::deque<Handle> waiting_;  // for a sequence
+  std::deque<Handle> outside_;  // to be admitted
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager ones in waiting_
   Handle last_;
