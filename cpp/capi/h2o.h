@@ -11,8 +11,9 @@
  *   h2o_session_free(session);
  *   h2o_model_free(model);
  *
- * Memory. What a session needs is allocated when it is opened, cache and all; what grows afterwards
- * is the list of the text's tokens, by 4 bytes a token (8 if all of them count as repeated).
+ * Memory. The cache, the activations and the logits of a session are allocated when it is opened, and
+ * do not grow. What grows is the list of its tokens, which each call that generates or reads copies:
+ * some 4 bytes a token and copy (4 more if all of them count as repeated), freed with the next call.
  *
  * Handles. A handle belongs to one thread at a time; only h2o_cancel may be called at any time,
  * from any thread. A call that finds another one at work with the same handle returns H2O_BUSY and
@@ -237,9 +238,9 @@ H2O_API h2o_status h2o_stream(h2o_session* session, const char* prompt, size_t n
 
 /* --- Token by token ------------------------------------------------------------------------- */
 
-/* Adds tokens to the text and reads them. What has been read of them stays read if it ends early:
- * after H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR as after a stream. H2O_CANCELLED: they are part of
- * the text, but not all need have been read; the next call that needs it reads the rest. */
+/* Adds tokens to the sequence and reads them. H2O_CANCELLED: they are part of it, but some may not
+ * have been read; the next call that needs it reads the rest. After H2O_OUT_OF_MEMORY or
+ * H2O_INTERNAL_ERROR the same, or none has been added: h2o_stats tells. */
 H2O_API h2o_status h2o_feed(h2o_session* session, const int32_t* tokens,
                             size_t n_tokens) H2O_NOEXCEPT;
 

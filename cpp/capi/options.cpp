@@ -58,6 +58,16 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .positions = positions_of(o.positions)};
 }
 
+// One source of defaults: text/sampler.h.
+constexpr h2o_sampling kSampling = H2O_SAMPLING;
+static_assert(kSampling.temperature == SamplerOptions().temperature);
+static_assert(kSampling.top_k == SamplerOptions().top_k);
+static_assert(kSampling.top_p == SamplerOptions().top_p);
+static_assert(kSampling.min_p == SamplerOptions().min_p);
+static_assert(kSampling.repeat_penalty == SamplerOptions().repeat_penalty);
+static_assert(kSampling.repeat_last_n == SamplerOptions().repeat_last_n);
+static_assert(kSampling.seed == SamplerOptions().seed);
+
 SamplerOptions sampler_options(const h2o_sampling& sampling) {
   return {.temperature = sampling.temperature,
           .top_k = sampling.top_k,
@@ -72,12 +82,11 @@ StreamOptions stream_options(const h2o_stream_options* options) {
   const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
   require(o.max_tokens >= 0, "max_tokens is ", o.max_tokens, ", expected 0 (no limit) or more");
   require(o.stop != nullptr || o.n_stop == 0, "an array of ", o.n_stop, " stop strings is NULL");
-  StreamOptions made = {.max_tokens = o.max_tokens,
-                        .ignore_end = o.ignore_end != 0,
-                        .parse_special = o.parse_special != 0};
+  StreamOptions made = {.ignore_end = o.ignore_end != 0, .parse_special = o.parse_special != 0};
+  if (o.max_tokens > 0) made.max_tokens = o.max_tokens;
   for (size_t i = 0; i < o.n_stop; ++i) {
     require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
-            " is empty, which would end every text at once");
+            " is empty, which would end everything at once");
     made.stop.emplace_back(o.stop[i]);
     require(is_utf8(made.stop.back()), "stop string ", i, " is not valid UTF-8");
   }

@@ -89,7 +89,7 @@ h2o_status h2o_stats(h2o_session* session, h2o_session_stats* stats) noexcept {
     const Session& in = s.session();
     const int32_t n_read = in.tokens_seen(0), n_kept = in.tokens_kept(0);
     give(h2o_session_stats{.size = sizeof(h2o_session_stats),
-                           .n_tokens = static_cast<int32_t>(s.tokens().size()),
+                           .n_tokens = s.n_tokens(),
                            .n_read = n_read,
                            .n_kept = n_kept,
                            .n_evicted = n_read - n_kept,
@@ -120,7 +120,8 @@ h2o_status h2o_kept(h2o_session* session, int32_t layer, int32_t kv_head, int32_
 h2o_status h2o_tokens(h2o_session* session, int32_t* tokens, size_t capacity,
                       size_t* n_tokens) noexcept {
   return call(session, Access::look, [&](const TextSession& s) {
-    give(s.tokens().data(), s.tokens().size(), tokens, capacity, n_tokens);
+    const std::vector<int32_t> found = s.tokens();
+    give(found.data(), found.size(), tokens, capacity, n_tokens);
   });
 }
 

@@ -1,67 +1,58 @@
 #include "capi/text_session.h"
 
-#include <chrono>
 #include <random>
+#include <utility>
 
 #include "capi/handle.h"
-#include "text/detokenizer.h"
 
 namespace h2o::capi {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+struct Cancelled {};
 
 SamplerOptions seeded_differently() {
   std::random_device device;
   return {.seed = uint64_t{device()} << 32 | device()};
 }
 
-// What a snapshot holds besides text and cache, as h2o_cpp.Snapshot writes it.
-constexpr std::string_view kNoteBegins = "{\"random_state\": ";
-
-std::string note_of(const Sampler& sampler) {
-  return text(kNoteBegins, '"', sampler.random_state(), "\", \"note\": null}");
-}
-
-// The random state in a note; empty if it has none.
-std::string random_state_of(std::string_view note) {
-  if (!note.starts_with(kNoteBegins)) throw FormatError("[snapshot] it was not saved by h2o");
-  note.remove_prefix(kNoteBegins.size());
-  if (!note.starts_with('"')) return "";
-  note.remove_prefix(1);
-  return std::string(note.substr(0, note.find('"')));
+int32_t finish_of(Finish finish) {
+  switch (finish) {
+    case Finish::stop:
+      return H2O_FINISH_STOP;
+    case Finish::length:
+      return H2O_FINISH_LENGTH;
+    default:
+      return H2O_FINISH_CANCELLED;
+  }
 }
 
 }  // namespace
 
 TextSession::TextSession(std::shared_ptr<TextModel> model, const SessionOptions& options)
     : model_(std::move(model)),
-      session_(std::shared_ptr<Model>(model_, &model_->model), options),
+      engine_({model_, &model_->model}, {model_, &model_->tokenizer}, options),
       sampling_(seeded_differently()),
-      sampler_(sampling_, model_->model.config.n_vocab) {}
+      sampler_(std::make_shared<Sampler>(sampling_, model_->model.config.n_vocab)) {}
 
 void TextSession::reset() {
   Sampler sampler = sampler_by(sampling_, {});  // no token has been repeated
-  sampler.set_random_state(sampler_.random_state());
-  session_.reset(0);
-  tokens_.clear();
-  logits_ = {};
-  sampler_ = std::move(sampler);
+  sampler.set_random_state(sampler_->random_state());
+  last_ = engine_.restore({}, [] {});
+  added_.clear();
+  held_text_.clear();
+  held_bytes_.clear();
+  *sampler_ = std::move(sampler);
   cancelled();
 }
 
-void TextSession::set_sampling(SamplerOptions options, bool seeded) {
-  Sampler sampler = sampler_by(options, tokens_);
-  if (!seeded) sampler.set_random_state(sampler_.random_state());
-  sampler_ = std::move(sampler);
+void TextSession::set_sampling(const SamplerOptions& options, bool seeded) {
+  Sampler sampler = sampler_by(options, tokens());
+  if (!seeded) sampler.set_random_state(sampler_->random_state());
+  *sampler_ = std::move(sampler);
   sampling_ = options;
 }
 
-// A sampler of a text with these tokens.
+// One that has accepted these tokens.
 Sampler TextSession::sampler_by(const SamplerOptions& options,
                                 std::span<const int32_t> tokens) const {
   Sampler sampler(options, model_->model.config.n_vocab);
@@ -71,56 +62,32 @@ Sampler TextSession::sampler_by(const SamplerOptions& options,
 
 h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions& options,
                                    const Sink& sink) {
-  const bool begins = tokens_.empty();
+  const bool begins = n_tokens() == 0;
   const std::vector<int32_t> added = model_->tokenizer.encode(
       prompt, {.add_special = begins, .parse_special = options.parse_special, .begins = begins});
-  require((!prompt.empty() && !added.empty()) || n_unread() > 0 || !logits_.empty(),
-          "the prompt is empty, and there is no text to go on from");
+  require((!prompt.empty() && !added.empty()) || n_unread() > 0 || !known_logits().empty(),
+          "the prompt is empty, and there are no tokens to go on from");
   check_room(added.size());
   append(added);
-  h2o_generation generation = H2O_GENERATION;
-  generation.n_prompt = static_cast<int32_t>(n_unread());
-  const Clock::time_point started = Clock::now();
-  const bool done = read();
-  generation.prompt_seconds = seconds_since(started);
-  generation.finish = done ? generate(options, sink, generation) : H2O_FINISH_CANCELLED;
-  cancelled();  // what came too late for this stream is not meant for the next
-  return generation;
-}
-
-// Token after token, until the text ends; returns why it did.
-int32_t TextSession::generate(const StreamOptions& options, const Sink& sink,
-                              h2o_generation& generation) {
-  const Tokenizer& tokenizer = model_->tokenizer;
-  Detokenizer pieces(options.stop);
-  bool begins = !tokenizer.has_text(tokens_);  // no text yet
-  int32_t finish = 0;
-  std::string piece;
-  while (finish == 0) {
-    const int32_t token = sampler_.sample(logits_);
-    if (tokenizer.ends(token) && !options.ignore_end) {
-      finish = H2O_FINISH_STOP;
-      break;
-    }
-    append({&token, 1});  // the last one need not be read, so there may be no room for it
-    ++generation.n_generated;
-    const std::string_view bytes = tokenizer.token_bytes(token, begins);
-    begins = begins && tokenizer.token_bytes(token).empty();
-    piece = pieces.push(bytes);
-    if (pieces.stopped()) {
-      finish = H2O_FINISH_STOP;
-    } else if (generation.n_generated == options.max_tokens || session_.room(0) == 0) {
-      finish = H2O_FINISH_LENGTH;
-    }
-    if (!piece.empty() && !sink(piece)) return H2O_FINISH_CANCELLED;
-    if (finish != 0) break;
-    const Clock::time_point started = Clock::now();
-    if (!read()) finish = H2O_FINISH_CANCELLED;
-    generation.decode_seconds += seconds_since(started);
+  const Engine::Handle generation = submit({.held = held_text_ + held_bytes_,
+                                            .max_tokens = options.max_tokens,
+                                            .stop = options.stop,
+                                            .ignore_end = options.ignore_end});
+  bool goes_on = true;
+  const bool done =
+      run(generation, [&](const std::string& piece) { return goes_on = sink(piece); });
+  if (!done && goes_on) {
+    const std::string held = generation->held_back();
+    if (!held.empty()) sink(held);
   }
-  piece = pieces.finish();
-  if (!piece.empty() && !sink(piece)) return H2O_FINISH_CANCELLED;
-  return finish;
+  cancelled();  // what came too late for this stream is not meant for the next
+  const Progress progress = generation->progress();
+  return {.size = sizeof(h2o_generation),
+          .finish = done ? finish_of(progress.finish) : H2O_FINISH_CANCELLED,
+          .n_prompt = progress.n_prompt,
+          .n_generated = progress.n_generated,
+          .prompt_seconds = progress.prompt_seconds,
+          .decode_seconds = progress.decode_seconds};
 }
 
 void TextSession::feed(std::span<const int32_t> tokens) {
@@ -130,70 +97,133 @@ void TextSession::feed(std::span<const int32_t> tokens) {
   }
   check_room(tokens.size());
   append(tokens);
-  if (!read()) throw Failure{H2O_CANCELLED, "cancelled"};
+  read_all();
 }
 
-int32_t TextSession::sample() { return sampler_.sample(logits()); }
+int32_t TextSession::sample() { return sampler_->sample(logits()); }
 
 std::span<const float> TextSession::logits() {
-  if (!read()) throw Failure{H2O_CANCELLED, "cancelled"};
-  require(
-      !logits_.empty(),
-      "there are no logits: nothing has been read since the session was opened or reset, or what "
-      "was loaded was saved without them");
-  return logits_;
+  read_all();
+  const std::span<const float> known = known_logits();
+  require(!known.empty(),
+          "there are no logits: nothing has been read since the session was opened or reset, or "
+          "the snapshot that was loaded has none");
+  return known;
+}
+
+std::span<const float> TextSession::known_logits() const {
+  if (last_ == nullptr || !added_.empty()) return {};
+  return last_->logits();
 }
 
 void TextSession::check_room(size_t n_more) const {
-  const size_t n = n_unread() + n_more, room = session_.room(0);
+  const size_t n = n_unread() + n_more, room = session().room(0);
   if (n > room) {
     throw Failure{H2O_CONTEXT_FULL, text(n, " more tokens, there is room for ", room, "; n_ctx is ",
-                                         session_.options().n_ctx)};
+                                         session().options().n_ctx)};
   }
 }
 
 void TextSession::append(std::span<const int32_t> tokens) {
-  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  const size_t before = added_.size();
+  added_.insert(added_.end(), tokens.begin(), tokens.end());
   try {
-    sampler_.accept(tokens);
+    sampler_->accept(tokens);
   } catch (...) {
-    tokens_.resize(tokens_.size() - tokens.size());
+    added_.resize(before);
     throw;
   }
 }
 
-bool TextSession::read() {
-  while (const size_t n = n_unread()) {
-    if (cancelled()) return false;
-    logits_ = {};
-    const size_t chunk = std::min<size_t>(n, session_.chunk(0));
-    const Input input{0, std::span(tokens_).subspan(session_.tokens_seen(0), chunk)};
-    logits_ = session_.step({&input, 1});
+std::vector<int32_t> TextSession::tokens() const {
+  std::vector<int32_t> all = last_ == nullptr ? std::vector<int32_t>() : last_->tokens();
+  all.insert(all.end(), added_.begin(), added_.end());
+  return all;
+}
+
+int32_t TextSession::n_tokens() const {
+  return (last_ == nullptr ? 0 : last_->n_tokens()) + static_cast<int32_t>(added_.size());
+}
+
+// A request that goes on after all tokens.
+Engine::Handle TextSession::submit(Request request) {
+  request.prompt = tokens();
+  request.follows = last_;
+  request.sampler = sampler_;
+  request.keeps_logits = true;
+  return engine_.submit(std::move(request));
+}
+
+bool TextSession::run(const Engine::Handle& generation, const Sink& sink) {
+  struct End {  // however it ends, what has been read stays read
+    TextSession& session;
+    const Engine::Handle& generation;
+    ~End() {
+      session.engine_.cancel(generation);  // unless it has ended
+      session.adopt(generation);
+    }
+  };
+  const End end{*this, generation};
+  const auto take_cancel = [this] {
+    if (cancelled()) throw Cancelled();
+  };
+  try {
+    take_cancel();
+    while (const std::optional<Piece> piece = engine_.next(generation, take_cancel)) {
+      adopt(generation);
+      if (!sink(piece->text)) return false;
+      if (!generation->has_ended()) take_cancel();
+    }
+  } catch (const Cancelled&) {
+    return false;
   }
-  return !cancelled();
+  return true;
+}
+
+// If it has begun, the cache holds its tokens.
+void TextSession::adopt(const Engine::Handle& generation) {
+  if (last_ == generation || !generation->began()) return;
+  last_ = generation;
+  added_.clear();
+  if (generation->request().held.empty()) return;
+  held_text_.clear();
+  held_bytes_.clear();
+}
+
+void TextSession::read_all() {
+  bool done = true;
+  if (n_unread() > 0) {
+    done = run(submit({.max_tokens = 0}), [](const std::string&) { return true; });
+  }
+  if (!done || cancelled()) throw Failure{H2O_CANCELLED, "cancelled"};
 }
 
 std::vector<std::byte> TextSession::save() const {
-  SnapshotText text = {.tokens = tokens_, .note = note_of(sampler_)};
-  text.logits.assign(logits_.begin(), logits_.end());
-  return session_.save(0, std::move(text));
+  SnapshotText text = {.tokens = tokens(),
+                       .note = {},
+                       .random_state = sampler_->random_state(),
+                       .held_text = held_text_,
+                       .held_bytes = held_bytes_};
+  const std::span<const float> known = known_logits();
+  text.logits.assign(known.begin(), known.end());
+  return session().save(0, std::move(text));
 }
 
 void TextSession::load(std::span<const std::byte> snapshot) {
-  const SnapshotText found = open_snapshot(snapshot).text;
-  const std::string state = random_state_of(found.note);
+  SnapshotText found = open_snapshot(snapshot).text;
   Sampler sampler = sampler_by(sampling_, {});
   try {
-    sampler.set_random_state(state.empty() ? sampler_.random_state() : state);
+    const std::string& state = found.random_state;
+    sampler.set_random_state(state.empty() ? sampler_->random_state() : state);
     sampler.accept(found.tokens);
   } catch (const InvalidArgument& e) {  // not the caller's mistake
     throw FormatError(e.what());
   }
-  SnapshotText text = session_.load(0, snapshot);
-  tokens_ = std::move(text.tokens);
-  loaded_ = std::move(text.logits);
-  logits_ = loaded_;
-  sampler_ = std::move(sampler);
+  last_ = engine_.restore(snapshot, [] {});
+  added_.clear();
+  held_text_ = std::move(found.held_text);
+  held_bytes_ = std::move(found.held_bytes);
+  *sampler_ = std::move(sampler);
 }
 
 }  // namespace h2o::capi

@@ -1,9 +1,11 @@
-// TextSession: a text that is read and continued, with its cache, sampler and random numbers.
+// TextSession: an engine with one sequence, and the tokens and random numbers that its requests
+// share: each goes on where the last one ended.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,13 +13,12 @@
 
 #include "capi/h2o.h"
 #include "capi/text_model.h"
-#include "text/sampler.h"
-#include "model/session.h"
+#include "text/engine.h"
 
 namespace h2o::capi {
 
 struct StreamOptions {
-  int32_t max_tokens = 0;  // 0: no limit
+  std::optional<int32_t> max_tokens = {};  // none: no limit
   bool ignore_end = false;
   bool parse_special = false;
   std::vector<std::string> stop = {};
@@ -34,7 +35,7 @@ class TextSession {
   void reset();
 
   // Chooses by other options from now on. Without a seed the random numbers go on.
-  void set_sampling(SamplerOptions options, bool seeded);
+  void set_sampling(const SamplerOptions& options, bool seeded);
 
   // The calls of these names in h2o.h. They throw Failure for H2O_CONTEXT_FULL and H2O_CANCELLED.
   h2o_generation stream(std::string_view prompt, const StreamOptions& options, const Sink& sink);
@@ -42,32 +43,36 @@ class TextSession {
   int32_t sample();
   std::span<const float> logits();
 
-  // Ends what another thread is at, or else what is begun next. Safe in a signal handler.
+  // Ends the call of another thread, or else the next one. Safe in a signal handler.
   void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
 
   std::vector<std::byte> save() const;
   void load(std::span<const std::byte> snapshot);
 
-  const std::vector<int32_t>& tokens() const { return tokens_; }
-  const Session& session() const { return session_; }
+  std::vector<int32_t> tokens() const;
+  int32_t n_tokens() const;
+  const Session& session() const { return engine_.session(); }
 
  private:
   // Takes a cancel, if there is one: it ends one call.
   bool cancelled() noexcept { return cancelled_.exchange(false, std::memory_order_relaxed); }
-  size_t n_unread() const { return tokens_.size() - session_.tokens_seen(0); }
-  void check_room(size_t n_more) const;  // throws Failure if so many more cannot be read
+  size_t n_unread() const { return n_tokens() - session().tokens_seen(0); }
+  std::span<const float> known_logits() const;  // after the last token; or none
+  void check_room(size_t n_more) const;         // throws Failure if so many more cannot be read
   Sampler sampler_by(const SamplerOptions& options, std::span<const int32_t> tokens) const;
   void append(std::span<const int32_t> tokens);
-  bool read();  // what is unread; false if it was cancelled
-  int32_t generate(const StreamOptions& options, const Sink& sink, h2o_generation& generation);
+  Engine::Handle submit(Request request);
+  bool run(const Engine::Handle& generation, const Sink& sink);  // false if it was cancelled
+  void adopt(const Engine::Handle& generation);
+  void read_all();  // throws Failure if it was cancelled
 
-  std::shared_ptr<TextModel> model_;
-  Session session_;
-  std::vector<int32_t> tokens_;    // of the text
-  std::span<const float> logits_;  // after the last of them; empty where they are not known
-  std::vector<float> loaded_;      // those of a snapshot
+  const std::shared_ptr<TextModel> model_;
+  Engine engine_;
+  Engine::Handle last_;         // whose tokens are the first, and are read in sequence 0; or none
+  std::vector<int32_t> added_;  // the others
+  std::string held_text_, held_bytes_;  // by a snapshot: they come first in the next stream
   SamplerOptions sampling_;
-  Sampler sampler_;
+  const std::shared_ptr<Sampler> sampler_;  // has accepted all tokens
   std::atomic<bool> cancelled_ = false;
 };
 

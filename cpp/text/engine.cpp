@@ -81,11 +81,19 @@ void Engine::check(Request& request, Generation& generation) const {
     SnapshotText text = open_snapshot(request.after.bytes).text;
     n_read = text.n_read;
     generation.tokens_ = std::move(text.tokens);
+    generation.logits_ = std::move(text.logits);
+    generation.random_state_ = std::move(text.random_state);
+    request.held = text.held_text + text.held_bytes + request.held;
   }
   const bool empty = request.prompt.empty() && generation.tokens_.size() == n_read;
-  require(!empty || request.max_tokens == 0, "the prompt is empty",
+  require(!empty || !generation.logits_.empty() || request.max_tokens == 0, "the prompt is empty",
           n_read > 0 ? ", and the snapshot has no token left to go on from" : "");
-  generation.tokens_.insert(generation.tokens_.end(), request.prompt.begin(), request.prompt.end());
+  if (generation.tokens_.empty()) {
+    generation.tokens_ = std::move(request.prompt);
+  } else {
+    generation.tokens_.insert(generation.tokens_.end(), request.prompt.begin(),
+                              request.prompt.end());
+  }
   for (const int32_t token : generation.tokens_) {
     require(token >= 0 && token < n_vocab_, "token ", token, " is not in the vocabulary of ",
             n_vocab_);
@@ -102,14 +110,15 @@ void Engine::check(Request& request, Generation& generation) const {
 }
 
 void Engine::enqueue(const Handle& generation) {
-  generation->submitted_ = true;
-  if (generation->request_.eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
-    generation->admitted_ = false;
+  const bool eager = generation->request_.eager;
+  if (eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
     outside_.push_back(generation);
-    return;
+    generation->admitted_ = false;
+  } else {
+    waiting_.push_back(generation);
+    n_queued_ += eager;
   }
-  n_queued_ += generation->request_.eager;
-  waiting_.push_back(generation);
+  generation->submitted_ = true;
 }
 
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
@@ -201,7 +210,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    cancelled_.push_back(generation);  // it may be in the step that is being computed
+    g.cancelled_ = true;  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -219,15 +228,36 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
   if (!g.began_) throw std::runtime_error("nothing has been read yet");
   SnapshotText text;
   text.note = std::move(note);
-  if (g.request_.max_tokens != 0) text.random_state = g.sampler_->random_state();
+  if (g.sampler_ != nullptr) text.random_state = g.sampler_->random_state();
+  if (g.ended()) text.logits = g.logits_;
   text.held_text = g.text_.substr(g.text_read_) + g.detokenizer_.held_text();
   text.held_bytes = g.detokenizer_.held_bytes();
+  std::vector<std::byte> bytes;
+  between_steps(lock, [&] { bytes = scheduler_->save(g, std::move(text)); });
+  return bytes;
+}
+
+Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
+  const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
+  Lock lock(monitor_->mutex);
+  await_step(lock, between);
+  if (closed_) throw std::runtime_error("the engine is closed");
+  between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
+  generation->n_given_ = generation->tokens_.size();
+  generation->submitted_ = generation->began_ = true;
+  finish(generation, Finish::length);
+  last_ = generation;
+  last_sequence_ = generation->sequence_;
+  return generation;
+}
+
+// Calls `body` with the scheduler, without the lock and while nobody computes.
+void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
   leading_ = true;
   lock.unlock();
-  std::vector<std::byte> bytes;
   std::exception_ptr error;
   try {
-    bytes = scheduler_->save(g, std::move(text));
+    body();
   } catch (...) {
     error = std::current_exception();
   }
@@ -235,7 +265,6 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
   end_lead();
   drop_ended(lock);
   if (error != nullptr) std::rethrow_exception(error);
-  return bytes;
 }
 
 void Engine::await_step(Lock& lock, const Between& between) {
@@ -334,20 +363,17 @@ bool Engine::lead(Lock& lock) {
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
-  lock.unlock();
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
   try {
-    for (const Handle& generation : work.parking) scheduler_->park(*generation);
-  } catch (...) {  // no memory for a copy: those that were to have the sequences do without
-    not_parked = std::current_exception();
-  }
-  try {
+    make_space(work);
+    lock.unlock();
+    not_parked = park(work.parking);
     outputs = scheduler_->step(work.generations);
   } catch (...) {  // no memory for a step's lists
     error = std::current_exception();
   }
-  lock.lock();
+  if (!lock.owns_lock()) lock.lock();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
@@ -376,6 +402,25 @@ bool Engine::lead(Lock& lock) {
   return true;
 }
 
+// Those that could not be copied keep their sequences; says why.
+std::exception_ptr Engine::park(std::span<const Handle> generations) {
+  try {
+    for (const Handle& generation : generations) scheduler_->park(*generation);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// So that a step, once computed, is not lost for want of memory.
+void Engine::make_space(const Work& work) {
+  active_.reserve(active_.size() + work.generations.size());
+  for (const Handle& generation : work.generations) {
+    std::vector<int32_t>& tokens = generation->tokens_;
+    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+  }
+}
+
 // It could not get a sequence.
 void Engine::put_back(const Handle& generation) {
   Generation& g = *generation;
@@ -389,7 +434,7 @@ void Engine::put_back(const Handle& generation) {
 }
 
 void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
-  scheduler_->forget(*generation);
+  scheduler_->release(*generation);
   take_out(active_, generation);
   generation->error_ = error;
   finish(generation, Finish::cancelled);
@@ -399,7 +444,14 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
 // Nobody computes any more: what was cancelled meanwhile ends.
 void Engine::end_lead() {
   leading_ = false;
-  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
+  const auto end_those_of = [this](const auto& list) {
+    for (size_t i = list.size(); i-- > 0;) {
+      const Handle generation = list[i];  // which is then taken out of the list
+      if (generation->cancelled_) end_cancelled(generation);
+    }
+  };
+  end_those_of(active_);
+  end_those_of(waiting_);
   admit();
   monitor_->changed.notify_all();
 }
@@ -482,8 +534,7 @@ void Engine::publish(StepOutput& output) {
     g.pieces_.push_back({g.text_.size(), progress.n_generated});
   }
   progress.finish_message = std::move(output.finish_message);
-  g.error_ = output.error;
-  g.logits_ = std::move(output.logits);
+  if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {
     finish(output.generation, output.finish);
     take_out(active_, output.generation);

@@ -79,6 +79,10 @@ class Engine {
   // `note`: JSON, or "". Throws std::runtime_error if the cache does not hold it any more.
   std::vector<std::byte> save(const Handle& generation, std::string note, const Between& between);
 
+  // A generation that has ended and left in a sequence what a snapshot holds, or nothing where
+  // there is none: to be followed. Throws FormatError, and has then changed nothing.
+  Handle restore(std::span<const std::byte> snapshot, const Between& between);
+
   // The generation that began last; nullptr before the first.
   Handle last() const;
   int32_t last_sequence() const;  // where it is or was
@@ -112,6 +116,8 @@ class Engine {
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
   bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
+  void make_space(const Work& work);
+  std::exception_ptr park(std::span<const Handle> generations);
   void end_lead();
   void put_back(const Handle& generation);
   void fail(const Handle& generation, const std::exception_ptr& error);
@@ -127,6 +133,7 @@ class Engine {
   bool wants_worker() const;
   void work();
   void await_step(Lock& lock, const Between& between);
+  void between_steps(Lock& lock, const std::function<void()>& body);
 
   std::shared_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;

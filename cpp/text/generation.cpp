@@ -37,9 +37,9 @@ int32_t Generation::n_tokens_read() const {
   return ended() && pieces_.empty() ? progress_.n_generated : n_tokens_read_;
 }
 
-std::vector<float> Generation::logits() const {
+int32_t Generation::n_tokens() const {
   const std::lock_guard lock(monitor_->mutex);
-  return logits_;
+  return static_cast<int32_t>(tokens_.size());
 }
 
 bool Generation::began() const {
@@ -52,13 +52,19 @@ bool Generation::admitted() const {
   return admitted_;
 }
 
+bool Generation::has_ended() const {
+  const std::lock_guard lock(monitor_->mutex);
+  return ended();
+}
+
 Piece Generation::take_piece() {
   const End end = pieces_.front();
+  Piece piece = {text_.substr(text_read_, end.text - text_read_), end.n_tokens};
   pieces_.pop_front();
   n_tokens_read_ = end.n_tokens;
   left_at_ = std::chrono::steady_clock::now();
-  const size_t begin = std::exchange(text_read_, end.text);
-  return {text_.substr(begin, end.text - begin), end.n_tokens};
+  text_read_ = end.text;
+  return piece;
 }
 
 Piece Generation::take_all() {

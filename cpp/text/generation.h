@@ -57,12 +57,18 @@ class Generation {
   Progress progress() const;
   std::vector<int32_t> tokens() const;            // of the snapshot, of the prompt, and generated
   std::vector<int32_t> generated_tokens() const;  // the last of them
-  std::string text() const;                       // all that has been generated
-  std::string text_read() const;                  // what has been taken of it
-  int32_t n_tokens_read() const;      // generated tokens of the text that has been taken
-  std::vector<float> logits() const;  // after the last token, if it keeps_logits and they are known
-  bool began() const;                 // has anything been read?
-  bool admitted() const;              // false while the queue is full
+  int32_t n_tokens() const;
+  std::string text() const;       // all that has been generated
+  std::string text_read() const;  // what has been taken of it
+  int32_t n_tokens_read() const;  // generated tokens of the text that has been taken
+  bool began() const;             // has anything been read?
+  bool admitted() const;          // false while the queue is full
+  bool has_ended() const;
+
+  // Only after it has ended: the logits after its last token [n_vocab], if it keeps_logits and all
+  // its tokens have been read, else none; and the text that was held back when it was cancelled.
+  std::span<const float> logits() const { return logits_; }
+  std::string held_back() const { return Detokenizer(detokenizer_).finish(); }
 
  private:
   friend class Engine;
@@ -90,20 +96,22 @@ class Generation {
   std::deque<End> pieces_;  // where those not taken end in text_
   int32_t n_tokens_read_ = 0;
   bool began_ = false, admitted_ = true, submitted_ = false;
+  bool cancelled_ = false;                           // while a thread computes: it ends after that
   int32_t n_waiting_ = 0;                            // threads that wait for a piece
   std::thread::id reader_;                           // who waited for it last
   std::chrono::steady_clock::time_point left_at_{};  // and when it was given one
   std::weak_ptr<Mailbox> mailbox_;                   // which holds the generations that have news
 
   // Of the thread that computes.
-  std::optional<Sampler> sampler_;
+  std::shared_ptr<Sampler> sampler_;
+  std::string random_state_;  // of the snapshot
   Detokenizer detokenizer_;
   bool begins_ = true;             // no text yet: a space in front does not count
   int32_t sequence_ = -1;          // that holds it, also when it has ended; -1: none
   std::vector<std::byte> parked_;  // its sequence, while another generation uses that
   int32_t n_evicted_ = 0;
   std::span<const uint32_t> allowed_;  // tokens, in this step; empty: all
-  std::vector<float> logits_;
+  std::vector<float> logits_;          // after the last token; or none
 };
 
 }  // namespace h2o

@@ -40,19 +40,25 @@ struct SnapshotBytes {
 };
 
 struct Request {
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt = {};
 
   // Goes on from this snapshot; the prompt follows its tokens. Its random numbers go on unless
   // `seeded`, and the text that it held back comes first.
   SnapshotBytes after = {};
 
   // Goes on in the cache that this generation has left, if nothing else has used it since and
-  // `prompt` begins with all its tokens; otherwise all of the prompt is read.
+  // `prompt` begins with all its tokens; otherwise all of the prompt is read. If nothing is left to
+  // read, the first token is chosen from the logits that it has kept.
   std::shared_ptr<Generation> follows = nullptr;
 
   SamplerOptions sampling = {};
   bool seeded = true;
-  std::string random_state = {};  // to go on from, instead of the seed; "" = none
+
+  // Chooses instead of one made from `sampling`, and goes on from where it is: it has accepted all
+  // tokens so far. Nobody else may use it until the generation has ended.
+  std::shared_ptr<Sampler> sampler = nullptr;
+
+  std::string held = {};  // bytes of text that come first, as those that a snapshot held back
 
   std::optional<int32_t> max_tokens = {};  // none: no limit; 0: only reads the prompt
   bool ends_at_context =
@@ -64,7 +70,7 @@ struct Request {
   std::shared_ptr<Trace> trace = nullptr;
   LogitsSink prompt_logits = nullptr;
   Constraint constraint = nullptr;
-  bool keeps_logits = false;  // Generation::logits() after it has ended
+  bool keeps_logits = false;  // for Generation::logits()
 
   // Computed while there is an engine, whether anybody waits for it or not. Otherwise computed when
   // somebody waits for its next piece, at most one piece ahead.

@@ -20,7 +20,6 @@ int32_t Scheduler::n_active() const {
 
 std::vector<StepOutput> Scheduler::step(
     const std::vector<std::shared_ptr<Generation>>& generations) {
-  const auto started = std::chrono::steady_clock::now();
   std::vector<StepOutput> outputs(generations.size());
   for (size_t i = 0; i < generations.size(); ++i) {
     outputs[i].generation = generations[i];
@@ -29,13 +28,34 @@ std::vector<StepOutput> Scheduler::step(
         sequence >= 0 && slots_[sequence].active && slots_[sequence].owner.lock() == generations[i];
     if (!has_sequence) start(outputs[i]);
   }
+  try {
+    compute(outputs);
+  } catch (...) {  // no memory for its lists
+    for (StepOutput& output : outputs) {
+      if (output.error == nullptr && !output.deferred) output.error = std::current_exception();
+    }
+  }
+  for (StepOutput& output : outputs) {
+    if (output.error != nullptr) {
+      output.finish = Finish::cancelled;
+      output.piece.clear();
+    }
+    if (output.finish != Finish::none) release(*output.generation);
+  }
+  return outputs;
+}
+
+void Scheduler::compute(std::vector<StepOutput>& outputs) {
+  const auto started = std::chrono::steady_clock::now();
   const std::vector<Row> rows = next_rows(outputs);
   std::vector<Row> batch;
   for (const Row& row : rows) {
-    const Generation& g = *row.output->generation;
+    Generation& g = *row.output->generation;
     const bool every_row = g.request_.prompt_logits != nullptr ||
                            (g.request_.trace != nullptr && g.request_.trace->options().prompt);
-    if (every_row && g.reads_prompt()) {
+    if (row.part.empty()) {
+      choose({&row, 1}, g.logits_, {});
+    } else if (every_row && g.reads_prompt()) {
       score(row);
     } else {
       batch.push_back(row);
@@ -63,23 +83,13 @@ std::vector<StepOutput> Scheduler::step(
       output.error = std::current_exception();
     }
   }
-  for (StepOutput& output : outputs) {
-    if (output.error != nullptr) {
-      output.finish = Finish::cancelled;
-      output.piece.clear();
-      forget(*output.generation);
-    } else if (output.finish != Finish::none) {
-      release(*output.generation);
-    }
-  }
-  return outputs;
 }
 
 void Scheduler::park(Generation& g) {
   SnapshotText text;
   text.tokens = g.tokens_;
   g.parked_ = session_.save(g.sequence_, std::move(text));
-  slots_[g.sequence_] = {};
+  vacate(g.sequence_);
   g.sequence_ = -1;
 }
 
@@ -92,8 +102,35 @@ void Scheduler::release(Generation& g) {
 
 void Scheduler::forget(Generation& g) {
   g.parked_.clear();
-  if (g.sequence_ >= 0) slots_[g.sequence_] = {};
+  if (g.sequence_ >= 0) vacate(g.sequence_);
   g.sequence_ = -1;
+}
+
+void Scheduler::vacate(int32_t sequence) {
+  slots_[sequence].owner.reset();
+  slots_[sequence].active = false;
+  slots_[sequence].used_at = 0;
+}
+
+void Scheduler::restore(const std::shared_ptr<Generation>& generation,
+                        std::span<const std::byte> snapshot) {
+  Generation& g = *generation;
+  const int32_t sequence = take_slot();
+  if (sequence < 0) throw std::runtime_error("all sequences are in use");
+  Slot& slot = slots_[sequence];
+  if (snapshot.empty() || slot.own_policies) {
+    session_.reset(sequence, session_.options().policies);
+    slot.owner.reset();
+    slot.own_policies = false;
+  }
+  if (!snapshot.empty()) {
+    SnapshotText text = session_.load(sequence, snapshot);
+    g.tokens_ = std::move(text.tokens);
+    g.logits_ = std::move(text.logits);
+  }
+  slot.owner = generation;
+  slot.used_at = ++clock_;
+  g.sequence_ = sequence;
 }
 
 std::vector<std::byte> Scheduler::save(const Generation& g, SnapshotText text) const {
@@ -123,7 +160,7 @@ std::string Scheduler::limit() const {
 }
 
 // The sequence in which a generation can go on from the one that it follows; -1: none. A token has
-// to be left to read.
+// to be left to read, or the logits after the last one to be known.
 int32_t Scheduler::followed_slot(const Generation& g) const {
   const Generation* const f = g.request_.follows.get();
   if (f == nullptr || f->sequence_ < 0 || !g.parked_.empty()) return -1;
@@ -133,7 +170,7 @@ int32_t Scheduler::followed_slot(const Generation& g) const {
                     std::equal(f->tokens_.begin(), f->tokens_.end(), g.tokens_.begin()) &&
                     f->request_.policies.empty() && g.request_.policies.empty();
   const bool unread = session_.tokens_seen(f->sequence_) < std::ssize(g.tokens_);
-  return same && unread ? f->sequence_ : -1;
+  return same && (unread || !f->logits_.empty()) ? f->sequence_ : -1;
 }
 
 // A sequence that nobody wants, else the one that was used longest ago, else a new one; or -1.
@@ -163,60 +200,76 @@ bool Scheduler::grow() {
   return true;
 }
 
+// What may fail comes before the sequence is taken from the generation that it follows, which can
+// otherwise be followed again.
 void Scheduler::start(StepOutput& output) {
   Generation& g = *output.generation;
   const Request& request = g.request_;
   int32_t sequence = -1;
+  bool goes_on = false;
   try {
     sequence = followed_slot(g);
-    const bool goes_on = sequence >= 0;
+    goes_on = sequence >= 0;
     if (!goes_on) sequence = take_slot();
     if (sequence < 0) {
       output.deferred = true;
       return;
     }
+    const bool resumes = !g.parked_.empty();
+    if (!resumes) prepare(g, goes_on, output);
     Slot& slot = slots_[sequence];
     if (!goes_on) {
       slot.owner.reset();
+      slot.own_policies = true;  // unless the reset succeeds
       session_.reset(sequence,
                      request.policies.empty() ? session_.options().policies : request.policies);
+      slot.own_policies = !request.policies.empty();
     }
-    g.sequence_ = sequence;
-    if (!g.parked_.empty()) {
+    if (resumes) {
       session_.load(sequence, g.parked_);
       g.parked_.clear();
-      slot = {.owner = output.generation, .active = true};
-      return;
+    } else if (!request.after.bytes.empty()) {
+      session_.load(sequence, request.after.bytes);
     }
-    const Config& config = session_.model().config;
-    g.sampler_.emplace(request.sampling, config.n_vocab);
-    std::string random_state = request.random_state;
-    if (!request.after.bytes.empty()) {
-      const SnapshotText text = session_.load(sequence, request.after.bytes);
-      if (!request.seeded && random_state.empty()) random_state = text.random_state;
-      output.piece = g.detokenizer_.push(text.held_text);
-      output.piece += g.detokenizer_.push(text.held_bytes);
-    }
-    if (!random_state.empty()) g.sampler_->set_random_state(random_state);
-    g.sampler_->accept(g.tokens_);
-    g.begins_ = !tokenizer_.has_text(g.tokens_);
     const auto n_unread = static_cast<int32_t>(g.tokens_.size()) - session_.tokens_seen(sequence);
     if (n_unread > session_.room(sequence)) {
       throw ContextFull(text("the prompt has ", g.tokens_.size(), " tokens, ", limit()));
     }
+    g.sequence_ = sequence;
+    slot.owner = output.generation;
+    slot.active = true;
+    if (resumes) return;
     g.n_evicted_ = session_.tokens_seen(sequence) - session_.tokens_kept(sequence);
-    slot = {.owner = output.generation, .active = true};
     output.started = true;
     g.request_.follows.reset();  // or a long conversation would keep all its turns
     g.request_.after = {};
     output.n_prompt = n_unread;
-    if (n_unread == 0) output.finish = Finish::length;  // there is nothing to read
+    if (n_unread > 0) g.logits_.clear();
+    if (n_unread == 0 && g.logits_.empty()) output.finish = Finish::length;  // nothing to read
     if (g.detokenizer_.stopped()) output.finish = Finish::stop;
   } catch (...) {
     output.error = std::current_exception();
-    if (sequence >= 0) slots_[sequence] = {};
+    if (sequence >= 0 && !goes_on) vacate(sequence);
     g.sequence_ = -1;
   }
+}
+
+// What a generation needs besides a sequence.
+void Scheduler::prepare(Generation& g, bool goes_on, StepOutput& output) {
+  const Request& request = g.request_;
+  const int32_t n_vocab = session_.model().config.n_vocab;
+  g.sampler_ = request.sampler;
+  if (g.sampler_ == nullptr && request.max_tokens != 0) {
+    g.sampler_ = std::make_shared<Sampler>(request.sampling, n_vocab);
+    if (!request.seeded && !g.random_state_.empty()) {
+      g.sampler_->set_random_state(g.random_state_);
+    }
+    g.sampler_->accept(g.tokens_);
+  }
+  if (goes_on) g.logits_ = request.follows->logits_;
+  if (request.keeps_logits) g.logits_.reserve(n_vocab);
+  output.piece = g.detokenizer_.push(request.held);
+  g.begins_ = !tokenizer_.has_text(g.tokens_);
 }
 
 std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& outputs) {
@@ -229,6 +282,7 @@ std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& output
       if (g.reads_prompt() != prompts) continue;
       const std::span<const int32_t> unread =
           std::span(g.tokens_).subspan(session_.tokens_seen(g.sequence_));
+      // None: the first token is chosen from logits that are known.
       const int64_t n =
           std::min<int64_t>({std::ssize(unread), n_batch_, session_.chunk(g.sequence_)});
       if (n > left) continue;
@@ -251,11 +305,13 @@ void Scheduler::forward(std::span<const Row> rows) {
            request.constraint == nullptr && !request.keeps_logits &&
            (request.trace == nullptr || !request.trace->wants_logits());
   });
+  std::span<const float> logits;
+  std::span<const int32_t> picks;
   try {
     if (greedy) {
-      choose(rows, {}, session_.greedy(inputs));
+      picks = session_.greedy(inputs);
     } else {
-      choose(rows, session_.step(inputs), {});
+      logits = session_.step(inputs);
     }
   } catch (const InvalidArgument&) {  // nothing has changed, and it may be about one of them
     if (rows.size() == 1) {
@@ -263,9 +319,15 @@ void Scheduler::forward(std::span<const Row> rows) {
     } else {
       for (const Row& row : rows) forward({&row, 1});
     }
+    return;
   } catch (...) {
-    for (const Row& row : rows) row.output->error = std::current_exception();
+    for (const Row& row : rows) {
+      row.output->error = std::current_exception();
+      forget(*row.output->generation);
+    }
+    return;
   }
+  choose(rows, logits, picks);
 }
 
 // A chunk of a prompt the logits of whose every token are wanted.
@@ -301,24 +363,42 @@ void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
     bool has_room;
   };
   std::vector<Choice> choices;
-  masks_.resize(rows.size());
+  const auto row_logits = [&](size_t i) {
+    return logits.empty() ? logits : logits.subspan(i * n_vocab, n_vocab);
+  };
+  const auto fail = [&](size_t i) {
+    rows[i].output->error = std::current_exception();
+    keep_logits(*rows[i].output, row_logits(i));
+  };
+  const auto has_read_all = [&](size_t i) {
+    return session_.tokens_seen(rows[i].sequence) ==
+           std::ssize(rows[i].output->generation->tokens_);
+  };
+  try {
+    choices.reserve(rows.size());
+    if (masks_.size() < rows.size()) masks_.resize(rows.size());
+  } catch (...) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (has_read_all(i)) fail(i);
+    }
+    return;
+  }
   for (size_t i = 0; i < rows.size(); ++i) {
+    if (!has_read_all(i)) continue;
     Generation& g = *rows[i].output->generation;
-    if (session_.tokens_seen(rows[i].sequence) < std::ssize(g.tokens_)) continue;
     masks_[i].clear();
     if (g.request_.constraint != nullptr) {
-      masks_[i].assign((n_vocab + 31) / 32, 0);
       try {
+        masks_[i].assign((n_vocab + 31) / 32, 0);
         g.request_.constraint(g.tokens_, masks_[i]);
       } catch (...) {
-        rows[i].output->error = std::current_exception();
+        fail(i);
         continue;
       }
     }
     g.allowed_ = masks_[i];
-    choices.push_back({rows[i].output,
-                       picks.empty() ? logits.subspan(i * n_vocab, n_vocab) : logits,
-                       picks.empty() ? -1 : picks[i], session_.room(rows[i].sequence) > 0});
+    choices.push_back({rows[i].output, row_logits(i), picks.empty() ? -1 : picks[i],
+                       session_.room(rows[i].sequence) > 0});
   }
   const auto choose_at = [&](int64_t i) {
     const auto& [output, row, pick, has_room] = choices[i];
@@ -327,11 +407,22 @@ void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
     } catch (...) {
       output->error = std::current_exception();
     }
+    keep_logits(*output, row);
   };
   if (choices.size() == 1) {
     choose_at(0);
-  } else {
+  } else if (!choices.empty()) {
     session_.parallel_for(std::ssize(choices), choose_at);
+  }
+}
+
+// Within the memory that start() has reserved.
+void Scheduler::keep_logits(StepOutput& output, std::span<const float> logits) noexcept {
+  Generation& g = *output.generation;
+  if (output.token >= 0) {
+    g.logits_.clear();
+  } else if (g.request_.keeps_logits && logits.data() != g.logits_.data()) {
+    g.logits_.assign(logits.begin(), logits.end());
   }
 }
 
@@ -343,22 +434,15 @@ void Scheduler::choose_one(StepOutput& output, std::span<const float> logits, in
     output.finish = finish;
     output.piece += g.detokenizer_.finish();
   };
-  const auto keep_logits = [&] {
-    if (request.keeps_logits) output.logits.assign(logits.begin(), logits.end());
-  };
   if (request.max_tokens == 0) {
-    keep_logits();
     output.finish = Finish::length;
     return;
   }
   const int32_t token = pick >= 0 ? pick : g.sampler_->sample(logits, g.allowed_);
-  if (tokenizer_.ends(token) && !request.ignore_end) {
-    keep_logits();
-    return end(Finish::stop);
-  }
+  if (tokenizer_.ends(token) && !request.ignore_end) return end(Finish::stop);
   g.sampler_->accept(token);
-  if (request.trace != nullptr && request.trace->wants_logits()) request.trace->add(logits, token);
   output.token = token;
+  if (request.trace != nullptr && request.trace->wants_logits()) request.trace->add(logits, token);
   output.piece += g.detokenizer_.push(tokenizer_.token_bytes(token, g.begins_));
   g.begins_ = g.begins_ && tokenizer_.token_bytes(token).empty();
   const size_t n_generated = g.tokens_.size() - g.n_given_ + 1;

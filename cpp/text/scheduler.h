@@ -35,9 +35,8 @@ struct StepOutput {
   std::string finish_message = {};
   std::exception_ptr error = nullptr;
   double seconds = 0;
-  bool started = false;            // it has a sequence now
-  bool deferred = false;           // it could not get one
-  std::vector<float> logits = {};  // after the last token, if they are to be kept
+  bool started = false;   // it has a sequence now
+  bool deferred = false;  // it could not get one
 };
 
 class Scheduler {
@@ -49,7 +48,8 @@ class Scheduler {
   int32_t max_sequences() const { return max_sequences_; }
   int32_t n_active() const;
 
-  // One forward pass for generations that have a sequence or, from now on, get one.
+  // One forward pass for generations that have a sequence or, from now on, get one. What fails ends
+  // a generation with its error; what it has read can still be followed.
   std::vector<StepOutput> step(const std::vector<std::shared_ptr<Generation>>& generations);
 
   // Copies its sequence to the host's memory, so that another one can use it.
@@ -60,6 +60,10 @@ class Scheduler {
 
   // Gives its sequence away where nobody knows what that holds.
   void forget(Generation& generation);
+
+  // Gives a generation that has ended what a snapshot holds, or an empty sequence if there is none.
+  // Throws FormatError, std::bad_alloc, and has then changed nothing.
+  void restore(const std::shared_ptr<Generation>& generation, std::span<const std::byte> snapshot);
 
   // A snapshot; `text` has everything but the tokens. Throws InvalidArgument if the cache does not
   // hold it any more.
@@ -75,6 +79,7 @@ class Scheduler {
   struct Slot {
     std::weak_ptr<Generation> owner;  // who used it last
     bool active = false;
+    bool own_policies = false;  // its sequence has others than the session
     uint64_t used_at = 0;
   };
   struct Row {
@@ -86,13 +91,17 @@ class Scheduler {
   int32_t followed_slot(const Generation& generation) const;
   int32_t take_slot();
   bool grow();
+  void vacate(int32_t sequence);
   void start(StepOutput& output);
+  void prepare(Generation& generation, bool goes_on, StepOutput& output);
+  void compute(std::vector<StepOutput>& outputs);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
   void forward(std::span<const Row> rows);
   void score(const Row& row);
   void choose(std::span<const Row> rows, std::span<const float> logits,
               std::span<const int32_t> picks);
   void choose_one(StepOutput& output, std::span<const float> logits, int32_t pick, bool has_room);
+  static void keep_logits(StepOutput& output, std::span<const float> logits) noexcept;
   void count_evictions(Generation& generation);
 
   Session& session_;

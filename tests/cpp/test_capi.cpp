@@ -217,7 +217,7 @@ TEST_CASE("what was read is decoded on after a snapshot") {
   const Session empty(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
   const std::string before = copy.save();
   const std::vector<std::byte> wrong =
-      empty.save(0, {.tokens = {}, .note = "{\"random_state\": null}", .logits = {1, 2, 3}});
+      empty.save(0, {.tokens = {}, .note = {}, .logits = {1, 2, 3}});
   CHECK(h2o_snapshot_load(copy.handle(), wrong.data(), wrong.size()) == H2O_BAD_FORMAT);
   CHECK(copy.save() == before);
 }
@@ -228,26 +228,43 @@ TEST_CASE("snapshots are those of the Python package") {
   Session direct(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
   feed(direct, 0, {2, 5, 6, 7});
   api::Session session = open_session(model, with_budget(16));
-  const auto load = [&](std::string note) {
-    const std::vector<std::byte> bytes =
-        direct.save(0, {.tokens = {2, 5, 6, 7, 8}, .note = std::move(note)});
+  SnapshotText text = {.tokens = {2, 5, 6, 7, 8}, .note = "{\"a\": [1]}"};
+  const auto load = [&] {
+    const std::vector<std::byte> bytes = direct.save(0, text);
     return h2o_snapshot_load(session.handle(), bytes.data(), bytes.size());
   };
-  const Sampler sampler({.seed = 3}, 10);
-  // As json.dumps writes them.
-  CHECK(load("{\"random_state\": null, \"note\": {\"a\": [1]}}") == H2O_OK);
-  CHECK(session.tokens() == std::vector<int32_t>{2, 5, 6, 7, 8});
+  CHECK(load() == H2O_OK);
+  CHECK(session.tokens() == text.tokens);
   CHECK(session.stats().n_read == 4);
-  CHECK(load("{\"random_state\": \"" + sampler.random_state() + "\", \"note\": null}") == H2O_OK);
+  text.random_state = Sampler({.seed = 3}, 10).random_state();
+  CHECK(load() == H2O_OK);
   streamed(session, "", most(1));
   CHECK(session.stats().n_read == 5);
 
-  for (const char* note :
-       {"", "{}", "{\"random_state\": \"x\", \"note\": null}", "{\"random_state\": \"1 2 3\"}"}) {
+  for (const char* state : {"x", "1 2 3"}) {
     const std::string before = session.save();
-    CHECK(load(note) == H2O_BAD_FORMAT);
+    text.random_state = state;
+    CHECK(load() == H2O_BAD_FORMAT);
     CHECK(session.save() == before);
   }
+
+  // What it held back comes first, once; it may turn out to begin a stop string.
+  text = {.tokens = text.tokens, .note = {}, .held_text = "na", .held_bytes = "\xc3"};
+  REQUIRE(load() == H2O_OK);
+  const std::string before = session.save();
+  api::Session again = open_session(model, with_budget(16));
+  again.load(before);
+  CHECK(again.save() == before);
+  CHECK(streamed(session, "", most(5)).starts_with("na"));
+  CHECK(!streamed(session, "", most(5)).starts_with("na"));
+  const char* const stops[] = {"na"};
+  h2o_stream_options options = most(5);
+  options.n_stop = 1;
+  options.stop = stops;
+  h2o_generation generation = H2O_GENERATION;
+  CHECK(streamed(again, "", options, &generation).empty());
+  CHECK(generation.finish == H2O_FINISH_STOP);
+  CHECK(generation.n_generated == 0);
 }
 
 TEST_CASE("nothing but the number is stored where the capacity is too small") {
