@@ -210,7 +210,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    g.cancelled_ = true;  // it may be in the step that is being computed
+    cancelled_.push_back(generation);  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -312,6 +312,7 @@ void Engine::cancel_all(bool only_eager) {
     });
   };
   collect_from(active_);
+  collect_from(computing_);  // some of which are not active yet
   collect_from(waiting_);
   collect_from(outside_);
   for (const Handle& generation : all) end_cancelled(generation);
@@ -362,6 +363,7 @@ bool Engine::lead(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
+  computing_ = work.generations;
   leading_ = true;
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
@@ -398,6 +400,7 @@ bool Engine::lead(Lock& lock) {
     }
   }
   evictions_ = scheduler_->evictions();
+  computing_.clear();
   end_lead();
   return true;
 }
@@ -444,14 +447,7 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
 // Nobody computes any more: what was cancelled meanwhile ends.
 void Engine::end_lead() {
   leading_ = false;
-  const auto end_those_of = [this](const auto& list) {
-    for (size_t i = list.size(); i-- > 0;) {
-      const Handle generation = list[i];  // which is then taken out of the list
-      if (generation->cancelled_) end_cancelled(generation);
-    }
-  };
-  end_those_of(active_);
-  end_those_of(waiting_);
+  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
   admit();
   monitor_->changed.notify_all();
 }

@@ -155,6 +155,7 @@ class Engine {
   std::deque<Handle> waiting_;     // for a sequence
   std::deque<Handle> outside_;     // to be admitted
   std::vector<Handle> ended_;      // whose callbacks are still there
+  std::vector<Handle> computing_;  // in this step
   std::vector<Handle> cancelled_;  // while a thread computes; they end after that
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager ones in waiting_
