@@ -231,7 +231,7 @@ enum {
 typedef struct h2o_generation {
   size_t size;
   int32_t finish;
-  int32_t n_prompt;    /* tokens read before the first was generated */
+  int32_t n_prompt;    /* tokens to be read before the first is generated */
   int32_t n_generated; /* tokens generated */
   double prompt_seconds;
   double decode_seconds; /* for the tokens after the first, which comes with the prompt */

@@ -67,6 +67,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
   cancelled();  // what came too late for this stream is not meant for the next
   h2o_generation result = result_of(generation->progress());
   if (!done) result.finish = H2O_FINISH_CANCELLED;
+  if (!generation->began()) result.n_prompt = static_cast<int32_t>(n_unread());
   return result;
 }
 

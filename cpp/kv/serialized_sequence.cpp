@@ -27,6 +27,11 @@ std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
            {"head_dim", shape.head_dim}}};
 }
 
+// Of the n slots that are written, the one of a full pool that the next token goes to; or -1.
+int32_t dead_slot(const KvHead& head, int32_t n, int32_t next_slot) {
+  return head.evicts() && n == head.slots ? next_slot : -1;
+}
+
 void check_dtype(const char* what, DType expected, ByteReader& reader) {
   const auto got = reader.get<DType>();
   if (got == expected) return;
@@ -61,21 +66,30 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   }
 }
 
+// n rows of an array, if there is one; zeros for the dead one, which may be of another sequence.
 template <class T>
-void write_array(Backend& backend, const T* array, int64_t n, ByteWriter& writer) {
-  if (array != nullptr) backend.read(writer.extend(n * sizeof(T)), array, n * sizeof(T));
+void write_rows(Backend& backend, const T* array, int64_t n, int64_t row_length, int32_t dead,
+                ByteWriter& writer) {
+  if (array == nullptr) return;
+  const int64_t row_bytes = row_length * sizeof(T);
+  std::byte* const rows = writer.extend(n * row_bytes);
+  backend.read(rows, array, n * row_bytes);
+  if (dead >= 0) std::fill_n(rows + dead * row_bytes, row_bytes, std::byte{0});
 }
 
 void write_head(const KvCache& cache, const KvView& view, const KvHead& head, int32_t n,
                 bool rolling, ByteWriter& writer) {
   Backend& backend = cache.backend();
-  write_array(backend, head.next_slot, 1, writer);
-  write_array(backend, head.positions, n, writer);
-  write_array(backend, head.scores, n, writer);
-  write_array(backend, head.value_norms, n, writer);
-  write_array(backend, rolling ? head.ranks : nullptr, n, writer);
-  write_array(backend, head.k, n * view.k_row_bytes, writer);
-  write_array(backend, head.v, n * view.v_row_bytes, writer);
+  int32_t next_slot = 0;
+  backend.read(&next_slot, head.next_slot, sizeof(next_slot));
+  writer.put(next_slot);
+  const int32_t dead = dead_slot(head, n, next_slot);
+  write_rows(backend, head.positions, n, 1, dead, writer);
+  write_rows(backend, head.scores, n, 1, dead, writer);
+  write_rows(backend, head.value_norms, n, 1, dead, writer);
+  write_rows(backend, rolling ? head.ranks : nullptr, n, 1, dead, writer);
+  write_rows(backend, head.k, n, view.k_row_bytes, dead, writer);
+  write_rows(backend, head.v, n, view.v_row_bytes, dead, writer);
 }
 
 // Are these the numbers 0 .. n - 1, in any order?
@@ -99,8 +113,8 @@ bool makes_sense(const HeadImage& image, const KvHead& head, int32_t n, int32_t 
   if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
   const int32_t dead = full ? image.next_slot : -1;
   const auto in_text = [&](int32_t position) { return position >= 0 && position < length; };
-  if (!std::all_of(image.positions.begin(), image.positions.end(), in_text)) return false;
   std::vector<int32_t> positions = without(image.positions, dead);
+  if (!std::all_of(positions.begin(), positions.end(), in_text)) return false;
   std::sort(positions.begin(), positions.end());
   if (std::adjacent_find(positions.begin(), positions.end()) != positions.end()) return false;
   const auto finite = [](float x) { return std::isfinite(x) && x >= 0; };
@@ -190,6 +204,8 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       if (!makes_sense(images.back(), head, n, length)) {
         throw FormatError(text(reader.what(), " makes no sense in layer ", l, ", kv_head ", h));
       }
+      const int32_t dead = dead_slot(head, n, images.back().next_slot);
+      if (dead >= 0) images.back().positions[dead] = 0;  // it may have been of a longer sequence
     }
   }
 

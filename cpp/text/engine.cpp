@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "core/error.h"
@@ -22,6 +23,8 @@ SessionOptions with_rows(SessionOptions options) {
   options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
   return options;
 }
+
+thread_local bool closed_here = false;  // has an engine's own thread closed it?
 
 bool wanted(bool eager, int32_t n_waiting) { return eager || n_waiting > 0; }
 
@@ -96,6 +99,7 @@ void Engine::check(Request& request, Generation& generation) const {
             n_vocab_);
   }
   const size_t n = generation.n_given_ = generation.tokens_.size();
+  generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
   const auto n_ctx = static_cast<size_t>(n_ctx_);
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
@@ -125,15 +129,19 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     enqueue(generation);
   }
   struct Waiting {
+    Engine& engine;
+    const Handle& generation;
     Generation& g;
     Lock& lock;
     ~Waiting() {
       if (!lock.owns_lock()) lock.lock();
-      --g.n_waiting_;
+      // Interrupted in the queue: it gets in line again when it is wanted again.
+      if (--g.n_waiting_ > 0 || g.request_.eager) return;
+      if (take_out(engine.waiting_, generation)) g.submitted_ = false;
     }
   };
   ++g.n_waiting_;
-  const Waiting waiting{g, lock};
+  const Waiting waiting{*this, generation, g, lock};
   g.reader_ = std::this_thread::get_id();
   while (true) {
     if (!g.pieces_.empty()) return g.take_piece();
@@ -144,6 +152,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     } else if (!lead(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
+    drop_ended(lock);
     if (!g.pieces_.empty() || g.ended()) continue;
     lock.unlock();
     between();
@@ -159,10 +168,10 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
   return std::nullopt;
 }
 
-void Engine::subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox) {
+void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
-  g.mailbox_ = std::move(mailbox);
+  g.mailbox_ = mailbox;
   if (!g.pieces_.empty() || g.ended() || g.admitted_) post(generation);
 }
 
@@ -183,9 +192,10 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 }
 
 void Engine::cancel(const Handle& generation) {
-  const Lock lock(monitor_->mutex);
+  Lock lock(monitor_->mutex);
   end_cancelled(generation);
   monitor_->changed.notify_all();
+  drop_ended(lock);
 }
 
 void Engine::wait_ended(const Handle& generation) {
@@ -204,7 +214,7 @@ void Engine::end_cancelled(const Handle& generation) {
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
-  finish(g, Finish::cancelled);
+  finish(generation, Finish::cancelled);
   admit();
   post(generation);
 }
@@ -235,7 +245,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
   generation->n_given_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
-  finish(*generation, Finish::length);
+  generation->progress_.finish = Finish::length;
   last_ = generation;
   last_sequence_ = generation->sequence_;
   return generation;
@@ -253,6 +263,7 @@ void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
   }
   lock.lock();
   end_lead();
+  drop_ended(lock);
   if (error != nullptr) std::rethrow_exception(error);
 }
 
@@ -317,12 +328,18 @@ void Engine::close() {
     worker.swap(worker_);
   }
   cancel_all(false);
-  if (worker.joinable()) worker.join();
+  if (worker.get_id() == std::this_thread::get_id()) {  // the last to hold it was a callback
+    worker.detach();
+    closed_here = true;
+  } else if (worker.joinable()) {
+    worker.join();
+  }
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [this] { return !leading_; });
   scheduler_.reset();
   session_.reset();
   model_.reset();
+  drop_ended(lock);
 }
 
 bool Engine::closed() const {
@@ -340,55 +357,72 @@ EngineStats Engine::stats() const {
           evictions_};
 }
 
-// One step, if there is anything to compute.
+// One step, if there is anything to compute. What fails ends the generations that it is about.
 bool Engine::lead(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
+  lock.unlock();
   std::vector<StepOutput> outputs;
-  std::exception_ptr error;
+  std::exception_ptr error, not_parked;
   try {
-    make_space(work);
-    lock.unlock();
-    for (const Handle& parked : work.parking) scheduler_->park(*parked);
+    for (const Handle& generation : work.parking) scheduler_->park(*generation);
+  } catch (...) {  // no memory for a copy: those that were to have the sequences do without
+    not_parked = std::current_exception();
+  }
+  try {
     outputs = scheduler_->step(work.generations);
-  } catch (...) {  // no memory for a step's lists, or for a copy
+  } catch (...) {  // no memory for a step's lists
     error = std::current_exception();
   }
-  if (!lock.owns_lock()) lock.lock();
+  lock.lock();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
-  for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
-    if (!output->deferred || output->generation->began_) continue;
+  // From the last, as those that could not begin go back to the front of the queue.
+  for (StepOutput& output : std::views::reverse(outputs)) {
     try {
-      waiting_.push_front(output->generation);
-      n_queued_ += output->generation->request_.eager;
+      if (output.deferred) {
+        if (not_parked != nullptr) std::rethrow_exception(not_parked);
+        put_back(output.generation);
+      }
     } catch (...) {
-      fail(output->generation, std::current_exception());
+      output.deferred = false;
+      fail(output.generation, std::current_exception());
     }
   }
-  for (StepOutput& output : outputs) publish(output);
+  for (StepOutput& output : outputs) {
+    if (output.deferred || output.generation->ended()) continue;
+    try {
+      publish(output);
+    } catch (...) {
+      fail(output.generation, std::current_exception());
+    }
+  }
   evictions_ = scheduler_->evictions();
   end_lead();
   return true;
 }
 
-// So that a step, once computed, is not lost for want of memory.
-void Engine::make_space(const Work& work) {
-  active_.reserve(active_.size() + work.generations.size());
-  for (const Handle& generation : work.generations) {
-    std::vector<int32_t>& tokens = generation->tokens_;
-    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+// It could not get a sequence.
+void Engine::put_back(const Handle& generation) {
+  Generation& g = *generation;
+  if (g.began_) return;  // it stays parked
+  if (!wanted(g.request_.eager, g.n_waiting_) && !g.cancelled_) {
+    // Its thread was interrupted meanwhile.
+    g.submitted_ = false;
+    return;
   }
+  waiting_.push_front(generation);
+  n_queued_ += g.request_.eager;
 }
 
-void Engine::fail(const Handle& generation, std::exception_ptr error) {
+void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
   scheduler_->release(*generation);
-  generation->error_ = std::move(error);
-  finish(*generation, Finish::cancelled);
   take_out(active_, generation);
+  generation->error_ = error;
+  finish(generation, Finish::cancelled);
   post(generation);
 }
 
@@ -412,9 +446,19 @@ Engine::Work Engine::collect() {
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
   std::vector<Handle> beginning;
-  beginning.reserve(active_.size() + waiting_.size());  // so that none is lost between two lists
-  work.generations.reserve(beginning.capacity());
+  // All memory first, or those taken out of the queue might be lost, and tokens of the step.
+  const size_t n_most = active_.size() + waiting_.size();
+  work.generations.reserve(n_most);
   work.parking.reserve(active_.size());
+  beginning.reserve(n_most);
+  active_.reserve(n_most);
+  ended_.reserve(ended_.size() + n_most);
+  const auto reserve_token = [](const Handle& generation) {
+    std::vector<int32_t>& tokens = generation->tokens_;
+    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+  };
+  std::ranges::for_each(active_, reserve_token);
+  std::ranges::for_each(waiting_, reserve_token);
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
@@ -426,17 +470,9 @@ Engine::Work Engine::collect() {
     const Generation& g = *generation;
     if (!has_sequence(g) && wanted(g.request_.eager, g.n_waiting_)) take(generation);
   }
-  while (!waiting_.empty()) {
-    const Handle generation = waiting_.front();
-    if (!wanted(generation->request_.eager,
-                generation->n_waiting_)) {  // its thread was interrupted
-      waiting_.pop_front();
-      generation->submitted_ = false;
-      continue;
-    }
-    if (!take(generation)) break;
+  while (!waiting_.empty() && take(waiting_.front())) {
+    n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
-    n_queued_ -= generation->request_.eager;
   }
   bool any = !beginning.empty();
   for (const Handle& generation : active_) {
@@ -473,9 +509,9 @@ bool Engine::make_room(const Generation& wanted_one, Work& work) {
 void Engine::publish(StepOutput& output) {
   Generation& g = *output.generation;
   if (output.started) {
+    active_.push_back(output.generation);
     g.began_ = true;
     g.progress_.n_prompt = output.n_prompt;
-    active_.push_back(output.generation);
     last_ = output.generation;
   }
   if (g.sequence_ >= 0) last_sequence_ = g.sequence_;
@@ -487,33 +523,54 @@ void Engine::publish(StepOutput& output) {
     ++progress.n_generated;
     ++generated_tokens_;
   }
-  try {
-    if (!output.piece.empty()) {
-      g.text_ += output.piece;
-      g.pieces_.push_back({g.text_.size(), progress.n_generated});
-    }
-  } catch (...) {
-    return fail(output.generation, std::current_exception());
+  if (!output.piece.empty()) {
+    g.text_ += output.piece;
+    g.pieces_.push_back({g.text_.size(), progress.n_generated});
   }
   progress.finish_message = std::move(output.finish_message);
   if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {
-    finish(g, output.finish);
+    finish(output.generation, output.finish);
     take_out(active_, output.generation);
   }
   if (!output.piece.empty() || g.ended()) post(output.generation);
 }
 
-void Engine::finish(Generation& g, Finish finish) {
-  g.progress_.finish = finish;
-  g.admitted_ = true;
+void Engine::finish(const Handle& generation, Finish finish) {
+  generation->progress_.finish = finish;
+  generation->admitted_ = true;
+  try {
+    ended_.push_back(generation);
+  } catch (const std::bad_alloc&) {  // its callbacks stay as long as it does
+  }
+}
+
+// Drops what ended requests hold of the caller. Without the lock: that may call the engine, or wait
+// for a thread that does.
+void Engine::drop_ended(Lock& lock) {
+  if (ended_.empty()) return;
+  std::vector<Handle> ended = std::exchange(ended_, {});
+  lock.unlock();
+  for (const Handle& generation : ended) {
+    Request& request = generation->request_;
+    request.after = {};
+    request.follows = nullptr;
+    request.prompt_logits = nullptr;
+    request.constraint = nullptr;
+  }
+  ended.clear();
+  lock.lock();
 }
 
 // Lets those outside into the queue, as many as it has room for.
-void Engine::admit() {
+void Engine::admit() noexcept {
   while (!outside_.empty() && n_queued_ < max_queue_) {
     const Handle generation = outside_.front();
-    waiting_.push_back(generation);
+    try {
+      waiting_.push_back(generation);
+    } catch (const std::bad_alloc&) {
+      return;  // after the next step
+    }
     outside_.pop_front();
     generation->admitted_ = true;
     ++n_queued_;
@@ -521,8 +578,13 @@ void Engine::admit() {
   }
 }
 
-void Engine::post(const Handle& generation) const {
-  if (generation->mailbox_ != nullptr) generation->mailbox_->post(generation);
+void Engine::post(const Handle& generation) const noexcept {
+  const std::shared_ptr<Mailbox> mailbox = generation->mailbox_.lock();
+  if (mailbox == nullptr) return;
+  try {
+    mailbox->post(generation);
+  } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
+  }
 }
 
 bool Engine::wants_worker() const {
@@ -530,13 +592,25 @@ bool Engine::wants_worker() const {
   return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
 }
 
+bool Engine::leads(Lock& lock) noexcept {
+  try {
+    return lead(lock);
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not begun
+    return false;
+  }
+}
+
 // The engine's own thread: computes eager generations while nobody else does.
 void Engine::work() {
-  Lock lock(monitor_->mutex);
+  const auto monitor = monitor_;
+  Lock lock(monitor->mutex);
   while (!closed_) {
+    drop_ended(lock);
+    if (closed_here) return;  // the engine may be gone
+    if (closed_) return;
     if (leading_ || !wants_worker()) {
       monitor_->changed.wait(lock);
-    } else if (!lead(lock)) {
+    } else if (!leads(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }

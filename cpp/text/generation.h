@@ -100,7 +100,7 @@ class Generation {
   int32_t n_waiting_ = 0;                            // threads that wait for a piece
   std::thread::id reader_;                           // who waited for it last
   std::chrono::steady_clock::time_point left_at_{};  // and when it was given one
-  std::shared_ptr<Mailbox> mailbox_;
+  std::weak_ptr<Mailbox> mailbox_;                   // which holds the generations that have news
 
   // Of the thread that computes.
   std::shared_ptr<Sampler> sampler_;

@@ -211,7 +211,7 @@ TEST_CASE("a request that a thread waits for is busy") {
   second.cancel();
   waiter.join();
   CHECK(second.result().finish == H2O_FINISH_CANCELLED);
-  CHECK(second.result().n_prompt == 0);
+  CHECK(second.result().n_generated == 0);
 }
 
 TEST_CASE("requests are freed while they are computed, and may outlive the engine") {

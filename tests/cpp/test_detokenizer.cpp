@@ -9,8 +9,8 @@ namespace h2o {
 namespace {
 
 // The pieces of `bytes` pushed in parts of random lengths, joined; each has to be UTF-8.
-std::string streamed(std::string_view bytes, std::vector<std::string> stop, Random& random) {
-  Detokenizer pieces(std::move(stop));
+std::string streamed(std::string_view bytes, const std::vector<std::string>& stop, Random& random) {
+  Detokenizer pieces(stop);
   std::string out;
   while (!bytes.empty()) {
     const auto n = static_cast<size_t>(random.integer(1, 4));
@@ -76,6 +76,40 @@ TEST_CASE("text ends before the first stop string") {
     CHECK(streamed("🦙🦙é🦙", {"é"}, random) == "🦙🦙");
     CHECK(streamed("one tw", {"two"}, random) == "one tw");
     CHECK(streamed("two", {"two"}, random) == "");
+  }
+}
+
+TEST_CASE("text ends at the stop string that is complete first, of those at once at the longest") {
+  const auto ended = [](std::string_view text, const std::vector<std::string>& stop) {
+    Random random(3);
+    const std::string out = streamed(text, stop, random);
+    for (int i = 0; i < 100; ++i) CHECK(streamed(text, stop, random) == out);
+    return out;
+  };
+  CHECK(ended("a🦙a", {"🦙", "a🦙a"}) == "a");
+  CHECK(ended("a🦙a", {"a🦙a"}) == "");
+  CHECK(ended("a🦙a", {"🦙a", "a🦙a"}) == "");
+  CHECK(ended("a🦙b", {"a🦙a"}) == "a🦙b");
+  CHECK(ended("one two", {"two", "e two"}) == "on");
+  CHECK(ended("\xff🦙", {"\ufffd🦙"}) == "");    // as it is shown
+  CHECK(ended("a\xf0\x9f", {"a\ufffd"}) == "");  // which finish() completes
+}
+
+TEST_CASE("what is held back goes on in another detokenizer") {
+  const std::string text =
+      "ab🦙a🦙\xf0\x9f"
+      "ab a🦙é🦙 aab";
+  const std::vector<std::string> stop = {"a🦙é🦙a", "🦙 aa", "nowhere"};
+  Random random(4);
+  const std::string whole = streamed(text, stop, random);
+  for (size_t at = 0; at <= text.size(); ++at) {
+    Detokenizer first(stop), second(stop);
+    std::string out = first.push(std::string_view(text).substr(0, at));
+    if (first.stopped()) break;
+    out += second.push(first.held_text());
+    out += second.push(first.held_bytes());
+    out += second.push(std::string_view(text).substr(at));
+    CHECK(out + second.finish() == whole);
   }
 }
 

@@ -98,6 +98,103 @@ TEST_CASE("the rank of the dead slot is nobody's") {
   }
 }
 
+TEST_CASE("nothing of the sequence that was there before is in a snapshot") {
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+  for (const Positions positions : {Positions::original, Positions::rolling}) {
+    for (const int n_tokens : {3, 6, 7, 8, 20}) {
+      Session used(model, options(positions)), fresh(model, options(positions));
+      Random random(3);
+      feed(used, 0, random_tokens(random, *model, 8));
+      for (int i = 0; i < 30; ++i) feed(used, 0, random_tokens(random, *model, 1));
+      used.reset(0);
+      for (int left = n_tokens; left > 0; left -= 8) {
+        const std::vector<int32_t> tokens = random_tokens(random, *model, std::min(left, 8));
+        feed(used, 0, tokens);
+        feed(fresh, 0, tokens);
+      }
+      const SnapshotText text = {.tokens = std::vector<int32_t>(n_tokens), .note = ""};
+      const std::vector<std::byte> bytes = used.save(0, text);
+      CHECK(bytes == fresh.save(0, text));
+      Session other(model, options(positions));
+      CHECK(other.load(0, bytes).n_read == n_tokens);
+      CHECK(other.save(0, text) == bytes);
+      CHECK(same_bits(feed(other, 0, {5, 6}), feed(fresh, 0, {5, 6})));
+    }
+  }
+}
+
+TEST_CASE("a snapshot holds what was not given out, and the random state") {
+  const auto model = tiny_model(1);
+  Session session(model, options(Positions::automatic));
+  feed(session, 0, {5, 6, 7});
+  const SnapshotText text = {.tokens = {5, 6, 7, 8},
+                             .note = "{\"a\": [1]}",
+                             .logits = std::vector<float>(model->config.n_vocab, 0.5f),
+                             .random_state = "1 2 3",
+                             .held_text = "held",
+                             .held_bytes = "\xf0\x9f"};
+  const SnapshotText loaded = session.load(0, session.save(0, text));
+  CHECK(loaded.tokens == text.tokens);
+  CHECK(loaded.note == text.note);
+  CHECK(loaded.n_read == 3);
+  CHECK(loaded.logits == text.logits);
+  CHECK(loaded.random_state == text.random_state);
+  CHECK(loaded.held_text == text.held_text);
+  CHECK(loaded.held_bytes == text.held_bytes);
+}
+
+// Bytes of version 2, with this note.
+std::vector<std::byte> version_2(const std::vector<std::byte>& now, std::string_view note) {
+  OpenSnapshot open = open_snapshot(now);
+  ByteWriter writer;
+  writer.put(std::span(std::string_view("h2o snap")));
+  writer.put(uint32_t{2});
+  writer.put(uint64_t{0});
+  writer.put(uint64_t{0});
+  writer.put(open.model);
+  writer.put(uint64_t{open.text.tokens.size()});
+  writer.put(std::span<const int32_t>(open.text.tokens));
+  writer.put(uint64_t{note.size()});
+  writer.put(std::span(note));
+  writer.put(open.text.n_read);
+  writer.put(uint64_t{0});
+  writer.put(open.positions);
+  writer.put(open.cache.take(open.cache.left()));
+  std::vector<std::byte> bytes = std::move(writer.bytes());
+  reseal(bytes);
+  return bytes;
+}
+
+TEST_CASE("version 2 is read, others are refused") {
+  const auto model = tiny_model(1);
+  Session source(model, options(Positions::automatic));
+  const std::vector<std::byte> now = snapshot_of(source, 20);
+  const std::vector<float> expected = feed(source, 0, {9});
+
+  const auto load_note = [&](std::string_view note) {
+    Session session(model, options(Positions::automatic));
+    const SnapshotText text = session.load(0, version_2(now, note));
+    CHECK(text.n_read == 20);
+    CHECK(text.tokens.size() == 21);
+    CHECK(text.held_text.empty());
+    CHECK(text.held_bytes.empty());
+    CHECK(same_bits(feed(session, 0, {9}), expected));
+    return std::pair(text.random_state, text.note);
+  };
+  using Pair = std::pair<std::string, std::string>;
+  CHECK(load_note(R"({"random_state": "17 4 2", "note": null})") == Pair("17 4 2", "null"));
+  CHECK(load_note(R"({"random_state": null, "note": {"note": "}"}})") ==
+        Pair("", R"({"note": "}"})"));
+  for (const char* const note : {"", "{}", "null", R"({"random_state": "17"})"}) {
+    CHECK_THROWS_AS(source.load(0, version_2(now, note)), FormatError);
+  }
+  for (const uint32_t version : {0u, 1u, 4u}) {
+    std::vector<std::byte> bytes = now;
+    std::memcpy(bytes.data() + 8, &version, sizeof(version));
+    CHECK_THROWS_AS(source.load(0, bytes), FormatError);
+  }
+}
+
 TEST_CASE("models are told apart by their tensors") {
   const GgufShards tiny(H2O_SOURCE_DIR "/models/tiny-opt.gguf");
   const GgufShards other(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf");

@@ -238,7 +238,7 @@ class TestCommand:
         assert (status, out) == (1, "Hello!\n.\n")
         assert [line[:6] for line in err.splitlines()] == ["[promp", "error:", "[promp"]
         assert "n_ctx is 72" in err
-        assert "say less, or /reset to begin anew" in err
+        assert "send a shorter message, or /reset" in err
 
     def test_goes_on_after_a_refusal(self, tiny_opt: Path, run: Run) -> None:
         template = "{% if messages[-1].content == 'a' %}{{ raise_exception('No a') }}{% endif %}"
@@ -265,14 +265,15 @@ class TestCommand:
     def test_interrupt_stops_the_answer(
         self, tiny_opt: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        next_piece, calls = Stream._next_piece, count()
+        next_piece, calls = Stream.__next__, count()
 
         def interrupted(stream: Stream) -> str:
             if next(calls) == 3:
+                stream.close()  # as a Ctrl-C in the middle of it does
                 raise KeyboardInterrupt
             return next_piece(stream)
 
-        monkeypatch.setattr(Stream, "_next_piece", interrupted)
+        monkeypatch.setattr(Stream, "__next__", interrupted)
         status, _, err = run("a\nb\n", "-m", tiny_opt, "-n", 9, "--template", PLAIN, "--ignore-eos")
         assert status == 0
         assert [line.split("end: ")[1] for line in err.splitlines()] == ["cancelled]", "length]"]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from h2o_cpp import _core
 from h2o_cpp.generation.request import Request
 
 
-def run_batch(
-    engine: _core.Engine, requests: Iterable[Request], n: int
-) -> Iterator[tuple[int, _core.Generation, str]]:
-    """Continue requests, n at a time; gives pieces as they come, with the indices of the requests.
+@dataclass(frozen=True)
+class BatchPiece:
+    """A piece of one request's text."""
 
-    Every request's last piece, then with a finish_reason, comes even if it is empty. A request is
-    asked for when it can begin, so there may be any number of them.
+    index: int  # of the request
+    state: _core.Generation
+    text: str  # only the last may be empty
+    last: bool
+
+
+def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iterator[BatchPiece]:
+    """Continue requests, n at a time; gives pieces as they come.
+
+    A request is asked for when it can begin, so there may be any number of them.
 
     Raises ValueError for a request that cannot be started.
     """
@@ -35,12 +43,12 @@ def run_batch(
                 if key not in running:
                     continue
                 i, state = running[key]
-                ended = state.finish_reason is not None
-                piece = state.poll() or ""
-                if ended:
+                last = state.finish_reason is not None  # before poll(): nothing comes after it
+                text = state.poll() or ""
+                if last:
                     del running[key]
-                if piece or ended:
-                    yield i, state, piece
+                if text or last:
+                    yield BatchPiece(i, state, text, last)
     finally:
         for _, state in running.values():
             state.cancel()

@@ -105,8 +105,8 @@ def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
             options: StreamOptions = {"max_tokens": one.n, "temperature": 0.0, "ignore_eos": True}
             checked.append(make_request(runtime, seeds, one.prompt, options))
         seen: list[list[tuple[float, int]]] = [[] for _ in batch]
-        for i, state, _ in run_batch(runtime.engine, checked, len(batch)):
-            seen[i].append((perf_counter() - begun, state.n_tokens_read))
+        for piece in run_batch(runtime.engine, checked, len(batch)):
+            seen[piece.index].append((perf_counter() - begun, piece.state.n_tokens_read))
         for one, its in zip(batch, seen, strict=True):
             _check(one, its[-1][1])
             observed.add(one.at, its)

@@ -1,0 +1,176 @@
+// Engines for the tests: a tiny rotary model, and a vocabulary of letters and halves of characters.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gguf_writer.h"
+#include "session_rig.h"
+#include "text/engine.h"
+
+namespace h2o {
+
+// 61 tokens: three without text, of which 2 ends a text, then strings over "ab ", whole and broken
+// characters.
+class LetterVocabulary {
+ public:
+  static const LetterVocabulary& get() {
+    static const LetterVocabulary kOne;
+    return kOne;
+  }
+
+  std::shared_ptr<const Tokenizer> tokenizer() const { return tokenizer_; }
+  int32_t id(const std::string& name) const { return ids_.at(name); }
+
+  // One token for each letter; "🦙" is one too.
+  std::vector<int32_t> tokens(const std::vector<std::string>& names) const {
+    std::vector<int32_t> out;
+    for (const std::string& name : names) out.push_back(id(name));
+    return out;
+  }
+
+ private:
+  LetterVocabulary() : file_(content()), gguf_(file_.path), tokenizer_(make()) {}
+
+  std::shared_ptr<const Tokenizer> make() { return std::make_shared<const Tokenizer>(gguf_, 61); }
+
+  // A byte is a character of GPT-2's alphabet: "ð", "Ł", "¦", "Ļ" are those of "🦙".
+  std::string content() {
+    std::vector<std::string> names = {"<s>", "<pad>", "</s>", "a",  "b",  "Ġ",    "ð",
+                                      "Ł",   "¦",     "Ļ",    "Ã",  "©",  "ðŁ¦Ļ", "Ã©",
+                                      "aðŁ", "¦Ļa",   "aÃ",   "©b", "ÃÃ", "Ġa",   "bĠ"};
+    for (int n = 2; names.size() < 61; ++n) {
+      for (int i = 0; i < 1 << n && names.size() < 61; ++i) {
+        std::string name;
+        for (int j = 0; j < n; ++j) name += (i >> j & 1) != 0 ? 'b' : 'a';
+        names.push_back(name);
+      }
+    }
+    std::string tokens = bytes(GgufType::string, uint64_t{61});
+    std::string types = bytes(GgufType::i32, uint64_t{61});
+    for (size_t i = 0; i < names.size(); ++i) {
+      ids_[names[i]] = static_cast<int32_t>(i);
+      tokens += bytes(names[i]);
+      types += bytes(int32_t{i < 3 ? 3 : 1});
+    }
+    Writer writer;
+    writer.key("tokenizer.ggml.model", GgufType::string, "gpt2")
+        .key("tokenizer.ggml.pre", GgufType::string, "gpt-2")
+        .key("tokenizer.ggml.eos_token_id", GgufType::u32, uint32_t{2})
+        .key("tokenizer.ggml.merges", GgufType::array, GgufType::string, uint64_t{0});
+    writer.n_keys += 2;
+    writer.keys += bytes("tokenizer.ggml.tokens", GgufType::array) + tokens;
+    writer.keys += bytes("tokenizer.ggml.token_type", GgufType::array) + types;
+    return writer.file();
+  }
+
+  std::map<std::string, int32_t> ids_;
+  TempFile file_;
+  GgufFile gguf_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+};
+
+inline std::shared_ptr<Model> rotary_model() {
+  return load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+}
+
+// Prompts are read in chunks of four; texts are endless.
+inline SessionOptions engine_options(int32_t n_sequences, int32_t max_sequences = 0) {
+  return {.policies = {{.sinks = 1, .heavy = 3, .recent = 4}},
+          .n_ctx = 40,
+          .n_batch = 4,
+          .n_sequences = n_sequences,
+          .max_sequences = max_sequences};
+}
+
+inline std::shared_ptr<Engine> make_engine(const std::shared_ptr<Model>& model,
+                                           const SessionOptions& options) {
+  return std::make_shared<Engine>(model, LetterVocabulary::get().tokenizer(), options);
+}
+
+// A thread that waits is not interrupted.
+inline void go_on() {}
+
+// What becomes of a request.
+struct Outcome {
+  std::vector<int32_t> tokens;
+  std::string text;
+  Finish finish;
+  bool operator==(const Outcome&) const = default;
+};
+
+inline Outcome outcome(const Generation& generation) {
+  return {generation.tokens(), generation.text(), generation.progress().finish};
+}
+
+inline Outcome finished(Engine& engine, const Engine::Handle& generation) {
+  while (engine.next(generation, go_on)) {
+  }
+  return outcome(*generation);
+}
+
+// What it is with an engine of its own.
+inline Outcome alone(const std::shared_ptr<Model>& model, Request request,
+                     SessionOptions options = engine_options(1)) {
+  options.n_sequences = options.max_sequences = 1;
+  request.eager = false;
+  request.follows = nullptr;
+  const auto engine = make_engine(model, options);
+  return finished(*engine, engine->submit(std::move(request)));
+}
+
+// Of random length, with random options; none fails.
+inline Request random_request(Random& random) {
+  Request request;
+  request.prompt.resize(random.integer(1, 30));
+  for (int32_t& token : request.prompt) token = random.integer(0, 60);
+  SamplerOptions& sampling = request.sampling;
+  sampling.temperature = random.flip() ? 0.0f : random.real(0.5f, 1.5f);
+  sampling.top_k = random.integer(0, 30);
+  sampling.repeat_penalty = random.flip() ? 1.0f : 1.3f;
+  sampling.repeat_last_n = random.integer(-1, 8);
+  sampling.seed = random.bits();
+  request.max_tokens = random.integer(1, 24);
+  request.ignore_end = random.flip();
+  const char* const stops[] = {"a b", "🦙", "a🦙a", "bbb", "é", "\ufffda"};
+  for (int n = random.integer(0, 3); n > 0; --n) request.stop.push_back(stops[random.bits() % 6]);
+  const KvPolicy policies[] = {{.sinks = 0, .heavy = 2, .recent = 3},
+                               {.sinks = 2, .heavy = 0, .recent = 4},
+                               {.sinks = 1, .heavy = 3, .recent = 4}};
+  if (random.flip()) request.policies = {policies[random.bits() % 3]};
+  return request;
+}
+
+// Allows only the tokens of a script, one after another, then the end of the text.
+inline Constraint scripted(std::vector<int32_t> script, size_t n_prompt) {
+  return [=](std::span<const int32_t> tokens, std::span<uint32_t> allowed) {
+    const size_t at = tokens.size() - n_prompt;
+    const int32_t token = at < script.size() ? script[at] : 2;
+    allowed[token / 32] |= 1u << token % 32;
+  };
+}
+
+// Always "a".
+inline Constraint only_a() {
+  return
+      [a = LetterVocabulary::get().id("a")](std::span<const int32_t>, std::span<uint32_t> allowed) {
+        allowed[a / 32] |= 1u << a % 32;
+      };
+}
+
+// Begins a generation and leaves it after one step.
+inline void begin_and_leave(Engine& engine, const Engine::Handle& generation) {
+  struct Interrupted {};
+  try {
+    engine.next(generation, [] { throw Interrupted(); });
+  } catch (const Interrupted&) {
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,337 @@
+// Continuous batching, driven by one thread: which tokens are read when, and that each generation
+// gets the text that it gets alone, bit for bit.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <stdexcept>
+
+#include "allocations.h"
+#include "engine_rig.h"
+
+namespace h2o {
+namespace {
+
+Request letters(int32_t n_prompt, int32_t max_tokens = 20) {
+  Request request;
+  request.prompt.assign(n_prompt, 3);
+  request.max_tokens = max_tokens;
+  request.constraint = only_a();
+  return request;
+}
+
+// Asks for a piece of each in turn, by one thread, until all have ended.
+void zip(Engine& engine, const std::vector<Engine::Handle>& generations) {
+  for (bool any = true; any;) {
+    any = false;
+    for (const Engine::Handle& generation : generations) {
+      any = engine.next(generation, go_on).has_value() || any;
+    }
+  }
+}
+
+TEST_CASE("decoding goes on while a long prompt is read in chunks") {
+  const auto engine = make_engine(rotary_model(), engine_options(2));
+  const auto writes = engine->submit(letters(3)), reads = engine->submit(letters(18));
+  CHECK(engine->next(writes, go_on)->text == "a");
+  begin_and_leave(*engine, reads);
+  CHECK(engine->session().tokens_seen(1) == 4);
+  engine->next(writes, go_on);  // the piece that was computed beside that
+  for (const int32_t seen : {8, 12, 16, 18, 18}) {
+    CHECK(engine->next(writes, go_on)->n_tokens > 0);
+    CHECK(engine->session().tokens_seen(1) == seen);  // then it has a piece, and waits
+  }
+  CHECK(reads->progress().n_generated == 1);
+}
+
+TEST_CASE("prompts are read in order of arrival, and a chunk that does not fit is read later") {
+  // Rows of a step: 4 of a prompt, and one for each of 3 others.
+  const auto engine = make_engine(rotary_model(), engine_options(4));
+  const auto writes = engine->submit(letters(1));
+  const auto first = engine->submit(letters(14)), second = engine->submit(letters(11));
+  const auto small = engine->submit(letters(6));
+  CHECK(engine->next(writes, go_on)->text == "a");
+  for (const auto& one : {first, second, small}) begin_and_leave(*engine, one);
+  // first: 4, 4, 4. second began beside a chunk and had to wait; the last of small, 2 tokens, too.
+  const auto seen = [&] {
+    std::vector<int32_t> out;
+    for (const int32_t i : {1, 2, 3}) out.push_back(engine->session().tokens_seen(i));
+    return out;
+  };
+  using Seen = std::vector<int32_t>;
+  CHECK(seen() == Seen{12, 0, 0});
+  engine->next(writes, go_on);  // the piece that was computed beside that
+  engine->next(writes, go_on);  // 1 + 2 + 4
+  CHECK(seen() == Seen{14, 4, 0});
+  engine->next(writes, go_on);  // first has its piece and waits; 1 + 4, and 4 do not fit
+  CHECK(seen() == Seen{14, 8, 0});
+  engine->next(writes, go_on);  // 1 + 3; 4 do not fit, though 3 would
+  CHECK(seen() == Seen{14, 11, 0});
+  engine->next(writes, go_on);
+  CHECK(seen() == Seen{14, 11, 4});
+  engine->next(writes, go_on);
+  CHECK(seen() == Seen{14, 11, 6});
+}
+
+TEST_CASE("a small chunk goes beside a large one of a prompt that came earlier") {
+  const auto engine = make_engine(rotary_model(), engine_options(3));
+  const auto first = engine->submit(letters(9)), second = engine->submit(letters(9));
+  const auto small = engine->submit(letters(2));
+  begin_and_leave(*engine, first);
+  begin_and_leave(*engine, second);
+  CHECK(engine->session().tokens_seen(0) == 8);
+  CHECK(engine->session().tokens_seen(1) == 0);
+  CHECK(engine->next(small, go_on)->text == "a");  // 1 + 4; 2 do not fit; then 4 + 2
+  CHECK(engine->session().tokens_seen(0) == 9);
+  CHECK(engine->session().tokens_seen(1) == 8);
+  CHECK(engine->session().tokens_seen(2) == 2);
+}
+
+// With so many sequences at first and at most, together as alone.
+void check_together(int32_t n_sequences, int32_t max_sequences, uint64_t seed) {
+  const auto model = rotary_model();
+  Random random(seed);
+  int32_t most = 0;
+  for (int round = 0; round < 12; ++round) {
+    std::vector<Request> requests;
+    for (int i = 0; i < 5; ++i) requests.push_back(random_request(random));
+    const auto engine = make_engine(model, engine_options(n_sequences, max_sequences));
+    std::vector<Engine::Handle> together;
+    for (const Request& request : requests) {
+      together.push_back(engine->submit(request));
+    }
+    zip(*engine, together);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      CHECK(outcome(*together[i]) == alone(model, requests[i]));
+    }
+    CHECK(engine->stats().n_active == 0);
+    most = std::max(most, engine->session().options().n_sequences);
+  }
+  CHECK(most == max_sequences);
+}
+
+TEST_CASE("generations together get what they get alone") { check_together(5, 5, 1); }
+
+TEST_CASE("generations that are parked and come back get what they get alone") {
+  check_together(1, 1, 2);
+  check_together(2, 2, 3);
+}
+
+TEST_CASE("a cache that grows leaves what it holds as it is") {
+  check_together(1, 4, 4);
+  check_together(3, 4, 5);
+}
+
+TEST_CASE("log-probabilities do not depend on the generations beside") {
+  const auto model = rotary_model();
+  Random random(6);
+  std::vector<Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(random_request(random));
+  const auto traced = [](Request request) {
+    request.trace = std::make_shared<Trace>(TraceOptions{.n_top = 2, .prompt = true});
+    return request;
+  };
+  const auto engine = make_engine(model, engine_options(4));
+  std::vector<Engine::Handle> together;
+  for (const Request& request : requests) together.push_back(engine->submit(traced(request)));
+  zip(*engine, together);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Request own = traced(requests[i]);
+    const auto one = make_engine(model, engine_options(1));
+    const Outcome expected = finished(*one, one->submit(own));
+    CHECK(outcome(*together[i]) == expected);
+    CHECK(expected == alone(model, requests[i]));
+    const auto& trace = *together[i]->request().trace;
+    CHECK(trace.n_logprobs() == expected.tokens.size() - 1);
+    const auto a = trace.logprobs(0, 1000), b = own.trace->logprobs(0, 1000);
+    REQUIRE(a.size() == b.size());
+    for (size_t j = 0; j < a.size(); ++j) {
+      CHECK(a[j].token == b[j].token);
+      CHECK(a[j].logprob == b[j].logprob);
+      CHECK(a[j].top == b[j].top);
+    }
+  }
+}
+
+TEST_CASE("the error of one request is its own") {
+  const auto model = rotary_model();
+  const auto engine = make_engine(model, engine_options(4));
+  Random random(7);
+  const auto failing = [&](int which) {
+    Request request = random_request(random);
+    request.policies.clear();
+    if (which == 0) {
+      request.constraint = [n = 0](auto, std::span<uint32_t> allowed) mutable {
+        if (++n == 2) throw std::runtime_error("which == 0");
+        allowed[0] = 8;
+      };
+    } else if (which == 1) {
+      request.policies = {{.sinks = 100}};  // needs more slots than there are
+    } else if (which == 2) {
+      request.constraint = [](auto, auto) {};  // allows nothing
+    } else if (which == 3) {
+      request.prompt_logits = [](int32_t i, auto) {
+        if (i == 0) throw std::runtime_error("which == 3");
+      };
+    } else {
+      request.sampler = std::make_shared<Sampler>(SamplerOptions(), 3);  // of another vocabulary
+    }
+    request.max_tokens = 20;
+    return request;
+  };
+  for (int which = 0; which < 5; ++which) {
+    const Request before = random_request(random), after = random_request(random);
+    const auto a = engine->submit(before), bad = engine->submit(failing(which)),
+               b = engine->submit(after);
+    const bool a_goes_on = engine->next(a, go_on).has_value();
+    CHECK_THROWS(finished(*engine, bad));
+    CHECK(bad->progress().finish == Finish::cancelled);
+    CHECK(!engine->next(bad, go_on));  // it is thrown once
+    if (which == 1) {
+      CHECK_THROWS_WITH(engine->save(bad, "", go_on), "nothing has been read yet");
+    } else {  // what it has read is still there
+      CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
+    }
+    if (a_goes_on) finished(*engine, a);
+    CHECK(outcome(*a) == alone(model, before));
+    CHECK(finished(*engine, b) == alone(model, after));
+    CHECK(engine->stats().n_active == 0);
+  }
+}
+
+TEST_CASE("a generation follows another in the cache that it left") {
+  const auto model = rotary_model();
+  const auto engine = make_engine(model, engine_options(2));
+  Random random(8);
+  for (int round = 0; round < 20; ++round) {
+    Request request = random_request(random);
+    request.policies.clear();
+    request.max_tokens = random.integer(0, 8);
+    const auto first = engine->submit(request);
+    const Outcome left = finished(*engine, first);
+
+    Request next = random_request(random);
+    next.policies.clear();
+    Request loads = next;
+    const std::vector<std::byte> snapshot = engine->save(first, "", go_on);
+    loads.after = {.bytes = snapshot};
+    loads.stop = next.stop = {};
+    next.prompt.insert(next.prompt.begin(), left.tokens.begin(), left.tokens.end());
+    next.follows = first;
+    const Request reads = next;
+    const auto second = engine->submit(std::move(next));
+    const Outcome followed = finished(*engine, second);
+    const auto n_read =
+        static_cast<int32_t>(left.tokens.size()) - (request.max_tokens != 0 ? 1 : 0);
+    // Where the text has ended with a token of its own, all of its tokens were read.
+    const int32_t n_new = static_cast<int32_t>(reads.prompt.size()) - second->progress().n_prompt;
+    CHECK((n_new == n_read || n_new == n_read + 1));
+    CHECK(second->request().follows == nullptr);  // or a conversation keeps all its turns
+
+    const auto loaded = make_engine(model, engine_options(1));
+    CHECK(followed == finished(*loaded, loaded->submit(loads)));
+    // What the other one had is no longer there.
+    CHECK_THROWS(engine->save(first, "", go_on));
+  }
+}
+
+TEST_CASE("a generation that cannot follow reads all of its prompt") {
+  const auto model = rotary_model();
+  Random random(9);
+  for (int which = 0; which < 4; ++which) {
+    const auto engine = make_engine(model, engine_options(1));
+    Request request = random_request(random);
+    request.policies.clear();
+    request.max_tokens = which == 3 ? 0 : 3;
+    request.ignore_end = true;
+    request.stop.clear();
+    const auto first = engine->submit(request);
+    const Outcome left = finished(*engine, first);
+    Request next = random_request(random);
+    next.policies.clear();
+    next.prompt = left.tokens;
+    if (which == 0) next.prompt[0] ^= 1;                                        // other tokens
+    if (which == 1) next.policies = {{.sinks = 1, .heavy = 0, .recent = 3}};    // another policy
+    if (which == 2) finished(*engine, engine->submit(random_request(random)));  // it was used
+    next.follows = first;  // or nothing is left to read
+    const auto second = engine->submit(next);
+    CHECK(finished(*engine, second) == alone(model, next));
+    CHECK(second->progress().n_prompt == std::ssize(next.prompt));
+  }
+}
+
+TEST_CASE("where memory ends each generation ends with an error or as it does alone") {
+  const auto model = rotary_model();
+  Random random(10);
+  Request requests[3];
+  for (Request& request : requests) {
+    request = random_request(random);
+    request.max_tokens = 12;
+    request.ignore_end = true;
+    request.stop = {"nowhere"};
+    request.policies.clear();
+  }
+  Outcome expected[3];
+  for (int i = 0; i < 3; ++i) expected[i] = alone(model, requests[i]);
+  int n_failed = 0, n_hurt = 0, n_exact = 0;
+  bool reached = true;
+  for (int64_t n = 1; reached; ++n) {
+    const auto engine = make_engine(model, engine_options(1, 2));
+    Engine::Handle handles[3];
+    for (int i = 0; i < 3; ++i) handles[i] = engine->submit(requests[i]);
+    engine->next(handles[0], go_on);
+    {
+      const FailingAllocation failing(n);
+      try {
+        engine->next(handles[1], go_on);  // the cache grows
+        engine->next(handles[2], go_on);  // one is parked
+        engine->next(handles[0], go_on);  // and comes back
+      } catch (const std::bad_alloc&) {
+      }
+      reached = failing.failed();
+    }
+    n_failed += reached;
+    for (int i = 0; i < 3; ++i) {
+      try {
+        const Outcome end = finished(*engine, handles[i]);
+        if (end.finish != Finish::cancelled) {  // or its error has been thrown above
+          CHECK(end == expected[i]);
+          ++n_exact;
+        }
+      } catch (const std::bad_alloc&) {
+      }
+      n_hurt += outcome(*handles[i]).finish == Finish::cancelled;
+    }
+    CHECK(engine->stats().n_active == 0);
+    CHECK(engine->stats().n_waiting == 0);
+    CHECK(finished(*engine, engine->submit(requests[0])) == expected[0]);
+  }
+  CHECK(n_failed > 20);
+  CHECK(n_hurt > 5);
+  CHECK(n_exact > n_hurt);
+}
+
+TEST_CASE("a sampler is asked for what the vocabulary has, and prompts for what is there") {
+  const auto model = rotary_model();
+  const auto engine = make_engine(model, engine_options(1));
+  Request request = letters(3);
+  request.prompt[1] = 61;
+  CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
+  request = letters(0);
+  CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
+  request = letters(1, -1);
+  CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
+  SessionOptions options = engine_options(2);
+  options.n_batch = 0;
+  CHECK_THROWS_AS(make_engine(model, options), InvalidArgument);
+  options = engine_options(1);
+  options.policies.clear();
+  const auto bounded = make_engine(model, options);
+  CHECK_THROWS_AS(bounded->submit(letters(41)), ContextFull);
+  const auto full = bounded->submit(letters(40));
+  CHECK(finished(*bounded, full).finish == Finish::length);
+  CHECK(full->progress().n_generated == 1);
+  CHECK(full->progress().finish_message.starts_with("the context is full"));
+}
+
+}  // namespace
+}  // namespace h2o
