@@ -282,6 +282,7 @@ void Engine::cancel_all(bool only_eager) {
     });
   };
   collect_from(active_);
+  collect_from(beginning_);
   collect_from(waiting_);
   collect_from(outside_);
   for (const Handle& generation : all) end_cancelled(generation);
@@ -347,6 +348,7 @@ bool Engine::lead(Lock& lock) {
     error = std::current_exception();
   }
   lock.lock();
+  beginning_.clear();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
@@ -407,16 +409,15 @@ Engine::Work Engine::collect() {
   Work work;
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
-  std::vector<Handle> beginning;
   // All memory first, or those taken out of the queue might be lost.
   work.generations.reserve(active_.size() + waiting_.size());
   work.parking.reserve(active_.size());
-  beginning.reserve(active_.size() + waiting_.size());
+  beginning_.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
     n_free = std::max(n_free - 1, 0);
-    beginning.push_back(generation);
+    beginning_.push_back(generation);
     return true;
   };
   for (const Handle& generation : active_) {
@@ -427,7 +428,7 @@ Engine::Work Engine::collect() {
     n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
   }
-  bool any = !beginning.empty();
+  bool any = !beginning_.empty();
   for (const Handle& generation : active_) {
     const Generation& g = *generation;
     if (!has_sequence(g) || std::ranges::find(work.parking, generation) != work.parking.end()) {
@@ -438,7 +439,7 @@ Engine::Work Engine::collect() {
     any = any || is_wanted;
   }
   if (!any) return {};
-  work.generations.insert(work.generations.end(), beginning.begin(), beginning.end());
+  work.generations.insert(work.generations.end(), beginning_.begin(), beginning_.end());
   return work;
 }
 
