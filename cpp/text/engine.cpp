@@ -312,6 +312,7 @@ void Engine::cancel_all(bool only_eager) {
     });
   };
   collect_from(active_);
+  collect_from(beginning_);
   collect_from(waiting_);
   collect_from(outside_);
   for (const Handle& generation : all) end_cancelled(generation);
@@ -377,6 +378,7 @@ bool Engine::lead(Lock& lock) {
     error = std::current_exception();
   }
   lock.lock();
+  beginning_.clear();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
@@ -445,12 +447,11 @@ Engine::Work Engine::collect() {
   Work work;
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
-  std::vector<Handle> beginning;
   // All memory first, or those taken out of the queue might be lost, and tokens of the step.
   const size_t n_most = active_.size() + waiting_.size();
   work.generations.reserve(n_most);
   work.parking.reserve(active_.size());
-  beginning.reserve(n_most);
+  beginning_.reserve(n_most);
   active_.reserve(n_most);
   ended_.reserve(ended_.size() + n_most);
   const auto reserve_token = [](const Handle& generation) {
@@ -463,7 +464,7 @@ Engine::Work Engine::collect() {
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
     n_free = std::max(n_free - 1, 0);
-    beginning.push_back(generation);
+    beginning_.push_back(generation);
     return true;
   };
   for (const Handle& generation : active_) {
@@ -474,7 +475,7 @@ Engine::Work Engine::collect() {
     n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
   }
-  bool any = !beginning.empty();
+  bool any = !beginning_.empty();
   for (const Handle& generation : active_) {
     const Generation& g = *generation;
     if (!has_sequence(g) || std::ranges::find(work.parking, generation) != work.parking.end()) {
@@ -485,7 +486,7 @@ Engine::Work Engine::collect() {
     any = any || is_wanted;
   }
   if (!any) return {};
-  work.generations.insert(work.generations.end(), beginning.begin(), beginning.end());
+  work.generations.insert(work.generations.end(), beginning_.begin(), beginning_.end());
   return work;
 }
 

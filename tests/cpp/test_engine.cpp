@@ -267,7 +267,7 @@ TEST_CASE("cancelling from other threads at any time leaves the others as they a
       if (thread < 2) {
         if (i % 2 == static_cast<size_t>(thread)) finished(*engine, handles[i]);
       } else if (i % 4 == static_cast<size_t>(thread)) {
-        for (int n = random.integer(0, 300); n > 0; --n) std::this_thread::yield();
+        for (int n = random.integer(0, 40); n > 0; --n) std::this_thread::yield();
         engine->cancel(handles[i]);
         engine->wait_ended(handles[i]);
       }
@@ -318,6 +318,26 @@ TEST_CASE("saving gets its turn between the steps of the engine's own thread") {
   CHECK(generation->progress().finish == Finish::cancelled);
 }
 
+TEST_CASE("what begins in the step that is being computed is cancelled too") {
+  const auto engine = make_engine(rotary_model(), engine_options(1));
+  for (const bool closes : {false, true}) {
+    Gate gate;
+    Request request = gate.request();
+    request.prompt = {3};
+    request.max_tokens = {};
+    request.eager = true;
+    const auto generation = engine->submit(std::move(request));
+    gate.computing.acquire();  // in its first step
+    std::jthread cancelling([&] { closes ? engine->close() : engine->cancel_eager(); });
+    while (closes && !engine->closed()) std::this_thread::yield();
+    gate.may_go_on.release();
+    cancelling.join();
+    engine->wait_ended(generation);
+    CHECK(generation->progress().finish == Finish::cancelled);
+    CHECK(engine->stats().n_active == 0);
+  }
+}
+
 // Goes on from a snapshot of a generation, with the tokens that it has left.
 std::string continued(Engine& engine, const std::vector<std::byte>& bytes, Request request,
                       const std::string& note) {
@@ -364,19 +384,19 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
   request.prompt = {3};
   request.stop = {"a🦙a", "🦙é", "bb🦙bb"};
   const std::vector<int32_t> script =
-      v.tokens({"a",  "ðŁ¦Ļ", "b", "ð", "Ł", "¦", "Ļ", "aÃ",   "©b", "b", "b",    "aðŁ",
-                "¦Ļ", "ð",    "b", "Ã", "a", "b", "b", "ðŁ¦Ļ", "b",  "a", "ðŁ¦Ļ", "aðŁ"});
+      v.tokens({"a", "ðŁ¦Ļ", "b", "ð", "Ł", "¦", "Ļ", "aÃ",   "©b", "b", "b",    "aðŁ", "¦",
+                "Ļ", "ð",    "b", "Ã", "a", "b", "b", "ðŁ¦Ļ", "b",  "a", "ðŁ¦Ļ", "aðŁ"});
   request.constraint = scripted(script, 1);
   const std::string whole = alone(model, request).text;
   CHECK(whole == "a🦙b🦙aébbba🦙\ufffdb\ufffdabb🦙b");
-  // Eager: the pieces pile up; then nothing has been taken, and all of it is held.
-  for (size_t n_computed = 1; n_computed < script.size(); ++n_computed) {
+  // Eager: the pieces pile up, nothing has been taken, and all of it is held.
+  for (const size_t n_computed : {2, 4, 5, 7, 9, 13, 16, 20, 22}) {
     const auto engine = make_engine(model, engine_options(2));
     Request eager = request;
     eager.eager = true;
     std::binary_semaphore computing{0}, may_go_on{0};
     eager.constraint = [&](std::span<const int32_t> tokens, std::span<uint32_t> allowed) {
-      if (tokens.size() == 1 + n_computed) {
+      if (tokens.size() == n_computed) {
         computing.release();
         may_go_on.acquire();
       }
@@ -384,16 +404,14 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
     };
     const auto generation = engine->submit(std::move(eager));
     computing.acquire();
-    std::vector<std::byte> bytes;
-    std::jthread saving([&] { bytes = engine->save(generation, "", go_on); });
-    may_go_on.release();
-    saving.join();
-    const Outcome own = finished(*engine, generation);
-    CHECK(own.text == whole);
-    const size_t n_tokens = open_snapshot(bytes).text.tokens.size();
-    if (n_tokens == own.tokens.size()) continue;  // it had ended
+    bool waits = false;  // to save after this step
+    const auto bytes = engine->save(generation, "", [&] {
+      if (!std::exchange(waits, true)) may_go_on.release();
+    });
+    CHECK(open_snapshot(bytes).text.tokens.size() == n_computed + 1);
     const auto other = make_engine(model, engine_options(1));
     CHECK(continued(*other, bytes, request, "") == whole);
+    CHECK(finished(*engine, generation).text == whole);
   }
 }
 
@@ -411,7 +429,7 @@ TEST_CASE("closing ends everything, whoever is at it") {
       all.arrive_and_wait();
       Random random(round * 7 + thread);
       if (thread >= 5) {  // two close it
-        for (int n = random.integer(0, 200); n > 0; --n) std::this_thread::yield();
+        for (int n = random.integer(0, 40); n > 0; --n) std::this_thread::yield();
         engine->close();
         ++n_ended;
         return;
