@@ -245,7 +245,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
   generation->n_given_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
-  generation->progress_.finish = Finish::length;
+  generation->progress_.finish = Finish::length;  // it has no callbacks to drop
   last_ = generation;
   last_sequence_ = generation->sequence_;
   return generation;
@@ -364,20 +364,17 @@ bool Engine::lead(Lock& lock) {
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
-  lock.unlock();
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
   try {
-    for (const Handle& generation : work.parking) scheduler_->park(*generation);
-  } catch (...) {  // no memory for a copy: those that were to have the sequences do without
-    not_parked = std::current_exception();
-  }
-  try {
+    make_space(work);
+    lock.unlock();
+    not_parked = park(work.parking);
     outputs = scheduler_->step(work.generations);
   } catch (...) {  // no memory for a step's lists
     error = std::current_exception();
   }
-  lock.lock();
+  if (!lock.owns_lock()) lock.lock();
   beginning_.clear();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
@@ -405,6 +402,26 @@ bool Engine::lead(Lock& lock) {
   evictions_ = scheduler_->evictions();
   end_lead();
   return true;
+}
+
+// Those that could not be copied keep their sequences; says why.
+std::exception_ptr Engine::park(std::span<const Handle> generations) {
+  try {
+    for (const Handle& generation : generations) scheduler_->park(*generation);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// So that a step, once computed, is not lost for want of memory.
+void Engine::make_space(const Work& work) {
+  active_.reserve(active_.size() + work.generations.size());
+  ended_.reserve(ended_.size() + work.generations.size());
+  for (const Handle& generation : work.generations) {
+    std::vector<int32_t>& tokens = generation->tokens_;
+    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+  }
 }
 
 // It could not get a sequence.
@@ -447,19 +464,10 @@ Engine::Work Engine::collect() {
   Work work;
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
-  // All memory first, or those taken out of the queue might be lost, and tokens of the step.
-  const size_t n_most = active_.size() + waiting_.size();
-  work.generations.reserve(n_most);
+  // All memory first, or those taken out of the queue might be lost.
+  work.generations.reserve(active_.size() + waiting_.size());
   work.parking.reserve(active_.size());
-  beginning_.reserve(n_most);
-  active_.reserve(n_most);
-  ended_.reserve(ended_.size() + n_most);
-  const auto reserve_token = [](const Handle& generation) {
-    std::vector<int32_t>& tokens = generation->tokens_;
-    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
-  };
-  std::ranges::for_each(active_, reserve_token);
-  std::ranges::for_each(waiting_, reserve_token);
+  beginning_.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;

@@ -116,6 +116,8 @@ class Engine {
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
   bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
+  void make_space(const Work& work);
+  std::exception_ptr park(std::span<const Handle> generations);
   void end_lead();
   void put_back(const Handle& generation);
   void fail(const Handle& generation, const std::exception_ptr& error);
