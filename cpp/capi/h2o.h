@@ -1,5 +1,5 @@
 /* h2o.h: language models with a bounded, heavy-hitter KV cache, for applications. Text in, text
- * out.
+ * out: a session is one sequence of tokens that grows, an engine computes many requests together.
  *
  *   h2o_model* model;
  *   h2o_session* session;
@@ -11,25 +11,27 @@
  *   h2o_session_free(session);
  *   h2o_model_free(model);
  *
- * Memory. The cache, the activations and the logits of a session are allocated when it is opened, and
- * do not grow. What grows is the list of its tokens, which each call that generates or reads copies:
- * some 4 bytes a token and copy (4 more if all of them count as repeated), freed with the next call.
+ * Memory. The caches and activations of a session or an engine are allocated when it is opened, and
+ * do not grow. What grows is the list of tokens, 4 bytes each (8 if all of them count as repeated);
+ * a call that generates or reads makes a copy, and room for the logits, and frees those of the
+ * last.
  *
- * Handles. A handle belongs to one thread at a time; only h2o_cancel may be called at any time,
- * from any thread. A call that finds another one at work with the same handle returns H2O_BUSY and
- * does nothing. Different handles are independent: sessions of one model take turns by themselves,
- * and a model may be freed before its sessions.
+ * Handles. A handle belongs to one thread at a time; only h2o_cancel, h2o_request_cancel and the
+ * calls with an engine may be made at any time, from any thread. A call that finds another one in
+ * progress with the same handle returns H2O_BUSY and does nothing. Different handles are
+ * independent: sessions and engines of one model take turns by themselves, and a model may be freed
+ * before them.
  *
- * Errors. A call returns H2O_OK or says what went wrong; h2o_model_error and h2o_session_error then
- * tell more, in UTF-8, until the next call with that handle. A call that failed has changed
- * nothing, unless it says otherwise. Arguments are checked: NULL where it makes no sense, and sizes
- * and numbers out of range, are H2O_INVALID_ARGUMENT. No call throws, prints or ends the process.
+ * Errors. A call returns H2O_OK or says what went wrong; h2o_model_error, h2o_session_error, ...
+ * have a message, in UTF-8, until the next call with that handle. A call that failed has changed
+ * nothing, unless it says otherwise. Arguments are checked: an invalid NULL, and sizes and numbers
+ * out of range, are H2O_INVALID_ARGUMENT. No call throws, prints or ends the process.
  *
  * Structures begin with their size, so that fields can be added: initialise each with the macro of
- * its name. What is added later is as if it had its default.
+ * its name. A field that is added later then has its default.
  *
- * Text is UTF-8, given by pointer and number of bytes; it need not end with NUL. NULL is the empty
- * text if the number is 0. Tokens are numbers below n_vocab.
+ * Text is UTF-8, given by pointer and number of bytes; it need not end with NUL. NULL is empty text
+ * if the number is 0. Tokens are numbers below n_vocab.
  *
  * Results of unknown size go to an array of `capacity` elements that the caller has: their number
  * is always stored, and if it is larger than the capacity nothing else is, and H2O_TOO_SMALL
@@ -60,19 +62,21 @@ H2O_API uint32_t h2o_abi_version(void) H2O_NOEXCEPT; /* the library's */
 H2O_API const char* h2o_version(void) H2O_NOEXCEPT;  /* of the library, "0.1.0" */
 
 typedef struct h2o_model h2o_model;     /* a GGUF file made ready, with its tokenizer */
-typedef struct h2o_session h2o_session; /* a text, and the cache that remembers it */
+typedef struct h2o_session h2o_session; /* a sequence of tokens, and its cache */
+typedef struct h2o_engine h2o_engine;   /* computes many requests together */
+typedef struct h2o_request h2o_request; /* one of them: a prompt and what is generated after it */
 
 typedef int32_t h2o_status;
 enum {
   H2O_OK = 0,
   H2O_INVALID_ARGUMENT = 1,
   H2O_CANNOT_OPEN = 2, /* a file */
-  H2O_BAD_FORMAT = 3,  /* a file or a snapshot is not what it should be */
+  H2O_BAD_FORMAT = 3,  /* a file or a snapshot is damaged, or not of the expected kind */
   H2O_OUT_OF_MEMORY = 4,
-  H2O_CONTEXT_FULL = 5, /* the text has no room for so many tokens */
+  H2O_CONTEXT_FULL = 5, /* there is no room for so many tokens */
   H2O_CANCELLED = 6,
   H2O_TOO_SMALL = 7, /* the capacity */
-  H2O_BUSY = 8,      /* another call is at work with this handle; it has no message of its own */
+  H2O_BUSY = 8, /* another call is in progress with this handle; it has no message of its own */
   H2O_INTERNAL_ERROR = 9
 };
 H2O_API const char* h2o_status_text(h2o_status status) H2O_NOEXCEPT;
@@ -92,11 +96,11 @@ typedef struct h2o_model_options {
 H2O_API h2o_status h2o_model_load(const char* path, const h2o_model_options* options,
                                   h2o_model** model) H2O_NOEXCEPT;
 
-/* Frees a handle, and the model when its sessions are freed too; their threads end with it. NULL is
- * ignored. H2O_BUSY: a call is at work with it, and nothing was freed. */
+/* Frees a handle, and the model when its sessions and engines are freed too; the model's threads
+ * end with it. NULL is ignored. H2O_BUSY: a call is in progress with it, and nothing was freed. */
 H2O_API h2o_status h2o_model_free(h2o_model* model) H2O_NOEXCEPT;
 
-/* What was wrong with the last call; "" if nothing was. */
+/* Why the last call failed; "" if it did not. */
 H2O_API const char* h2o_model_error(const h2o_model* model) H2O_NOEXCEPT;
 
 typedef struct h2o_model_info {
@@ -109,7 +113,7 @@ typedef struct h2o_model_info {
   int32_t n_heads;
   int32_t n_kv_heads;
   int32_t head_dim;
-  int32_t bos; /* the tokens that begin and end a text; -1: there is none */
+  int32_t bos; /* the tokens that begin and end a sequence; -1: there is none */
   int32_t eos;
 } h2o_model_info;
 #define H2O_MODEL_INFO {sizeof(h2o_model_info), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -119,37 +123,47 @@ H2O_API h2o_status h2o_describe(h2o_model* model, h2o_model_info* info) H2O_NOEX
 /* --- Text and tokens ------------------------------------------------------------------------ */
 
 enum {
-  H2O_ADD_SPECIAL = 1,   /* with the tokens that the model wants at the ends of a text */
+  H2O_ADD_SPECIAL = 1,   /* with the tokens that the model expects at the ends of a sequence */
   H2O_PARSE_SPECIAL = 2, /* special tokens that the text spells, as "</s>", are those tokens */
-  H2O_CONTINUES = 4      /* it continues another text: no space is put in front of it */
+  H2O_CONTINUES = 4      /* other text comes before it: no space is put in front of it */
 };
 
-/* The tokens of a text. flags: any of the above, added. */
+/* Text as tokens. flags: any of the above, added. */
 H2O_API h2o_status h2o_tokenize(h2o_model* model, const char* text, size_t n_bytes, uint32_t flags,
                                 int32_t* tokens, size_t capacity, size_t* n_tokens) H2O_NOEXCEPT;
 
-/* The text of tokens. It always is UTF-8: other bytes become U+FFFD. A NUL follows it, which
- * *n_bytes does not count and `capacity` must have room for. */
+/* Tokens as text, always UTF-8: other bytes become U+FFFD. A NUL follows it, which *n_bytes does
+ * not count and `capacity` must have room for. */
 H2O_API h2o_status h2o_detokenize(h2o_model* model, const int32_t* tokens, size_t n_tokens,
                                   char* text, size_t capacity, size_t* n_bytes) H2O_NOEXCEPT;
 
-/* Whether a token ends a text or a turn: 1 or 0, also for what is no token. */
+/* Whether a token ends a sequence or a turn: 1 or 0, also for what is no token. */
 H2O_API int32_t h2o_is_end(const h2o_model* model, int32_t token) H2O_NOEXCEPT;
+
+/* A token as the vocabulary spells it, special ones too: for variables such as bos_token in chat
+ * templates. Text and capacity as with h2o_detokenize. */
+H2O_API h2o_status h2o_token_text(h2o_model* model, int32_t token, char* text, size_t capacity,
+                                  size_t* n_bytes) H2O_NOEXCEPT;
+
+/* The chat template of the file, in Jinja, or NULL if it has none; it lives as long as the handle.
+ * The library does not render it. A prompt that the application has rendered is to be tokenized
+ * with H2O_PARSE_SPECIAL, and without H2O_ADD_SPECIAL if the template writes bos_token itself. */
+H2O_API h2o_status h2o_chat_template(h2o_model* model, const char** source) H2O_NOEXCEPT;
 
 /* --- Sessions ------------------------------------------------------------------------------- */
 
 enum {
   H2O_POSITIONS_AUTO = 0, /* original up to the trained length, then rolling if the cache evicts */
-  H2O_POSITIONS_ORIGINAL = 1, /* where tokens are in the text, which ends at n_ctx */
-  H2O_POSITIONS_ROLLING = 2   /* ranks in the cache: the text may go on for ever */
+  H2O_POSITIONS_ORIGINAL = 1, /* those of the tokens in their sequence, which ends at n_ctx */
+  H2O_POSITIONS_ROLLING = 2   /* ranks in the cache: the sequence has no end */
 };
 
 typedef struct h2o_session_options {
   size_t size;
-  double hh;       /* what the cache keeps of a text, for each layer and KV head: up to 1 a fraction
+  double hh;       /* what the cache keeps, for each sequence, layer and KV head: up to 1 a fraction
                       of n_ctx (1: all of it), from 2 on a whole number of tokens; 0: everything */
   double recent;   /* how much of hh is recent tokens, likewise; negative: half of it */
-  int32_t n_sinks; /* how many of hh are the first tokens of the text, besides */
+  int32_t n_sinks; /* how many of hh are the first tokens, besides */
   int32_t n_ctx;   /* the context; 0: as trained, which is the most */
   int32_t n_batch; /* prompt tokens that are read at a time, with eviction after each time */
   int32_t positions;
@@ -158,8 +172,8 @@ typedef struct h2o_session_options {
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL}
 
-/* Opens a session with an empty text, and allocates its cache. options may be NULL. *session is to
- * be freed whatever it returns, as with h2o_model_load; an error is also told by the session. */
+/* Opens a session without tokens, and allocates its cache. options may be NULL. *session is to be
+ * freed whatever it returns, as with h2o_model_load; it has the message of an error. */
 H2O_API h2o_status h2o_session_open(h2o_model* model, const h2o_session_options* options,
                                     h2o_session** session) H2O_NOEXCEPT;
 
@@ -167,13 +181,13 @@ H2O_API h2o_status h2o_session_open(h2o_model* model, const h2o_session_options*
 H2O_API h2o_status h2o_session_free(h2o_session* session) H2O_NOEXCEPT;
 H2O_API const char* h2o_session_error(const h2o_session* session) H2O_NOEXCEPT;
 
-/* Forgets the text, and a cancel that has ended nothing yet. */
+/* Forgets all tokens, and a cancel that has ended nothing yet. */
 H2O_API h2o_status h2o_reset(h2o_session* session) H2O_NOEXCEPT;
 
-/* Ends one call of h2o_stream, h2o_feed, h2o_decode, h2o_sample or h2o_logits, after the step that
- * it is at: the one that is at work with the session, or else the next one, which then does not
- * begin to compute. So it is not lost, whichever comes first; but a stream that is over takes what
- * came too late for it along. From any thread, and from signal handlers; NULL is ignored. */
+/* Ends one call of h2o_stream, h2o_feed, h2o_decode, h2o_sample or h2o_logits, after its current
+ * step: the one that is in progress, or else the next one, which then does not begin to compute. So
+ * it is not lost, whichever comes first; but one that comes too late for a stream ends with that
+ * stream. From any thread, and from signal handlers; NULL is ignored. */
 H2O_API void h2o_cancel(h2o_session* session) H2O_NOEXCEPT;
 
 typedef struct h2o_sampling {
@@ -200,38 +214,38 @@ typedef int32_t (*h2o_piece_callback)(void* user, const char* piece, size_t n_by
 
 typedef struct h2o_stream_options {
   size_t size;
-  int32_t max_tokens;      /* 0: until the end of text, or of the context if it has one */
-  int32_t ignore_end;      /* 1: go on after tokens that end the text */
-  int32_t parse_special;   /* 1: special tokens that the prompt spells are those tokens */
+  int32_t max_tokens;      /* 0: until the model ends, or the context if it has an end */
+  int32_t ignore_end;      /* 1: go on after tokens that end a sequence or a turn */
+  int32_t parse_special;   /* 1: special tokens that are spelled in the prompt are those tokens */
   size_t n_stop;           /* number of */
-  const char* const* stop; /* strings that end the text and are not part of it, each with a NUL */
+  const char* const* stop; /* strings that end the output and are not part of it, each with a NUL */
 } h2o_stream_options;
 #define H2O_STREAM_OPTIONS {sizeof(h2o_stream_options), 0, 0, 0, 0, NULL}
 
 enum {
-  H2O_FINISH_STOP = 1,     /* the end of text, or a stop string */
+  H2O_FINISH_STOP = 1,     /* the model has ended, or a stop string */
   H2O_FINISH_LENGTH = 2,   /* max_tokens, or the end of the context */
-  H2O_FINISH_CANCELLED = 3 /* by h2o_cancel or by the callback */
+  H2O_FINISH_CANCELLED = 3 /* by a cancel, a callback or an error */
 };
 
 typedef struct h2o_generation {
   size_t size;
   int32_t finish;
-  int32_t n_prompt;    /* tokens read before the first was generated */
+  int32_t n_prompt;    /* tokens to be read before the first is generated */
   int32_t n_generated; /* tokens generated */
   double prompt_seconds;
   double decode_seconds; /* for the tokens after the first, which comes with the prompt */
 } h2o_generation;
 #define H2O_GENERATION {sizeof(h2o_generation), 0, 0, 0, 0, 0}
 
-/* Continues the text: adds the prompt, then generates. The prompt may be empty where there is a
- * text to go on from. Prompt and generated tokens are then part of the text, so that the next
- * stream goes on from there; a token that ended it is not. options and generation may be NULL.
+/* Adds the prompt to the sequence, then generates. The prompt may be empty where there are tokens
+ * to go on from. Prompt and generated tokens stay in the sequence, so that the next stream goes on
+ * from there; a token that ended it does not. options and generation may be NULL.
  *
  * A stream that was cancelled returns H2O_OK; what is left of a prompt that it was reading is read
- * by the next call that needs it. After H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR the text has the
- * tokens that h2o_tokens gives, which may be more than before: h2o_stats tells how many, and how
- * many of them are read; the text of the last may not have gone to the callback. */
+ * by the next call that needs it. After H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR the sequence has
+ * the tokens that h2o_tokens gives, which may be more than before: h2o_stats tells how many, and
+ * how many of them are read; the text of the last may not have gone to the callback. */
 H2O_API h2o_status h2o_stream(h2o_session* session, const char* prompt, size_t n_bytes,
                               const h2o_stream_options* options, h2o_piece_callback callback,
                               void* user, h2o_generation* generation) H2O_NOEXCEPT;
@@ -244,13 +258,13 @@ H2O_API h2o_status h2o_stream(h2o_session* session, const char* prompt, size_t n
 H2O_API h2o_status h2o_feed(h2o_session* session, const int32_t* tokens,
                             size_t n_tokens) H2O_NOEXCEPT;
 
-/* Chooses the token after the text. It becomes part of it with h2o_decode. */
+/* Chooses the next token. h2o_decode adds it. */
 H2O_API h2o_status h2o_sample(h2o_session* session, int32_t* token) H2O_NOEXCEPT;
 
 /* One step: h2o_feed of one token. */
 H2O_API h2o_status h2o_decode(h2o_session* session, int32_t token) H2O_NOEXCEPT;
 
-/* The logits after the text [n_vocab], until the next call that changes it. */
+/* The logits after the last token [n_vocab], until the next call that changes the session. */
 H2O_API h2o_status h2o_logits(h2o_session* session, const float** logits,
                               int32_t* n_vocab) H2O_NOEXCEPT;
 
@@ -258,7 +272,7 @@ H2O_API h2o_status h2o_logits(h2o_session* session, const float** logits,
 
 typedef struct h2o_session_stats {
   size_t size;
-  int32_t n_tokens;  /* of the text */
+  int32_t n_tokens;  /* of the sequence */
   int32_t n_read;    /* of them, those that have been through the model */
   int32_t n_kept;    /* of those, by the layer that keeps most, in each KV head */
   int32_t n_evicted; /* n_read - n_kept */
@@ -271,20 +285,20 @@ typedef struct h2o_session_stats {
 
 H2O_API h2o_status h2o_stats(h2o_session* session, h2o_session_stats* stats) H2O_NOEXCEPT;
 
-/* The positions in the text of the tokens that one KV head of a layer keeps, ascending, and the
+/* The positions in the sequence of the tokens that one KV head of a layer keeps, ascending, and the
  * attention that each has received (0 where the cache keeps no scores). scores may be NULL. */
 H2O_API h2o_status h2o_kept(h2o_session* session, int32_t layer, int32_t kv_head,
                             int32_t* positions, float* scores, size_t capacity,
                             size_t* n_kept) H2O_NOEXCEPT;
 
-/* The tokens of the text. */
+/* The tokens of the sequence. */
 H2O_API h2o_status h2o_tokens(h2o_session* session, int32_t* tokens, size_t capacity,
                               size_t* n_tokens) H2O_NOEXCEPT;
 
 /* --- Snapshots ------------------------------------------------------------------------------ */
 
-/* The text, its cache and its random numbers as bytes, to be freed with h2o_snapshot_free. They go
- * with one model and one set of session options; the Python package writes and reads the same. */
+/* The tokens, the cache and the random numbers as bytes, for one model and one set of session
+ * options, to be freed with h2o_snapshot_free. The Python package writes and reads the same. */
 H2O_API h2o_status h2o_snapshot_save(h2o_session* session, void** bytes,
                                      size_t* n_bytes) H2O_NOEXCEPT;
 H2O_API void h2o_snapshot_free(void* bytes) H2O_NOEXCEPT;
@@ -294,6 +308,105 @@ H2O_API void h2o_snapshot_free(void* bytes) H2O_NOEXCEPT;
  * options. */
 H2O_API h2o_status h2o_snapshot_load(h2o_session* session, const void* bytes,
                                      size_t n_bytes) H2O_NOEXCEPT;
+
+/* --- Many requests at once ------------------------------------------------------------------ */
+
+/* Opens an engine for up to max_sequences requests at a time, and allocates their caches; more wait
+ * until one has ended. Each request gives the text that a session with the same options would.
+ * options may be NULL. *engine is to be freed whatever it returns, as with h2o_model_load. */
+H2O_API h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* options,
+                                   int32_t max_sequences, h2o_engine** engine) H2O_NOEXCEPT;
+
+/* Ends all requests, after the step that is being computed, and frees their caches; the requests
+ * are still to be freed. No other call with the engine may be in progress, other than with its
+ * requests. H2O_OUT_OF_MEMORY: nothing was freed. */
+H2O_API h2o_status h2o_engine_free(h2o_engine* engine) H2O_NOEXCEPT;
+
+/* Why h2o_engine_open failed; "" if it did not. */
+H2O_API const char* h2o_engine_error(const h2o_engine* engine) H2O_NOEXCEPT;
+
+typedef struct h2o_engine_info {
+  size_t size;
+  int32_t n_sequences; /* the most at a time */
+  int32_t n_active;    /* requests that are being computed */
+  int32_t n_waiting;   /* requests that wait for a sequence */
+  int32_t n_ctx;
+  uint64_t cache_bytes;      /* allocated, all sequences */
+  uint64_t prompt_tokens;    /* read so far, of all requests */
+  uint64_t generated_tokens; /* generated so far */
+} h2o_engine_info;
+#define H2O_ENGINE_INFO {sizeof(h2o_engine_info), 0, 0, 0, 0, 0, 0, 0}
+
+H2O_API h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info) H2O_NOEXCEPT;
+
+/* Says which tokens may come next: sets their bits in `allowed`, token i in bit i % 32 of word
+ * i / 32, all of them 0 before. tokens: all so far, of the prompt and generated. A token that ends
+ * the output must be allowed for it to end. Returns 0 to go on; after anything else the request
+ * ends with H2O_CANCELLED. It runs in a thread that computes, of the engine or in h2o_request_next,
+ * and must not call the library with that engine or its requests. */
+typedef int32_t (*h2o_constraint_callback)(void* user, const int32_t* tokens, size_t n_tokens,
+                                           uint32_t* allowed, size_t n_words);
+
+typedef struct h2o_request_options {
+  size_t size;
+  const h2o_sampling* sampling;     /* NULL: the defaults; without a seed all requests differ */
+  const h2o_stream_options* limits; /* NULL: the defaults */
+  const int32_t* tokens;            /* the prompt as tokens, where it is not given as text */
+  size_t n_tokens;
+  h2o_constraint_callback constraint; /* NULL: all tokens may come */
+  void* user;                         /* for it, until the request has ended or is freed */
+  int32_t n_top;    /* log-probabilities of each token and so many of the likeliest; -1: none */
+  int32_t reserved; /* 0 */
+} h2o_request_options;
+#define H2O_REQUEST_OPTIONS {sizeof(h2o_request_options), NULL, NULL, NULL, 0, NULL, NULL, -1, 0}
+
+/* Hands in a request, which threads of the engine compute from now on; any number may be handed in,
+ * by any threads. Text is tokenized as the beginning of a sequence. options may be NULL; what it
+ * points to need only live until the call returns. *request is to be freed whatever it returns; it
+ * has the message of an error. */
+H2O_API h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, size_t n_bytes,
+                                     const h2o_request_options* options,
+                                     h2o_request** request) H2O_NOEXCEPT;
+
+/* Waits for the next piece of text: whole characters, with a NUL behind, until the next call with
+ * the request. *n_bytes is 0, and *piece NULL, when it has ended. Returns the error that has ended
+ * it, once. */
+H2O_API h2o_status h2o_request_next(h2o_request* request, const char** piece,
+                                    size_t* n_bytes) H2O_NOEXCEPT;
+
+/* As h2o_request_next, but does not wait: gives all text that is there, or none. */
+H2O_API h2o_status h2o_request_poll(h2o_request* request, const char** piece,
+                                    size_t* n_bytes) H2O_NOEXCEPT;
+
+/* Ends it, now or after the step that is being computed. From any thread; NULL is ignored. */
+H2O_API void h2o_request_cancel(h2o_request* request) H2O_NOEXCEPT;
+
+/* Ends it, waits for the step that is being computed, and frees the handle. NULL is ignored.
+ * H2O_BUSY: a call is in progress with it, and nothing was freed. */
+H2O_API h2o_status h2o_request_free(h2o_request* request) H2O_NOEXCEPT;
+H2O_API const char* h2o_request_error(const h2o_request* request) H2O_NOEXCEPT;
+
+/* What has become of it so far; finish is 0 until it has ended. */
+H2O_API h2o_status h2o_request_result(h2o_request* request,
+                                      h2o_generation* generation) H2O_NOEXCEPT;
+
+/* All text and all tokens that it has generated so far; text and capacity as with h2o_detokenize.
+ */
+H2O_API h2o_status h2o_request_text(h2o_request* request, char* text, size_t capacity,
+                                    size_t* n_bytes) H2O_NOEXCEPT;
+H2O_API h2o_status h2o_request_tokens(h2o_request* request, int32_t* tokens, size_t capacity,
+                                      size_t* n_tokens) H2O_NOEXCEPT;
+
+typedef struct h2o_logprob {
+  int32_t token;
+  float
+      logprob; /* natural logarithm, of the model's own distribution: before all sampling options */
+} h2o_logprob;
+
+/* How likely the i-th generated token was, and the n_top likeliest, likeliest first. */
+H2O_API h2o_status h2o_request_logprobs(h2o_request* request, size_t i, h2o_logprob* logprob,
+                                        h2o_logprob* top, size_t capacity,
+                                        size_t* n_top) H2O_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -63,6 +65,24 @@ class Model {
     return text;
   }
 
+  // A token as the vocabulary spells it.
+  std::string token_text(int32_t token) const {
+    size_t n = 0;
+    const h2o_status status = h2o_token_text(handle(), token, nullptr, 0, &n);
+    if (status != H2O_TOO_SMALL) check(status);
+    std::string text(n + 1, '\0');
+    check(h2o_token_text(handle(), token, text.data(), text.size(), &n));
+    text.resize(n);
+    return text;
+  }
+
+  // In Jinja; "" if the file has none.
+  std::string chat_template() const {
+    const char* source = nullptr;
+    check(h2o_chat_template(handle(), &source));
+    return source == nullptr ? "" : source;
+  }
+
   h2o_model* handle() const { return handle_.get(); }
 
  private:
@@ -71,7 +91,7 @@ class Model {
   };
   void check(h2o_status status) const {
     if (status == H2O_OK) return;
-    // The message of a handle that is in use is the other call's.
+    // While another call is in progress the message is that call's.
     throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_model_error(handle()));
   }
 
@@ -169,11 +189,160 @@ class Session {
   };
   void check(h2o_status status) const {
     if (status == H2O_OK) return;
-    // The message of a handle that is in use is the other call's.
+    // While another call is in progress the message is that call's.
     throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_session_error(handle()));
   }
 
   std::unique_ptr<h2o_session, Free> handle_;
+};
+
+// The next tokens that may come: allow(token) in a mask of n_words words.
+using Constraint =
+    std::function<void(const int32_t* tokens, size_t n_tokens, uint32_t* allowed, size_t n_words)>;
+inline void allow(uint32_t* allowed, int32_t token) {
+  allowed[token / 32] |= uint32_t{1} << (token % 32);
+}
+
+// Made by Engine::submit().
+class Request {
+ public:
+  // The next piece of text; none when it has ended. Throws what has ended it, once.
+  std::optional<std::string> next() { return piece_by(h2o_request_next); }
+
+  // All text that is there, without waiting; none if there is none.
+  std::optional<std::string> poll() { return piece_by(h2o_request_poll); }
+
+  // Waits for its end; all text.
+  std::string wait() {
+    while (next()) {
+    }
+    return text();
+  }
+
+  void cancel() { h2o_request_cancel(handle()); }  // from any thread
+
+  h2o_generation result() const {
+    h2o_generation generation = H2O_GENERATION;
+    check(h2o_request_result(handle(), &generation));
+    return generation;
+  }
+
+  // All that has been generated so far.
+  std::string text() const {
+    return all<std::string>([this](char* out, size_t capacity, size_t* n) {
+      return h2o_request_text(handle(), out, capacity, n);
+    });
+  }
+  std::vector<int32_t> tokens() const {
+    return all<std::vector<int32_t>>([this](int32_t* out, size_t capacity, size_t* n) {
+      return h2o_request_tokens(handle(), out, capacity, n);
+    });
+  }
+
+  // How likely the i-th generated token was; `top` gets the likeliest, if it is given.
+  h2o_logprob logprob(size_t i, std::vector<h2o_logprob>* top = nullptr) const {
+    h2o_logprob found{};
+    const auto likeliest =
+        all<std::vector<h2o_logprob>>([&](h2o_logprob* out, size_t capacity, size_t* n) {
+          return h2o_request_logprobs(handle(), i, &found, out, capacity, n);
+        });
+    if (top != nullptr) *top = likeliest;
+    return found;
+  }
+
+  h2o_request* handle() const { return handle_.get(); }
+
+ private:
+  friend class Engine;
+  struct Free {
+    std::unique_ptr<Constraint> constraint;  // called until the request is freed
+    void operator()(h2o_request* request) const { h2o_request_free(request); }
+  };
+  Request() = default;
+
+  void check(h2o_status status) const {
+    if (status == H2O_OK) return;
+    throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_request_error(handle()));
+  }
+
+  template <class Call>
+  std::optional<std::string> piece_by(Call call) {
+    const char* piece = nullptr;
+    size_t n = 0;
+    check(call(handle(), &piece, &n));
+    if (n == 0) return std::nullopt;
+    return std::string(piece, n);
+  }
+
+  // What a call gives, which may become more from call to call.
+  template <class Results, class Call>
+  Results all(Call call) const {
+    Results results(64, typename Results::value_type());
+    while (true) {
+      size_t n = 0;
+      const h2o_status status = call(results.data(), results.size(), &n);
+      if (status != H2O_TOO_SMALL) {
+        check(status);
+        results.resize(n);
+        return results;
+      }
+      results.resize(n + 64);
+    }
+  }
+
+  std::unique_ptr<h2o_request, Free> handle_;
+};
+
+class Engine {
+ public:
+  Engine(const Model& model, int32_t max_sequences,
+         h2o_session_options options = H2O_SESSION_OPTIONS) {
+    h2o_engine* handle = nullptr;
+    const h2o_status status = h2o_engine_open(model.handle(), &options, max_sequences, &handle);
+    handle_.reset(handle);
+    if (status != H2O_OK) throw Error(status, h2o_engine_error(handle));
+  }
+
+  // From any thread. What a constraint throws ends the request.
+  Request submit(std::string_view prompt, h2o_request_options options = H2O_REQUEST_OPTIONS,
+                 Constraint constraint = nullptr) {
+    Request request;
+    if (constraint) {
+      std::unique_ptr<Constraint>& kept = request.handle_.get_deleter().constraint;
+      kept = std::make_unique<Constraint>(std::move(constraint));
+      options.user = kept.get();
+      options.constraint = [](void* user, const int32_t* tokens, size_t n_tokens, uint32_t* allowed,
+                              size_t n_words) -> int32_t {
+        try {
+          (*static_cast<Constraint*>(user))(tokens, n_tokens, allowed, n_words);
+          return 0;
+        } catch (...) {
+          return 1;
+        }
+      };
+    }
+    h2o_request* handle = nullptr;
+    const h2o_status status =
+        h2o_engine_submit(this->handle(), prompt.data(), prompt.size(), &options, &handle);
+    request.handle_.reset(handle);
+    request.check(status);
+    return request;
+  }
+
+  h2o_engine_info info() const {
+    h2o_engine_info info = H2O_ENGINE_INFO;
+    const h2o_status status = h2o_engine_describe(handle(), &info);
+    if (status != H2O_OK) throw Error(status, "");
+    return info;
+  }
+
+  h2o_engine* handle() const { return handle_.get(); }
+
+ private:
+  struct Free {
+    void operator()(h2o_engine* engine) const { h2o_engine_free(engine); }
+  };
+  std::unique_ptr<h2o_engine, Free> handle_;
 };
 
 }  // namespace h2o::api

@@ -2,6 +2,7 @@
 
 #include <system_error>
 
+#include "text/request.h"
 #include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
@@ -34,6 +35,8 @@ h2o_status Handle::keep_message() noexcept {
     return keep(e.status, e.message);
   } catch (const FormatError& e) {
     return keep(H2O_BAD_FORMAT, e.what());
+  } catch (const ContextFull& e) {
+    return keep(H2O_CONTEXT_FULL, e.what());
   } catch (const InvalidArgument& e) {
     return keep(H2O_INVALID_ARGUMENT, e.what());
   } catch (const FileError& e) {

@@ -1,4 +1,4 @@
-// Handle: what every call of the C API does with its handle: keeps other calls out, and turns
+// Handle: what the calls of the C API do with their handle: keep other calls out, and turn
 // exceptions into a status and a message.
 #pragma once
 
@@ -21,8 +21,7 @@ struct Failure {
   std::string message;
 };
 
-// Calls that only look may be made by a thread that is at work with the handle already, as from a
-// callback.
+// Calls that only look may also be made by the thread whose call is in progress, from a callback.
 enum class Access { look, change };
 
 class Handle {
@@ -44,7 +43,7 @@ class Handle {
     return status;
   }
 
-  // Keeps calls out for good, so that the handle can be freed; false if one is at work.
+  // Keeps calls out for good, so that the handle can be freed; false if one is in progress.
   bool retire() noexcept {
     std::thread::id owner;
     return owner_.compare_exchange_strong(owner, std::this_thread::get_id());
@@ -55,7 +54,7 @@ class Handle {
  private:
   h2o_status keep_message() noexcept;  // of the exception that is being handled
 
-  std::atomic<std::thread::id> owner_{};  // at work with it
+  std::atomic<std::thread::id> owner_{};  // whose call is in progress
   char message_[512] = "";
 };
 
@@ -88,7 +87,15 @@ void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
   if (n > 0) std::memcpy(out, values, n * sizeof(T));
 }
 
-// An array or a text of the caller's.
+// Copies text to an array of the caller's, with a NUL behind.
+inline void give_text(const std::string& text, char* out, size_t capacity, size_t* n_bytes) {
+  require(n_bytes != nullptr, "the number of bytes goes to NULL");
+  size_t n_with_nul = 0;
+  *n_bytes = text.size();
+  give(text.c_str(), text.size() + 1, out, capacity, &n_with_nul);
+}
+
+// An array or text of the caller's.
 template <class T>
 std::span<const T> given(const T* values, size_t n) {
   require(values != nullptr || n == 0, "an array of ", n, " elements is NULL");

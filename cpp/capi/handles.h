@@ -14,7 +14,27 @@ struct h2o_session : h2o::capi::Handle {
   std::unique_ptr<h2o::capi::TextSession> session;  // none if it could not be opened
 };
 
+struct h2o_engine : h2o::capi::Handle {
+  std::shared_ptr<h2o::Engine> engine;  // none if it could not be opened
+};
+
+struct h2o_request : h2o::capi::Handle {
+  std::shared_ptr<h2o::Engine> engine;
+  h2o::Engine::Handle generation;  // none if it could not be submitted
+  std::string piece;               // that was given out last
+};
+
 namespace h2o::capi {
+
+// The model of a handle, for a session or an engine.
+inline std::shared_ptr<TextModel> shared_model(h2o_model* handle) {
+  require(handle != nullptr, "the model is NULL");
+  std::shared_ptr<TextModel> shared;
+  const h2o_status status = handle->call(Access::change, [&] { shared = handle->model; });
+  if (status == H2O_BUSY) throw Failure{H2O_BUSY, "another call is in progress with the model"};
+  require(shared != nullptr, "this model could not be loaded");
+  return shared;
+}
 
 // Runs `body` with the model or the session of a handle, as Handle::call does.
 template <class Body>

@@ -1,5 +1,6 @@
 // h2o.h: versions, models, text and tokens.
 #include "capi/handles.h"
+#include "text/tokenizer/utf8.h"
 
 using namespace h2o;
 using namespace h2o::capi;
@@ -13,11 +14,11 @@ const char* h2o_status_text(h2o_status status) noexcept {
     case H2O_OK:
       return "ok";
     case H2O_INVALID_ARGUMENT:
-      return "an argument makes no sense";
+      return "an argument is invalid";
     case H2O_CANNOT_OPEN:
       return "a file cannot be opened";
     case H2O_BAD_FORMAT:
-      return "a file or snapshot is not what it should be";
+      return "a file or snapshot is damaged, or not of the expected kind";
     case H2O_OUT_OF_MEMORY:
       return "out of memory";
     case H2O_CONTEXT_FULL:
@@ -27,7 +28,7 @@ const char* h2o_status_text(h2o_status status) noexcept {
     case H2O_TOO_SMALL:
       return "the capacity is too small";
     case H2O_BUSY:
-      return "another call is at work with the handle";
+      return "another call is in progress with the handle";
     case H2O_INTERNAL_ERROR:
       return "internal error";
     default:
@@ -89,11 +90,21 @@ h2o_status h2o_tokenize(h2o_model* model, const char* text, size_t n_bytes, uint
 h2o_status h2o_detokenize(h2o_model* model, const int32_t* tokens, size_t n_tokens, char* text,
                           size_t capacity, size_t* n_bytes) noexcept {
   return call(model, [&](const TextModel& m) {
-    const std::string found = m.tokenizer.decode(given(tokens, n_tokens));
-    size_t n_with_nul = 0;
-    require(n_bytes != nullptr, "the number of bytes goes to NULL");
-    *n_bytes = found.size();
-    give(found.c_str(), found.size() + 1, text, capacity, &n_with_nul);
+    give_text(m.tokenizer.decode(given(tokens, n_tokens)), text, capacity, n_bytes);
+  });
+}
+
+h2o_status h2o_token_text(h2o_model* model, int32_t token, char* text, size_t capacity,
+                          size_t* n_bytes) noexcept {
+  return call(model, [&](const TextModel& m) {
+    give_text(repaired_utf8(m.tokenizer.spelling(token)), text, capacity, n_bytes);
+  });
+}
+
+h2o_status h2o_chat_template(h2o_model* model, const char** source) noexcept {
+  return call(model, [&](const TextModel& m) {
+    require(source != nullptr, "the template goes to NULL");
+    *source = m.chat_template.empty() ? nullptr : m.chat_template.c_str();
   });
 }
 

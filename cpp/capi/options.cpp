@@ -1,6 +1,7 @@
 #include "capi/options.h"
 
 #include <cmath>
+#include <random>
 
 #include "capi/handle.h"
 #include "text/tokenizer/utf8.h"
@@ -42,6 +43,19 @@ Positions positions_of(int32_t positions) {
   if (positions == H2O_POSITIONS_ORIGINAL) return Positions::original;
   require(positions == H2O_POSITIONS_ROLLING, "positions is ", positions, ", expected 0 to 2");
   return Positions::rolling;
+}
+
+int32_t finish_of(Finish finish) {
+  switch (finish) {
+    case Finish::none:
+      return 0;
+    case Finish::stop:
+      return H2O_FINISH_STOP;
+    case Finish::length:
+      return H2O_FINISH_LENGTH;
+    default:
+      return H2O_FINISH_CANCELLED;
+  }
 }
 
 }  // namespace
@@ -91,6 +105,20 @@ StreamOptions stream_options(const h2o_stream_options* options) {
     require(is_utf8(made.stop.back()), "stop string ", i, " is not valid UTF-8");
   }
   return made;
+}
+
+h2o_generation result_of(const Progress& progress) {
+  return {.size = sizeof(h2o_generation),
+          .finish = finish_of(progress.finish),
+          .n_prompt = progress.n_prompt,
+          .n_generated = progress.n_generated,
+          .prompt_seconds = progress.prompt_seconds,
+          .decode_seconds = progress.decode_seconds};
+}
+
+uint64_t random_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
 }
 
 }  // namespace h2o::capi

@@ -5,9 +5,14 @@
 
 namespace h2o::capi {
 
-// Each throws InvalidArgument for what makes no sense; NULL stands for the defaults.
+// Each throws InvalidArgument for what is invalid; NULL stands for the defaults.
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train);
 SamplerOptions sampler_options(const h2o_sampling& sampling);
 StreamOptions stream_options(const h2o_stream_options* options);
+
+h2o_generation result_of(const Progress& progress);
+
+// For random numbers that differ each time.
+uint64_t random_seed();
 
 }  // namespace h2o::capi

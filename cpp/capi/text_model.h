@@ -1,4 +1,4 @@
-// TextModel: a model with its tokenizer. Sessions share it.
+// TextModel: a model with its tokenizer. Sessions and engines share it.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 #include "backend/make_backend.h"
 #include "model/model.h"
 #include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 
@@ -14,15 +15,23 @@ struct TextModel {
   TextModel(const std::string& path, const std::string& device, int32_t n_threads)
       : model(path, make_backend(device, n_threads)),
         tokenizer(open_tokenizer(model)),
+        chat_template(find_chat_template(model.file.head())),
         architecture(model.config.family->architecture),
         backend(model.backend->name()) {}
 
   Model model;
   const Tokenizer tokenizer;
+  const std::string chat_template;  // Jinja; "" = none
   const std::string architecture;
   const std::string backend;  // its name
 
  private:
+  static std::string find_chat_template(const GgufFile& file) {
+    constexpr std::string_view key = "tokenizer.chat_template";
+    const GgufValue* const value = file.find(key);
+    if (value == nullptr || value->type != GgufType::string) return "";
+    return repaired_utf8(file.string(key));
+  }
   static Tokenizer open_tokenizer(const Model& model) {
     try {
       return Tokenizer(model.file.head(), model.config.n_vocab);

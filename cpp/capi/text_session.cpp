@@ -1,37 +1,21 @@
 #include "capi/text_session.h"
 
-#include <random>
 #include <utility>
 
 #include "capi/handle.h"
+#include "capi/options.h"
 
 namespace h2o::capi {
 namespace {
 
 struct Cancelled {};
 
-SamplerOptions seeded_differently() {
-  std::random_device device;
-  return {.seed = uint64_t{device()} << 32 | device()};
-}
-
-int32_t finish_of(Finish finish) {
-  switch (finish) {
-    case Finish::stop:
-      return H2O_FINISH_STOP;
-    case Finish::length:
-      return H2O_FINISH_LENGTH;
-    default:
-      return H2O_FINISH_CANCELLED;
-  }
-}
-
 }  // namespace
 
 TextSession::TextSession(std::shared_ptr<TextModel> model, const SessionOptions& options)
     : model_(std::move(model)),
       engine_({model_, &model_->model}, {model_, &model_->tokenizer}, options),
-      sampling_(seeded_differently()),
+      sampling_({.seed = random_seed()}),
       sampler_(std::make_shared<Sampler>(sampling_, model_->model.config.n_vocab)) {}
 
 void TextSession::reset() {
@@ -81,13 +65,10 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
     if (!held.empty()) sink(held);
   }
   cancelled();  // what came too late for this stream is not meant for the next
-  const Progress progress = generation->progress();
-  return {.size = sizeof(h2o_generation),
-          .finish = done ? finish_of(progress.finish) : H2O_FINISH_CANCELLED,
-          .n_prompt = progress.n_prompt,
-          .n_generated = progress.n_generated,
-          .prompt_seconds = progress.prompt_seconds,
-          .decode_seconds = progress.decode_seconds};
+  h2o_generation result = result_of(generation->progress());
+  if (!done) result.finish = H2O_FINISH_CANCELLED;
+  if (!generation->began()) result.n_prompt = static_cast<int32_t>(n_unread());
+  return result;
 }
 
 void TextSession::feed(std::span<const int32_t> tokens) {

@@ -210,7 +210,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    cancelled_.push_back(generation);  // it may be in the step that is being computed
+    g.cancelled_ = true;  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -245,7 +245,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
   generation->n_given_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
-  finish(generation, Finish::length);
+  generation->progress_.finish = Finish::length;  // it has no callbacks to drop
   last_ = generation;
   last_sequence_ = generation->sequence_;
   return generation;
@@ -312,7 +312,7 @@ void Engine::cancel_all(bool only_eager) {
     });
   };
   collect_from(active_);
-  collect_from(computing_);  // some of which are not active yet
+  collect_from(beginning_);
   collect_from(waiting_);
   collect_from(outside_);
   for (const Handle& generation : all) end_cancelled(generation);
@@ -363,7 +363,6 @@ bool Engine::lead(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
-  computing_ = work.generations;
   leading_ = true;
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
@@ -376,6 +375,7 @@ bool Engine::lead(Lock& lock) {
     error = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
+  beginning_.clear();
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
@@ -400,7 +400,6 @@ bool Engine::lead(Lock& lock) {
     }
   }
   evictions_ = scheduler_->evictions();
-  computing_.clear();
   end_lead();
   return true;
 }
@@ -418,6 +417,7 @@ std::exception_ptr Engine::park(std::span<const Handle> generations) {
 // So that a step, once computed, is not lost for want of memory.
 void Engine::make_space(const Work& work) {
   active_.reserve(active_.size() + work.generations.size());
+  ended_.reserve(ended_.size() + work.generations.size());
   for (const Handle& generation : work.generations) {
     std::vector<int32_t>& tokens = generation->tokens_;
     if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
@@ -427,8 +427,9 @@ void Engine::make_space(const Work& work) {
 // It could not get a sequence.
 void Engine::put_back(const Handle& generation) {
   Generation& g = *generation;
-  if (g.began_) return;                           // it stays parked
-  if (!wanted(g.request_.eager, g.n_waiting_)) {  // its thread was interrupted meanwhile
+  if (g.began_) return;  // it stays parked
+  if (!wanted(g.request_.eager, g.n_waiting_) && !g.cancelled_) {
+    // Its thread was interrupted meanwhile.
     g.submitted_ = false;
     return;
   }
@@ -447,7 +448,14 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
 // Nobody computes any more: what was cancelled meanwhile ends.
 void Engine::end_lead() {
   leading_ = false;
-  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
+  const auto end_those_of = [this](const auto& list) {
+    for (size_t i = list.size(); i-- > 0;) {
+      const Handle generation = list[i];  // which is then taken out of the list
+      if (generation->cancelled_) end_cancelled(generation);
+    }
+  };
+  end_those_of(active_);
+  end_those_of(waiting_);
   admit();
   monitor_->changed.notify_all();
 }
@@ -456,16 +464,15 @@ Engine::Work Engine::collect() {
   Work work;
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
-  std::vector<Handle> beginning;
   // All memory first, or those taken out of the queue might be lost.
   work.generations.reserve(active_.size() + waiting_.size());
   work.parking.reserve(active_.size());
-  beginning.reserve(active_.size() + waiting_.size());
+  beginning_.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
     n_free = std::max(n_free - 1, 0);
-    beginning.push_back(generation);
+    beginning_.push_back(generation);
     return true;
   };
   for (const Handle& generation : active_) {
@@ -476,7 +483,7 @@ Engine::Work Engine::collect() {
     n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
   }
-  bool any = !beginning.empty();
+  bool any = !beginning_.empty();
   for (const Handle& generation : active_) {
     const Generation& g = *generation;
     if (!has_sequence(g) || std::ranges::find(work.parking, generation) != work.parking.end()) {
@@ -487,7 +494,7 @@ Engine::Work Engine::collect() {
     any = any || is_wanted;
   }
   if (!any) return {};
-  work.generations.insert(work.generations.end(), beginning.begin(), beginning.end());
+  work.generations.insert(work.generations.end(), beginning_.begin(), beginning_.end());
   return work;
 }
 

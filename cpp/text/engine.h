@@ -152,11 +152,10 @@ class Engine {
   int32_t n_saving_ = 0;  // threads that wait to save; no step begins before them
   bool closed_ = false;
   std::vector<Handle> active_;     // that began, in order of arrival
+  std::vector<Handle> beginning_;  // that get a sequence in the step that is being computed
   std::deque<Handle> waiting_;     // for a sequence
   std::deque<Handle> outside_;     // to be admitted
   std::vector<Handle> ended_;      // whose callbacks are still there
-  std::vector<Handle> computing_;  // in this step
-  std::vector<Handle> cancelled_;  // while a thread computes; they end after that
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager ones in waiting_
   Handle last_;

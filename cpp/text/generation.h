@@ -96,6 +96,7 @@ class Generation {
   std::deque<End> pieces_;  // where those not taken end in text_
   int32_t n_tokens_read_ = 0;
   bool began_ = false, admitted_ = true, submitted_ = false;
+  bool cancelled_ = false;                           // while a thread computes: it ends after that
   int32_t n_waiting_ = 0;                            // threads that wait for a piece
   std::thread::id reader_;                           // who waited for it last
   std::chrono::steady_clock::time_point left_at_{};  // and when it was given one

@@ -27,6 +27,12 @@ int main(int argc, char** argv) {
   h2o_model_options one_thread = H2O_MODEL_OPTIONS;
   h2o_model_info info = H2O_MODEL_INFO;
   h2o_sampling sampling = H2O_SAMPLING;
+  h2o_engine* engine = NULL;
+  h2o_request* request = NULL;
+  h2o_request_options asked = H2O_REQUEST_OPTIONS;
+  h2o_logprob logprob, likeliest[2];
+  const char* piece = NULL;
+  size_t n_piece = 0, n_streamed = 0, n_likeliest = 0;
   const char* prompt = "The old man";
   size_t n_bytes = 0;
 
@@ -44,6 +50,7 @@ int main(int argc, char** argv) {
   CHECK(info.n_vocab > 0);
   options.hh = 0.2;
   CHECK(h2o_session_open(model, &options, &session) == H2O_OK);
+  CHECK(h2o_engine_open(model, &options, 2, &engine) == H2O_OK);
   CHECK(h2o_model_free(model) == H2O_OK); /* the session keeps what it needs */
 
   sampling.seeded = 1;
@@ -62,5 +69,21 @@ int main(int argc, char** argv) {
   CHECK(h2o_stream(session, NULL, 1, NULL, count_bytes, NULL, NULL) == H2O_INVALID_ARGUMENT);
   CHECK(h2o_session_error(session)[0] != '\0');
   CHECK(h2o_session_free(session) == H2O_OK);
+
+  asked.sampling = &sampling;
+  asked.limits = &limits;
+  asked.n_top = 2;
+  CHECK(h2o_engine_submit(engine, prompt, strlen(prompt), &asked, &request) == H2O_OK);
+  do {
+    CHECK(h2o_request_next(request, &piece, &n_piece) == H2O_OK);
+    n_streamed += n_piece;
+  } while (n_piece > 0);
+  CHECK(n_streamed == n_bytes); /* as the session's */
+  CHECK(h2o_request_result(request, &generation) == H2O_OK);
+  CHECK(generation.n_generated == 20);
+  CHECK(h2o_request_logprobs(request, 19, &logprob, likeliest, 2, &n_likeliest) == H2O_OK);
+  CHECK(n_likeliest == 2 && likeliest[0].logprob >= logprob.logprob);
+  CHECK(h2o_engine_free(engine) == H2O_OK);
+  CHECK(h2o_request_free(request) == H2O_OK);
   return 0;
 }

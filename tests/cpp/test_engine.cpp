@@ -318,6 +318,26 @@ TEST_CASE("saving gets its turn between the steps of the engine's own thread") {
   CHECK(generation->progress().finish == Finish::cancelled);
 }
 
+TEST_CASE("what begins in the step that is being computed is cancelled too") {
+  const auto engine = make_engine(rotary_model(), engine_options(1));
+  for (const bool closes : {false, true}) {
+    Gate gate;
+    Request request = gate.request();
+    request.prompt = {3};
+    request.max_tokens = {};
+    request.eager = true;
+    const auto generation = engine->submit(std::move(request));
+    gate.computing.acquire();  // in its first step
+    std::jthread cancelling([&] { closes ? engine->close() : engine->cancel_eager(); });
+    while (closes && !engine->closed()) std::this_thread::yield();
+    gate.may_go_on.release();
+    cancelling.join();
+    engine->wait_ended(generation);
+    CHECK(generation->progress().finish == Finish::cancelled);
+    CHECK(engine->stats().n_active == 0);
+  }
+}
+
 // Goes on from a snapshot of a generation, with the tokens that it has left.
 std::string continued(Engine& engine, const std::vector<std::byte>& bytes, Request request,
                       const std::string& note) {

@@ -168,15 +168,17 @@ TEST_CASE("the error of one request is its own") {
       request.policies = {{.sinks = 100}};  // needs more slots than there are
     } else if (which == 2) {
       request.constraint = [](auto, auto) {};  // allows nothing
-    } else {
+    } else if (which == 3) {
       request.prompt_logits = [](int32_t i, auto) {
         if (i == 0) throw std::runtime_error("which == 3");
       };
+    } else {
+      request.sampler = std::make_shared<Sampler>(SamplerOptions(), 3);  // of another vocabulary
     }
     request.max_tokens = 20;
     return request;
   };
-  for (int which = 0; which < 4; ++which) {
+  for (int which = 0; which < 5; ++which) {
     const Request before = random_request(random), after = random_request(random);
     const auto a = engine->submit(before), bad = engine->submit(failing(which)),
                b = engine->submit(after);
@@ -184,11 +186,15 @@ TEST_CASE("the error of one request is its own") {
     CHECK_THROWS(finished(*engine, bad));
     CHECK(bad->progress().finish == Finish::cancelled);
     CHECK(!engine->next(bad, go_on));  // it is thrown once
+    if (which == 1) {
+      CHECK_THROWS_WITH(engine->save(bad, "", go_on), "nothing has been read yet");
+    } else {  // what it has read is still there
+      CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
+    }
     if (a_goes_on) finished(*engine, a);
     CHECK(outcome(*a) == alone(model, before));
     CHECK(finished(*engine, b) == alone(model, after));
     CHECK(engine->stats().n_active == 0);
-    if (which == 1) CHECK_THROWS_WITH(engine->save(bad, "", go_on), "nothing has been read yet");
   }
 }
 

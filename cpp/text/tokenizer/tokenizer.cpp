@@ -78,6 +78,13 @@ std::string_view Tokenizer::token_bytes(int32_t token, bool begins) const {
   return bytes;
 }
 
+std::string_view Tokenizer::spelling(int32_t token) const {
+  const std::vector<std::string_view>& tokens = kind_->vocabulary.tokens;
+  require(token >= 0 && token < std::ssize(tokens), "token ", token,
+          " is not in the vocabulary of ", tokens.size());
+  return tokens[token];
+}
+
 bool Tokenizer::has_text(std::span<const int32_t> tokens) const {
   return std::ranges::any_of(tokens, [this](int32_t token) { return !token_bytes(token).empty(); });
 }

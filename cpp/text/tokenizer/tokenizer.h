@@ -38,6 +38,9 @@ class Tokenizer {
   // begins: it is the first with any bytes, so without the space put in front of a text.
   std::string_view token_bytes(int32_t token, bool begins = false) const;
 
+  // A token as the vocabulary spells it, special ones too. Throws InvalidArgument for what is none.
+  std::string_view spelling(int32_t token) const;
+
   // Has a text begun with these tokens?
   bool has_text(std::span<const int32_t> tokens) const;
 
