@@ -150,8 +150,9 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
 void Engine::subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox) {
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
+  const bool is_new = mailbox != g.mailbox_;  // otherwise it has heard of the admission
   g.mailbox_ = std::move(mailbox);
-  if (!g.pieces_.empty() || g.ended() || g.admitted_) post(generation);
+  if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) post(generation);
 }
 
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
