@@ -1,14 +1,39 @@
 #include "text/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <locale>
 #include <sstream>
 
 #include "core/error.h"
+#include "text/sampler_blocks.h"
 
 namespace h2o {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Up to this many candidates are found by a threshold and sorted; more are put into buckets.
+constexpr size_t kMaxSorted = 1024;
+
+bool allows(std::span<const uint32_t> allowed, size_t token) {
+  return allowed.empty() || (allowed[token / 32] >> (token % 32) & 1) != 0;
+}
+
+bool allows_any(std::span<const uint32_t> allowed, size_t n_vocab) {
+  if (allowed.empty()) return true;
+  const bool any =
+      std::any_of(allowed.begin(), allowed.end() - 1, [](uint32_t w) { return w != 0; });
+  const uint32_t last = n_vocab % 32 == 0 ? ~0u : (1u << (n_vocab % 32)) - 1;
+  return any || (allowed.back() & last) != 0;
+}
+
+// NaN becomes -infinity.
+float number(float logit) { return logit == logit ? logit : -kInfinity; }
+
+}  // namespace
 
 Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
     : options_(options), random_(options.seed) {
@@ -25,9 +50,12 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   require(o.repeat_last_n >= -1, "[sampler] repeat_last_n is ", o.repeat_last_n,
           ", it must be -1 (all) or more");
   require(n_vocab > 0, "[sampler] n_vocab is ", n_vocab, ", it must be positive");
-  counts_.assign(n_vocab, 0);
-  candidates_.reserve(n_vocab);
-  weights_.reserve(n_vocab);
+  const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
+  counts_.resize(n_vocab);
+  logits_.resize(padded, -kInfinity);
+  bucket_of_.resize(padded);
+  buckets_.resize(kBuckets);
+  candidates_.resize(n_vocab);
 }
 
 // In the same characters whatever the application's locale is.
@@ -44,7 +72,7 @@ void Sampler::set_random_state(const std::string& state) {
   in.imbue(std::locale::classic());
   std::mt19937_64 random;
   in >> random;
-  require(!in.fail(), "[sampler] the random state makes no sense");
+  require(!in.fail(), "[sampler] the random state is invalid");
   random_ = random;
 }
 
@@ -54,97 +82,171 @@ void Sampler::accept(std::span<const int32_t> tokens) {
     require(token >= 0 && token < std::ssize(counts_), "[sampler] token ", token,
             " is not in the vocabulary of ", counts_.size());
   }
-  // All the memory at first, so that nothing can fail halfway.
-  size_t n = recent_.size() + tokens.size();
-  if (options_.repeat_last_n > 0) n = std::min<size_t>(n, options_.repeat_last_n);
+  // All the memory is allocated first, so that nothing can fail halfway.
+  const size_t most = options_.repeat_last_n < 0 ? counts_.size() : options_.repeat_last_n;
+  const size_t n = std::min(recent_.size() + tokens.size(), most);
   if (n > recent_.capacity()) recent_.reserve(std::max(n, 2 * recent_.capacity()));
   for (const int32_t token : tokens) remember(token);
 }
 
 void Sampler::remember(int32_t token) {
-  ++counts_[token];
-  if (options_.repeat_last_n < 0 || std::ssize(recent_) < options_.repeat_last_n) {
+  if (options_.repeat_last_n < 0) {
+    if (counts_[token] != 0) return;
+    recent_.push_back(token);
+  } else if (std::ssize(recent_) < options_.repeat_last_n) {
     recent_.push_back(token);
   } else {
     --counts_[recent_[next_recent_]];
     recent_[next_recent_] = token;
     next_recent_ = (next_recent_ + 1) % recent_.size();
   }
+  ++counts_[token];
 }
 
 int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  require(logits.size() == counts_.size(), "[sampler] ", logits.size(),
-          " logits for a vocabulary of ", counts_.size());
-  candidates_.clear();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (!allowed.empty() && (allowed[i / 32] >> (i % 32) & 1) == 0) continue;
-    const float logit = std::isnan(logits[i]) ? -std::numeric_limits<float>::infinity() : logits[i];
-    candidates_.push_back({static_cast<int32_t>(i), logit});
-  }
-  require(!candidates_.empty(), "[sampler] no token is allowed");
-  penalise();
+  const size_t n_vocab = counts_.size();
+  require(logits.size() == n_vocab, "[sampler] ", logits.size(), " logits for a vocabulary of ",
+          n_vocab);
+  require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, "[sampler] ", allowed.size(),
+          " words of allowed tokens for a vocabulary of ", n_vocab);
+  require(allows_any(allowed, n_vocab), "[sampler] no token is allowed");
+  read(logits, allowed);
+  penalise(logits, allowed);
+  find_extremes();
+  if (std::isinf(largest_)) make_finite(allowed);
   if (options_.temperature == 0) {
-    return std::max_element(
-               candidates_.begin(), candidates_.end(),
-               [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
-        ->token;
+    size_t at = 0;
+    const auto is_largest = [largest = largest_](float logit) { return logit == largest; };
+    while (!any_in_block(&logits_[at], is_largest)) at += kBlock;
+    while (logits_[at] != largest_) ++at;
+    return static_cast<int32_t>(at);
   }
-  keep_likely();
-  return draw();
+  const size_t k = options_.top_k > 0 ? std::min<size_t>(options_.top_k, n_vocab) : n_vocab;
+  return k <= kMaxSorted ? draw_sorted(k) : draw_bucketed(k);
 }
 
-// Keskar et al., arXiv 1909.05858, section 4.1.
-void Sampler::penalise() {
-  if (recent_.empty()) return;
-  for (auto& [token, logit] : candidates_) {
-    if (counts_[token] == 0) continue;
-    logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allowed) {
+  const size_t whole = logits.size() / kBlock * kBlock;
+  const float* const __restrict in = logits.data();
+  for (size_t at = 0; at < whole; at += kBlock) {
+    const uint32_t mask = allowed.empty() ? ~0u : allowed[at / kBlock];
+    float* const __restrict out = &logits_[at];
+    if (mask == ~0u) {
+      for (size_t i = 0; i < kBlock; ++i) out[i] = number(in[at + i]);
+    } else {
+      std::fill_n(out, kBlock, -kInfinity);
+      for (uint32_t left = mask; left != 0; left &= left - 1) {
+        const int i = std::countr_zero(left);
+        out[i] = number(in[at + i]);
+      }
+    }
+  }
+  for (size_t i = whole; i < logits.size(); ++i) {
+    logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
   }
 }
 
-// Temperature, then top-k, top-p and min-p; leaves the survivors in order, most likely first, and
-// their weights.
-void Sampler::keep_likely() {
-  const auto likelier = [](const Candidate& a, const Candidate& b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+// Keskar et al., arXiv 1909.05858, section 4.1. A token that occurs repeatedly is computed again
+// from its own logit, so it is penalised once.
+void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> allowed) {
+  const auto penalise_one = [&](size_t token) {
+    if (!allows(allowed, token)) return;
+    const float logit = number(logits[token]);
+    logits_[token] = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
   };
-  const size_t k = options_.top_k > 0 ? std::min<size_t>(options_.top_k, candidates_.size())
-                                      : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + k, candidates_.end(), likelier);
-  candidates_.resize(k);
-
-  weights_.clear();
-  const float largest = candidates_.front().logit;
-  float total = 0;
-  for (const Candidate& c : candidates_) {
-    // The largest may be infinite, and infinity less itself is not a number.
-    const float below = c.logit == largest ? 0 : c.logit - largest;
-    weights_.push_back(std::exp(below / options_.temperature));
-    total += weights_.back();
+  if (recent_.size() <= counts_.size()) {
+    for (const int32_t token : recent_) penalise_one(token);
+  } else {
+    for (size_t token = 0; token < counts_.size(); ++token) {
+      if (counts_[token] != 0) penalise_one(token);
+    }
   }
-
-  size_t n = k;
-  if (options_.top_p < 1) {
-    float mass = 0;
-    for (n = 0; n < k && mass < options_.top_p * total; ++n) mass += weights_[n];
-  }
-  while (n > 1 && weights_[n - 1] < options_.min_p) --n;
-  candidates_.resize(std::max<size_t>(n, 1));
-  weights_.resize(candidates_.size());
 }
 
-int32_t Sampler::draw() {
+void Sampler::find_extremes() {
+  constexpr size_t kLanes = 16;  // independent, so that they are vectorised
+  float largest[kLanes];
+  float smallest[kLanes];
+  std::fill_n(largest, kLanes, -kInfinity);
+  std::fill_n(smallest, kLanes, kInfinity);
+  for (size_t at = 0; at < logits_.size(); at += kLanes) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      const float logit = logits_[at + i];
+      const float finite = logit > -kInfinity ? logit : kInfinity;
+      largest[i] = logit > largest[i] ? logit : largest[i];
+      smallest[i] = finite < smallest[i] ? finite : smallest[i];
+    }
+  }
+  largest_ = *std::max_element(largest, largest + kLanes);
+  smallest_ = *std::min_element(smallest, smallest + kLanes);
+}
+
+// The largest logit is infinite: the allowed tokens that have it are equally likely, and the others
+// are never drawn.
+void Sampler::make_finite(std::span<const uint32_t> allowed) {
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    logits_[i] = logits_[i] == largest_ && allows(allowed, i) ? 0 : -kInfinity;
+  }
+  largest_ = smallest_ = 0;
+}
+
+// 53 random bits: the same everywhere, unlike std::uniform_real_distribution.
+double Sampler::random_below(double total) {
+  return static_cast<double>(random_() >> 11) * 0x1p-53 * total;
+}
+
+int32_t Sampler::draw_sorted(size_t k) {
+  size_t n = gather_largest(k);
+  const auto begin = candidates_.begin();
+  std::sort(begin, begin + n, likelier);
   double total = 0;
-  for (float w : weights_) total += w;
-  // 53 random bits: the same everywhere, unlike std::uniform_real_distribution.
-  double left = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
-  size_t last = 0;  // with a chance, should rounding leave something over
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] > 0) last = i;
-    left -= weights_[i];
+  for (size_t i = 0; i < n; ++i) {
+    candidates_[i].weight = weight_of(candidates_[i].logit);
+    total += candidates_[i].weight;
+  }
+  if (options_.top_p < 1) {
+    const double enough = options_.top_p * static_cast<float>(total);
+    double mass = 0;
+    size_t kept = 0;
+    while (kept < n && mass < enough) mass += candidates_[kept++].weight;
+    n = kept;
+  }
+  while (n > 1 && candidates_[n - 1].weight < options_.min_p) --n;
+
+  total = 0;
+  for (size_t i = 0; i < n; ++i) total += candidates_[i].weight;
+  double left = random_below(total);
+  size_t last = 0;  // with a weight, in case rounding leaves something over
+  for (size_t i = 0; i < n; ++i) {
+    if (candidates_[i].weight > 0) last = i;
+    left -= candidates_[i].weight;
     if (left < 0) break;
   }
   return candidates_[last].token;
+}
+
+// Puts the k largest finite logits, unsorted, in front of candidates_; returns how many there are.
+size_t Sampler::gather_largest(size_t k) {
+  const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size());
+  const auto begin = candidates_.begin();
+  size_t n = 0;
+  const auto keep_largest = [&] {
+    std::nth_element(begin, begin + (k - 1), begin + n, likelier);
+    n = k;
+  };
+  float bar = -kInfinity;  // of equal logits the first are kept, so a later one has to be larger
+  for (size_t at = 0; at < logits_.size(); at += kBlock) {
+    if (!any_in_block(&logits_[at], [bar](float logit) { return logit > bar; })) continue;
+    for (size_t i = at; i < at + kBlock; ++i) {
+      if (!(logits_[i] > bar)) continue;
+      candidates_[n++] = {static_cast<int32_t>(i), logits_[i], 0};
+      if (n < room || n <= k) continue;
+      keep_largest();
+      bar = candidates_[k - 1].logit;
+    }
+  }
+  if (n > k) keep_largest();
+  return n;
 }
 
 }  // namespace h2o

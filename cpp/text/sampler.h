@@ -1,6 +1,7 @@
 // Sampler: picks the next token from logits.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <span>
@@ -35,28 +36,66 @@ class Sampler {
   void set_random_state(const std::string& state);
 
   // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
-  // A NaN counts as -infinity.
-  // allowed: a bit for each token that may be chosen; empty: all.
+  // A NaN counts as -infinity. `allowed` is a bit mask of (n_vocab + 31) / 32 words: bit t % 32 of
+  // word t / 32 is set if token t may be chosen; an empty mask allows every token.
+  // Throws InvalidArgument for a wrong size, or if no token is allowed.
   int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
  private:
   struct Candidate {
     int32_t token;
     float logit;
+    float weight;
+  };
+  struct Amount {  // of candidates
+    double mass = 0;
+    int32_t count = 0;
+  };
+  // The least likely candidate that is kept; it is the last one in sorted order.
+  struct Limit {
+    float logit;
+    int32_t token;
   };
 
   void remember(int32_t token);
-  void penalise();
-  void keep_likely();
-  int32_t draw();
+  void read(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void penalise(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void find_extremes();
+  void make_finite(std::span<const uint32_t> allowed);
+
+  double random_below(double total);
+  // Relative to the most likely token.
+  float weight_of(float logit) const { return std::exp((logit - largest_) / options_.temperature); }
+  float weight_if_kept(size_t token, const Limit& limit, float min_weight) const;
+
+  int32_t draw_sorted(size_t k);
+  size_t gather_largest(size_t k);
+
+  int32_t draw_bucketed(size_t k);
+  void fill_buckets();
+  int32_t bucket_below(float distance) const;
+  Limit find_limit(size_t k, int32_t& last_bucket);
+  template <typename Wanted, typename Visit>
+  void for_tokens(Wanted wanted, Visit visit) const;
+  void weigh(int32_t last_bucket, const Limit& limit);
+  size_t gather_bucket(int32_t bucket, const Limit& limit, float min_weight);
+  template <typename Reached>
+  Limit narrow(size_t n, Amount& before, Reached reached);
 
   SamplerOptions options_;
   std::mt19937_64 random_;
-  std::vector<int32_t> recent_;        // ring of the last repeat_last_n tokens, or all of them
-  size_t next_recent_ = 0;             // where the ring goes on
-  std::vector<int32_t> counts_;        // [n_vocab] how often each token is in recent_
-  std::vector<Candidate> candidates_;  // [n_vocab], reused
-  std::vector<float> weights_;         // [n_vocab], reused: exp(logit - largest)
+  std::vector<int32_t> recent_;  // ring of the last repeat_last_n tokens, or each token seen, once
+  size_t next_recent_ = 0;       // where the ring goes on
+  std::vector<int32_t> counts_;  // [n_vocab] how often each token is in recent_
+
+  // Reused by every call. The vocabulary is padded to whole blocks with logits of -infinity.
+  std::vector<float> logits_;
+  std::vector<int16_t> bucket_of_;  // by token
+  std::vector<Amount> buckets_;     // the most likely candidates come first
+  std::vector<Candidate> candidates_;
+  float largest_ = 0;
+  float smallest_ = 0;  // that is finite
+  float bucket_scale_ = 0;
 };
 
 }  // namespace h2o

@@ -26,7 +26,11 @@ def _command(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     example = (command.epilog or "").partition("example:\n")[2]
     yield f"```sh\n{textwrap.dedent(example).strip()}\n```"
     for group in command._action_groups:
-        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
+        actions = [
+            action
+            for action in group._group_actions
+            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
+        ]
         if actions:
             if group.title not in ("positional arguments", "options"):
                 yield f"**{group.title}**"

@@ -17,7 +17,7 @@ from svg import WIDTH, path, picture, rect, text
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy, _core
 from h2o_cpp.measure.inspection import inspect
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 DOCS = Path(__file__).resolve().parents[1]
 LAYER, HEAD = 3, 1  # one that shows it well
@@ -181,7 +181,7 @@ def areas_kept(evicted_at: NDArray[np.int32], n_recent: int) -> dict[str, str]:
 
 def draw_policies(model: _core.Model) -> str:
     """Which positions a head keeps, after each token of a text, by three policies."""
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     with Generator(BUNDLED_MODEL, threads=1) as generator:
         story = "The old man went down to the sea with his son."
         written = generator.generate(story, max_tokens=240, temperature=0, ignore_eos=True)

@@ -18,7 +18,7 @@ class Conversation:
     def __init__(self, generator: Generator, before: Conversation | None = None) -> None:
         """Begin, or go on with what was said to a Generator of the same file.
 
-        Raises ValueError for a chat template that makes no sense.
+        Raises ValueError for an invalid chat template.
         """
         self._generator = generator
         self._template = generator.chat_template() if has_template(generator) else None

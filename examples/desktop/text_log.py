@@ -62,7 +62,7 @@ class TextLog(QTextEdit):
         self._scroll_to_end()
 
     def add(self, text: str) -> None:
-        """Add to the answer; whoever has scrolled up stays there."""
+        """Add to the answer; a reader who has scrolled up stays there."""
         at_end = self._at_end()
         if self._messages:
             text = text.replace("\n", _LINE_SEPARATOR)

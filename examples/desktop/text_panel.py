@@ -25,7 +25,7 @@ class TextPanel(QFrame):
 
     sent = Signal()
     stopped = Signal()
-    anew = Signal()
+    start_over = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -52,7 +52,7 @@ class TextPanel(QFrame):
         self.message.sent.connect(self.sent)
         self.send_button.clicked.connect(self.sent)
         self.stop_button.clicked.connect(self.stopped)
-        self.new_button.clicked.connect(self.anew)
+        self.new_button.clicked.connect(self.start_over)
         self._lay_out()
         self.set_chat(False)
 

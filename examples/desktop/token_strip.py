@@ -144,7 +144,7 @@ class TokenStrip(QAbstractScrollArea):
             painter.drawText(QPointF(box.x, box.line * height + rise), box.text)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
-        """Break the lines anew."""
+        """Break the lines again."""
         self._lay_out_all()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802 - Qt's name

@@ -101,7 +101,7 @@ class Window(QMainWindow):
         self.worker.stop()
         self.text.message.setFocus()  # the button that was pressed is going to be disabled
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget the text."""
         self._ask()
         self.worker.forget()
@@ -201,7 +201,7 @@ class Window(QMainWindow):
         worker.done.connect(self._done)
         text.sent.connect(self.send)
         text.stopped.connect(self.stop)
-        text.anew.connect(self.begin_anew)
+        text.start_over.connect(self.start_over)
         self.cache.budget_chosen.connect(self._change_budget)
         self.picker.activated.connect(self._pick)
         self.open_button.clicked.connect(self._pick_file)

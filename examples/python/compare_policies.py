@@ -9,7 +9,7 @@ from pathlib import Path
 from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.measure.perplexity import measure
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 STORY = """It was late in the evening when the old man came to the house by the sea. He had walked
 all day, and he was tired, and he had not eaten since the morning. The door was open. He went in and
@@ -18,7 +18,7 @@ the fire, and looked at the picture of the ship on the wall, and waited for his 
 
 model = open_model(sys.argv[1] if len(sys.argv) > 1 else BUNDLED_MODEL, device="auto", threads=None)
 text = Path(sys.argv[2]).read_text(encoding="utf-8") if len(sys.argv) > 2 else STORY * 2
-tokenizer = TextTokenizer.of_model(model)
+tokenizer = Tokenizer.of_model(model)
 tokens = tokenizer.encode(text, add_special=False)
 
 for row in measure(

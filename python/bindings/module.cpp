@@ -10,6 +10,11 @@ namespace py = pybind11;
 
 namespace h2o::python {
 
+py::str decoded(std::string_view text) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
+}
+
 py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
   const auto n = std::ssize(entries);
   py::array_t<int32_t> positions(n);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -24,6 +25,9 @@ void register_tokenizer(pybind11::module_& m);
 
 // "original", "rolling" or "auto". Throws InvalidArgument for others.
 Positions positions_named(const std::string& name);
+
+// Text of a file. What is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
+pybind11::str decoded(std::string_view text);
 
 // (positions, scores) as numpy arrays.
 pybind11::tuple kept_arrays(const std::vector<KvEntry>& entries);

@@ -13,12 +13,6 @@ namespace py = pybind11;
 namespace h2o::python {
 namespace {
 
-// Text that is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
-py::str decoded(std::string_view text) {
-  return py::reinterpret_steal<py::str>(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
-}
-
 // Reads scalars and strings one after another from the bytes of a value.
 class Decoder {
  public:

@@ -20,6 +20,7 @@ from h2o_cpp.measure.planner import Plan, plan
 from h2o_cpp.model.bundled import BUNDLED_MODEL
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.tokenizer import Tokenizer
 
 __all__ = [
     "BUNDLED_MODEL",
@@ -42,6 +43,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TokenLogprob",
+    "Tokenizer",
     "__version__",
     "advise",
     "capacity",

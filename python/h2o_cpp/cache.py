@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import INT32_MAX, kv_dtypes, number, thread_count, whole
+from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int, kv_dtypes, thread_count
 from h2o_cpp.model.policy import Policy
 
 _DLPACK_CPU = 1  # kDLCPU
@@ -50,10 +50,10 @@ class Rope:
         ):
             if value not in known:
                 raise ValueError(f"{name}={value!r}, expected {known[0]} or {known[1]}")
-        n_rot = head_dim if self.n_rot is None else whole("n_rot", self.n_rot, 2, head_dim)
+        n_rot = head_dim if self.n_rot is None else check_int("n_rot", self.n_rot, 2, head_dim)
         if n_rot % 2:
             raise ValueError(f"n_rot={n_rot}, expected an even number")
-        if not 0 < number("theta", self.theta) < float("inf"):
+        if not 0 < check_float("theta", self.theta) < float("inf"):
             raise ValueError(f"theta={self.theta!r}, expected a number above 0")
         return _core.Rotary(
             [self.theta ** (-i / n_rot) for i in range(0, n_rot, 2)],
@@ -65,7 +65,7 @@ class Rope:
 class KVCache:
     """One layer's cache, for one sequence or several, running the attention code of the engine.
 
-    Raises ValueError for shapes and policies that make no sense, MemoryError when it does not fit.
+    Raises ValueError for invalid shapes and policies, MemoryError when it does not fit.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class KVCache:
             if policy.budget is None:
                 raise ValueError("KVCache: Policy.full() needs max_tokens")
             max_tokens = min(policy.budget + 1, INT32_MAX)
-        n_sequences = whole("n_sequences", n_sequences, 1)
+        n_sequences = check_int("n_sequences", n_sequences, 1)
         self._policies = [policy] * n_sequences
         self._cache = _core.KvCache(
-            whole("n_heads", n_heads, 1),
-            whole("n_kv_heads", n_kv_heads, 1),
-            whole("head_dim", head_dim, 1),
+            check_int("n_heads", n_heads, 1),
+            check_int("n_kv_heads", n_kv_heads, 1),
+            check_int("head_dim", head_dim, 1),
             policy=policy.core(),
             n_sequences=n_sequences,
-            rotary=None if rope is None else rope.core(whole("head_dim", head_dim, 1)),
-            max_tokens=whole("max_tokens", max_tokens, 1),
+            rotary=None if rope is None else rope.core(check_int("head_dim", head_dim, 1)),
+            max_tokens=check_int("max_tokens", max_tokens, 1),
             **kv_dtypes(kv_dtype),
             device=device,
             threads=thread_count(threads),

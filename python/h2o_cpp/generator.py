@@ -29,13 +29,13 @@ from h2o_cpp.generation.request import (
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -121,7 +121,7 @@ class Generator(Closing):
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too
         self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
         self._seeds = random.Random(seed)
-        self._snapshots = SnapshotCache(whole("snapshot_bytes", snapshot_bytes, 0, None))
+        self._snapshots = SnapshotCache(check_int("snapshot_bytes", snapshot_bytes, 0, None))
 
     def _runtime(self) -> Runtime:
         if self._open is None:
@@ -323,7 +323,7 @@ class Generator(Closing):
         return ChatTemplate(template, self._runtime().tokenizer)
 
     @property
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The file's tokenizer."""
         return self._runtime().tokenizer
 
@@ -409,8 +409,8 @@ class Generator(Closing):
         """Kept positions of a layer and KV head, ascending, and their scores."""
         runtime = self._runtime()
         model, engine = runtime.model, runtime.engine
-        layer = whole("layer", layer, 0, model.n_layers - 1)
-        kv_head = whole("kv_head", kv_head, 0, model.n_kv_heads - 1)
+        layer = check_int("layer", layer, 0, model.n_layers - 1)
+        kv_head = check_int("kv_head", kv_head, 0, model.n_kv_heads - 1)
         return engine.session.kept(layer, kv_head, engine.last_sequence)
 
     def close(self) -> None:

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "capi_rig.h"
-#include "text/sampler.h"
 #include "session_rig.h"
+#include "text/sampler.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace h2o {

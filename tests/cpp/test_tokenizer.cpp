@@ -1,5 +1,5 @@
-// The parts of the tokenizer. That it gives the tokens of the Python one, and so those of Hugging
-// Face, sentencepiece and llama.cpp, tests/python/test_core_tokenizer.py checks.
+// The parts of the tokenizer. That its tokens are those of Hugging Face, sentencepiece and
+// llama.cpp tests/python/test_tokenizer_originals.py checks.
 #include <doctest/doctest.h>
 
 #include "core/error.h"
@@ -104,7 +104,7 @@ TEST_CASE_FIXTURE(Bundled, "special tokens are read where that is asked for") {
   CHECK(tokenizer.has_text(spelled));
 }
 
-TEST_CASE_FIXTURE(Bundled, "what is no text or no token is refused") {
+TEST_CASE_FIXTURE(Bundled, "invalid text and tokens are refused") {
   CHECK_THROWS_AS(tokenizer.encode("\xff", kPlain), InvalidArgument);
   CHECK_THROWS_AS(tokenizer.encode("a\xed\xa0\x80", kPlain), InvalidArgument);
   for (const int32_t token : {-1, 4096, INT32_MAX, INT32_MIN}) {

@@ -15,9 +15,10 @@ import atheris
 
 with atheris.instrument_imports(include=["h2o_cpp"]):
     import h2o_cpp
-    from h2o_cpp import _core, chat_template
+    from h2o_cpp import _core
+    from h2o_cpp.model import chat_template, jinja_template
 
-chat_template._MAX_SECONDS = 1.0
+jinja_template._MAX_SECONDS = 1.0
 GENERATOR = h2o_cpp.Generator(h2o_cpp.BUNDLED_MODEL, n_ctx=64, hh=16, threads=1)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
 

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from h2o_cpp import Generator, _core
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.background import greedy
+from support.needs import CUDA, SHARED
+from support.random_search import load_profile
 from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+pytest_plugins = ["support.not_collected"]
+load_profile()
 
 # A shell's background job ignores it, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
-# `device` run on a GPU too.
-if os.environ.get("H2O_TEST_DEVICE") != "cuda":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-
-@pytest.fixture(scope="session", params=["cpu", "cuda"])
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])
 def device(request: pytest.FixtureRequest) -> str:
     """What to compute on."""
     name: str = request.param
-    if name == "cuda" and _core.cuda_device_count() == 0:
-        pytest.skip("no CUDA device, no CUDA in this build, or not H2O_TEST_DEVICE=cuda")
     return name
 
 
@@ -69,13 +62,13 @@ def model(tiny_opt: Path) -> _core.Model:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(model: _core.Model) -> TextTokenizer:
+def tokenizer(model: _core.Model) -> Tokenizer:
     """Its tokenizer."""
-    return TextTokenizer.of_model(model)
+    return Tokenizer.of_model(model)
 
 
 @pytest.fixture(scope="session")
-def tokens(tokenizer: TextTokenizer) -> list[int]:
+def tokens(tokenizer: Tokenizer) -> list[int]:
     """Of TEXT."""
     return tokenizer.encode(TEXT)
 
@@ -95,7 +88,4 @@ def llama_model(llama: Path) -> _core.Model:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Checkpoints and texts too large for the repository, where they are to be had."""
-    path = Path(os.environ.get("H2O_SHARED", ROOT.parent / "shared"))
-    if not path.is_dir():
-        pytest.skip("no shared models and texts beside the project (H2O_SHARED)")
-    return path
+    return SHARED

@@ -22,6 +22,7 @@ from h2o_cpp.measure.analysis.cooccurrence import associate, cooccurrences, spea
 from h2o_cpp.measure.analysis.power_law import power_law, ranked
 from h2o_cpp.measure.analysis.report import REMOVALS, Report
 from h2o_cpp.measure.analysis.sparsity import sparsity
+from support.needs import packages
 from support.scripted_opt import Gguf, Tensor, scripted_opt
 
 N = 32  # tokens of a text
@@ -88,9 +89,10 @@ def test_one_heavy_hitter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_gqa2_tied", "opt"])
+@packages("torch", "transformers")
 def test_rows_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    import torch
+
     from h2o_cpp.convert import convert
     from support.random_models import RECIPES, make_model, random_tokens, save_checkpoint
 
@@ -192,8 +194,8 @@ def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < log(full["perplexity"]) < log(4096)
 
 
+@packages("matplotlib")
 def test_command_draws(tiny_opt: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 9, encoding="utf-8")
     arguments = ["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "40"]
     assert main([*arguments, "--plot", str(tmp_path / "o.png")]) == 0
@@ -213,5 +215,5 @@ def test_command_refuses(
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
     assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt")]) == 1
     assert "the text has 5 tokens, expected at least 20" in capsys.readouterr().err
-    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "0"]) == 1
-    assert "max_tokens=0" in capsys.readouterr().err
+    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "0"]) == 1
+    assert "text_tokens=0" in capsys.readouterr().err

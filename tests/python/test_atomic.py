@@ -44,7 +44,7 @@ def test_no_space(tmp_path: Path) -> None:
 def test_a_short_write(tmp_path: Path) -> None:
     """As numpy reports it."""
     error = fail(tmp_path / "out", OSError("4096 requested and 0 written"))
-    assert str(error) == f"{tmp_path / 'out'}: could not be written whole; is space left?"
+    assert str(error) == f"{tmp_path / 'out'}: could not be completed; is the disk full?"
 
 
 def test_the_temporary_name_is_private(tmp_path: Path) -> None:

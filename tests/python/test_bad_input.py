@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator
+from support.random_search import examples
 from support.scripted_opt import ARRAY, F16, STRING, U32, Gguf, f32, scripted_opt, string, u32
 
 SCRIPT = list(b"hello")
@@ -289,7 +290,7 @@ class TestTensors:
         assert str(error.value).isprintable()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Some bytes of the header, metadata and tensor list are others: it works or it says why."""

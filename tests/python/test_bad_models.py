@@ -1,4 +1,4 @@
-"""GGUF files that are well formed, and hold a model that makes no sense."""
+"""GGUF files that are well formed, and hold an invalid model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, KVCache, Policy, _core
+from support.needs import LINUX
 
 N_EMBD, HEAD_DIM = 48, 12  # of tests/data/golden/llama_gqa2_tied.gguf
 
@@ -134,7 +135,7 @@ def test_arguments_of_the_core() -> None:
         )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits are enforced on Linux")
+@LINUX  # which enforces limits
 def test_threads_that_cannot_be_started(tiny_opt: Path) -> None:
     """An exception, and the process lives."""
     program = f"""

@@ -1,4 +1,4 @@
-"""Paths, options, prompts and tokens that make no sense: one clear error each."""
+"""Paths, options, prompts and tokens that are invalid: one clear error each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, KVCache, Policy
+from support.needs import LINUX, PLAIN_MEMORY, needs
 from support.scripted_opt import scripted_opt, strings
 
 
@@ -34,15 +35,13 @@ class TestPaths:
             Generator(tmp_path)
         assert str(error.value).startswith(f"{tmp_path}: ")
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+    @needs("named pipes", hasattr(os, "mkfifo"))
     def test_named_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(OSError, match="pipe"):
             Generator(tmp_path / "pipe")
 
-    @pytest.mark.skipif(
-        not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read anything"
-    )
+    @needs("a user other than root", hasattr(os, "geteuid") and os.geteuid() != 0)
     def test_forbidden(self, tmp_path: Path) -> None:
         path = scripted_opt([]).write(tmp_path / "secret.gguf")
         path.chmod(0)
@@ -57,7 +56,7 @@ class TestPaths:
         with pytest.raises(ValueError, match=re.escape(path.name)):
             Generator(path)
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode")
+    @LINUX  # elsewhere names of files are Unicode
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
         path = tmp_path / os.fsdecode(b"\xff.gguf")
         with pytest.raises(FileNotFoundError) as missing:
@@ -265,8 +264,8 @@ class TestMemory:
         with pytest.raises(MemoryError, match=r"bytes|memory"):
             KVCache(1024, 1024, 2**20, Policy.full(), max_tokens=2**31 - 1)
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="limits are enforced on Linux")
-    @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan maps terabytes")
+    @LINUX  # which enforces limits
+    @PLAIN_MEMORY
     def test_a_generator_that_does_not_fit(self, tiny_opt: Path) -> None:
         """Its cache of 19 MB is more than is left, and the error says so; a smaller one works."""
         program = f"""

@@ -18,6 +18,7 @@ from h2o_bench.records import Record, Results
 from h2o_bench.report import render, values_of
 from h2o_bench.sections import QUICK, Bench, measure_contexts, measure_speed
 from h2o_bench.shapes import SHAPES
+from support.needs import packages
 from test_bench_synthetic import small
 
 
@@ -38,7 +39,7 @@ def test_an_engine_answers() -> None:
         assert len(answer.seconds) == 1
         assert answer.seconds[0] > 0
         assert answer.peak_rss_bytes > 1 << 20
-        for context in (11, 20, 5):  # goes on, reads more, begins anew
+        for context in (11, 20, 5):  # goes on, reads more, starts again
             assert len(engine.decode(context, 3).seconds) == 3
 
 
@@ -199,8 +200,8 @@ def test_page_of_scores_and_start() -> None:
     assert "The wheel has 3.00 MiB." in page
 
 
+@packages("matplotlib")
 def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     plot_contexts(values_of(context_records(), 2), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 

@@ -15,6 +15,7 @@ from h2o_cpp import Generator, _core
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.quantize import quantize
 from support.llama_gguf import types
+from support.needs import packages
 
 # Parameters of the published checkpoints. OPT's has two rows of positions that are never used.
 PARAMETERS = {
@@ -106,8 +107,10 @@ def test_tokenizer_round_trip(tmp_path: Path) -> None:
         assert all(token < N_SPECIAL for token in generator.tokenize("")) or not tokens
 
 
+@packages("llama_cpp")
 def test_llama_cpp_reads_them_alike(tmp_path: Path) -> None:
-    llama_cpp: Any = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    import llama_cpp
+
     for shape in ("TinyLlama-1.1B", "Pythia-410M"):
         path = tmp_path / f"{shape}.gguf"
         write_model(path, small(shape), "Q8_0")

@@ -10,6 +10,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.c_library import CSession
+from support.needs import needs
 
 PROMPT = "It was the best of times: naïve, 🦙 and dark. " * 20
 OPTIONS: dict[str, Any] = {
@@ -21,14 +22,13 @@ OPTIONS: dict[str, Any] = {
     "repeat_last_n": 64,
 }
 
+pytestmark = needs("the C library (H2O_LIBRARY)", "H2O_LIBRARY" in os.environ)
+
 
 @pytest.fixture
 def library() -> Path:
     """libh2o.so, where somebody says what it is called."""
-    path = os.environ.get("H2O_LIBRARY")
-    if path is None:
-        pytest.skip("no C library (H2O_LIBRARY)")
-    return Path(path).resolve()
+    return Path(os.environ["H2O_LIBRARY"]).resolve()
 
 
 @pytest.mark.parametrize("hh", [None, 0.05, 100])

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from h2o_cpp import KVCache, Policy
+from support.needs import packages
 
 _CPU, _CUDA = 1, 2  # kDLCPU, kDLCUDA
 
@@ -44,8 +45,10 @@ def test_other_arrays(device: int) -> None:
         assert [other.asked for other in others] == [[(_CPU, 0) if device == _CUDA else None]] * 3
 
 
+@packages("torch")
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     cache = KVCache(n_heads=1, n_kv_heads=1, head_dim=4, policy=Policy.window(2), device="cpu")
     row = torch.ones(1, 1, 4)
     np.testing.assert_array_equal(cache.attend(row, row, row), np.ones((1, 1, 4)))

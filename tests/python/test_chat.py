@@ -238,7 +238,7 @@ class TestCommand:
         assert (status, out) == (1, "Hello!\n.\n")
         assert [line[:6] for line in err.splitlines()] == ["[promp", "error:", "[promp"]
         assert "n_ctx is 72" in err
-        assert "say less, or /reset to begin anew" in err
+        assert "send a shorter message, or /reset" in err
 
     def test_goes_on_after_a_refusal(self, tiny_opt: Path, run: Run) -> None:
         template = "{% if messages[-1].content == 'a' %}{{ raise_exception('No a') }}{% endif %}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import pty
@@ -21,6 +22,7 @@ from h2o_cpp.chat import Chat as _Chat
 from h2o_cpp.cli import main
 from h2o_cpp.cli.conversation import COMMANDS
 from support.chatty import script, turn
+from support.needs import needs
 
 Converse = Callable[..., tuple[int, str, str]]
 
@@ -57,10 +59,10 @@ def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/etc/passwd", "/etc/passwd is no command; /help lists them"),
-        ("/", "/ is no command"),
-        ("/Exit", "/Exit is no command"),
-        ("/stats now", "/stats takes nothing, got 'now'"),
+        ("/etc/passwd", "/etc/passwd is not a command (/help lists them)"),
+        ("/", "/ is not a command"),
+        ("/Exit", "/Exit is not a command"),
+        ("/stats now", "/stats takes no argument, got 'now'"),
         ("/save", "expected /save FILE"),
         ("/save nowhere/talk", "nowhere: no such directory"),
         ("/load nowhere", "nowhere"),
@@ -86,7 +88,7 @@ def test_before_anything_is_said(converse: Converse) -> None:
     status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
     assert status == 1
     assert err.splitlines()[0] == "error: the conversation has not begun"
-    assert err.splitlines()[1] == "error: nothing has been said"
+    assert err.splitlines()[1] == "error: the conversation is empty"
     assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
 
 
@@ -205,9 +207,9 @@ def terminal(*arguments: str, state: Path) -> Iterator[Terminal]:
         os.close(ours)
 
 
+@needs("readline", importlib.util.find_spec("readline") is not None)
 def test_terminal(tmp_path: Path) -> None:
     """Lines of one conversation are there in the next; Ctrl-C takes a line back; Tab completes."""
-    pytest.importorskip("readline")
     model = str(script(tmp_path, {"Hi": "Hello!"}))
     history = tmp_path / "state" / "h2o-cpp" / "history"
     with terminal("-m", model, state=tmp_path / "state") as first:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from h2o_cpp.model import chat_template
+from h2o_cpp.model import jinja_template
 from h2o_cpp.model.chat_template import ChatTemplate
-from h2o_cpp.tokenizer import TextTokenizer
 from support.chatty import CHATML, user
 from support.vocabularies import byte_pairs, sentence_pieces
+from support.vocabularies import tokenizer_of as tokenizer
 
 LLAMA_2 = """{% if messages[0]['role'] == 'system' %}
 {% set loop_messages = messages[1:] %}{% set system = messages[0]['content'] %}
@@ -56,10 +56,6 @@ CONVERSATION = [
     {"role": "assistant", "content": "ab."},
     {"role": "user", "content": "a\nb"},
 ]
-
-
-def tokenizer(metadata: dict[str, Any]) -> TextTokenizer:
-    return TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +172,7 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            ("{% for %}", "is no Jinja2 template"),
+            ("{% for %}", "is not valid Jinja2"),
             ("{{ raise_exception('No system, please') }}", "No system, please"),
             ("{{ messages[5].content + 'a' }}", "refuses these messages"),
             ("{{ messages[0].content + 1 }}", "refuses these messages"),
@@ -210,7 +206,7 @@ class TestTemplates:
         ],
     )
     def test_that_never_end(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chat_template, "_MAX_SECONDS", 0.1)
+        monkeypatch.setattr(jinja_template, "_MAX_SECONDS", 0.1)
         with pytest.raises(ValueError, match=r"takes more than 0\.1 seconds"):
             self.render(source)
 

@@ -71,7 +71,7 @@ def test_run_reads_the_prompt_from_a_file(
     (tmp_path / "prompt.txt").write_bytes(b"caf\xe9")
     assert main(["run", "-f", str(tmp_path / "prompt.txt")]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: no UTF-8 text")
+    assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: not UTF-8 text")
 
 
 def test_short_options_and_those_of_repeats(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,10 +166,19 @@ def test_errors_are_one_line(
     [
         ([], "COMMAND"),
         (["jump"], "jump"),
-        (["run"], "one of the arguments PROMPT -f/--file is required"),
+        (["run"], "one of the arguments PROMPT -p/--prompt -f/--file is required"),
         (["run", PROMPT, "-f", "prompt.txt"], "not allowed with"),
         (["run", PROMPT, "--hh", "lots"], "expected a fraction such as 0.2 or a number of tokens"),
-        (["run", PROMPT, "--temp", "0"], "unrecognized arguments: --temp"),
+        (["run", PROMPT, "--temprature", "0"], "--temprature; did you mean --temperature?"),
+        (["rnu", PROMPT], "; did you mean run?"),
+        (["run", "The", "old", "man"], "got 'old man' too: put it in quotes"),
+        (["run", PROMPT, "-p", PROMPT], "not allowed with"),
+        (["perplexity", "-m", "a"], "required: FILE"),
+        (["info"], "required: MODEL"),
+        (
+            ["run", PROMPT, "-c", "x"],
+            "argument -c/--n-ctx/--ctx-size: expected an integer, got 'x'",
+        ),
         (["--vers"], "COMMAND"),
         (["perplexity", "a", "b", "--budget", "0.1,x"], "expected fractions such as 0.1,0.2"),
     ],
@@ -184,6 +193,37 @@ def test_usage_errors_exit_2(
     assert message in err
 
 
+def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of stderr."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_model_instead_of_a_prompt(
+    tmp_path: Path, tiny_opt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not continued as a text, unless --prompt or --model say that it is one."""
+    file = tmp_path / "stories.gguf"
+    file.symlink_to(tiny_opt)
+    for command in ("run", "inspect"):
+        for model in (str(file), str(tmp_path), "hf://org/name"):
+            for more in ([], ["The old man"]):
+                error = usage_error(command, model, *more, capsys=capsys)
+                assert f'h2o-cpp {command} -m {model} "..."' in error
+    for arguments in (["-p", str(file)], [str(file), "-m", str(tiny_opt)], ["none.gguf"]):
+        assert main(["run", *arguments, "-n", "1"]) == 0
+        assert ".gguf" in capsys.readouterr().out
+
+
+def test_a_prompt_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for arguments in ([PROMPT], ["-p", PROMPT], ["--prompt", PROMPT]):
+        assert main(["run", *arguments, "-n", "9", "-s", "1", "-t", "1"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert len(set(outputs)) == 1
+
+
 @pytest.mark.parametrize("command", ["run", "chat", "perplexity", "advise", "quantize", "convert"])
 def test_help_has_the_default_of_every_option(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -194,7 +234,9 @@ def test_help_has_the_default_of_every_option(
     entries = re.split(r"\n  (?=-)", capsys.readouterr().out)[1:]
     assert len(entries) > 2
     for entry in entries:
-        assert "(default" in entry or "--help" in entry or "--file" in entry
+        assert (
+            "(default" in entry or "--help" in entry or "as an option" in entry or "--file" in entry
+        )
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

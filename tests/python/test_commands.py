@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 
 from h2o_cpp import BUNDLED_MODEL, Generator, Stream
 from h2o_cpp.cli import _GROUPS, main
-from h2o_cpp.cli.marks import color_wanted
+from h2o_cpp.cli.token_colors import color_wanted
+from support.needs import programs
 from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def test_help_lists_every_module(
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
             assert f"| `{name}` | {summary} |" in page
     assert max(map(len, text.splitlines())) <= 80
-    assert text.index("write texts:") < text.index("  run ") < text.index("model files:")
+    assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
     assert re.search(r"exit status:\n  0 +done\n  1 .*\n  2 .*\n  130 ", text)
 
 
@@ -66,21 +66,23 @@ def test_examples_are_valid(
 class TestCompletion:
     @pytest.fixture
     def scripts(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-        pytest.importorskip("shtab")
         for shell in ("bash", "zsh", "fish"):
             assert main(["completion", shell]) == 0
             (tmp_path / shell).write_text(capsys.readouterr().out)
         return tmp_path
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-    def test_scripts_are_valid(self, scripts: Path, shell: str) -> None:
+    def test_scripts_have_the_commands(self, scripts: Path, shell: str) -> None:
         text = (scripts / shell).read_text()
         assert all(name in text for name in COMMANDS)
-        if shutil.which(shell) is None:
-            pytest.skip(f"no {shell} here to read it")
+
+    @pytest.mark.parametrize(
+        "shell", [pytest.param(name, marks=programs(name)) for name in ("bash", "zsh", "fish")]
+    )
+    def test_shells_read_them(self, scripts: Path, shell: str) -> None:
         subprocess.run([shell, "-n", str(scripts / shell)], check=True)
 
-    @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+    @programs("bash")
     @pytest.mark.parametrize(
         ("typed", "expected"),
         [("ad", "advise"), ("advise --lo", "--loss"), ("completion z", "zsh"), ("info ./m", "./m")],

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, LlamaFileType
 from gguf.quants import dequantize, quantize
 
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
+from h2o_cpp.convert.tensors import PlannedTensor
+from support.needs import packages
 from support.opt_checkpoint import (
     CONFIG,
     MERGES,
@@ -145,8 +147,10 @@ def test_shards(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["zip", "legacy", "bf16", "sharded"])
+@packages("torch")
 def test_pytorch_files(checkpoint: Path, tmp_path: Path, layout: str) -> None:
-    torch = pytest.importorskip("torch", reason="reads pytorch_model.bin")
+    import torch
+
     convert(checkpoint, tmp_path / "safetensors.gguf")
     (checkpoint / "model.safetensors").unlink()
     dtype = torch.bfloat16 if layout == "bf16" else torch.float32
@@ -213,14 +217,14 @@ def test_an_interrupt_leaves_what_was_there(
 ) -> None:
     listings: list[list[Path]] = []
 
-    def fail_at_the_third(writer: GGUFWriter, tensor: Array) -> None:
+    def fail_at_the_third(tensor: PlannedTensor) -> Array:
         listings.append(list(output.parent.iterdir()))
         if len(listings) == 3:
             raise error
-        write_tensor_data(writer, tensor)
+        return encode(tensor)
 
-    write_tensor_data = GGUFWriter.write_tensor_data
-    monkeypatch.setattr(GGUFWriter, "write_tensor_data", fail_at_the_third)
+    encode = PlannedTensor.encode
+    monkeypatch.setattr(PlannedTensor, "encode", fail_at_the_third)
     output = tmp_path / "out" / "model.gguf"
     output.parent.mkdir()
     if old is not None:
@@ -264,7 +268,7 @@ def test_command_line(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(GGUFWriter, "write_tensor_data", interrupt)
+    monkeypatch.setattr(PlannedTensor, "encode", interrupt)
     assert main(["convert", str(checkpoint), "-o", "never.gguf"]) == 130
     assert not (tmp_path / "never.gguf").exists()
 

@@ -14,6 +14,7 @@ from gguf.quants import dequantize, quantize
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.gptneox import grouped_by_projection
 from h2o_cpp.convert.llama import pairs_from_halves
+from support.needs import packages
 from support.opt_checkpoint import (
     TOKENS,
     Array,
@@ -179,8 +180,10 @@ def test_buffers_of_old_checkpoints_are_ignored(
     assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes()
 
 
+@packages("torch")
 def test_buffers_of_old_pytorch_files_are_ignored(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="reads pytorch_model.bin")
+    import torch
+
     weights = make_checkpoint(tmp_path, "gptneox")
     convert(tmp_path, tmp_path / "new.gguf")
     state = {name: torch.tensor(values) for name, values in weights.items()}

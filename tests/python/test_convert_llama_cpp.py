@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from h2o_cpp.convert import convert
+from support.needs import packages
 from support.opt_checkpoint import write_json, write_safetensors
 from support.random_models import (
     RECIPES,
@@ -37,8 +39,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("opt")])
+@packages("transformers")
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("transformers", reason="the reference")
     model = make_model(RECIPES[name], seed=3)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
@@ -129,8 +131,7 @@ def test_trained_tokens(
 
 
 def sentencepiece_encoder(model: Path) -> Encode:
-    sentencepiece = pytest.importorskip("sentencepiece", reason="the reference")
-    processor = sentencepiece.SentencePieceProcessor(str(model))
+    processor = SentencePieceProcessor(str(model))
     return lambda text: list(processor.Encode(text)) if text else []
 
 

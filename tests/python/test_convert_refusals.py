@@ -10,6 +10,7 @@ import pytest
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
 from support import rotary_checkpoint
+from support.needs import packages
 from support.opt_checkpoint import (
     CONFIG,
     MERGES,
@@ -50,8 +51,10 @@ class Exploit:
         return (Path.touch, (self.path,))
 
 
+@packages("torch")
 def test_pytorch_files_of_something_else(checkpoint: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="reads pytorch_model.bin")
+    import torch
+
     (checkpoint / "model.safetensors").unlink()
     weights = checkpoint / "pytorch_model.bin"
     exploit = Exploit(tmp_path / "exploited")

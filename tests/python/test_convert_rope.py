@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from h2o_cpp.convert import convert
+from support.needs import packages
 from support.opt_checkpoint import read_tensors
 from support.rotary_checkpoint import METADATA, make_checkpoint, model_metadata
 
@@ -101,8 +102,9 @@ def test_llama_3_scaling_is_a_tensor(tmp_path: Path, key: str) -> None:
             assert divisor == pytest.approx(1 / ((1 - smooth) / 8 + smooth), rel=1e-6)
 
 
+@packages("torch", "transformers")
 def test_llama_3_scaling_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="computes the same frequencies")
+    import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = LLAMA3_ROPE | {"rope_theta": 500000.0}

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sentencepiece import SentencePieceProcessor
 
 from support.opt_checkpoint import read_metadata, write_json
 from support.tokenizer_files import (
@@ -19,6 +20,7 @@ from support.tokenizer_files import (
     PREPEND,
     REPLACE,
     TEXTS,
+    TRAINER,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -98,15 +100,14 @@ def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
         (b"", "not every byte has a token"),
         (b"not a model", "not a readable SentencePiece model"),
         (encode_model()[:-1], "not a readable SentencePiece model"),
-        (encode_model(trainer={3: 1}), "it is no BPE model"),
-        (encode_model(trainer={}), "it is no BPE model"),
+        (encode_model(trainer={3: 1}), "it is not a BPE model"),
+        (encode_model(trainer={}), "it is not a BPE model"),
         (encode_model(trainer={3: 2, 24: 1}), "it puts spaces at the ends of words"),
         (encode_model(normalizer={2: b"\1"}), "it normalises characters"),
         (encode_model(normalizer={5: 0}), "it keeps spaces"),
         (encode_model(PIECES[:200]), "not every byte has a token"),
         (encode_model([*PIECES, ("a", 0.0, NORMAL)]), "two pieces are the same"),
-        (encode_model([*PIECES, ("b", 0.0, 7)]), "not a readable SentencePiece model"),
-        (encode_model() + encode_field(1, 5), "not a readable SentencePiece model"),
+        (encode_model() + encode_field(2, 5) + b"\x0a", "not a readable SentencePiece model"),
         (encode_model() + encode_field(1, b"\x0a\x01\xff"), "not a readable SentencePiece model"),
     ],
 )
@@ -114,6 +115,23 @@ def test_other_models_are_refused(tmp_path: Path, data: bytes, message: str) -> 
     write_tokenizer_model(tmp_path, data if data != b"" else encode_field(2, b"\x18\x02"))
     with pytest.raises(ValueError, match=rf"tokenizer\.model: {message}"):
         read_tokens(tmp_path, len(PIECES))
+
+
+@pytest.mark.parametrize("field", [encode_field(99, 1), encode_field(1, 5)])
+def test_unknown_fields_are_skipped(tmp_path: Path, field: bytes) -> None:
+    """Fields that are new, or of another type: sentencepiece skips them too."""
+    data = encode_model(trainer=TRAINER | {35: 1}) + field
+    write_tokenizer_model(tmp_path, data)
+    assert read_tokens(tmp_path, len(PIECES)).types == [kind for _, _, kind in PIECES]
+    assert SentencePieceProcessor(model_proto=data).GetPieceSize() == len(PIECES)
+
+
+def test_unknown_types_are_normal(tmp_path: Path) -> None:
+    """As in sentencepiece."""
+    data = encode_model([*PIECES, ("b", 0.0, 7)], TRAINER | {35: 1})
+    write_tokenizer_model(tmp_path, data)
+    assert read_tokens(tmp_path, len(PIECES) + 1).types[-1] == NORMAL
+    assert SentencePieceProcessor(model_proto=data).encode("b", out_type=str)[-1] == "b"
 
 
 def test_damaged_models_are_refused_or_read(tmp_path: Path) -> None:
@@ -195,9 +213,8 @@ def test_llama_2(shared: Path) -> None:
 
 
 def test_sentencepiece_agrees(shared: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece", reason="reads the same files")
     for path in (shared / "tokenizers" / "llama2", shared / "models" / "stories260K"):
-        processor = sentencepiece.SentencePieceProcessor(str(path / "tokenizer.model"))
+        processor = SentencePieceProcessor(str(path / "tokenizer.model"))
         size = processor.vocab_size()
         vocabulary = read_tokens(path, size)
         assert vocabulary.tokens == [processor.IdToPiece(i) for i in range(size)]

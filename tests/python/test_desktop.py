@@ -15,6 +15,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import script
+from support.needs import needs
 
 pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library that Qt needs
 
@@ -363,7 +364,7 @@ def over(colour: QColor, share: float, below: QColor) -> QColor:
     )
 
 
-@pytest.mark.skipif("H2O_SCREENSHOTS" not in os.environ, reason="no H2O_SCREENSHOTS")
+@needs("a directory for pictures (H2O_SCREENSHOTS)", "H2O_SCREENSHOTS" in os.environ)
 def test_picture(open_window: Open) -> None:
     window = open_window(n=150)
     window.resize(1100, 720)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,18 +17,18 @@ import pytest
 from h2o_cpp import Generator
 from support import desktop_window  # noqa: F401 - skips where Qt does not work
 from support.background import PATIENCE
+from support.needs import programs
 
 HERE = Path(__file__).parent
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
 CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # as the window has it
 
+pytestmark = programs("Xvfb", "xdotool")
+
 
 @pytest.fixture(scope="module")
 def display() -> Iterator[str]:
     """An X server, by its name."""
-    for program in ("Xvfb", "xdotool"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} on the PATH")
     reading, writing = os.pipe()
     command = ["Xvfb", "-displayfd", str(writing), "-screen", "0", "1200x800x24"]
     with subprocess.Popen(
@@ -68,8 +67,7 @@ class Screen:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         line = self.process.stdout.readline()
-        if not line and "platform plugin" in (message := self.process.stderr.read()):
-            pytest.skip(f"Qt lacks a library of X: {message.partition(chr(10))[0]}")
+        assert line, self.process.stderr.read()  # Qt may lack a library of X
         self.state = json.loads(line)
         self.hands("windowfocus", "--sync", self.state["window"])
 

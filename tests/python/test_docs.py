@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from h2o_cpp.cli import _GROUPS
+from support.needs import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
@@ -137,9 +138,9 @@ def test_command_reference() -> None:
 
 
 @pytest.mark.usefixtures("site")
+@packages("fastapi")
 def test_server_reference() -> None:
     """Every endpoint and object is there."""
-    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
     from endpoints import server_reference  # type: ignore[import-not-found]
 
     page = server_reference()
@@ -151,8 +152,8 @@ def test_server_reference() -> None:
 
 
 @pytest.mark.usefixtures("site")
+@packages("griffe")
 def test_docstrings_become_lists() -> None:
-    pytest.importorskip("griffe", reason="the extra `docs` is not installed")
     from docstrings import as_markdown  # type: ignore[import-not-found]
 
     assert as_markdown("Do it.\n\nfile: where,\n    or not.\na=1, b: two.\n\nRaises: never.") == (
@@ -160,10 +161,9 @@ def test_docstrings_become_lists() -> None:
     )
 
 
+@packages("mkdocs", "material", "mkdocstrings_handlers", "fastapi")
 def test_site(tmp_path: Path) -> None:
     """It builds without a warning, and no page loads anything from elsewhere."""
-    for name in ("mkdocs", "material", "mkdocstrings_handlers.python", "fastapi"):
-        pytest.importorskip(name, reason="the extra `docs` is not installed")
     out = tmp_path / "site"
     run = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out],

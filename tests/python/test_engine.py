@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from h2o_cpp.generation.continuation import Continuation
+from h2o_cpp.generation.scheduler import Scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from h2o_cpp import Generator, Policy
-from h2o_cpp.generation.continuation import Continuation
 from h2o_cpp.generation.request import make_request
-from h2o_cpp.generation.scheduler import Scheduler
 from h2o_cpp.model.policy import POLICIES, named_policy
+from support.random_search import examples
 
 MODELS = ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"]
 N_CTX = 40  # as the golden models are trained
@@ -206,7 +207,7 @@ class Serving(RuleBasedStateMachine):
         self.generator.close()
 
 
-Serving.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+Serving.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
 TestServing = Serving.TestCase
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from h2o_cpp.generation.places import Places
 
 from h2o_cpp import Completion, Engine, Generator, Policy
-from h2o_cpp.generation.places import Places
 from support.background import PATIENCE, PROMPT, Background
 
 FOREVER: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}

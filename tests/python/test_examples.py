@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import BUNDLED_MODEL, capacity
+from support.needs import packages
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "python" / "what_it_keeps.ipynb"
@@ -104,14 +105,17 @@ class TestNotebook:
         assert all(line.endswith("#" * 15) and "." in line for line in maps)
         assert re.search(r"^advice: hh=0\.\d+, policy='(h2o|mean)'$", out, re.MULTILINE)
 
+    @packages("nbformat")
     def test_is_valid(self) -> None:
-        nbformat = pytest.importorskip("nbformat")
+        import nbformat
+
         nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
 
+    @packages("nbformat", "nbclient", "ipykernel")
     def test_in_a_kernel(self) -> None:
-        nbformat = pytest.importorskip("nbformat")
-        nbclient = pytest.importorskip("nbclient")
-        pytest.importorskip("ipykernel")
+        import nbclient
+        import nbformat
+
         notebook = nbformat.read(NOTEBOOK, as_version=4)
         nbclient.NotebookClient(notebook, timeout=120).execute()
         assert all(cell.outputs for cell in notebook.cells[1:2])

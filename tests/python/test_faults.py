@@ -78,7 +78,7 @@ def test_no_space_left(name: str, work: Path, tmp_path: Path) -> None:
         writers(work)[name](output), preexec_fn=limit, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "File too large" in done.stderr or "is space left?" in done.stderr
+    assert "File too large" in done.stderr or "is the disk full?" in done.stderr
     if name != "save":  # whose program does not catch it
         assert "Traceback" not in done.stderr
         [line] = [line for line in done.stderr.splitlines() if "error: " in line]

@@ -69,7 +69,7 @@ def test_each_line_as_if_it_were_alone(
                 "completion_tokens": alone.completion_tokens,
             }
     n_tokens = sum(line["completion_tokens"] for line in lines.values())
-    assert f"[25 texts written, 0 were there, 0 bad lines | {n_tokens} tokens, " in err
+    assert f"[25 outputs written, 0 already done, 0 bad lines | {n_tokens} tokens, " in err
 
 
 @pytest.mark.parametrize("at_once", [["--max-sequences", "1"], ["--memory", "20MiB"]])
@@ -107,7 +107,7 @@ def test_bad_lines_are_reported_and_passed_over(
         *reports, summary = capsys.readouterr().err.splitlines()
         numbers = [int(line.removeprefix(f"{prompts}:").split(":")[0]) for line in reports]
         assert numbers == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-        counts = f"[{n_written} texts written, {n_found} were there, 10 bad lines | "
+        counts = f"[{n_written} outputs written, {n_found} already done, 10 bad lines | "
         assert summary.startswith(counts)
         lines = read(output)
         assert sorted(lines) == [0, 12]

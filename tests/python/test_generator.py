@@ -16,12 +16,7 @@ from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Po
 from h2o_cpp.measure.machine import rss_bytes
 from support.background import PROMPT
 from support.generating import generate
-
-# AddressSanitizer keeps freed memory for a while, to find uses of it.
-frees_at_once = pytest.mark.skipif(
-    "asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
-)
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+from support.needs import LINUX, PLAIN_MEMORY
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +185,8 @@ class TestStats:
         wide = Generator(tiny_opt, hh=hh, kv_dtype="f32", threads=1).stats()
         assert wide.cache_bytes == pytest.approx(2 * stats.cache_bytes, rel=0.1)
 
-    @linux_only
-    @frees_at_once
+    @LINUX  # reads /proc/self/status
+    @PLAIN_MEMORY
     def test_memory_does_not_grow(self, tiny_opt: Path) -> None:
         """The cache is allocated at once, so a text costs its 4 bytes per token and no more.
 
@@ -246,8 +241,8 @@ class TestClose:
         with pytest.raises(RuntimeError, match="closed"):
             next(stream)
 
-    @linux_only
-    @frees_at_once
+    @LINUX  # reads /proc/self/status
+    @PLAIN_MEMORY
     def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
         """Even where a stream that has ended is still there."""
         program = f"""

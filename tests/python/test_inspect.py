@@ -15,10 +15,10 @@ from h2o_cpp import Policy, _core
 from h2o_cpp.measure import inspection
 from h2o_cpp.measure.inspection import Inspection, inspect
 from h2o_cpp.model.session import open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.h2o_rules import ReferenceCache
 from support.scripted_opt import END, Tensor, scripted_opt
-from support.vocabularies import sentence_pieces
+from support.vocabularies import sentence_pieces, tokenizer_of
 
 HOSTILE = "</script><script>alert(1)</script><!-- <b>&amp; {{inspection}}"
 POLICIES = [Policy.full(), Policy.window(7), Policy.sinks(2, 5), Policy.h2o(6, 5, sinks=1)]
@@ -48,7 +48,7 @@ class Attentive:
             "blk.0.attn_k.weight": Tensor((N_CTX, N_CTX), w_k.tobytes()),
         }
         self.model = _core.Model(file.write(folder / "model.gguf"), device="cpu", threads=1)
-        self.tokenizer = TextTokenizer.of_model(self.model)
+        self.tokenizer = Tokenizer.of_model(self.model)
         x = np.eye(N_CTX) - 1 / N_CTX
         x /= np.sqrt(np.mean(x**2, axis=1, keepdims=True) + 1e-5)
         shape = (N_CTX, self.N_HEADS, N_CTX // self.N_HEADS)
@@ -105,7 +105,7 @@ def test_equals_the_rules(attentive: Attentive, policy: Policy, n_batch: int) ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_was_kept_after_every_step(
-    model: _core.Model, tokenizer: TextTokenizer, tokens: list[int], policy: Policy
+    model: _core.Model, tokenizer: Tokenizer, tokens: list[int], policy: Policy
 ) -> None:
     found = inspect(model, tokenizer, tokens, policy)
     session = open_session(model, policy, n_ctx=model.n_ctx_train, n_batch=1)
@@ -121,7 +121,7 @@ def test_what_was_kept_after_every_step(
 
 
 def test_a_window_evicts_token_i_when_it_has_read_i_plus_n_plus_1(
-    model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]
+    model: _core.Model, tokenizer: Tokenizer, tokens: list[int]
 ) -> None:
     found = inspect(model, tokenizer, tokens, Policy.window(7))
     expected = [i + 8 if i + 8 <= len(tokens) else 0 for i in range(len(tokens))]
@@ -131,7 +131,7 @@ def test_a_window_evicts_token_i_when_it_has_read_i_plus_n_plus_1(
 
 def test_long_texts_are_looked_at_less_often(
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,7 +176,7 @@ def test_every_token_can_be_shown(attentive: Attentive) -> None:
 
 
 def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
-    tokenizer = TextTokenizer(sentence_pieces(), 265)
+    tokenizer = tokenizer_of(sentence_pieces())
     found = inspect(model, tokenizer, tokenizer.encode("ab ab"), Policy.full())
     assert found.pieces == ["<s>", "ab", " ab"]
 
@@ -194,7 +194,7 @@ def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
 )
 def test_bad_arguments(
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: list[int],
     options: dict[str, Any],
     message: str,
@@ -203,7 +203,7 @@ def test_bad_arguments(
         inspect(model, tokenizer, **{"tokens": tokens, "policy": Policy.full(), **options})
 
 
-def test_bad_selections(model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]) -> None:
+def test_bad_selections(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> None:
     found = inspect(model, tokenizer, tokens, Policy.window(7))
     with pytest.raises(ValueError, match=f"seen={len(tokens) + 1}"):
         found.kept(len(tokens) + 1)
@@ -214,7 +214,7 @@ def test_bad_selections(model: _core.Model, tokenizer: TextTokenizer, tokens: li
 
 
 @pytest.fixture(scope="module")
-def found(model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]) -> Inspection:
+def found(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> Inspection:
     return inspect(model, tokenizer, tokens, Policy.h2o(6, 6))
 
 

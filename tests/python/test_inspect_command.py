@@ -13,12 +13,12 @@ import pytest
 from h2o_cpp import Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.measure.inspection import Inspection, inspect
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.short_text import TEXT
 
 
 @pytest.fixture(scope="module")
-def found(model: _core.Model, tokenizer: TextTokenizer, tokens: list[int]) -> Inspection:
+def found(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> Inspection:
     return inspect(model, tokenizer, tokens, Policy.h2o(6, 6))
 
 
@@ -78,7 +78,7 @@ def test_command_with_colour(found: Inspection, capsys: pytest.CaptureFixture[st
 
 def test_all_heads_are_averaged(
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: list[int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -128,7 +128,7 @@ def test_colour_only_where_it_is_wanted(
 def test_command_writes_files(
     tmp_path: Path,
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: list[int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 import h2o_cpp
 from h2o_cpp import Generator, Stream
 from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
+from support.needs import needs
 
 
 @pytest.mark.parametrize("begun", [0, 1, 5])
@@ -131,7 +132,7 @@ def test_a_stream_that_was_never_made() -> None:
     Stream.__new__(Stream).__del__()
 
 
-def read_anew(generator: Generator) -> None:
+def read_again(generator: Generator) -> None:
     generator.read([5, *divmod(next(_UNREAD), 4000)])
 
 
@@ -149,7 +150,7 @@ _UNREAD = itertools.count(7)
         (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
         (lambda g: g.generate([[5, 6], [7]], temperature=0, max_tokens=2), False),
         (lambda g: g.logits([5, 6, 7]), True),
-        (read_anew, True),
+        (read_again, True),
         (generate_and_save, True),
     ],
     ids=["generate", "batch", "logits", "read", "save"],
@@ -209,7 +210,7 @@ def test_interrupted_anywhere(
         raise AssertionError(f"interrupted at {places[-1]}") from error
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
+@needs("POSIX timers", hasattr(signal, "setitimer"))
 @pytest.mark.parametrize(
     "work",
     [

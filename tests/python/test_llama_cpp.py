@@ -12,6 +12,7 @@ from h2o_bench.llama_cpp import ONLY_READ, LlamaCpp, perplexities, quantise_with
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
 from h2o_cpp.quantize import MIXES, quantize
+from support.needs import packages
 from support.random_models import (
     RECIPES,
     Recipe,
@@ -37,8 +38,6 @@ FAMILIES = [
 
 
 def random_file(recipe: Recipe, directory: Path, outtype: str) -> Path:
-    pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
     save_checkpoint(make_model(recipe, 11), directory)
     convert(directory, directory / f"{outtype}.gguf", outtype)
     return directory / f"{outtype}.gguf"
@@ -64,6 +63,7 @@ def story_texts(shared: Path, stories: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", FAMILIES)
+@packages("torch", "transformers")
 def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
     """Logits within the rounding of an f16 cache, and what is likeliest where that is clear."""
     path = random_file(RECIPES[name], tmp_path, outtype)
@@ -92,6 +92,7 @@ def float_products(tiny_opt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("float_products")
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", ["llama_gqa4", "gptneox_serial_tanh", "qwen2", "qwen3"])
+@packages("torch", "transformers")
 def test_random_models_continue_alike(name: str, outtype: str, tmp_path: Path) -> None:
     recipe = replace(RECIPES[name], n_ctx=160)
     path = random_file(recipe, tmp_path, outtype)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from h2o_cpp.convert import convert
+from support.needs import packages
 from support.random_models import N_CTX, Recipe, float32_tolerance
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed (extra: eval)")
@@ -19,6 +20,7 @@ from lm_eval.api.registry import get_model
 
 from h2o_cpp.eval.model import H2oModel
 
+reference = packages("torch", "transformers", "accelerate", "peft")  # lm_eval's own model
 CONTEXT = "It was a bright morning, and the old man went down to the sea with"
 CONTINUATION = " his son, who had been a sailor."
 TEXT = (CONTEXT + CONTINUATION + " ") * 6
@@ -45,10 +47,8 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def pair(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    for name in ("accelerate", "peft"):
-        pytest.importorskip(name, reason=f"{name}, which lm_eval's own model needs, is missing")
+    import torch
+    import transformers
     from lm_eval.models.huggingface import HFLM
 
     source = shared / "models" / "tiny-opt-hf"
@@ -75,6 +75,7 @@ def pair(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     )
 
 
+@reference
 def test_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
     """Spaces at the seam, no context, more tokens than n_ctx has room for, the greedy text."""
     [(greedy, _)] = pair.answers("generate_until", [(CONTEXT, {"max_gen_toks": 12, "until": []})])
@@ -95,6 +96,7 @@ def test_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
     assert [ours[1] for ours, _ in answers] == [False] * 6 + [True]
 
 
+@reference
 def test_rolling_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
     """Of texts of less than one window, and of several."""
     texts = [("The sea.",), (CONTEXT + CONTINUATION,), (TEXT,)]
@@ -106,6 +108,7 @@ def test_rolling_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -
     assert n > 2 * N_CTX
 
 
+@reference
 def test_generated_text_equals_that_of_lm_evals_own_model(pair: Pair) -> None:
     """Also of a context that is too long, and up to the first of several stop strings."""
     texts = [

@@ -159,8 +159,8 @@ def test_every_task_has_its_own_usage(tiny_opt: Path, directory: Path) -> None:
     [
         ("", "empty"),
         ('{"goal": "x"}\n', "line 1 has no field 'sol1'"),
-        ("[1, 2]\n", "line 1 is no JSON object"),
-        ('{"goal": "x", "sol1": "y", "sol2": "z", "label": 0}\n{"goal', "line 2 is no JSON"),
+        ("[1, 2]\n", "line 1 is not a JSON object"),
+        ('{"goal": "x", "sol1": "y", "sol2": "z", "label": 0}\n{"goal', "line 2 is not a JSON"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 import numpy as np
 import pytest
 
 from h2o_cpp import Generator
 from h2o_cpp.convert import convert
+from support.needs import packages
 from support.random_models import (
     RECIPES,
     float32_tolerance,
@@ -35,13 +35,10 @@ def test_golden_logits(data: Path, name: str) -> None:
     np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=tolerance)
 
 
-@pytest.fixture
-def transformers() -> ModuleType:
-    pytest.importorskip("torch", reason="torch is not installed")
-    return cast("ModuleType", pytest.importorskip("transformers", reason="it is not installed"))
+reference = packages("torch", "transformers")
 
 
-@pytest.mark.usefixtures("transformers")
+@reference
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RECIPES)
 def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
@@ -56,7 +53,7 @@ def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=float32_tolerance(recipe, expected))
 
 
-@pytest.mark.usefixtures("transformers")
+@reference
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("name", ["opt", "llama", "gptneox", "qwen2", "qwen3"])
 def test_rounded_weights_give_rounded_logits(tmp_path: Path, name: str, outtype: str) -> None:

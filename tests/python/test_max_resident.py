@@ -15,6 +15,7 @@ from h2o_bench.synthetic import write_model
 from h2o_cpp import BUNDLED_MODEL, Generator, Policy
 from h2o_cpp.cli import main
 from h2o_cpp.model.session import open_model, open_session
+from support.needs import LINUX
 
 PROMPT = "The old man went down to the sea"
 OPTIONS: dict[str, Any] = {"hh": 40, "device": "cpu", "threads": 1, "seed": 3}
@@ -117,7 +118,7 @@ print(most - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@LINUX  # reads /proc
 def test_memory(large: Path) -> None:
     """Of the file no more than was asked for is in memory, and the pages at the ends of tensors."""
 

@@ -212,7 +212,8 @@ class Hub(BaseHTTPRequestHandler):
 
 def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
-    constants = pytest.importorskip("huggingface_hub.constants")
+    from huggingface_hub import constants
+
     url = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
@@ -221,7 +222,8 @@ def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     """The Hub, at HF_ENDPOINT, with a model, its projector and a split one."""
-    constants = pytest.importorskip("huggingface_hub.constants")
+    from huggingface_hub import constants
+
     model = scripted_opt([]).write(tmp_path / "model.gguf").read_bytes()
 
     class Local(Hub):

@@ -16,6 +16,7 @@ from h2o_cpp.cli import main
 from h2o_cpp.measure.perplexity import at_budgets, measure, perplexity, stream_losses
 from h2o_cpp.model.policy import POLICIES
 from h2o_cpp.model.session import open_session
+from support.needs import packages
 
 N_CTX = 48
 
@@ -127,9 +128,11 @@ def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{rows[1]['perplexity']:.3f}" in table[2]
 
 
+@packages("torch", "transformers")
 def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import torch
+    import transformers
+
     from h2o_cpp.convert import convert
 
     source = shared / "models" / "tiny-opt-hf"
@@ -225,8 +228,8 @@ def test_streaming_command(
     assert "60 tokens predicted, in one pass" in out
 
 
+@packages("matplotlib")
 def test_plot(tiny_opt: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 10, encoding="utf-8")
     arguments = ["perplexity", str(tiny_opt), str(tmp_path / "text.txt"), "--n-ctx", "24"]
     assert main([*arguments, "--budget", "0.3,0.6", "--plot", str(tmp_path / "o.png")]) == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core, plan
@@ -19,6 +21,7 @@ from h2o_cpp.measure.prediction import CLOSE, Candidate, Job, Sizes, Speeds, can
 from h2o_cpp.measure.traffic import weights
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.session import open_model
+from support.needs import needs
 
 # Numbers that are easily reckoned with: a layer is read in one second, from storage in ten.
 SIZES = Sizes(
@@ -97,7 +100,6 @@ def simulated_pass(n_layers: int, m: int, layer: float, rest: float, bring: floa
     flops=st.floats(100, 1e5),
     memory=st.integers(450, 3000),
 )
-@settings(max_examples=100)
 def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: int) -> None:
     sizes = replace(SIZES, layers=(100,) * n_layers)
     speeds = Speeds(100.0, storage, flops)
@@ -121,7 +123,6 @@ def test_as_a_simulation(n_layers: int, storage: float, flops: float, memory: in
     storage=st.floats(1, 1e4),
     flops=st.floats(100, 1e6),
 )
-@settings(max_examples=100)
 def test_what_is_chosen(memory: int, slab: int, storage: float, flops: float) -> None:
     job = replace(JOB, slab_bytes=slab)
     speeds = Speeds(100.0, storage, flops)
@@ -197,7 +198,7 @@ def test_less_cache_more_texts() -> None:
     assert h2o.chosen.tokens_per_second > full.chosen.tokens_per_second
     few = plan(BUNDLED_MODEL, "24MiB", prompt=256, n=256, sequences=2, **GIVEN)
     assert few.chosen.sequences == 2
-    assert few.why.endswith("There are no more texts.")
+    assert few.why.endswith("There are no more prompts.")
 
 
 def test_measured() -> None:
@@ -209,13 +210,20 @@ def test_measured() -> None:
     assert found.chosen in found.candidates
 
 
+def _reads_directly() -> bool:
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except (AttributeError, OSError):
+            return False
+    return True
+
+
+@needs("a file system with O_DIRECT", _reads_directly())
 def test_storage(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(5 << 20))
-    try:
-        assert storage_bandwidth(file) > 0
-    except OSError as error:
-        pytest.skip(f"no direct reads here: {error}")
+    assert storage_bandwidth(file) > 0
     file.write_bytes(b"")
     with pytest.raises(OSError, match="nothing to read"):
         storage_bandwidth(file)

@@ -14,7 +14,8 @@ from h2o_cpp.cli import main
 from h2o_cpp.measure.retrieval.measurement import answer_logits, measure
 from h2o_cpp.measure.retrieval.tasks import TASKS, Sample, make_samples, read_samples
 from h2o_cpp.model.session import open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
+from support.needs import packages
 from support.scripted_opt import F16, N_VOCAB, Tensor, scripted_opt
 
 LENGTH = 200
@@ -91,7 +92,7 @@ def test_what_is_evicted_is_not_found(finder: _core.Model) -> None:
     assert [row.samples for row in rows] == [2] * 8
 
 
-def test_differences_and_their_error(model: _core.Model, tokenizer: TextTokenizer) -> None:
+def test_differences_and_their_error(model: _core.Model, tokenizer: Tokenizer) -> None:
     """From each sample measured by itself."""
     samples = make_samples(tokenizer, "needle", n=3, length=60)
     single = []
@@ -120,7 +121,7 @@ def test_answer_logits(tiny_opt: Path, model: _core.Model, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_samples(tokenizer: TextTokenizer, task: str) -> None:
+def test_samples(tokenizer: Tokenizer, task: str) -> None:
     samples = make_samples(tokenizer, task, n=5, length=LENGTH, seed=3)
     assert samples == make_samples(tokenizer, task, n=5, length=LENGTH, seed=3)
     assert samples != make_samples(tokenizer, task, n=5, length=LENGTH, seed=4)
@@ -135,7 +136,7 @@ def test_samples(tokenizer: TextTokenizer, task: str) -> None:
         assert n == LENGTH if task != "kv" else LENGTH - pair < n <= LENGTH
 
 
-def test_where_the_needle_is(tokenizer: TextTokenizer) -> None:
+def test_where_the_needle_is(tokenizer: Tokenizer) -> None:
     depths = set()
     for sample in make_samples(tokenizer, "needle", n=20, length=LENGTH):
         assert tokenizer.decode(sample.fact).startswith(" The secret number is ")
@@ -143,19 +144,19 @@ def test_where_the_needle_is(tokenizer: TextTokenizer) -> None:
         assert len(sample.before) <= LENGTH / 2
         depths.add(len(sample.before))
     assert len(depths) > 10
-    question = len(tokenizer.encode_parts([" The secret number is"], begins=False))
+    question = len(tokenizer.encode(" The secret number is", add_special=False, begins=False))
     for sample in make_samples(tokenizer, "recency", n=5, length=LENGTH):
         assert len(sample.after) == LENGTH // 16 + question
 
 
-def test_copy_is_read_twice(tokenizer: TextTokenizer) -> None:
+def test_copy_is_read_twice(tokenizer: Tokenizer) -> None:
     text = "".join(f"Sentence {i} says {i * i}. " for i in range(200))
     [sample] = make_samples(tokenizer, "copy", n=1, length=LENGTH, filler=text)
     assert sample.answer == sample.fact
     assert len(sample.fact) == LENGTH // 4
 
 
-def test_kv(tokenizer: TextTokenizer) -> None:
+def test_kv(tokenizer: Tokenizer) -> None:
     for sample in make_samples(tokenizer, "kv", n=5, length=LENGTH):
         text = tokenizer.decode(sample.prompt)
         data, question = text[text.index("{") :].split("\n\n")
@@ -165,7 +166,7 @@ def test_kv(tokenizer: TextTokenizer) -> None:
         assert pairs[key] == tokenizer.decode(sample.answer)
 
 
-def test_read_samples(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_read_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     lines = [{"context": f"A is {i}. What is A?", "answer": str(i), "more": 0} for i in (52, 63)]
     file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -187,13 +188,13 @@ def test_read_samples(tokenizer: TextTokenizer, tmp_path: Path) -> None:
         ('{"context": "A is 1", "answer": ""}', ":1: the answer is not in the context"),
     ],
 )
-def test_bad_samples(tokenizer: TextTokenizer, tmp_path: Path, text: str, message: str) -> None:
+def test_bad_samples(tokenizer: Tokenizer, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "data.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_samples(tokenizer, tmp_path / "data.jsonl", 1)
 
 
-def test_bad_tasks(tokenizer: TextTokenizer) -> None:
+def test_bad_tasks(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="task 'find' is not one of copy"):
         make_samples(tokenizer, "find", n=1, length=LENGTH)
     with pytest.raises(ValueError, match="the filler has no tokens"):
@@ -230,8 +231,8 @@ def test_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"| {row['log_likelihood']:.3f} |" in out for row in rows)
 
 
+@packages("matplotlib")
 def test_command_with_files(tiny_opt: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     (tmp_path / "text.txt").write_text("The ship went by. " * 9, encoding="utf-8")
     (tmp_path / "data.jsonl").write_text('{"context": "A is 5. A is ", "answer": "5"}')
     arguments = ["retrieve", str(tiny_opt), "--task", "kv,recency", "--length", "50"]

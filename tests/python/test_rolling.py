@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from h2o_cpp import Generator, Policy, _core
 from h2o_cpp.model.session import Positions, chunks, open_session
 from support.llama_rules import ReferenceLlama
+from support.needs import LINUX, PLAIN_MEMORY
 
 N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61
@@ -195,8 +195,8 @@ with Generator(sys.argv[1], hh=0.5) as g:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory")
+@LINUX  # resident memory is read from /proc
+@PLAIN_MEMORY
 def test_soak(llama: Path) -> None:
     """20,000 tokens through 20 slots: memory stands still, and logits stay finite."""
     subprocess.run([sys.executable, "-c", SOAK, llama], check=True)

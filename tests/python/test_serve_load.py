@@ -1,4 +1,4 @@
-"""Many clients at once: who stay, leave, read slowly, not at all, or send what makes no sense.
+"""Many clients at once: who stay, leave, read slowly, not at all, or send malformed requests.
 
 H2O_LOAD says how many; -s shows what they met.
 """
@@ -15,10 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from h2o_cpp import Generator
 from support.background import PATIENCE
+from support.needs import LINUX
 from support.serving import Server, events, no_text_left, serving, wait_until
 
 LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
@@ -165,7 +164,7 @@ def idle(server: Server) -> bool:
     return no_text_left()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
+@LINUX  # open files are counted in /proc
 def test_many_clients_and_nothing_is_left() -> None:
     with Generator(LLAMA, **CACHE) as alone:
         expected = [alone.generate(prompt, **OPTIONS).text for prompt in PROMPTS]

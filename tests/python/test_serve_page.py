@@ -17,6 +17,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import PLAIN
+from support.needs import needs
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
@@ -34,6 +35,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+pytestmark = needs("other programs", CHROMIUM is not None)
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
 CACHE: dict[str, Any] = {"hh": 40, "n_ctx": 512, "threads": 1}
 DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 740}
@@ -41,8 +43,6 @@ DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 740}
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on the PATH")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         yield browser

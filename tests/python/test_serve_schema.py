@@ -64,7 +64,7 @@ def test_every_answer_is_as_documented(
     operation = open_api(server)[path][method]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=100, suppress_health_check=[*HealthCheck])
+    @settings(suppress_health_check=[*HealthCheck])
     def check(case: Any) -> None:
         case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=EXCEPT)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from h2o_cpp import Chat, Generator, Policy, Snapshot, _core
 from h2o_cpp.model.session import chunks, open_session
+from support.random_search import examples
 
 N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61
@@ -86,7 +87,7 @@ def saved(llama_model: _core.Model) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_bytes_are_refused(
     llama_model: _core.Model, saved: bytes, data: st.DataObject
 ) -> None:
@@ -260,7 +261,7 @@ def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
                 generator.load(tmp_path / "a")
         note = '{"random_state": "x", "note": null}'
         snapshot = Snapshot.of(session.save(0, [5], note))
-        with pytest.raises(ValueError, match="random state makes no sense"):
+        with pytest.raises(ValueError, match="random state is invalid"):
             generator.stream("a", after=snapshot)
 
 

@@ -13,17 +13,15 @@ import json
 import os
 import queue
 import random
-import sys
 import threading
 import time
 from collections import Counter
 from functools import partial
 from statistics import median
 
-import pytest
-
 from h2o_cpp import BUNDLED_MODEL, Engine, Generator
 from support.background import PATIENCE, Background
+from support.needs import LINUX, needs
 from support.serving import serving, wait_until
 from test_serve_load import (
     CACHE,
@@ -86,8 +84,8 @@ class Users:
             self.met[what] += 1
 
 
-@pytest.mark.skipif(not SECONDS, reason="H2O_SOAK is not set: for how many seconds")
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is counted in /proc")
+@needs("a duration (H2O_SOAK)", SECONDS > 0)
+@LINUX  # memory is counted in /proc
 def test_soak() -> None:
     with Generator(LLAMA, **CACHE) as alone:
         expected = [alone.generate(prompt, **OPTIONS).text for prompt in PROMPTS]

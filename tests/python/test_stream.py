@@ -7,11 +7,12 @@ from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
+from h2o_cpp.generation.text_pieces import TextPieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Stream
-from h2o_cpp.generation.text_pieces import TextPieces
+from support.random_search import examples
 from support.scripted_opt import END, scripted_opt, u32
 
 numbers = count()
@@ -98,7 +99,7 @@ class TestTextPieces:
 
 
 class TestText:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(texts.filter(lambda text: len(text.encode()) < 32), stops)
     def test_text_ends_at_a_stop_string_or_end_of_text(
         self, folder: Path, text: str, stop: list[str]

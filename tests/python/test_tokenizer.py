@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
 from h2o_cpp import Generator
-from h2o_cpp.tokenizer import TextTokenizer
-from support.vocabularies import vectors_of_llama_cpp
+from support.needs import packages
+from support.random_search import examples
+from support.vocabularies import tokenizer_of, vectors_of_llama_cpp
 
-CONTROL = ("<s>", "<pad>", "</s>", "<unk>")
 TEXTS = [
     "",
     "Hello world",
@@ -41,7 +40,6 @@ METADATA: dict[str, Any] = {
     "tokenizer.ggml.merges": ["a b"],
 }
 
-Encode = Callable[[str], list[int]]
 any_text = st.one_of(
     st.text(),
     st.text("aeinorst '\n\t.0é我🦙\u0301\u3000"),
@@ -57,24 +55,9 @@ def generator(tiny_opt: Path) -> Generator:
 @pytest.fixture(scope="module")
 def hugging_face(shared: Path) -> Any:
     """What transformers makes of the bundled model's checkpoint."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(shared / "models" / "tiny-opt-hf")
-
-
-@pytest.fixture(scope="module")
-def opt(shared: Path) -> tuple[TextTokenizer, ByteLevelBPETokenizer]:
-    """The tokenizer of the published OPT models, ours and the one of the tokenizers library."""
-    vocab, merges = (shared / "tokenizers" / "opt" / name for name in ("vocab.json", "merges.txt"))
-    ids: dict[str, int] = json.loads(vocab.read_text(encoding="utf-8"))
-    tokens = sorted(ids, key=ids.__getitem__)
-    metadata = METADATA | {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in CONTROL else 1 for token in tokens],
-        "tokenizer.ggml.merges": merges.read_text(encoding="utf-8").rstrip("\n").split("\n")[1:],
-    }
-    return TextTokenizer(metadata, len(tokens)), ByteLevelBPETokenizer.from_file(
-        str(vocab), str(merges)
-    )
 
 
 def change(**changes: Any) -> dict[str, Any]:
@@ -83,7 +66,7 @@ def change(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(any_text)
 def test_text_survives(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
@@ -107,7 +90,8 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
     assert generator.detokenize([]) == ""
 
 
-@settings(max_examples=300)
+@packages("transformers")
+@settings(max_examples=examples(300))
 @given(any_text)
 @example("".join(TEXTS))
 @example("<s>a</s> <pad><unk>")
@@ -115,6 +99,7 @@ def test_same_tokens_as_hugging_face(generator: Generator, hugging_face: Any, te
     assert generator.tokenize(text) == hugging_face(text, split_special_tokens=True)["input_ids"]
 
 
+@packages("transformers")
 @pytest.mark.parametrize("token", ["</s>", "<pad>"])
 def test_control_tokens_in_text_are_read_as_hugging_face_does(
     generator: Generator, hugging_face: Any, token: str
@@ -134,18 +119,7 @@ def test_control_tokens_have_no_text(generator: Generator) -> None:
     assert generator.generate("a</s>b", max_tokens=1, parse_special=True).prompt_tokens == 4
 
 
-@settings(max_examples=100)
-@given(any_text)
-@example("".join(TEXTS))
-def test_vocabulary_of_the_published_opt_models(
-    opt: tuple[TextTokenizer, ByteLevelBPETokenizer], text: str
-) -> None:
-    ours, theirs = opt
-    tokens = ours.encode(text, add_special=False)
-    assert tokens == theirs.encode(text).ids
-    assert ours.decode(tokens) == text
-
-
+@packages("transformers")
 def test_a_book_and_wikipedia(generator: Generator, hugging_face: Any, shared: Path) -> None:
     for name in ("wiki.test.raw", "l-frank-baum_the-wonderful-wizard-of-oz.txt"):
         text = (shared / "text" / name).read_text(encoding="utf-8")[:100_000]
@@ -173,25 +147,60 @@ def test_tokens_out_of_range(generator: Generator, token: int) -> None:
         generator.detokenize([5, token])
 
 
+def test_tokens_are_any_integers(generator: Generator) -> None:
+    tokenizer = generator.tokenizer
+    tokens = tokenizer.encode("Hello world")
+    assert tokenizer.decode(np.array(tokens)) == tokenizer.decode(iter(tokens)) == "Hello world"
+    assert tokenizer.token_bytes(np.int32(tokens[1])) == tokenizer.token_bytes(tokens[1])
+    assert not tokenizer.has_text(tokens[:1])
+    assert tokenizer.has_text(np.array(tokens))
+
+
+@pytest.mark.parametrize("token", [-1, 4096, 2**31, -(2**64)])
+def test_every_method_refuses_tokens_out_of_range(generator: Generator, token: int) -> None:
+    t = generator.tokenizer
+    calls: list[Callable[[], object]] = [
+        lambda: t.decode([5, token]),
+        lambda: t.has_text([token]),
+        lambda: t.token_bytes(token),
+        lambda: t.token_text(token),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of 4096"):
+            call()
+
+
+@pytest.mark.parametrize("text", [5, None, b"a", ["a"]])
+def test_what_is_no_text(generator: Generator, text: Any) -> None:
+    with pytest.raises(ValueError, match=r"text=.*, expected a str"):
+        generator.tokenize(text)
+
+
+@pytest.mark.parametrize("tokens", [["a"], [1.0], [None]])
+def test_what_is_no_token(generator: Generator, tokens: Any) -> None:
+    with pytest.raises(TypeError):
+        generator.tokenizer.decode(tokens)
+
+
 def test_the_beginning_of_text() -> None:
-    assert TextTokenizer(METADATA, 4).encode("ab") == [2]
+    assert tokenizer_of(METADATA).encode("ab") == [2]
     for add in (True, False):
-        tokenizer = TextTokenizer(change(bos_token_id=3, add_bos_token=add), 4)
+        tokenizer = tokenizer_of(change(bos_token_id=3, add_bos_token=add))
         assert tokenizer.encode("ab") == [3, 2] if add else [2]
         assert tokenizer.encode("ab", add_special=False) == [2]
         assert tokenizer.encode("") == ([3] if add else [])
 
 
 def test_ends_of_text() -> None:
-    assert TextTokenizer(METADATA, 4).end_tokens == frozenset()
-    assert TextTokenizer(change(eos_token_id=3), 4).end_tokens == {3}
-    assert TextTokenizer(change(eos_token_id=3, eot_token_id=1), 4).end_tokens == {1, 3}
+    assert tokenizer_of(METADATA).end_tokens == frozenset()
+    assert tokenizer_of(change(eos_token_id=3)).end_tokens == {3}
+    assert tokenizer_of(change(eos_token_id=3, eot_token_id=1)).end_tokens == {1, 3}
 
 
 @pytest.mark.parametrize("kind", [2, 3, 5])
 def test_no_text_becomes_a_silent_token(kind: int) -> None:
     metadata = change(tokens=["a", "b", "ab", "c"], token_type=[1, 1, 1, kind])
-    assert TextTokenizer(metadata, 4).encode("cabc") == [2]
+    assert tokenizer_of(metadata).encode("cabc") == [2]
 
 
 @pytest.mark.parametrize(
@@ -200,32 +209,32 @@ def test_no_text_becomes_a_silent_token(kind: int) -> None:
 def test_bytes_of_token_types(kind: int, data: bytes) -> None:
     """Normal tokens are bytes in GPT-2's form, user-defined ones text; the others say nothing."""
     metadata = change(tokens=["a", "b", "ab", "Ġ\xc3b"], token_type=[1, 1, 1, kind])
-    assert TextTokenizer(metadata, 4).token_bytes(3) == data
+    assert tokenizer_of(metadata).token_bytes(3) == data
 
 
 def test_token_types_may_be_missing() -> None:
-    assert TextTokenizer(change(token_type=None), 4).token_bytes(3) == b"</s>"
+    assert tokenizer_of(change(token_type=None)).token_bytes(3) == b"</s>"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": None}, "tokenizer.ggml.model is missing"),
+        ({"model": None}, "tokenizer.ggml.model': missing, expected a string"),
         ({"model": "bert"}, "tokenizer.ggml.model is 'bert', supported: 'gpt2'"),
-        ({"model": 2}, "tokenizer.ggml.model is a int, expected str"),
+        ({"model": 2}, "tokenizer.ggml.model': i64, expected a string"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', supported: "),
-        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
-        ({"tokens": "abcd"}, "tokenizer.ggml.tokens is a str, expected list"),
+        ({"tokens": None}, "tokenizer.ggml.tokens': missing, expected an array of strings"),
+        ({"tokens": "abcd"}, "tokenizer.ggml.tokens': string, expected an array of strings"),
         ({"tokens": ["a", "b", "ab"]}, "tokenizer.ggml.tokens has 3 entries"),
         ({"tokens": [1, 2, 3, 4]}, "tokenizer.ggml.tokens"),
-        ({"tokens": [["a"], "b", "ab", "c"]}, "tokenizer.ggml.tokens"),
+        ({"tokens": [["a"], ["b"], ["ab"], ["c"]]}, "tokenizer.ggml.tokens"),
         ({"tokens": ["a", "\udcff", "ab", "</s>"]}, "tokenizer.ggml"),
         ({"token_type": [1, 1, 1]}, "token_type 3, the model has 4"),
         ({"token_type": [1, 1, 1, 7]}, "tokenizer.ggml.token_type has 7"),
-        ({"token_type": 1}, "tokenizer.ggml.token_type is a int, expected list"),
-        ({"merges": None}, "tokenizer.ggml.merges is missing"),
-        ({"merges": "a b"}, "tokenizer.ggml.merges is a str, expected list"),
+        ({"token_type": 1}, "tokenizer.ggml.token_type': i64, expected an array of integers"),
+        ({"merges": None}, "tokenizer.ggml.merges': missing, expected an array of strings"),
+        ({"merges": "a b"}, "tokenizer.ggml.merges': string, expected an array of strings"),
         ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab', expected two parts"),
         ({"merges": [" b"]}, "tokenizer.ggml.merges has ' b', expected two parts"),
         ({"merges": ["a "]}, "tokenizer.ggml.merges has 'a ', expected two parts"),
@@ -241,18 +250,18 @@ def test_token_types_may_be_missing() -> None:
         ({"bos_token_id": 4}, "tokenizer.ggml.bos_token_id is 4, the vocabulary has 4"),
         ({"eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1, the vocabulary has 4"),
         ({"eot_token_id": 2**40}, "tokenizer.ggml.eot_token_id is"),
-        ({"eos_token_id": "3"}, "tokenizer.ggml.eos_token_id is a str, expected int"),
+        ({"eos_token_id": "3"}, "tokenizer.ggml.eos_token_id': string, expected an integer"),
         ({"add_bos_token": True}, "add_bos_token is true but bos_token_id is missing"),
-        ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is a int, expected bool"),
+        ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token': i64, expected a bool"),
     ],
     ids=ascii,
 )
 def test_bad_metadata(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
-        TextTokenizer(change(**changes), 4)
+        tokenizer_of(change(**changes), 4)
     assert message in str(error.value)
 
 
 def test_size_of_the_vocabulary() -> None:
     with pytest.raises(ValueError, match="the model has 5"):
-        TextTokenizer(METADATA, 5)
+        tokenizer_of(METADATA, 5)

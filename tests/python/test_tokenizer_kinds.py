@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h2o_cpp.tokenizer import TextTokenizer
-from h2o_cpp.tokenizer.pre_tokenizers import pre_tokenizer
-from h2o_cpp.tokenizer.special_tokens import SpecialTokens, unused_characters
+from h2o_cpp.model.disguise import Disguise, unused_characters
+from support.scripted_opt import VISIBLE
 from support.vocabularies import TEXTS, any_text, byte_pairs, sentence_pieces
+from support.vocabularies import tokenizer_of as tokenizer
 
 S = "\u2581"
-
-
-def tokenizer(metadata: dict[str, Any]) -> TextTokenizer:
-    return TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
+WITH_PREFIX, WITHOUT_PREFIX = (
+    tokenizer(sentence_pieces(add_space_prefix=prefix)) for prefix in (True, False)
+)
 
 
 def text_bytes(text: str) -> list[int]:
@@ -37,8 +37,15 @@ def text_bytes(text: str) -> list[int]:
 )
 def test_cuts(name: str, pieces: str) -> None:
     text = pieces.replace("|", "")
-    cut = pre_tokenizer(name, None).build().pre_tokenize_str(text)
-    assert "|".join(text[begin:end] for _, (begin, end) in cut) == pieces
+    visible = "".join(VISIBLE[byte] for byte in text.encode())
+    n = len(visible)
+    # Every part of the text is a token and every way to merge it a merge: only cuts divide it.
+    parts = dict.fromkeys(visible[i:j] for i in range(n) for j in range(i + 2, n + 1))
+    merges = [f"{part[:i]} {part[i:]}" for part in parts for i in range(1, len(part))]
+    extra = [(part, 1) for part in parts]
+    t = tokenizer(byte_pairs(*extra, pre=name, merges=merges, add_bos_token=False))
+    tokens = t.encode(text, add_special=False)
+    assert "|".join(t.decode([token]) for token in tokens) == pieces
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,14 @@ def test_cuts(name: str, pieces: str) -> None:
     [("llama3", "llama-bpe"), ("mpt", "olmo"), ("phi-2", "gpt-2"), ("starcoder", "smollm")],
 )
 def test_aliases(alias: str, name: str) -> None:
-    assert pre_tokenizer(alias, None) == pre_tokenizer(name, None)
+    extra = [("12", 1), ("'L", 1), ("'LL", 1), ("\u0120ab", 1)]
+    merges = ["a b", "1 2", "' L", "'L L", "\u0120 ab"]
+    for text in ("ab ab", "12", "I'LL", "e\u0301"):
+        one, other = (
+            tokenizer(byte_pairs(*extra, pre=pre, merges=merges, add_bos_token=False))
+            for pre in (alias, name)
+        )
+        assert one.encode(text) == other.encode(text)
 
 
 def test_llama_bpe_takes_whole_tokens_before_merges() -> None:
@@ -102,8 +116,7 @@ class TestSentencePieces:
     @given(any_text)
     def test_text_survives(self, text: str) -> None:
         text = text.replace(S, "")  # which SentencePiece takes for a space
-        for prefix in (True, False):
-            t = tokenizer(sentence_pieces(add_space_prefix=prefix))
+        for t in WITH_PREFIX, WITHOUT_PREFIX:
             assert t.decode(t.encode(text)) == text
 
     def test_bytes_of_pieces(self) -> None:
@@ -148,15 +161,20 @@ class TestSentencePieces:
         [
             ({"scores": None}, "tokenizer.ggml.scores is missing"),
             ({"scores": [0.0]}, "tokenizer.ggml.scores has 1 entries, the model has 265"),
-            ({"scores": [1] * 265}, "tokenizer.ggml.scores has a int, expected float"),
-            ({"scores": [1e300] * 265}, "not a SentencePiece model"),
-            ({"tokens": ["a"] * 265}, "a is already defined"),
-            ({"tokens": [""] * 265}, "not a SentencePiece model"),
-            ({"tokens": ["\udcff"] * 265}, "not a SentencePiece model"),
+            (
+                {"scores": [1] * 265},
+                "tokenizer.ggml.scores is missing or is not an array of floats",
+            ),
+            ({"scores": [math.inf] * 265}, "tokenizer.ggml.scores has inf"),
+            ({"tokens": ["a"] * 265}, "tokenizer.ggml.tokens has a piece twice"),
+            ({"tokens": [""] * 265}, "token 0 is empty or not valid UTF-8"),
+            ({"tokens": ["\udcff"] * 265}, "token 0 is empty or not valid UTF-8"),
             ({"token_type": None}, "tokenizer.ggml.token_type is missing"),
             ({"token_type": [-1] * 265}, "tokenizer.ggml.token_type has -1, expected 1 to 6"),
             ({"unknown_token_id": 265}, "unknown_token_id is 265, the vocabulary has 265"),
-            ({"add_space_prefix": 1}, "add_space_prefix is a int, expected bool"),
+            ({"add_space_prefix": 1}, "add_space_prefix': i64, expected a bool"),
+            ({"token_type": [6] * 265}, "the byte tokens are not <0x00> to <0xFF>"),
+            ({"tokens": ["<0x0A>"] * 2 + ["a"] * 263}, "has a piece twice"),
         ],
         ids=lambda value: str(value)[:40],
     )
@@ -166,6 +184,9 @@ class TestSentencePieces:
         with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
             tokenizer(metadata)
         assert message in str(error.value)
+
+
+SPECIAL = tokenizer(byte_pairs(("<|x|>", 2), (">", 3)))
 
 
 class TestSpecialTokens:
@@ -193,19 +214,23 @@ class TestSpecialTokens:
 
     @given(st.lists(st.sampled_from(["</s>", "<", "</", "s>", ">", "a", "\U000f0000"])))
     def test_disguised_text_has_none(self, fragments: list[str]) -> None:
-        special = SpecialTokens({"</s>": 1, "<|x|>": 2, ">": 3})
         text = "".join(fragments)
-        disguise = special.disguise(unused_characters([text]))
+        disguise = Disguise(SPECIAL.special_texts, unused_characters([text]))
         disguised = disguise.put_on(text)
         for cut in range(len(disguised) + 1):  # however a template takes it apart
-            for part in special.split(disguised[cut:] + disguised[:cut]):
+            for part in SPECIAL.split_special(disguised[cut:] + disguised[:cut]):
                 assert isinstance(part, str)
         assert disguise.take_off(disguised) == text
 
+    def test_text_is_split_at_them(self) -> None:
+        assert SPECIAL.special_texts == ["</s>", "<|x|>", ">"]
+        assert SPECIAL.split_special("a</s><|x|>>") == ["a", 256, 258, 259]
+        assert SPECIAL.split_special("") == []
+
     def test_a_vocabulary_without_any(self) -> None:
-        special = SpecialTokens({})
-        assert list(special.split("a</s>")) == ["a</s>"]
-        assert special.disguise(unused_characters([])).put_on("a") == "a"
+        t = tokenizer(byte_pairs(token_type=[1] * 258))
+        assert t.split_special("a</s>") == ["a</s>"]
+        assert Disguise(t.special_texts, unused_characters([])).put_on("a") == "a"
 
 
 class TestBeginningAndEnd:

@@ -57,7 +57,7 @@ void BytePairs::encode(std::string_view text, bool, std::vector<int32_t>& tokens
   std::string composed;
   if (pre_.nfc) text = composed = nfc(text);
   const auto on_text = [&](std::string_view part) {
-    pre_.pieces(characters(part), [&](std::span<const Character> piece) {
+    pre_.pieces(code_points(part), [&](std::span<const CodePoint> piece) {
       const uint32_t begin = piece.front().begin;
       encode_piece(part.substr(begin, piece.back().end - begin), tokens);
     });
@@ -77,17 +77,11 @@ void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& token
     if (token >= 0) symbols.push_back({at, at + 1, token});
   }
   merge(symbols, [this](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
-    const Pair* pair = find_pair(left.token, right.token);
+    const PairTable::Pair* pair = pairs_.find(left.token, right.token);
     if (pair == nullptr) return {};
     return Merge{static_cast<double>(pair->rank), pair->token};
   });
   for (const Symbol& symbol : symbols) tokens.push_back(symbol.token);
-}
-
-const BytePairs::Pair* BytePairs::find_pair(int32_t left, int32_t right) const {
-  const auto key = [](const Pair& pair) { return std::pair(pair.left, pair.right); };
-  const auto it = std::ranges::lower_bound(pairs_, std::pair(left, right), {}, key);
-  return it != pairs_.end() && key(*it) == std::pair(left, right) ? &*it : nullptr;
 }
 
 // What tokens are in bytes, and which of them text can become.
@@ -102,7 +96,7 @@ void BytePairs::read_bytes() {
     bytes.emplace_back();
     if (vocabulary.silent(i)) continue;  // no text can become one
     if (!is_utf8(token))
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is no UTF-8"));
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     const std::optional<std::string> spelled = spelled_bytes(token);
     if (spelled) by_bytes.push_back({keep(*spelled), i});
     if (vocabulary.types[i] == TokenType::user_defined) {
@@ -126,10 +120,12 @@ void BytePairs::read_merges(const GgufFile& file) {
   const auto token_of = [&](std::string_view part) {
     const int32_t token = tokens.find(part);
     if (token < 0) {
-      throw FormatError(text("tokenizer.ggml.merges makes ", quoted(part), ", which is no token"));
+      throw FormatError(
+          text("tokenizer.ggml.merges makes ", quoted(part), ", which is not a token"));
     }
     return token;
   };
+  std::vector<PairTable::Pair> pairs;
   std::string both;
   for (const std::string_view merge : file.strings("tokenizer.ggml.merges")) {
     const size_t at = merge.find(' ', 1);  // a part may be a space
@@ -139,17 +135,10 @@ void BytePairs::read_merges(const GgufFile& file) {
     }
     const std::string_view left = merge.substr(0, at), right = merge.substr(at + 1);
     both.assign(left).append(right);
-    pairs_.push_back(
-        {token_of(left), token_of(right), static_cast<int32_t>(pairs_.size()), token_of(both)});
+    pairs.push_back(
+        {token_of(left), token_of(right), static_cast<int32_t>(pairs.size()), token_of(both)});
   }
-  // Of a pair that is named twice the last one counts.
-  std::ranges::sort(pairs_, [](const Pair& a, const Pair& b) {
-    return std::tuple(a.left, a.right, -a.rank) < std::tuple(b.left, b.right, -b.rank);
-  });
-  const auto same = [](const Pair& a, const Pair& b) {
-    return a.left == b.left && a.right == b.right;
-  };
-  pairs_.erase(std::unique(pairs_.begin(), pairs_.end(), same), pairs_.end());
+  pairs_ = PairTable(std::move(pairs), vocabulary.size());
 }
 
 }  // namespace h2o

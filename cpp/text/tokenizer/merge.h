@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <queue>
+#include <utility>
 #include <vector>
 
 namespace h2o {
@@ -12,6 +14,8 @@ namespace h2o {
 struct Symbol {
   uint32_t begin, end;
   int32_t token;
+
+  uint32_t n_bytes() const { return end - begin; }
 };
 
 // What two neighbours would become. The lowest rank goes first, of equals the leftmost.
@@ -20,8 +24,60 @@ struct Merge {
   int32_t token;
 };
 
-// Merges symbols that follow one another without a gap until find() knows of no pair.
-void merge(std::vector<Symbol>& symbols,
-           const std::function<std::optional<Merge>(const Symbol&, const Symbol&)>& find);
+// Merges symbols that follow one another without a gap until there is no pair left for which
+// find(left, right), of type std::optional<Merge>, has a value.
+template <class Find>
+void merge(std::vector<Symbol>& symbols, Find find) {
+  constexpr uint32_t kNone = UINT32_MAX;
+  struct Link {
+    uint32_t previous, next;
+  };
+  // A pair to merge. It is out of date if one of the two has since become part of another.
+  struct Candidate {
+    double rank;
+    uint32_t left, right;
+    uint32_t n_bytes;  // of both
+    int32_t token;
+
+    bool operator<(const Candidate& other) const {  // the greatest leaves the queue first
+      return rank > other.rank || (rank == other.rank && left > other.left);
+    }
+  };
+
+  const auto n = static_cast<uint32_t>(symbols.size());
+  std::vector<Link> links(n);
+  for (uint32_t i = 0; i < n; ++i) links[i] = {i - 1, i + 1 < n ? i + 1 : kNone};
+
+  std::vector<Candidate> candidates;
+  const auto consider = [&](uint32_t left, uint32_t right, const auto& keep) {
+    if (left == kNone || right == kNone) return;
+    if (const std::optional<Merge> found = find(symbols[left], symbols[right])) {
+      const uint32_t n_bytes = symbols[left].n_bytes() + symbols[right].n_bytes();
+      keep(Candidate{found->rank, left, right, n_bytes, found->token});
+    }
+  };
+  for (uint32_t i = 1; i < n; ++i) {
+    consider(i - 1, i, [&](const Candidate& candidate) { candidates.push_back(candidate); });
+  }
+  std::priority_queue queue(std::less<Candidate>(), std::move(candidates));
+  const auto push = [&](const Candidate& candidate) { queue.push(candidate); };
+
+  while (!queue.empty()) {
+    const Candidate best = queue.top();
+    queue.pop();
+    Symbol& left = symbols[best.left];
+    Symbol& right = symbols[best.right];
+    if (left.n_bytes() == 0 || right.n_bytes() == 0) continue;
+    if (left.n_bytes() + right.n_bytes() != best.n_bytes) continue;
+    left = {left.begin, right.end, best.token};
+    right.begin = right.end;
+    const uint32_t next = links[best.right].next;
+    links[best.left].next = next;
+    if (next != kNone) links[next].previous = best.left;
+    consider(links[best.left].previous, best.left, push);
+    consider(best.left, next, push);
+  }
+  std::erase_if(symbols, [](const Symbol& symbol) { return symbol.n_bytes() == 0; });
+}
 
 }  // namespace h2o

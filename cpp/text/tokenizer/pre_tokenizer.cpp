@@ -7,15 +7,15 @@
 namespace h2o {
 namespace {
 
-using Text = std::span<const Character>;
-using enum Character::Kind;
+using Text = std::span<const CodePoint>;
+using enum CodePoint::Kind;
 
-bool is(Text text, size_t i, Character::Kind kind) {
+bool is(Text text, size_t i, CodePoint::Kind kind) {
   return i < text.size() && text[i].kind == kind;
 }
 bool is(Text text, size_t i, char32_t code) { return i < text.size() && text[i].code == code; }
-bool is_newline(const Character& c) { return c.code == '\r' || c.code == '\n'; }
-bool is_digit(const Character& c) { return c.code >= '0' && c.code <= '9'; }
+bool is_newline(const CodePoint& c) { return c.code == '\r' || c.code == '\n'; }
+bool is_digit(const CodePoint& c) { return c.code >= '0' && c.code <= '9'; }
 
 // Where a run of at most `most` characters that `fits` holds for ends.
 template <class Fits>
@@ -24,8 +24,8 @@ size_t run(Text text, size_t begin, Fits fits, size_t most = SIZE_MAX) {
   while (begin < end && fits(text[begin])) ++begin;
   return begin;
 }
-size_t run(Text text, size_t begin, Character::Kind kind, size_t most = SIZE_MAX) {
-  return run(text, begin, [kind](const Character& c) { return c.kind == kind; }, most);
+size_t run(Text text, size_t begin, CodePoint::Kind kind, size_t most = SIZE_MAX) {
+  return run(text, begin, [kind](const CodePoint& c) { return c.kind == kind; }, most);
 }
 
 // 's|'t|'re|'ve|'m|'ll|'d
@@ -88,7 +88,7 @@ size_t three_digits(Text text) { return run(text, 0, is_digit, 3) == 3 ? 3 : 0; 
 
 // [\p{P}\$\+<=>\^~\|]+
 size_t punctuation(Text text) {
-  return run(text, 0, [](const Character& c) {
+  return run(text, 0, [](const CodePoint& c) {
     constexpr std::u32string_view kMore = U"$+<=>^~|";
     return kMore.find(c.code) != kMore.npos || c.is_punctuation();
   });

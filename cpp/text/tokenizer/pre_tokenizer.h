@@ -1,5 +1,4 @@
 // How text is cut before byte-pair merging, by tokenizer.ggml.pre.
-// python/h2o_cpp/tokenizer/pre_tokenizers.py has the same, as regular expressions.
 #pragma once
 
 #include <functional>
@@ -14,7 +13,7 @@ namespace h2o {
 
 // How many characters a text that is not empty begins with that are to be a piece; 0 if its first
 // character does not begin one.
-using Cut = size_t (*)(std::span<const Character> text);
+using Cut = size_t (*)(std::span<const CodePoint> text);
 
 struct PreTokenizer {
   std::span<const Cut> cuts;   // each cuts the pieces that the one before it left
@@ -23,8 +22,8 @@ struct PreTokenizer {
   bool add_bos = false;        // where the file does not say
 
   // Cuts `text` into pieces, none of them empty.
-  void pieces(std::span<const Character> text,
-              const std::function<void(std::span<const Character>)>& sink) const;
+  void pieces(std::span<const CodePoint> text,
+              const std::function<void(std::span<const CodePoint>)>& sink) const;
 };
 
 // The pre-tokenizer of that name; or without one, of files from before the key, by the model's

@@ -13,6 +13,7 @@ namespace h2o {
 namespace {
 
 constexpr std::string_view kSpace = "\u2581";  // what SentencePiece writes for a space
+constexpr size_t kMostPairBytes = 64;          // of a piece in the table of pairs
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
@@ -49,7 +50,7 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   const GgufValue* scores = file.find("tokenizer.ggml.scores");
   if (scores == nullptr ||
       (scores->element_type != GgufType::f32 && scores->element_type != GgufType::f64)) {
-    throw FormatError("tokenizer.ggml.scores is missing, or no array of floats");
+    throw FormatError("tokenizer.ggml.scores is missing or is not an array of floats");
   }
   for (const double score : file.numbers("tokenizer.ggml.scores")) {
     if (!(std::abs(score) <= std::numeric_limits<float>::max())) {  // NaN too
@@ -76,38 +77,49 @@ void SentencePieces::encode(std::string_view text, bool begins,
   const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
 
   // User-defined tokens are symbols that do not merge; the others begin as characters.
-  constexpr int32_t kFrozen = -2, kCharacter = -1;
+  constexpr int32_t kFrozen = -2;
   std::vector<Symbol> symbols;
   for (uint32_t at = 0; at < view.size();) {
     const std::string_view rest = view.substr(at);
     const std::optional<TokenTable::Entry> whole = whole_.longest(rest);
     const auto n = static_cast<uint32_t>(whole ? whole->text.size() : read_utf8(rest).n_bytes);
-    symbols.push_back({at, at + n, whole ? kFrozen : kCharacter});
+    symbols.push_back({at, at + n, whole ? kFrozen : pieces_.find(rest.substr(0, n))});
     at += n;
   }
 
   Halves halves;
   merge(symbols, [&](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
     if (left.token == kFrozen || right.token == kFrozen) return {};
-    const std::string_view both = text_of({left.begin, right.end, kCharacter});
-    const int32_t token = pieces_.find(both);
+    const std::string_view both = view.substr(left.begin, right.end - left.begin);
+    const int32_t token = merged(both, left.token, right.token);
     if (token < 0) return {};
     if (types_[token] == TokenType::unused) halves[both] = {text_of(left), text_of(right)};
     return Merge{-static_cast<double>(scores_[token]), token};
   });
 
   bool after_unknown = false;
-  for (const Symbol& symbol : symbols) {
-    for (const std::string_view piece : parts(text_of(symbol), halves)) {
-      const int32_t token = token_of(piece);
-      if (token == unknown_ && has_bytes_) {
-        for (const char c : piece) tokens.push_back(byte_tokens_[static_cast<unsigned char>(c)]);
-      } else if (token != unknown_ || !after_unknown) {  // a run of unknown ones is one token
-        tokens.push_back(token);
-      }
-      after_unknown = token == unknown_;
+  const auto put = [&](int32_t token, std::string_view piece) {
+    if (token == unknown_ && has_bytes_) {
+      for (const char c : piece) tokens.push_back(byte_tokens_[static_cast<unsigned char>(c)]);
+    } else if (token != unknown_ || !after_unknown) {  // a run of unknown ones is one token
+      tokens.push_back(token);
     }
+    after_unknown = token == unknown_;
+  };
+  for (const Symbol& symbol : symbols) {
+    if (symbol.token >= 0 && types_[symbol.token] != TokenType::unused) {
+      put(symbol.token, {});
+      continue;
+    }
+    for (const std::string_view piece : parts(text_of(symbol), halves)) put(token_of(piece), piece);
   }
+}
+
+// The piece that two symbols, each a piece or -1, are together; -1 if they are none.
+int32_t SentencePieces::merged(std::string_view both, int32_t left, int32_t right) const {
+  if (left < 0 || right < 0 || both.size() > kMostPairBytes) return pieces_.find(both);
+  const PairTable::Pair* pair = pairs_.find(left, right);
+  return pair == nullptr ? -1 : pair->token;
 }
 
 // The text as SentencePiece's normaliser leaves it, with the rule "identity".
@@ -160,7 +172,7 @@ void SentencePieces::read_pieces() {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
     if (piece.empty() || !is_utf8(piece)) {
-      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or no UTF-8"));
+      throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is empty or not valid UTF-8"));
     }
     const TokenType type = types_[i];
     const bool merges =
@@ -176,7 +188,22 @@ void SentencePieces::read_pieces() {
   }
   pieces_ = TokenTable(std::move(pieces));
   whole_ = TokenTable(std::move(whole));
+  read_pairs();
   read_bytes(by_text);
+}
+
+void SentencePieces::read_pairs() {
+  std::vector<PairTable::Pair> pairs;
+  for (const auto& [piece, token] : pieces_.entries()) {
+    if (piece.size() > kMostPairBytes) continue;
+    for (size_t at = read_utf8(piece).n_bytes; at < piece.size();
+         at += read_utf8(piece.substr(at)).n_bytes) {
+      const int32_t left = pieces_.find(piece.substr(0, at));
+      const int32_t right = left < 0 ? -1 : pieces_.find(piece.substr(at));
+      if (right >= 0) pairs.push_back({left, right, 0, token});
+    }
+  }
+  pairs_ = PairTable(std::move(pairs), vocabulary.size());
 }
 
 void SentencePieces::read_bytes(const TokenTable& by_text) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "text/tokenizer/pair_table.h"
 #include "text/tokenizer/tokenizer_model.h"
 
 namespace h2o {
@@ -21,8 +22,10 @@ class SentencePieces final : public TokenizerModel {
 
   void read_pieces();
   void read_bytes(const TokenTable& by_text);
+  void read_pairs();
+  int32_t merged(std::string_view both, int32_t left, int32_t right) const;
   std::string normalised(std::string_view text, bool begins) const;
-  int32_t token_of(std::string_view piece) const;  // unknown_ if it is none
+  int32_t token_of(std::string_view piece) const;  // unknown_ if it is not a token
   std::vector<std::string_view> parts(std::string_view piece, const Halves& halves) const;
 
   std::vector<std::string> texts_;  // of the tokens, as SentencePiece writes them
@@ -32,6 +35,7 @@ class SentencePieces final : public TokenizerModel {
   int32_t unknown_;
   TokenTable pieces_;  // what text is merged into
   TokenTable whole_;   // user-defined tokens
+  PairTable pairs_;    // of pieces_, the short ones: faster than by their text
   bool has_bytes_ = false;
   std::array<int32_t, 256> byte_tokens_;
 };

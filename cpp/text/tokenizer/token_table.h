@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ class TokenTable {
   std::optional<Entry> longest(std::string_view text) const;
 
   size_t size() const { return entries_.size(); }
+  std::span<const Entry> entries() const { return entries_; }  // sorted by text
 
  private:
   std::vector<Entry> entries_;

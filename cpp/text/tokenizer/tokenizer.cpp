@@ -35,7 +35,10 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
     : kind_(make_kind(file, n_vocab)),
       special_(kind_->vocabulary.table({TokenType::unknown, TokenType::control})),
       before_(added(kind_->add_bos, "bos", bos())),
-      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())) {}
+      after_(added(file.boolean_or("tokenizer.ggml.add_eos_token", false), "eos", eos())) {
+  constexpr std::string_view kTemplate = "tokenizer.chat_template";
+  if (file.find(kTemplate) != nullptr) chat_template_ = file.string(kTemplate);
+}
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& options) const {
   require(text.size() <= kMostBytes, "[tokenize] ", text.size(), " bytes, at most ", kMostBytes);
@@ -52,7 +55,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& opt
     begins = true;
   };
   if (options.parse_special) {
-    split(text, special_, on_text, on_token);
+    split_special(text, on_text, on_token);
   } else if (!text.empty()) {
     on_text(text);
   }

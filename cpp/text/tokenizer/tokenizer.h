@@ -1,10 +1,11 @@
 // Tokenizer: text to tokens and back, by the vocabulary in a GGUF file (keys tokenizer.*).
-// The same tokens as python/h2o_cpp/tokenizer gives, which tests/python/test_core_tokenizer.py sees
-// to.
+// The C API and Python share it. Its tokens are those of Hugging Face tokenizers, sentencepiece and
+// llama.cpp (tests/python/test_tokenizer_originals.py).
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,7 +23,8 @@ class Tokenizer {
     bool begins = true;          // it does not continue another text: a space may belong in front
   };
 
-  // `file` must outlive it. Throws FormatError for a vocabulary it does not know how to use.
+  // `file` must outlive it. Throws FormatError for a vocabulary of an unknown kind or that is
+  // damaged.
   Tokenizer(const GgufFile& file, int32_t n_vocab);
 
   // Tokens of a text. Throws InvalidArgument unless it is UTF-8.
@@ -42,14 +44,26 @@ class Tokenizer {
   // Does a token end a turn?
   bool ends(int32_t token) const;
 
-  int32_t bos() const { return kind_->vocabulary.bos; }  // -1 where there is none
-  int32_t eos() const { return kind_->vocabulary.eos; }
+  // Calls on_text(part, not empty) and on_token(token) for the special tokens that `text` spells
+  // and the text between them, in their order.
+  template <class OnText, class OnToken>
+  void split_special(std::string_view text, OnText on_text, OnToken on_token) const {
+    split(text, special_, on_text, on_token);
+  }
+
+  const Vocabulary& vocabulary() const { return kind_->vocabulary; }
+  int32_t bos() const { return vocabulary().bos; }  // -1 where there is none
+  int32_t eos() const { return vocabulary().eos; }
+  std::span<const int32_t> beginning() const { return before_; }  // what add_special puts in front
+  const TokenTable& special() const { return special_; }          // read only with parse_special
+  std::optional<std::string_view> chat_template() const { return chat_template_; }  // Jinja2
 
  private:
   std::unique_ptr<const TokenizerModel> kind_;
   TokenTable special_;           // read in text only where asked for
   std::vector<int32_t> before_;  // added to a text
   std::vector<int32_t> after_;
+  std::optional<std::string_view> chat_template_;
 };
 
 }  // namespace h2o

@@ -23,11 +23,11 @@ bool is_space(char32_t c) {
          c == 0x3000;
 }
 
-Character::Kind kind_of(char32_t code) {
-  if (is_space(code)) return Character::space;
-  if (find_range(unicode::letters, code) != nullptr) return Character::letter;
-  if (find_range(unicode::numbers, code) != nullptr) return Character::number;
-  return Character::other;
+CodePoint::Kind kind_of(char32_t code) {
+  if (is_space(code)) return CodePoint::space;
+  if (find_range(unicode::letters, code) != nullptr) return CodePoint::letter;
+  if (find_range(unicode::numbers, code) != nullptr) return CodePoint::number;
+  return CodePoint::other;
 }
 
 int combining_class(char32_t code) {
@@ -107,10 +107,10 @@ void compose(std::u32string& codes) {
 
 }  // namespace
 
-bool Character::is_punctuation() const { return find_range(unicode::punctuation, code) != nullptr; }
+bool CodePoint::is_punctuation() const { return find_range(unicode::punctuation, code) != nullptr; }
 
-std::vector<Character> characters(std::string_view text) {
-  std::vector<Character> out;
+std::vector<CodePoint> code_points(std::string_view text) {
+  std::vector<CodePoint> out;
   out.reserve(text.size());
   for (uint32_t at = 0; at < text.size();) {
     const Utf8 next = read_utf8(text.substr(at));

@@ -1,4 +1,4 @@
-// Characters: a text cut up into its code points, with what Unicode says of them.
+// CodePoint: a character of a text, with what Unicode says of it.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-struct Character {
+struct CodePoint {
   enum Kind : uint8_t { letter, number, space, other };
 
   char32_t code;
@@ -19,7 +19,7 @@ struct Character {
 };
 
 // `text` must be UTF-8 of less than 4 GiB.
-std::vector<Character> characters(std::string_view text);
+std::vector<CodePoint> code_points(std::string_view text);
 
 // Unicode's normalisation form C: characters composed. `text` must be UTF-8.
 std::string nfc(std::string_view text);

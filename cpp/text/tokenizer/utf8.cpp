@@ -13,7 +13,7 @@ struct Form {
 
 Form form_of(unsigned char first) {
   if (first < 0x80) return {1};
-  if (first < 0xc2) return {0};  // a continuation, or longer than need be
+  if (first < 0xc2) return {0};  // a continuation, or an overlong form
   if (first < 0xe0) return {2};
   if (first == 0xe0) return {3, 0xa0};
   if (first == 0xed) return {3, 0x80, 0x9f};  // no surrogates

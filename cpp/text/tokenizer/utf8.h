@@ -21,7 +21,7 @@ bool is_utf8(std::string_view text);
 
 void append_utf8(std::string& text, char32_t code);
 
-// The text with U+FFFD for what is no UTF-8. Python: bytes.decode("utf-8", "replace").
+// The text with U+FFFD for bytes that are not UTF-8. Python: bytes.decode("utf-8", "replace").
 std::string repaired_utf8(std::string_view bytes);
 
 }  // namespace h2o

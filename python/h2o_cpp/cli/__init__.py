@@ -27,11 +27,11 @@ from h2o_cpp.cli import (
     run,
     serve,
 )
-from h2o_cpp.cli.help import Help
+from h2o_cpp.cli.parser import Parser
 
 
 class _Module(Protocol):
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def add_arguments(self, parser: Parser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
 
 
@@ -42,18 +42,18 @@ class _Command(NamedTuple):
 
 
 _GROUPS: dict[str, dict[str, _Command]] = {
-    "write texts": {
+    "generate text": {
         "run": _Command(run, "continue a text", 'run "The old man" --hh 0.2 -n 300'),
         "chat": _Command(chat, "converse with a model", "chat -m model.gguf --hh 0.2"),
         "generate": _Command(
             generate,
             "continue many prompts, from a file to a file",
-            "generate --input prompts.jsonl --output texts.jsonl -m model.gguf --hh 0.2",
+            "generate --input prompts.jsonl --output outputs.jsonl -m model.gguf --hh 0.2",
         ),
         "serve": _Command(
             serve,
-            "serve a model to OpenAI's clients, and a page",
-            "serve model.gguf --hh 0.2 --memory 4GiB",
+            "serve a model by OpenAI's API, with a page to chat",
+            "serve -m model.gguf --hh 0.2 --memory 4GiB",
         ),
     },
     "model files": {
@@ -93,18 +93,18 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "eval model.gguf --data DIR --tasks copa,piqa --hh 0.2",
         ),
     },
-    "the machine": {
+    "this machine": {
         "bench": _Command(
             bench, "measure how fast a model file is", "bench -m model.gguf --hh 0.2 --json"
         ),
         "plan": _Command(
             plan,
-            "choose how many texts at once, and which weights stay in memory",
-            "plan model.gguf --memory 4GiB --prompt 512 -n 512 --hh 0.2",
+            "plan how many sequences to run, and which weights stay in memory",
+            "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
         ),
         "completion": _Command(
             completion,
-            "print what makes a shell complete commands and options",
+            "print a shell completion script",
             "completion bash > ~/.local/share/bash-completion/completions/h2o-cpp",
         ),
     },
@@ -117,19 +117,17 @@ _EPILOG = """example, with the bundled model:
 
 exit status:
   0    done
-  1    an error, said in one line on stderr
-  2    arguments that make no sense
+  1    an error, in one line on stderr
+  2    invalid arguments
   130  interrupted by Ctrl-C"""
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
         epilog=f"{_list_commands()}\n\n{_EPILOG}",
-        formatter_class=Help,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -140,8 +138,6 @@ def make_parser() -> argparse.ArgumentParser:
                 help=summary,
                 description=module.__doc__,
                 epilog=f"example:\n  h2o-cpp {example}",
-                formatter_class=Help,
-                allow_abbrev=False,
             )
             module.add_arguments(one)
             one.set_defaults(module=module)
@@ -154,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module: _Module = args.module
     try:
         return module.run(args)
-    except BrokenPipeError:  # the reader of our output has left; nobody is to hear of the rest
+    except BrokenPipeError:  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, ValueError, MemoryError) as error:

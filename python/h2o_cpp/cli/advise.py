@@ -1,4 +1,4 @@
-"""Find the smallest cache that costs little on a text of yours: the budget for --hh.
+"""Find the smallest cache that costs little on your text: the budget for --hh.
 
 The perplexity of the text is measured with the full cache, and with less and less of it, by
 bisection: where more budget is not always better, a smaller one may be as good. --write stores the
@@ -13,16 +13,26 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import MODEL, add_threads, names, read_text
+from h2o_cpp.cli.options import (
+    add_model,
+    add_n_batch,
+    add_n_ctx,
+    add_text,
+    add_text_tokens,
+    add_threads,
+)
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, advise
 from h2o_cpp.model.stored_budget import store_budget
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("text", type=Path, metavar="TEXT", help="file of UTF-8 text")
+    add_model(parser)
+    add_text(parser)
     parser.add_argument(
         "--loss", type=float, default=0.01, metavar="X",
         help="the perplexity may grow by this fraction (default: %(default)s)",
@@ -31,18 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", type=names, default=["h2o", "mean"], metavar="NAME,...",
         help="policies to try (default: h2o,mean)",
     )  # fmt: skip
-    parser.add_argument(
-        "-c", "--n-ctx", type=int, metavar="N",
-        help="tokens of a window (default: as trained, at most 2048 and the text)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N",
-        help="read only N tokens of the text (default: two windows)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--chunk", type=int, default=1, metavar="N",
-        help="tokens read at a time, with eviction after each: more is faster, 1 is what "
-        "generation does (default: %(default)s)",
+    add_n_ctx(parser, "tokens of a window (default: as trained, at most 2048 and the text)")
+    add_text_tokens(parser, "two windows")
+    add_n_batch(
+        parser, 1, "tokens read at a time, with eviction after each: more is faster, 1 is what "
+        "generation does (default: %(default)s)", "--chunk",
     )  # fmt: skip
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write", action="store_true", help="store the budget in the model's file (default: not)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE",
+        "-o", "--output", type=Path, metavar="FILE",
         help="store it in a copy of the model's file instead (default: none)",
     )  # fmt: skip
 
@@ -61,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give either --write or --output, not both")
     found = advise(
         args.model,
-        read_text(args.text),
+        read_text(args.file),
         loss=args.loss,
         policies=args.policy,
         n_ctx=args.n_ctx,
-        max_tokens=args.max_tokens,
-        chunk=args.chunk,
+        max_tokens=args.text_tokens,
+        chunk=args.n_batch,
         threads=args.threads,
     )
     if args.json:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.cli.options import MODEL, add_threads, read_text
+from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.analysis.attention import accumulated_attention, attention_rows
 from h2o_cpp.measure.analysis.panels import draw_report
 from h2o_cpp.measure.analysis.plots import new_figure
@@ -16,22 +18,19 @@ from h2o_cpp.measure.analysis.power_law import LEAST_TOKENS
 from h2o_cpp.measure.analysis.report import REMOVALS, Report
 from h2o_cpp.measure.analysis.sparsity import sparsity
 from h2o_cpp.measure.perplexity import measure
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2048
 _BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N",
-        help=f"read only N tokens of the text (default: as trained, at most {_MAX_TOKENS})",
-    )  # fmt: skip
+    add_model(parser)
+    add_text(parser)
+    add_text_tokens(parser, f"as trained, at most {_MAX_TOKENS}")
     add_threads(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the numbers here too (default: nowhere)"
@@ -44,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the tables."""
     figure = None if args.plot is None else new_figure(10, 8)
-    text = read_text(args.text)
+    text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n = min(model.n_ctx_train, _MAX_TOKENS)
-    n = n if args.max_tokens is None else whole("max_tokens", args.max_tokens, 1)
-    tokenizer = TextTokenizer.of_model(model)
+    n = n if args.text_tokens is None else check_int("text_tokens", args.text_tokens, 1)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     words = tokenizer.encode(text, add_special=False)[: n - len(beginning)]
     tokens = [*beginning, *words]
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     removal = list(tqdm(measured, total=n_measured, desc="removal", disable=None, leave=False))
     report = Report.of(tokens, layer_sparsity, accumulated, removal)
 
-    print(f"{len(tokens)} tokens of {args.text}\n")
+    print(f"{len(tokens)} tokens of {args.file}\n")
     print("\n".join(report.lines()))
     if model.n_kv_heads < model.n_heads:
         group = model.n_heads // model.n_kv_heads

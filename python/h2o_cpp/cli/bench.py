@@ -10,28 +10,27 @@ import argparse
 import json
 from dataclasses import asdict
 
+from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_cache, add_machine, add_model
+from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_model
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.speed import Measurement, measure
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    add_model(parser)
+    add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
-        "--prompt", type=int, default=512, metavar="N",
+        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
         help="read a prompt of N random tokens (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=int, default=128, metavar="N",
+        "-d", "--depth", "--context", "--n-depth", type=int, default=128, metavar="N",
         help="decode after N tokens (default: %(default)s)",
     )  # fmt: skip
+    add_max_tokens(parser, 32, "decode N tokens", "--tokens", "--n-gen")
     parser.add_argument(
-        "-n", "--tokens", type=int, default=32, metavar="N",
-        help="decode N tokens (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rounds", type=int, default=3, metavar="K",
+        "-r", "--rounds", "--repetitions", type=int, default=3, metavar="K",
         help="do it K times, for the median (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser)
@@ -43,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, and print a table or JSON."""
     found = measure(
         args.model,
-        prompt=args.prompt,
-        context=args.context,
-        n=args.tokens,
+        prompt=args.prompt_tokens,
+        context=args.depth,
+        n=args.max_tokens,
         rounds=args.rounds,
         device=args.device,
         threads=args.threads,

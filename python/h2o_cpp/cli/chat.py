@@ -11,17 +11,24 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from h2o_cpp import BUNDLED_MODEL
 from h2o_cpp.cli.conversation import COMMANDS, Conversation
-from h2o_cpp.cli.lines import editing, history_file, is_quoted, messages, unquoted
-from h2o_cpp.cli.options import add_options
+from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, unquoted
+from h2o_cpp.cli.options import add_generation, add_model
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import show
 from h2o_cpp.generation.request import ContextFullError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
+    add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
-        "--system", metavar="TEXT", help="what the model is told first (default: nothing)"
+        "--system",
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        help="the system prompt (default: nothing)",
     )
     parser.add_argument(
         "--template",
@@ -31,19 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
-        help="where a terminal's lines are remembered (default: ~/.local/state/h2o-cpp/history)",
+        help="where typed lines are kept (default: ~/.local/state/h2o-cpp/history)",
     )  # fmt: skip
     history.add_argument(
-        "--no-history", action="store_true", help="forget them at the end (default: remember)"
+        "--no-history", action="store_true", help="do not keep them (default: keep)"
     )
-    add_options(parser)
+    add_generation(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer each message of stdin on stdout; all else goes to stderr.
 
-    A message that cannot be answered, or a command that cannot be obeyed, is an error, and the
-    status 1 at the end; the conversation goes on as if it had not been said.
+    A message that cannot be answered, or a command that fails, is an error, and the
+    status is 1 at the end; the conversation continues without it.
     """
     status = 0
     history = None if args.no_history else args.history or history_file()
@@ -52,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             for text in messages():
                 if not text.strip():
                     continue
-                if not _obey_or_answer(conversation, text):
+                if not _run_or_answer(conversation, text):
                     status = 1
         except EOFError:  # /exit
             pass
@@ -62,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _obey_or_answer(conversation: Conversation, text: str) -> bool:
-    """Whether it could be done."""
+def _run_or_answer(conversation: Conversation, text: str) -> bool:
+    """Whether that succeeded."""
     try:
         if not is_quoted(text) and text.lstrip().startswith("/"):
             conversation.command(text)
         else:
             show(conversation.generator, conversation.say(unquoted(text)))
     except ContextFullError as error:
-        _tell_error(f"{error}: say less, or /reset to begin anew")
+        _tell_error(f"{error}: send a shorter message, or /reset")
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, ValueError, MemoryError) as error:

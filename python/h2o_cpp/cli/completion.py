@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from h2o_cpp.cli.parser import Parser
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell that is to read it")
 
@@ -37,5 +39,5 @@ def _complete_files(parser: argparse.ArgumentParser, shtab: object) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 _complete_files(each, shtab)
-        elif action.type is Path or action.metavar in ("MODEL", "IN"):
+        elif action.type is Path or action.metavar == "MODEL":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A conversation in a terminal: what is said, and the /commands."""
+"""A conversation in a terminal: messages, and the /commands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from h2o_cpp.chat import Chat
+from h2o_cpp.cli.argument_types import budget
+from h2o_cpp.cli.files import read_template
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
-from h2o_cpp.cli.options import budget, open_generator, read_template, stream_options
+from h2o_cpp.cli.options import open_generator, stream_options
+from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.measure.inspection import VisiblePieces
@@ -26,7 +28,7 @@ class _Command(NamedTuple):
 
 
 class Conversation:
-    """A Chat, its Generator, and commands; what these have to say goes to stderr."""
+    """A Chat, its Generator, and commands, which print to stderr."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Load the model as the arguments say; raises as Generator and Chat do."""
@@ -48,20 +50,21 @@ class Conversation:
         return self._chat.say(text, **self._options)
 
     def command(self, line: str) -> None:
-        """Do what a line that begins with / says.
+        """Run a line that begins with /.
 
-        Raises EOFError for /exit; OSError, RuntimeError and ValueError for what cannot be done,
+        Raises EOFError for /exit; OSError, RuntimeError and ValueError if it fails;
         the conversation is then as before.
         """
         name, _, argument = line.strip().partition(" ")
         found = COMMANDS.get(name)
         if found is None:
             raise ValueError(
-                f'{name} is no command; /help lists them, and """ sends a text that begins so'
+                f"{name} is not a command (/help lists them); "
+                'a message that begins so needs """ around it'
             )
         argument = argument.strip()
         if argument and not found.argument:
-            raise ValueError(f"{name} takes nothing, got {argument!r}")
+            raise ValueError(f"{name} takes no argument, got {argument!r}")
         if not argument and found.argument and not found.argument.startswith("["):
             raise ValueError(f"expected {name} {found.argument}")
         found.do(self, argument)
@@ -114,19 +117,19 @@ class Conversation:
 
     def _inspect(self, _: str) -> None:
         stats = self.generator.stats()
-        tokens = self._chat.tokens[: stats.tokens_seen]  # the last one said may be yet to be read
+        tokens = self._chat.tokens[: stats.tokens_seen]  # the last may not be read yet
         if not tokens:
-            raise ValueError("nothing has been said")
+            raise ValueError("the conversation is empty")
         kept = np.zeros((stats.n_layers, stats.n_kv_heads, len(tokens)), bool)
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
         policy = self.generator.policy
-        shown = marks(
+        shown = token_styles(
             kept.mean(axis=(0, 1)).tolist(), policy if isinstance(policy, Policy) else policy[0]
         )
         pieces = VisiblePieces(self.generator.tokenizer)
         color = color_wanted(sys.stderr)
-        _tell("".join(marked(shown, [pieces.push(token) for token in tokens], color=color)))
+        _tell("".join(styled(shown, [pieces.push(token) for token in tokens], color=color)))
         _tell(legend(set(shown), color=color, one_head=False))
 
     def _reset(self, _: str) -> None:
@@ -148,7 +151,7 @@ COMMANDS = {
     "/stats": _Command(Conversation._stats, "", "what the cache holds"),
     "/inspect": _Command(Conversation._inspect, "", "which tokens the cache still keeps"),
     "/save": _Command(Conversation._save, "FILE", "write the conversation and its cache"),
-    "/load": _Command(Conversation._load, "FILE", "go on with one that was saved"),
-    "/reset": _Command(Conversation._reset, "", "begin anew"),
+    "/load": _Command(Conversation._load, "FILE", "continue a saved conversation"),
+    "/reset": _Command(Conversation._reset, "", "start a new conversation"),
     "/exit": _Command(Conversation._exit, "", "end; so does Ctrl-D"),
 }

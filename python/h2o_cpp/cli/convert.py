@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.convert import OUTTYPES, convert
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "checkpoint",

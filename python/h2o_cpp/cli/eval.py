@@ -8,16 +8,17 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_machine
+from h2o_cpp.cli.options import add_kv_dtype, add_machine, add_model, add_n_batch, add_n_ctx
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(parser)
     parser.add_argument(
-        "--tasks", required=True, metavar="NAME,...",
+        "--tasks", "--task", required=True, metavar="NAME,...",
         help="with --data of copa,openbookqa,piqa,rte,winogrande,mathqa; without, any of lm_eval's",
     )  # fmt: skip
     parser.add_argument(
@@ -38,16 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only N documents of each task (default: all)"
     )
-    parser.add_argument(
-        "-c",
-        "--n-ctx",
-        type=int,
-        metavar="N",
-        help="most tokens of a request (default: as trained)",
-    )
-    parser.add_argument(
-        "--chunk", type=int, metavar="N",
-        help="read contexts N tokens at a time, with eviction after each (default: in one piece)",
+    add_n_ctx(parser, "most tokens of a request (default: as trained)")
+    add_n_batch(
+        parser, None,
+        "read contexts N tokens at a time, with eviction after each (default: in one piece)",
+        "--chunk",
     )  # fmt: skip
     add_kv_dtype(parser)
     parser.add_argument(
@@ -70,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         hh=args.hh,
         policy=args.policy,
         n_ctx=args.n_ctx,
-        chunk=args.chunk,
+        chunk=args.n_batch,
         kv_dtype=args.kv_dtype,
         device=args.device,
         threads=args.threads,
@@ -97,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             "num_fewshot": args.num_fewshot,
             "limit": args.limit,
             "n_ctx": model.budgeted.n_ctx,
-            "chunk": args.chunk,
+            "chunk": args.n_batch,
             "kv_dtype": args.kv_dtype,
         }
         text = json.dumps({"settings": settings, "scores": rows}, indent=2)

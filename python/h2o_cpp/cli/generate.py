@@ -1,5 +1,5 @@
-"""Continue many prompts, from a file to a file. A job that was stopped, or killed, goes on where it
-was when it is started again: lines that the output has are not computed again."""
+"""Continue many prompts, from a file to a file. A job that was stopped, or killed, resumes when
+it is started again: lines that the output has are not computed again."""
 
 from __future__ import annotations
 
@@ -11,33 +11,42 @@ from time import perf_counter
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp.cli.options import add_options, add_sequences, open_generator, stream_options
+from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.cli.options import (
+    add_generation,
+    add_model,
+    add_sequences,
+    open_generator,
+    stream_options,
+)
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.jobs import Output, generate_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
+    add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="a JSON object in each line"
+        "-i", "--input", type=Path, required=True, metavar="FILE", help="a JSON object in each line"
     )
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="FILE",
-        help="add a JSON object to FILE for each text that has ended",
+        "-o", "--output", type=Path, required=True, metavar="FILE",
+        help="add a JSON object to FILE for each prompt that is done",
     )  # fmt: skip
     parser.add_argument(
         "--field", default="prompt", metavar="NAME",
         help="where the prompt is in an object (default: %(default)s)",
     )  # fmt: skip
-    add_sequences(parser)
+    add_sequences(parser, "continue N prompts at once")
     parser.add_argument(
         "--json", action="store_true",
-        help="print the closing line as JSON on stdout (default: in words on stderr)",
+        help="print the summary line as JSON on stdout (default: in words on stderr)",
     )  # fmt: skip
-    add_options(parser)
+    add_generation(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the output; progress, bad lines and a closing line go to stderr."""
+    """Write the output; progress, bad lines and a summary line go to stderr."""
     with args.input.open("rb") as file:
         n_lines = sum(bool(line.strip()) for line in file)
     n_written = n_tokens = n_bad = 0
@@ -81,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document))
         return 0
     print(
-        f"[{n_written} texts written, {n_found} were there, {n_bad} bad lines | "
+        f"[{n_written} outputs written, {n_found} already done, {n_bad} bad lines | "
         f"{n_tokens} tokens, {n_tokens / seconds:.0f}/s]",
         file=sys.stderr,
     )

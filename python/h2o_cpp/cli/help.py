@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import textwrap
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
 
 
 class Help(argparse.HelpFormatter):
     """Paragraphs are filled; lists and examples, whose lines are indented, stay as they are.
 
-    Commands are in the epilog, in groups, and not among the arguments.
+    Commands are in the epilog, in groups, and not among the arguments. The usage line has what is
+    required. Aliases, the names of an option after its first long one, are left out.
     """
+
+    def _format_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None
+    ) -> str:
+        words = [self._prog]
+        options = False
+        for action in actions:
+            options |= bool(action.option_strings) and not action.required
+            if action.option_strings and not action.required:
+                continue
+            if action.option_strings:
+                words.append(action.option_strings[0])
+            name = str(action.metavar or action.dest)
+            words.append(name if action.required else f"[{name}]")
+        words += ["[options]"] if options else []
+        return f"{'usage: ' if prefix is None else prefix}{' '.join(words)}\n\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = textwrap.dedent(text).strip().split("\n\n")
@@ -18,6 +39,12 @@ class Help(argparse.HelpFormatter):
             paragraph if "\n  " in paragraph else textwrap.fill(" ".join(paragraph.split()), width)
             for paragraph in paragraphs
         )
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        short = list(takewhile(lambda name: not name.startswith("--"), action.option_strings))
+        shown.option_strings = action.option_strings[: len(short) + 1]
+        return super()._format_action_invocation(shown)
 
     def _format_action(self, action: argparse.Action) -> str:
         if isinstance(action, argparse._SubParsersAction):

@@ -10,7 +10,8 @@ from math import prod
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.options import MODEL
+from h2o_cpp.cli.options import add_model
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
@@ -19,9 +20,9 @@ _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(parser)
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(
@@ -106,7 +107,7 @@ def _capacities(file: str, metadata: Mapping[str, Any], memory: str) -> Iterator
 
 
 def mebibytes(n: int) -> str:
-    """`n` bytes for people."""
+    """`n` bytes in MiB."""
     return f"{n / 2**20:.2f} MiB"
 
 

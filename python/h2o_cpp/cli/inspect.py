@@ -13,26 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp.cli.marks import color_wanted, legend, marked, marks
-from h2o_cpp.cli.options import add_cache, add_machine, add_model, read_prompt
+from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_prompt, read_prompt
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_budget import resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("text", nargs="?", metavar="TEXT", help='the text; "-" reads stdin')
-    text.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from FILE")
-    add_model(parser)
-    parser.add_argument(
-        "-n", "--max-tokens", type=int, default=0, metavar="N",
-        help="continue the text greedily by at most N tokens (default: %(default)s)",
-    )  # fmt: skip
+    add_prompt(parser, "TEXT", "the text")
+    add_max_tokens(parser, 0, "continue the text greedily by at most N tokens")
     add_cache(parser, n_batch=1)
     add_machine(parser)
 
@@ -51,16 +46,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the text as the cache has it at its end, and a table; write the files asked for."""
     model = open_model(args.model, device=args.device, threads=args.threads)
     if args.layer is not None:
-        whole("layer", args.layer, 0, model.n_layers - 1)
+        check_int("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:
-        whole("head", args.head, 0, model.n_kv_heads - 1)
-    n_ctx = model.n_ctx_train if args.n_ctx is None else whole("n_ctx", args.n_ctx, 1)
+        check_int("head", args.head, 0, model.n_kv_heads - 1)
+    n_ctx = model.n_ctx_train if args.n_ctx is None else check_int("n_ctx", args.n_ctx, 1)
     hh, policy = resolve_budget(args.hh, args.policy, model.file)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     found = inspect(
         model,
         tokenizer,
-        tokenizer.encode(read_prompt(args.text, args.file)),
+        tokenizer.encode(read_prompt(args)),
         budget_policy(hh, args.recent, n_ctx, policy),
         n_ctx=n_ctx,
         positions=args.positions,
@@ -73,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     color = args.color == "always" or (args.color == "auto" and color_wanted(sys.stdout))
-    shown = marks(_shares(found, args.layer, args.head), found.policy)
-    for run_of_text in marked(shown, found.pieces, color=color):
+    shown = token_styles(_shares(found, args.layer, args.head), found.policy)
+    for run_of_text in styled(shown, found.pieces, color=color):
         print(run_of_text, end="")
     print("\n")
     one_head = args.layer is not None and args.head is not None

@@ -3,57 +3,60 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
+from h2o_cpp.cli.argument_types import amount, budget, kv_types, n_ctx, names, seed
+from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.parser import Once, Parser
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
-from h2o_cpp.model.stored_budget import Budget
 
 
-class _Arguments(Protocol):
+class Arguments(Protocol):
     """A parser, or a group of its arguments."""
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As ArgumentParser."""
+        ...
 
 
 # What find_model takes.
 MODEL = "GGUF file, a directory that has one, or hf://org/name"
 
 _MAX_SEQUENCES = 8
+_BUNDLED = "(default: the bundled tiny model)"
 
-# What the options of sampling mean.
-_SAMPLING = {
-    "temperature": "how random; 0 is greedy",
-    "top_k": "choose from the N likeliest tokens; 0 is all",
-    "top_p": "choose from the likeliest that share probability X; 1 is all",
-    "min_p": "leave out those less than X times as likely as the first; 0 is none",
-    "repeat_penalty": "for tokens that repeat; 1 is none",
-    "repeat_last_n": "how many tokens back a repeat counts; -1 is all",
+# The aliases of the options of sampling, and what they mean.
+_SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
+    "temperature": (("--temp",), "how random; 0 is greedy"),
+    "top_k": ((), "choose from the N likeliest tokens; 0 is all"),
+    "top_p": ((), "choose from the likeliest tokens of total probability X; 1 is all"),
+    "min_p": ((), "leave out tokens less than X times as likely as the likeliest; 0 is none"),
+    "repeat_penalty": ((), "for tokens that repeat; 1 is none"),
+    "repeat_last_n": ((), "how many tokens back a repeat counts; -1 is all"),
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
-    add_model(parser)
-    parser.add_argument(
-        "-n",
-        "--max-tokens",
-        type=int,
-        default=128,
-        metavar="N",
-        help="generate at most N tokens; -1: until the text ends (default: %(default)s)",
-    )
+def add_generation(parser: Parser) -> None:
+    """Add all that StreamOptions and Generator take, but the model."""
+    add_max_tokens(parser, 128, "generate at most N tokens; -1: until the model ends the text")
 
     add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
-    for name, meaning in _SAMPLING.items():
+    for name, (aliases, meaning) in _SAMPLING.items():
         default: int | float = getattr(_core.Sampling(), name)
         sampling.add_argument(
             f"--{name.replace('_', '-')}",
+            *aliases,
             type=type(default),
             default=default,
             metavar="N" if isinstance(default, int) else "X",
@@ -62,38 +65,131 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "-s",
         "--seed",
-        type=int,
+        type=seed,
         metavar="N",
-        help="the same seed gives the same text (default: different each time)",
+        help="the same seed gives the same output; -1: different each time (default: -1)",
     )
     sampling.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be given again (default: none)",
+        help="end before TEXT; may be repeated (default: none)",
     )
     sampling.add_argument(
         "--ignore-eos",
         action="store_true",
-        help="go on after the end of text (default: end there)",
+        help="continue after the end-of-text token (default: end there)",
     )
 
     add_machine(parser, resident=True)
 
 
-def add_model(parser: _Arguments) -> None:
-    """Add --model."""
+def add_model(parser: Parser, *, default: Path | None = None) -> None:
+    """Add the model, by position or by --model; required unless it has a default."""
+    if default is None:
+        parser.add_either("-m", "--model", metavar="MODEL", help=MODEL)
+    else:
+        parser.add_either(
+            "-m", "--model", metavar="MODEL", default=default, help=f"{MODEL} {_BUNDLED}"
+        )
+
+
+def add_prompt(parser: Parser, metavar: str, what: str) -> None:
+    """Add a prompt, by position, --prompt or --file, for read_prompt; and --model."""
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("words", nargs="?", metavar=metavar, help=f'{what}; "-" reads stdin')
+    prompt.add_argument(
+        "-p", "--prompt", action=Once, metavar=metavar, help=f"{what}, as an option"
+    )
+    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help=f"read {what} from FILE")
     parser.add_argument(
         "-m",
         "--model",
+        action=Once,
         default=BUNDLED_MODEL,
         metavar="MODEL",
-        help=f"{MODEL} (default: the bundled tiny model)",
+        help=f"{MODEL} {_BUNDLED}",
+    )
+
+    def check(args: argparse.Namespace, extras: Sequence[str]) -> None:
+        if args.words is not None and args.model is BUNDLED_MODEL and _is_model(args.words):
+            raise ValueError(
+                f"{args.words} is a model, not a text; did you mean: "
+                f'{parser.prog} -m {quote(args.words)} "..."'
+            )
+        if args.words is not None and extras and not any(word.startswith("-") for word in extras):
+            rest = " ".join(extras)
+            raise ValueError(f"{metavar} is one argument, got {rest!r} too: put it in quotes")
+
+    parser.add_check(check)
+
+
+def add_text(parser: Parser) -> None:
+    """Add the file of a text to measure, by position or by --file."""
+    parser.add_either("-f", "--file", metavar="FILE", type=Path, help="UTF-8 text")
+
+
+def add_max_tokens(parser: Arguments, default: int, meaning: str, *aliases: str) -> None:
+    """Add --max-tokens, of what is generated."""
+    parser.add_argument(
+        "-n",
+        "--max-tokens",
+        "--n-predict",
+        "--predict",
+        *aliases,
+        type=int,
+        default=default,
+        metavar="N",
+        help=f"{meaning} (default: %(default)s)",
     )
 
 
-def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
+def add_text_tokens(parser: Arguments, default: str) -> None:
+    """Add --text-tokens, how much of a text is read."""
+    parser.add_argument(
+        "--text-tokens",
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"read only the first N tokens of the text (default: {default})",
+    )
+
+
+def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
+    """Add --n-ctx."""
+    parser.add_argument(
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=n_ctx, metavar="N", help=meaning
+    )
+
+
+def add_n_batch(
+    parser: Arguments,
+    default: int | None,
+    meaning: str = "prompt tokens read at a time (default: %(default)s)",
+    *aliases: str,
+) -> None:
+    """Add --n-batch."""
+    parser.add_argument(
+        "-b",
+        "--n-batch",
+        "--batch-size",
+        *aliases,
+        type=int,
+        default=default,
+        metavar="N",
+        help=meaning,
+    )
+
+
+def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
+    """Add --max-sequences."""
+    parser.add_argument(
+        "--max-sequences", "-np", "--parallel", *aliases, type=int, metavar="N", help=meaning
+    )
+
+
+def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
     """Add the group of what the cache keeps; n_batch is the default of --n-batch."""
     cache = parser.add_argument_group("cache")
     cache.add_argument(
@@ -105,7 +201,7 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
     )
     cache.add_argument(
         "--recent",
-        type=_amount,
+        type=amount,
         metavar="X",
         help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
     )
@@ -114,13 +210,10 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
         metavar="NAME",
         help=f"keep --hh by another policy, one of {','.join(POLICIES)} (default: h2o)",
     )
-    cache.add_argument(
-        "-c",
-        "--n-ctx",
-        type=int,
-        metavar="N",
-        help="the context: what --hh is a share of, and the most tokens of a text whose positions "
-        "do not roll (default and limit: as trained)",
+    add_n_ctx(
+        cache,
+        "the context: --hh is a fraction of it, and a sequence has at most so many tokens unless "
+        "its positions roll (default and limit: as trained)",
     )
     cache.add_argument(
         "--positions",
@@ -128,17 +221,11 @@ def add_cache(parser: argparse.ArgumentParser, *, n_batch: int = 512) -> None:
         default="auto",
         help="of a rotary model; auto: rolling past the trained length (default: %(default)s)",
     )
-    cache.add_argument(
-        "--n-batch",
-        type=int,
-        default=n_batch,
-        metavar="N",
-        help="prompt tokens read at a time (default: %(default)s)",
-    )
+    add_n_batch(cache, n_batch)
     add_kv_dtype(cache)
 
 
-def add_machine(parser: argparse.ArgumentParser, *, resident: bool = False) -> None:
+def add_machine(parser: Parser, *, resident: bool = False) -> None:
     """Add the group of where to compute; with `resident`, --max-resident too."""
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -147,31 +234,34 @@ def add_machine(parser: argparse.ArgumentParser, *, resident: bool = False) -> N
         metavar="NAME",
         help="auto, cpu, cuda or cuda:N (default: %(default)s)",
     )
+    machine.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        action=_GpuLayers,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
     if resident:
         machine.add_argument(
             "--max-resident",
             metavar="SIZE",
             help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
-            "read anew for every pass (default: all stay)",
+            "read again for every pass (default: all stay)",
         )
     add_threads(machine)
 
 
-def add_sequences(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
     """Add --max-sequences and --memory, for open_generator to be given many=True."""
     at_once = parser.add_mutually_exclusive_group()
-    at_once.add_argument(
-        "--max-sequences",
-        type=int,
-        metavar="N",
-        help=f"compute N sequences at once (default: {_MAX_SEQUENCES})",
-    )
+    add_max_sequences(at_once, f"{meaning} (default: {_MAX_SEQUENCES})")
     at_once.add_argument(
         "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
     )
 
 
-def add_policies(parser: _Arguments) -> None:
+def add_policies(parser: Arguments) -> None:
     """Add --policy, of those to compare."""
     parser.add_argument(
         "--policy",
@@ -183,18 +273,28 @@ def add_policies(parser: _Arguments) -> None:
     )
 
 
-def add_kv_dtype(parser: _Arguments) -> None:
+def add_kv_dtype(parser: Arguments) -> None:
     """Add --kv-dtype."""
     parser.add_argument(
         "--kv-dtype",
-        type=_kv_types,
+        type=kv_types,
         default="f16",
         metavar="TYPE[,TYPE]",
         help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
     )
+    for i, (short, long) in enumerate((("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"))):
+        parser.add_argument(
+            short,
+            long,
+            action=_CacheType,
+            const=i,
+            dest="kv_dtype",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
 
 
-def add_threads(parser: _Arguments) -> None:
+def add_threads(parser: Arguments) -> None:
     """Add --threads."""
     parser.add_argument(
         "-t",
@@ -244,61 +344,54 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
     }
 
 
-def read_prompt(text: str, file: Path | None) -> str:
-    """A text, or that of stdin ("-") or of a file without the last newline."""
-    if file is not None:
-        return read_text(file).removesuffix("\n")
+def read_prompt(args: argparse.Namespace) -> str:
+    """The text of add_prompt's arguments: given, of stdin ("-") or of a file; of these two without
+    the last line end."""
+    if args.file is not None:
+        return read_text(args.file).removesuffix("\n")
+    text: str = args.words if args.prompt is None else args.prompt
     return sys.stdin.read().removesuffix("\n") if text == "-" else text
 
 
-def read_template(given: str | None) -> str | None:
-    """A chat template, or that of the file after an @."""
-    if given is None or not given.startswith("@"):
-        return given
-    return read_text(Path(given[1:]))
+def _is_model(text: str) -> bool:
+    """Whether a text names a model that find_model would find."""
+    if text.startswith("hf://"):
+        return True
+    if os.path.isdir(text):
+        with suppress(OSError, ValueError):
+            find_model(text)
+            return True
+    return text.endswith(".gguf") and os.path.isfile(text)
 
 
-def read_text(file: Path) -> str:
-    """The UTF-8 text of a file."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: no UTF-8 text: {error.reason} at byte {error.start}") from None
+class _CacheType(argparse.Action):
+    """Of llama.cpp: the type of K (const 0) or of V (const 1) alone."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        both = namespace.kv_dtype
+        pair = [both, both] if isinstance(both, str) else list(both)
+        pair[self.const] = values
+        namespace.kv_dtype = tuple(pair)
 
 
-def names(text: str) -> list[str]:
-    """A list of names, as an argument."""
-    return text.split(",")
+class _GpuLayers(argparse.Action):
+    """Of llama.cpp: accepted, and answered by how it is done here."""
 
-
-def fractions(text: str) -> list[float]:
-    """A list of fractions, as an argument."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError("expected fractions such as 0.1,0.2") from None
-
-
-def _kv_types(text: str) -> str | tuple[str, str]:
-    """One type ("q8_0") or two ("q8_0,q4_0")."""
-    k, comma, v = text.partition(",")
-    return (k, v) if comma else k
-
-
-def budget(text: str) -> Budget:
-    """An amount, or what the file recommends."""
-    return "auto" if text == "auto" else _amount(text)
-
-
-def _amount(text: str) -> float:
-    """A number of tokens if it is whole ("400"), otherwise a fraction ("0.2")."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            "expected a fraction such as 0.2 or a number of tokens such as 400"
-        ) from None
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(
+            f"note: {option_string} {values} has no effect: --device (auto, cpu, cuda or cuda:N) "
+            "says where all layers are computed",
+            file=sys.stderr,
+        )

@@ -10,44 +10,45 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_cpp.cli.argument_types import fractions
+from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
-    MODEL,
     add_kv_dtype,
+    add_model,
+    add_n_batch,
+    add_n_ctx,
     add_policies,
+    add_text,
+    add_text_tokens,
     add_threads,
-    fractions,
-    read_text,
 )
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("text", type=Path, metavar="FILE", help="UTF-8 text")
+    add_model(parser)
+    add_text(parser)
     add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
     )  # fmt: skip
-    parser.add_argument(
-        "-c", "--n-ctx", type=int, metavar="N", help="tokens of a window (default: as trained)"
-    )
+    add_n_ctx(parser, "tokens of a window (default: as trained)")
     parser.add_argument(
         "--stride", type=int, metavar="N",
         help="predict the last N tokens of each window (default: all but the first)",
     )  # fmt: skip
-    parser.add_argument(
-        "--chunk", type=int, default=1, metavar="N",
-        help="tokens fed at a time, with eviction after each (default: 1, as generation does)",
+    add_n_batch(
+        parser, 1, "tokens read at a time, with eviction after each (default: 1, as generation "
+        "does)", "--chunk",
     )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="read only N tokens of the text (default: all)"
-    )
+    add_text_tokens(parser, "all")
     parser.add_argument(
         "--streaming", action="store_true",
         help="read the text in one pass and show each tenth of it by itself (default: windows)",
@@ -63,12 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
     figure = None if args.plot is None else new_figure(6, 4)
-    text = read_text(args.text)
+    text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
-    tokens = tokenizer.encode(text, add_special=False)[: args.max_tokens]
+    tokens = tokenizer.encode(text, add_special=False)[: args.text_tokens]
     rows = measure(
         model,
         tokens,
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         n_ctx=n_ctx,
         beginning=beginning,
         stride=args.stride,
-        chunk=args.chunk,
+        chunk=args.n_batch,
         kv_dtype=args.kv_dtype,
         streaming=args.streaming,
     )
@@ -101,11 +102,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json:
         rows_measured = [asdict(row) for row in measured]
-        document = {"n_ctx": n_ctx, "chunk": args.chunk, "measured": rows_measured}
+        document = {"n_ctx": n_ctx, "chunk": args.n_batch, "measured": rows_measured}
         print(json.dumps(document, indent=2))
     else:
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
-        print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.chunk} at a time")
+        print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
+    if args.csv is not None:
+        write_csv(args.csv, [_flat(row) for row in measured])
     if figure is not None:
         axes = figure.subplots()
         evicting = [row for row in measured if row.policy != "full"]
@@ -114,3 +117,10 @@ def run(args: argparse.Namespace) -> int:
         axes.set_ylabel("perplexity")
         figure.savefig(args.plot)
     return 0
+
+
+def _flat(row: Measurement) -> dict[str, object]:
+    """A row of the CSV file, where each segment has a column."""
+    flat = asdict(row)
+    segments = flat.pop("segments")
+    return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

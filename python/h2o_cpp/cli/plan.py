@@ -1,4 +1,4 @@
-"""Choose how many texts to continue at once, and which weights stay in memory, on the CPU.
+"""Choose how many sequences to generate at once, and which weights stay in memory, on the CPU.
 
 What memory and storage give and how fast this machine computes is measured, unless it is given;
 what each choice would do is predicted from that, and explained.
@@ -11,40 +11,43 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from h2o_cpp.cli.argument_types import budget
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import MODEL, add_kv_dtype, add_threads, budget
+from h2o_cpp.cli.options import (
+    add_kv_dtype,
+    add_max_sequences,
+    add_max_tokens,
+    add_model,
+    add_n_batch,
+    add_threads,
+)
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.planner import Plan, plan
 from h2o_cpp.measure.prediction import Candidate
 from h2o_cpp.model.arguments import bytes_of
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(parser)
     parser.add_argument(
         "--memory", required=True, metavar="SIZE",
         help="for weights, caches and activations together, such as 4GiB",
     )  # fmt: skip
     parser.add_argument(
-        "--prompt", type=int, default=512, metavar="N",
-        help="texts begin with N tokens (default: %(default)s)",
+        "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
+        help="each prompt has N tokens (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "-n", "--tokens", type=int, default=128, metavar="N",
-        help="and are continued by N (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sequences", type=int, metavar="N",
-        help="there are at most N texts to continue at once (default: any number)",
+    add_max_tokens(parser, 128, "each output has N tokens", "--tokens")
+    add_max_sequences(
+        parser, "there are at most N prompts to continue at once (default: any number)",
+        "--sequences",
     )  # fmt: skip
     parser.add_argument(
         "--hh", type=budget, metavar="X",
         help="keep a fraction (0.2) or a number (400) of tokens, or auto (default: keep all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--n-batch", type=int, default=512, metavar="N",
-        help="prompt tokens read at a time (default: %(default)s)",
-    )  # fmt: skip
+    add_n_batch(parser, 512)
     add_kv_dtype(parser)
     add_threads(parser)
     for name, what in (
@@ -66,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     found = plan(
         args.model,
         args.memory,
-        prompt=args.prompt,
-        n=args.tokens,
-        sequences=args.sequences,
+        prompt=args.prompt_tokens,
+        n=args.max_tokens,
+        sequences=args.max_sequences,
         hh=args.hh,
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
@@ -93,9 +96,9 @@ def _lines(found: Plan) -> Iterator[str]:
     yield f"memory {speeds.memory / 1e9:.1f} GB/s, storage {speeds.storage / 1e9:.2f} GB/s, " + (
         f"arithmetic {speeds.flops / 1e9:.0f} GFLOP/s"
     )
-    yield f"texts of {job.prompt} + {job.n} tokens, a cache of {mebibytes(job.slab_bytes)} each"
+    yield f"sequences of {job.prompt} + {job.n} tokens, a cache of {mebibytes(job.slab_bytes)} each"
     yield ""
-    yield "| weights in memory | layers read anew | sequences | caches | ms a pass | tokens/s |"
+    yield "| weights in memory | layers read again | sequences | caches | ms a pass | tokens/s |"
     yield "|---|---|---|---|---|---|"
     for one in _shown(found):
         rate = f"{one.tokens_per_second:.1f}"

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_threads
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.quantize import MIXES, quantize
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "input",
-        metavar="IN",
+    parser.add_either(
+        "-m",
+        "--model",
+        metavar="MODEL",
         help="a GGUF file, best of type F32, F16 or BF16; of a split model the first",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="the GGUF file to write")
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Quantise as the arguments say."""
     quantize(
-        args.input,
+        args.model,
         args.output,
         args.type,
         threads=args.threads,

@@ -9,54 +9,56 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_cpp.cli.argument_types import fractions, names
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import (
-    MODEL,
     add_kv_dtype,
+    add_model,
+    add_n_batch,
+    add_n_ctx,
     add_policies,
     add_threads,
-    fractions,
-    names,
-    read_text,
 )
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _LENGTH = 512
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    add_model(parser)
     parser.add_argument(
-        "--task", type=names, default=list(TASKS), metavar="NAME,...",
+        "--tasks", "--task", type=names, default=list(TASKS), metavar="NAME,...",
         help=f"of {','.join(TASKS)} (default: all)",
     )  # fmt: skip
     add_policies(parser)
     parser.add_argument(
         "--budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
-        help="fractions of the length that are kept (default: 0.1,0.2,0.4)",
+        help="fractions of n-ctx that are kept (default: 0.1,0.2,0.4)",
     )  # fmt: skip
-    parser.add_argument(
-        "--length", type=int, metavar="N",
-        help=f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
+    add_n_ctx(
+        parser, f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
+        "--length",
     )  # fmt: skip
     parser.add_argument(
         "--samples", type=int, default=20, metavar="N", help="of each task (default: %(default)s)"
     )
-    parser.add_argument(
-        "--chunk", type=int, default=32, metavar="N",
-        help="prompt tokens read at a time, with eviction after each (default: %(default)s)",
+    add_n_batch(
+        parser, 32, "prompt tokens read at a time, with eviction after each (default: %(default)s)",
+        "--chunk",
     )  # fmt: skip
     parser.add_argument(
         "-s", "--seed", type=int, default=0, metavar="N",
         help="the same seed gives the same prompts (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--text", type=Path, metavar="FILE",
+        "-f", "--file", "--text", type=Path, metavar="FILE",
         help="UTF-8 text that fills the prompts (default: a paragraph, again and again)",
     )  # fmt: skip
     parser.add_argument(
@@ -75,20 +77,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, a row as soon as it is measured."""
-    figure = None if args.plot is None else new_figure(5 * len(args.task), 4)
-    filler = FILLER if args.text is None else read_text(args.text)
-    n_samples = whole("samples", args.samples, 1)
+    figure = None if args.plot is None else new_figure(5 * len(args.tasks), 4)
+    filler = FILLER if args.file is None else read_text(args.file)
+    n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
-    length = length if args.length is None else whole("length", args.length, 1, model.n_ctx_train)
-    tokenizer = TextTokenizer.of_model(model)
+    length = length if args.n_ctx is None else check_int("n_ctx", args.n_ctx, 1, model.n_ctx_train)
+    tokenizer = Tokenizer.of_model(model)
     tasks = {
         task: read_samples(tokenizer, args.data, n_samples)
         if task == "kv" and args.data is not None
         else make_samples(
             tokenizer, task, n=n_samples, length=length, filler=filler, seed=args.seed
         )
-        for task in args.task
+        for task in args.tasks
     }
     rows = measure(
         model,
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         policies=args.policy,
         budgets=args.budget,
         n_ctx=length,
-        chunk=args.chunk,
+        chunk=args.n_batch,
         kv_dtype=args.kv_dtype,
     )
     if not args.json:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from h2o_cpp import Generator
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_options, open_generator, read_prompt, stream_options
+from h2o_cpp.cli.options import (
+    add_generation,
+    add_prompt,
+    open_generator,
+    read_prompt,
+    stream_options,
+)
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.stream import Stream
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help='the text to continue; "-" reads stdin'
-    )
-    prompt.add_argument(
-        "-f", "--file", type=Path, metavar="FILE", help="read the text to continue from FILE"
-    )
+    add_prompt(parser, "PROMPT", "the text to continue")
     parser.add_argument(
         "--parse-special",
         action="store_true",
@@ -30,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json", action="store_true",
-        help="print one JSON object at the end: the text and the closing line's numbers "
+        help="print one JSON object at the end: the text and the summary line's numbers "
         "(default: the text as it comes)",
     )  # fmt: skip
-    add_options(parser)
+    add_generation(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream to stdout; the closing line goes to stderr, so that a pipe holds nothing but text."""
-    prompt = read_prompt(args.prompt, args.file)
+    """Stream to stdout; the summary line goes to stderr, so that a pipe carries only text."""
+    prompt = read_prompt(args)
     options: StreamOptions = {**stream_options(args), "parse_special": args.parse_special}
     with open_generator(args) as generator:
         stream = generator.stream(prompt, **options)
@@ -80,7 +80,7 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
 
 
 def show(generator: Generator, stream: Stream) -> int:
-    """Print a stream and a closing line; Ctrl-C ends it and is the status 130."""
+    """Print a stream and a summary line; Ctrl-C ends it and is the status 130."""
     status = 0
     with stream:
         try:

@@ -1,7 +1,7 @@
 """Serve a model to OpenAI's clients, and a page to chat with it and watch its cache.
 
-SIGTERM and Ctrl-C end it: texts that are being written may go on for --grace seconds. Needs the
-extra `serve`.
+SIGTERM and Ctrl-C end it: requests in progress may go on for --grace seconds. Needs the extra
+`serve`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,15 @@ import argparse
 import os
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.cli.options import (
-    MODEL,
-    add_cache,
-    add_machine,
-    add_sequences,
-    open_generator,
-    read_template,
-)
+from h2o_cpp.cli.files import read_template
+from h2o_cpp.cli.options import add_cache, add_machine, add_model, add_sequences, open_generator
+from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.arguments import bytes_of
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "model", nargs="?", default=BUNDLED_MODEL, metavar="MODEL",
-        help=f"{MODEL} (default: the bundled tiny model)",
-    )  # fmt: skip
+    add_model(parser, default=BUNDLED_MODEL)
     server = parser.add_argument_group("server")
     server.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -35,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)"
     )
     server.add_argument(
-        "--name", metavar="NAME", help="of the model (default: its file's, without .gguf)"
+        "-a",
+        "--name",
+        "--alias",
+        metavar="NAME",
+        help="of the model (default: its file's, without .gguf)",
     )
     server.add_argument(
         "--template", metavar="TEXT",
@@ -43,22 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     server.add_argument(
         "--api-key", default=os.environ.get("H2O_API_KEY"), metavar="KEY",
-        help="what clients must have (default: the environment's H2O_API_KEY, or none)",
+        help="that clients must send (default: the environment's H2O_API_KEY, or none)",
     )  # fmt: skip
     server.add_argument(
         "--grace", type=int, default=30, metavar="SECONDS",
-        help="for texts to end when the server does (default: %(default)s)",
+        help="time to finish what is being generated at shutdown (default: %(default)s)",
     )  # fmt: skip
 
     limits = parser.add_argument_group("limits")
-    add_sequences(limits)
+    add_sequences(limits, "sequences that are generated at once")
     limits.add_argument(
         "--max-queue", type=int, default=64, metavar="N",
-        help="texts that may wait; beyond, the answer is 429 (default: %(default)s)",
+        help="requests that may wait; further ones get status 429 (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--max-tokens", type=int, metavar="N",
-        help="the most that a text may ask for (default: the context)",
+        help="the most tokens that a request may ask for (default: the context)",
     )  # fmt: skip
     limits.add_argument(
         "--max-prompt", type=int, metavar="N",

@@ -122,6 +122,9 @@ def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progres
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    assert writer.fout is not None  # opened by the first of these
+    [file] = writer.fout
+    writer.write_padding(file, file.tell())
     with tqdm(
         total=sum(tensor.nbytes for tensor in tensors),
         desc="converting",
@@ -130,5 +133,7 @@ def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progres
         disable=None if progress else True,  # None: unless stderr is a terminal
     ) as bar:
         for tensor in tensors:
-            writer.write_tensor_data(tensor.encode())
+            # Not write_tensor_data: its numpy.ndarray.tofile turns Ctrl-C into a TypeError.
+            file.write(np.ascontiguousarray(tensor.encode()).data)
+            writer.write_padding(file, tensor.nbytes)
             bar.update(tensor.nbytes)

@@ -1,63 +1,74 @@
-"""Reads SentencePiece BPE models: tokenizer.model, and what HF makes of one in tokenizer.json.
+"""Reads SentencePiece BPE models: tokenizer.model, and what HF makes of one in tokenizer.json."""
 
-The sentencepiece package does not tell a model's kind, its normalisation or which pieces are
-user-defined, so the file, a protocol buffer (sentencepiece_model.proto), is read here.
-"""
-
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
 
 from gguf import TokenType
 
 from h2o_cpp.convert.tokens import AddedToken, Tokens
 
-_Field = int | bytes
-
-# Fields of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3
-_MODEL_TYPE, _WHITESPACE_AS_SUFFIX = 3, 24
-_IDS = {"unknown": (40, 0), "bos": (41, 1), "eos": (42, 2), "padding": (43, -1)}
-_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2, 3, 4, 5
-_BPE = 2  # of TrainerSpec.ModelType
-
 
 def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
     """Reads tokenizer.model; raises ValueError when it is damaged or not a BPE of plain text."""
-    try:
-        fields = list(_fields(path.read_bytes()))
-        pieces = [_piece(_message(value)) for number, value in fields if number == _PIECES]
-        by_number = dict(fields)
-        trainer = dict(_fields(_message(by_number.get(_TRAINER, b""))))
-        normalizer = dict(_fields(_message(by_number.get(_NORMALIZER, b""))))
-    except (ValueError, struct.error) as error:
-        raise ValueError(f"{path}: not a readable SentencePiece model ({error})") from error
-
+    model = _parse(path)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
     for value, why in (
-        (trainer.get(_MODEL_TYPE) != _BPE, "it is no BPE model"),
-        (trainer.get(_WHITESPACE_AS_SUFFIX), "it puts spaces at the ends of words"),
-        (normalizer.get(_CHARSMAP), "it normalises characters"),
-        (not normalizer.get(_ESCAPE_WHITESPACES, 1), "it keeps spaces"),
+        (trainer.model_type != trainer.BPE, "it is no BPE model"),
+        (trainer.treat_whitespace_as_suffix, "it puts spaces at the ends of words"),
+        (normalizer.precompiled_charsmap, "it normalises characters"),
+        (not normalizer.escape_whitespaces, "it keeps spaces"),
     ):
         if value:
             raise ValueError(f"{path}: {why}; a GGUF file of model `llama` cannot express this")
-    ids = {text: id for id, (text, _, _) in enumerate(pieces)}
-    types = {text: type for text, _, type in pieces}
-    if len(ids) < len(pieces):
+    ids = {piece.piece: id for id, piece in enumerate(model.pieces)}
+    if len(ids) < len(model.pieces):
         raise ValueError(f"{path}: two pieces are the same")
+    # The numbers of the types are those of GGUF.
+    types = {piece.piece: TokenType(piece.type) for piece in model.pieces}
     _check_bytes(path, types)
+    flags = {"add_space_prefix": normalizer.add_dummy_prefix}
+    if normalizer.remove_extra_whitespaces:
+        flags["remove_extra_whitespaces"] = True
+    special_ids = {
+        "unknown": trainer.unk_id,
+        "bos": trainer.bos_id,
+        "eos": trainer.eos_id,
+        "padding": trainer.pad_id,
+    }
     return Tokens(
         "llama",
         "default",
         ids,
         added,
-        scores={text: score for text, score, _ in pieces},
+        scores={piece.piece: piece.score for piece in model.pieces},
         types=types,
-        special_ids=_special_ids(trainer, len(pieces)),
-        flags=_flags(normalizer),
+        # One that the model lacks has id -1.
+        special_ids={name: id for name, id in special_ids.items() if 0 <= id < len(ids)},
+        flags=flags,
     )
+
+
+def _parse(path: Path) -> Any:
+    """The ModelProto in a file.
+
+    SentencePieceProcessor does not tell a model's kind, its normalisation or which pieces are
+    user-defined; the protocol buffer classes of its package do, which need `protobuf`.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    try:
+        model = ModelProto.FromString(path.read_bytes())
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a readable SentencePiece model ({error})") from error
+    for id, piece in enumerate(model.pieces):
+        if not isinstance(piece.piece, str):  # protobuf leaves what is not UTF-8 as bytes
+            raise ValueError(
+                f"{path}: not a readable SentencePiece model (piece {id} is not UTF-8)"
+            )
+    return model
 
 
 def scores_from_merges(
@@ -96,69 +107,3 @@ def scores_from_merges(
 def _check_bytes(path: Path, types: Mapping[str, TokenType]) -> None:
     if list(types.values()).count(TokenType.BYTE) != 256:
         raise ValueError(f"{path}: not every byte has a token for characters without one")
-
-
-def _flags(normalizer: Mapping[int, _Field]) -> dict[str, bool]:
-    flags = {"add_space_prefix": bool(normalizer.get(_ADD_DUMMY_PREFIX, 1))}
-    if normalizer.get(_REMOVE_EXTRA_WHITESPACES, 1):
-        flags["remove_extra_whitespaces"] = True
-    return flags
-
-
-def _special_ids(trainer: Mapping[int, _Field], size: int) -> dict[str, int]:
-    ids = {name: trainer.get(number, default) for name, (number, default) in _IDS.items()}
-    # A special token that the model lacks has id -1.
-    return {name: id for name, id in ids.items() if isinstance(id, int) and 0 <= id < size}
-
-
-def _piece(data: bytes) -> tuple[str, float, TokenType]:
-    fields = dict(_fields(data))
-    text, score = _message(fields.get(_TEXT, b"")), _message(fields.get(_SCORE, bytes(4)))
-    # The numbers of the types are those of GGUF.
-    type = TokenType(_integer(fields.get(_TYPE, TokenType.NORMAL)))
-    return text.decode("utf-8"), struct.unpack("<f", score)[0], type
-
-
-def _message(value: _Field) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    raise ValueError("a number stands for a message")
-
-
-def _integer(value: _Field) -> int:
-    if isinstance(value, int):
-        return value
-    raise ValueError("a message stands for a number")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, _Field]]:
-    """Number and value of each field of a message: integers as such, all else as its bytes."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = 0
-        for shift in range(0, 70, 7):
-            if at >= len(data):
-                break
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError(f"a number is cut off at byte {at} of {len(data)}")
-
-    while at < len(data):
-        key = varint()
-        wire_type = key & 7
-        if wire_type == 0:
-            yield key >> 3, varint()
-            continue
-        sizes = {1: 8, 5: 4}
-        if wire_type != 2 and wire_type not in sizes:
-            raise ValueError(f"field {key >> 3} has the unknown wire type {wire_type}")
-        size = varint() if wire_type == 2 else sizes[wire_type]
-        if size > len(data) - at:
-            raise ValueError(f"field {key >> 3} ends beyond its message")
-        yield key >> 3, data[at : at + size]
-        at += size

@@ -93,7 +93,7 @@ def _computed(gguf: str, values: Values) -> PlannedTensor:
 
 
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
-    """As llama.cpp's converter: F32 for all but matrices, F16 for rows that are no whole blocks."""
+    """As llama.cpp's converter: F32 for all but matrices, F16 for rows of incomplete blocks."""
     is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
     if not is_matrix or spec.gguf == "position_embd.weight":
         return GGMLQuantizationType.F32

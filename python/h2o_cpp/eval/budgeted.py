@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import token_losses
-from h2o_cpp.model.arguments import number, whole
+from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_model, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 # Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
 # depend on it; it bounds the logits, [64, n_vocab].
@@ -74,20 +74,20 @@ class BudgetedModel:
         Raises FileNotFoundError, ValueError and MemoryError.
         """
         named_policy(policy, 1)  # raises for an unknown name
-        if hh is not None and not 0 < number("hh", hh) <= 1:
+        if hh is not None and not 0 < check_float("hh", hh) <= 1:
             raise ValueError(f"hh={hh!r}, expected a fraction of a request, more than 0, at most 1")
         self._model = open_model(path, device=device, threads=threads)
         n_train = self._model.n_ctx_train
-        self.n_ctx = n_train if n_ctx is None else whole("n_ctx", n_ctx, 2, n_train)
-        self.tokenizer = TextTokenizer.of_model(self._model)
+        self.n_ctx = n_train if n_ctx is None else check_int("n_ctx", n_ctx, 2, n_train)
+        self.tokenizer = Tokenizer.of_model(self._model)
         self.hh = hh
         self.policy = policy
-        self._chunk = self.n_ctx if chunk is None else whole("chunk", chunk, 1)
+        self._chunk = self.n_ctx if chunk is None else check_int("chunk", chunk, 1)
         self._kv_dtype = kv_dtype
         self.clear_usage()
 
     def clear_usage(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self._kept: list[int] = []
         self._bytes: list[int] = []
         self._truncated = 0
@@ -132,17 +132,17 @@ class BudgetedModel:
 
         Raises ValueError if n_ctx has no room for max_tokens and one token of the prompt.
         """
-        max_tokens = whole("max_tokens", max_tokens, 1, self.n_ctx - 1)
+        max_tokens = check_int("max_tokens", max_tokens, 1, self.n_ctx - 1)
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
         n_batch = min(self._chunk, len(tokens))
         session = self._open(len(tokens), n_ctx=len(tokens) + max_tokens, n_batch=n_batch)
         logits = _read(session, tokens)
-        said: list[int] = []
+        output: list[int] = []
         text = ""
         while (token := int(logits.argmax())) not in self.tokenizer.end_tokens:
-            said.append(token)
-            text = self.tokenizer.decode(said)
-            if len(said) == max_tokens or any(s in text for s in stop):
+            output.append(token)
+            text = self.tokenizer.decode(output)
+            if len(output) == max_tokens or any(s in text for s in stop):
                 break
             logits = session.step([(0, np.array([token], np.int32))])
         self._count(session)

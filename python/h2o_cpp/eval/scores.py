@@ -12,7 +12,7 @@ import lm_eval
 from h2o_cpp.eval.budgeted import Usage
 from h2o_cpp.eval.model import H2oModel
 from h2o_cpp.eval.tasks import load_task
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 
 _SEED = 1234  # of the choice of few-shot examples; lm_eval's own default
 
@@ -49,9 +49,9 @@ def evaluate(
     Raises as load_task does, before the first score.
     """
     if num_fewshot is not None:
-        whole("num_fewshot", num_fewshot, 0)
+        check_int("num_fewshot", num_fewshot, 0)
     if limit is not None:
-        whole("limit", limit, 1)
+        check_int("limit", limit, 1)
     loaded = [load_task(name, data) for name in tasks]
     return (score for each in loaded for score in _evaluate(model, each, num_fewshot, limit))
 

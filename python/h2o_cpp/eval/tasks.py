@@ -120,7 +120,7 @@ def _documents(file: Path, fields: Sequence[str]) -> list[_Document]:
                 document = json.loads(line)
                 documents.append({name: document[name] for name in fields})
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{file}: line {n} is no JSON object: {error}") from None
+                raise ValueError(f"{file}: line {n} is not a JSON object: {error}") from None
             except KeyError as error:
                 raise ValueError(f"{file}: line {n} has no field {error}") from None
     if not documents:

@@ -14,7 +14,7 @@ from h2o_cpp.generation.request import Request, StreamOptions, make_request
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import INT32_MAX, whole
+from h2o_cpp.model.arguments import INT32_MAX, check_int
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.runtime import Runtime
 
@@ -39,7 +39,7 @@ class Engine(Closing):
         self._generator = runtime
         self._runtime = runtime()
         self._seeds = seeds
-        self._max_queue = whole("max_queue", max_queue, 1)
+        self._max_queue = check_int("max_queue", max_queue, 1)
         self._loops = EventLoops()
         self._closed = False
         self._runtime.engine.set_max_queue(self._max_queue)

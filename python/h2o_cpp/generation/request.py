@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import number, whole
+from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies
 
@@ -112,9 +112,9 @@ def make_request(
     _check_names(options)
     max_tokens, seed = options.get("max_tokens"), options.get("seed")
     if max_tokens is not None:
-        max_tokens = whole("max_tokens", max_tokens, 1)
+        max_tokens = check_int("max_tokens", max_tokens, 1)
     sampling = _sampling(options)
-    sampling.seed = seeds.getrandbits(64) if seed is None else whole("seed", seed, 0, 2**64 - 1)
+    sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return Request(
         prompt_tokens(runtime, prompt, bool(options.get("parse_special", False)), after),
         after,
@@ -211,10 +211,10 @@ def _sampling(options: StreamOptions) -> _core.Sampling:
     given: dict[str, Any] = {**options}
     for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
         if name in given:
-            setattr(sampling, name, number(name, given[name]))
+            setattr(sampling, name, check_float(name, given[name]))
     for name, least in (("top_k", 0), ("repeat_last_n", -1)):
         if name in given:
-            setattr(sampling, name, whole(name, given[name], least))
+            setattr(sampling, name, check_int(name, given[name], least))
     sampling.check()
     return sampling
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 
 
 class TokenLogprob(NamedTuple):
@@ -46,11 +46,11 @@ class Record:
 
         Raises ValueError for numbers out of range.
         """
-        self.n_top = None if n_top is None else whole("n_top", n_top, 0)
+        self.n_top = None if n_top is None else check_int("n_top", n_top, 0)
         if prompt and n_top is None:
             raise ValueError("prompt=True needs n_top, how many of the likeliest tokens to note")
         self.prompt = prompt
-        self.kept_every = None if kept_every is None else whole("kept_every", kept_every, 1)
+        self.kept_every = None if kept_every is None else check_int("kept_every", kept_every, 1)
         self.core = _core.Trace(n_top=self.n_top, prompt=prompt, kept_every=self.kept_every)
 
     @property

@@ -1,4 +1,4 @@
-"""Advice: the smallest cache that costs a text no more than one is ready to lose."""
+"""Advice: the smallest cache whose loss of perplexity on a text is acceptable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
 from h2o_cpp.measure.speed import decode_seconds
-from h2o_cpp.model.arguments import number, whole
+from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _N_CTX = 2048  # most tokens of a window
 _WINDOWS = 2  # that are read of a long text
@@ -79,13 +79,13 @@ def advise(
     """
     from tqdm import tqdm  # type: ignore[import-untyped]  # as in open_model
 
-    if not 0 <= number("loss", loss) < 1:
+    if not 0 <= check_float("loss", loss) < 1:
         raise ValueError(f"loss={loss!r}, expected a fraction from 0 and below 1")
     if not policies:
         raise ValueError("policies is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # they exist
     model = open_model(path, device="cpu", threads=threads)
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)
     n_text = len(beginning) + len(tokens)
@@ -93,8 +93,8 @@ def advise(
         raise ValueError(f"the text has {n_text} tokens, expected at least {_LEAST}")
     if n_ctx is None:
         n_ctx = min(model.n_ctx_train, n_text, _N_CTX)
-    n_ctx = whole("n_ctx", n_ctx, _LEAST, model.n_ctx_train)
-    n_text = _WINDOWS * n_ctx if max_tokens is None else whole("max_tokens", max_tokens, n_ctx)
+    n_ctx = check_int("n_ctx", n_ctx, _LEAST, model.n_ctx_train)
+    n_text = _WINDOWS * n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, n_ctx)
     tokens = tokens[:n_text]
 
     n_most = (1 + _SEARCH * len(policies)) * len(tokens)

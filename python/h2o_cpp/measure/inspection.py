@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
-# Heads that are looked at in one text: a few seconds' worth. Beyond it the cache is not looked at
+# Observations of heads for one text: a few seconds' worth. Beyond it the cache is not observed
 # after every step.
 _MAX_LOOKS = 2**17
 
@@ -46,7 +46,7 @@ class Inspection:
     n_prompt: int  # tokens of the given text; the rest was generated
     tokens: NDArray[np.int32]  # [n]
     pieces: list[str]  # [n], text of each token as it can be shown
-    seen: NDArray[np.int32]  # how many tokens had been read at each look at the cache, ascending
+    seen: NDArray[np.int32]  # tokens read at each observation of the cache, ascending
     # [n_layers, n_kv_heads, n]: how many tokens had been read when the token was found to be
     # evicted, an entry of `seen`; 0 if it never was.
     evicted_at: NDArray[np.int32]
@@ -60,17 +60,17 @@ class Inspection:
         [n_layers, n_kv_heads, n]; exact for the entries of `self.seen`.
         """
         n = len(self.tokens)
-        seen = n if seen is None else whole("seen", seen, 0, n)
+        seen = n if seen is None else check_int("seen", seen, 0, n)
         alive = (self.evicted_at == 0) | (self.evicted_at > seen)
         return np.asarray(alive & (np.arange(n) < seen))
 
     def summary(self, layer: int, kv_head: int | None = None) -> Summary:
         """What `layer` keeps at the end: of all its KV heads, or of one."""
         n_layers, n_kv_heads, n = self.evicted_at.shape
-        layer = whole("layer", layer, 0, n_layers - 1)
+        layer = check_int("layer", layer, 0, n_layers - 1)
         heads = slice(None)
         if kv_head is not None:
-            kv_head = whole("kv_head", kv_head, 0, n_kv_heads - 1)
+            kv_head = check_int("kv_head", kv_head, 0, n_kv_heads - 1)
             heads = slice(kv_head, kv_head + 1)
         of_layer = self.kept()[layer]
         kept, scores = of_layer[heads], self.scores[layer, heads].astype(np.float64)
@@ -110,7 +110,7 @@ class Inspection:
 
 def inspect(
     model: _core.Model,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     tokens: Sequence[int],
     policy: Policy,
     *,
@@ -120,21 +120,21 @@ def inspect(
     kv_dtype: str | tuple[str, str] = "f16",
     positions: Positions = "auto",
 ) -> Inspection:
-    """Read a text under `policy` and look at the cache after each step.
+    """Read a text under `policy` and observe the cache after each step.
 
     n_batch: tokens read at a time, with eviction after each: 1 shows every eviction, that
         of a Generator shows what it does with a prompt.
     max_tokens: greedily continue the text by at most this many, which are read one by one; fewer
         at the end of the text or of n_ctx (default: as trained).
 
-    A look costs a call for each layer and KV head. Where their number times that of the steps is
-    over 131072, the cache is looked at every few tokens only; see `Inspection.seen`.
+    An observation costs a call for each layer and KV head. Where their number times that of the
+    steps is over 131072, the cache is observed every few tokens only; see `Inspection.seen`.
 
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
-    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
-    n_batch = whole("n_batch", n_batch, 1)
-    whole("max_tokens", max_tokens, 0)
+    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
+    check_int("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:
         raise ValueError(f"the text has {len(tokens)} tokens, expected 1 to n_ctx={n_ctx}")
     session = open_session(
@@ -162,7 +162,7 @@ def inspect(
                 if token not in tokenizer.end_tokens:
                     text.append(token)
             if step % every == 0 or n_read == len(text):
-                record.look()
+                record.observe()
             if n_read == len(text):
                 break
     pieces = VisiblePieces(tokenizer)
@@ -179,7 +179,7 @@ def inspect(
 
 
 class _Record:
-    """What was seen in the cache of a session, look by look."""
+    """What was observed in the cache of a session."""
 
     def __init__(self, session: _core.Session, model: _core.Model, n: int) -> None:
         self._session = session
@@ -187,7 +187,7 @@ class _Record:
         self.evicted_at = np.zeros((model.n_layers, model.n_kv_heads, n), np.int32)
         self.scores = np.zeros(self.evicted_at.shape, np.float32)
 
-    def look(self) -> None:
+    def observe(self) -> None:
         n = self._session.tokens_seen(0)
         self.seen.append(n)
         for layer, kv_head in np.ndindex(self.evicted_at.shape[:2]):
@@ -207,7 +207,7 @@ class VisiblePieces:
     characters as their escapes.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._text = _core.Detokenizer()
         self._begins = True

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_session
 
@@ -79,9 +79,9 @@ def perplexity(
     in which every prediction is made from what is kept. progress is told how many more tokens have
     been read.
     """
-    whole("n_ctx", n_ctx, 2)
-    stride = n_ctx - 1 if stride is None else whole("stride", stride, 1, n_ctx - 1)
-    whole("chunk", chunk, 1, n_ctx)
+    check_int("n_ctx", n_ctx, 2)
+    stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
+    check_int("chunk", chunk, 1, n_ctx)
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
         raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
@@ -113,7 +113,7 @@ def stream_losses(
     The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
     ValueError where they cannot. `chunk` is as in perplexity().
     """
-    whole("chunk", chunk, 1, n_ctx)
+    check_int("chunk", chunk, 1, n_ctx)
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
     session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)

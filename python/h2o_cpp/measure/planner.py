@@ -1,4 +1,4 @@
-"""A plan: how many texts at once, and which weights stay in memory. docs/plan.md explains it."""
+"""A plan: how many sequences at once, and which weights stay in memory (docs/plan.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from h2o_cpp.measure.traffic import (
     prefill_flops,
     weights,
 )
-from h2o_cpp.model.arguments import bytes_of, number, whole
+from h2o_cpp.model.arguments import bytes_of, check_float, check_int
 from h2o_cpp.model.capacity import ModelShape, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
@@ -74,8 +74,8 @@ def plan(
 
     path: as for a Generator.
     memory: for weights, caches and activations together: "4GiB", or bytes.
-    prompt, n: tokens of each text's prompt, and that are generated.
-    sequences: how many texts there are at most to continue at once; default: any number.
+    prompt, n: tokens of each prompt, and of each output.
+    sequences: how many prompts there are at most; default: any number.
     hh, recent, policy, n_batch, kv_dtype, threads: as for a Generator, whose n_ctx is prompt + n.
     memory_bandwidth, storage_bandwidth: bytes per second; default: measured here, by reading an
         array, and the model's file past what the system has of it in memory.
@@ -83,21 +83,21 @@ def plan(
 
     `Generator(path, **plan(path, ...).arguments)` does it.
 
-    Raises FileNotFoundError, ValueError (options that make no sense, less memory than the least
+    Raises FileNotFoundError, ValueError (invalid options, less memory than the least
     that is needed), OSError (a bandwidth that cannot be measured here) and MemoryError.
     """
     n_bytes = bytes_of("memory", memory)
-    whole("prompt", prompt, 1)
-    whole("n", n, 1)
-    n_batch = whole("n_batch", n_batch, 1)
-    most = MOST_SEQUENCES if sequences is None else whole("sequences", sequences, 1)
+    check_int("prompt", prompt, 1)
+    check_int("n", n, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
+    most = MOST_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
     given = {
         "memory_bandwidth": memory_bandwidth,
         "storage_bandwidth": storage_bandwidth,
         "flops": flops,
     }
     for name, value in given.items():
-        if value is not None and not 0 < number(name, value) < float("inf"):
+        if value is not None and not 0 < check_float(name, value) < float("inf"):
             raise ValueError(f"{name}={value!r}, expected more than 0 per second")
     file = find_model(path)
     model = _core.GgufShards(file)
@@ -118,7 +118,7 @@ def plan(
     if n_bytes < least:
         raise ValueError(
             f"memory={memory!r} is {n_bytes} bytes; the weights that must stay, "
-            f"and one text, take {least}"
+            f"and one sequence, take {least}"
         )
     speeds = Speeds(
         memory_bandwidth or machine.read_bandwidth(threads or machine.n_processors()),
@@ -155,18 +155,18 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
     """In words."""
     stay = [one for one in found if not one.streamed_layers]
     stream = [one for one in found if one.streamed_layers]
-    said = []
+    why = []
     if not stay:
-        said.append("All weights do not fit beside one text, so layers take turns.")
+        why.append("All weights do not fit beside one sequence, so layers take turns.")
     elif best.streamed_layers:
         alone = max(stay, key=lambda one: one.tokens_per_second)
-        said.append(
+        why.append(
             f"With all weights in memory {alone.sequences} at once would fit, and give "
             f"{alone.tokens_per_second:.1f} tokens/s: layers that take turns make room for more."
         )
     elif stream:
         other = max(stream, key=lambda one: one.tokens_per_second)
-        said.append(
+        why.append(
             f"Layers that take turns would make room for {other.sequences} at once, but give "
             f"{other.tokens_per_second:.1f} tokens/s."
         )
@@ -177,15 +177,15 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
         "waiting for storage": best.storage_seconds,
     }
     shares = [f"{name} {part / best.pass_seconds:.0%}" for name, part in parts.items() if part]
-    said.append(f"A pass takes {best.pass_seconds * 1e3:.1f} ms: {', '.join(shares)}.")
+    why.append(f"A pass takes {best.pass_seconds * 1e3:.1f} ms: {', '.join(shares)}.")
     same = [one for one in found if one.streamed_layers == best.streamed_layers]
     if best.sequences < max(one.sequences for one in same):
-        said.append("More at once would fit, and gain less than 3 %.")
+        why.append("More at once would fit, and gain less than 3 %.")
     elif best.sequences == most:
-        said.append("There are no more texts.")
+        why.append("There are no more prompts.")
     else:
-        said.append("Memory ends here.")
-    return " ".join(said)
+        why.append("More do not fit.")
+    return " ".join(why)
 
 
 def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:

@@ -1,4 +1,4 @@
-"""What a number of texts at once, and a part of the weights in memory, would do: docs/plan.md."""
+"""The speed of so many sequences at once with so many weights in memory (docs/plan.md)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Candidate:
     streamed_bytes: int  # read from the file in every pass
     cache_bytes: int
     activation_bytes: int
-    tokens_per_second: float  # generated, all texts together, their prompts' time included
+    tokens_per_second: float  # generated, all sequences together, their prompts' time included
     weight_seconds: float
     arithmetic_seconds: float
     cache_seconds: float
@@ -79,7 +79,7 @@ class Candidate:
 def candidates(
     sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MOST_SEQUENCES
 ) -> list[Candidate]:
-    """All that fit: with all weights in memory by doublings, with fewer as many texts as fit."""
+    """All that fit: by doublings with all weights in memory, else as many sequences as fit."""
     found = []
     for n_kept, weight_bytes in placements(sizes):
         room = memory - weight_bytes
@@ -92,7 +92,7 @@ def candidates(
 
 
 def choose(found: Sequence[Candidate]) -> Candidate:
-    """The one that reads least from the file, with the fewest texts, of those near the fastest."""
+    """Of those near the fastest the one that reads least, then the one with fewest sequences."""
     enough = CLOSE * max(one.tokens_per_second for one in found)
     near = [one for one in found if one.tokens_per_second >= enough]
     return min(near, key=lambda one: (one.streamed_bytes, one.sequences))
@@ -101,7 +101,7 @@ def choose(found: Sequence[Candidate]) -> Candidate:
 def placements(sizes: Sizes) -> list[tuple[int, int]]:
     """How many layers may stay, and the bytes of weights that are then in memory.
 
-    As WeightStream has it: beside the first layers that stay there is room for two that take turns.
+    As the core does it: beside the first layers that stay there is room for two that take turns.
     """
     n, others = len(sizes.layers), sizes.others
     found = [(n, others + sum(sizes.layers))]
@@ -111,7 +111,7 @@ def placements(sizes: Sizes) -> list[tuple[int, int]]:
 
 
 def _beside_weights(sizes: Sizes, job: Job, k: int) -> int:
-    """Bytes of the caches of k texts and of the activations of a pass."""
+    """Bytes of the caches of k sequences and of the activations of a pass."""
     return k * job.slab_bytes + _activations(sizes, job, k)
 
 
@@ -121,20 +121,21 @@ def _activations(sizes: Sizes, job: Job, k: int) -> int:
 
 
 def least_bytes(sizes: Sizes, job: Job) -> int:
-    """Of memory, for one text."""
+    """Of memory, for one sequence."""
     return min(weight for _, weight in placements(sizes)) + _beside_weights(sizes, job, 1)
 
 
 def _predict(
     sizes: Sizes, job: Job, speeds: Speeds, n_kept: int, weight_bytes: int, k: int
 ) -> Candidate:
-    """What k texts at once do, one after another taking the place of those that end."""
+    """What k sequences at once do, where a new one begins when one ends."""
     n_layers = len(sizes.layers)
     m = n_layers - n_kept  # that take turns
     streamed = sum(sizes.layers[n_kept:])
-    # A text is in `chunks` passes with its prompt, in n with a token; a pass has one chunk at most.
+    # A sequence is in `chunks` passes with its prompt, in n with a token; a pass has at most one
+    # chunk.
     chunks = ceil(job.prompt / job.n_batch)
-    passes = max(chunks, (chunks + job.n) / k)  # for each text that ends
+    passes = max(chunks, (chunks + job.n) / k)  # for each sequence that ends
 
     read = (sum(sizes.layers) + sizes.others_read) / speeds.memory
     layer_flops = (job.prompt + job.n) * sizes.layer_flops / passes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure import machine
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
@@ -95,10 +95,10 @@ def measure(
     Raises FileNotFoundError, ValueError (a file or an option that is invalid, or more tokens than
     the context has) and MemoryError.
     """
-    whole("prompt", prompt, 1)
-    whole("context", context, 0)
-    whole("n", n, 1)
-    whole("rounds", rounds, 1)
+    check_int("prompt", prompt, 1)
+    check_int("context", context, 0)
+    check_int("n", n, 1)
+    check_int("rounds", rounds, 1)
     begun = perf_counter()
     path = find_model(path)
     model = open_model(path, device=device, threads=threads)

@@ -18,7 +18,7 @@ _UNITS = {
 }
 
 
-def whole(name: str, value: object, least: int, most: int | None = INT32_MAX) -> int:
+def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX) -> int:
     """`value` as an int from `least` to `most`; ValueError, naming the argument, otherwise."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
@@ -28,8 +28,8 @@ def whole(name: str, value: object, least: int, most: int | None = INT32_MAX) ->
     raise ValueError(f"{name}={value!r}, expected a whole number, {limits}")
 
 
-def number(name: str, value: object) -> float:
-    """`value` as a float; ValueError, naming the argument, if it is no number."""
+def check_float(name: str, value: object) -> float:
+    """`value` as a float; ValueError, naming the argument, if it is not a number."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):
             return float(value)
@@ -38,7 +38,7 @@ def number(name: str, value: object) -> float:
 
 def thread_count(threads: int | None) -> int:
     """For the core, where 0 is one thread for each core."""
-    return 0 if threads is None else whole("threads", threads, 1)
+    return 0 if threads is None else check_int("threads", threads, 1)
 
 
 class KvDTypes(TypedDict):
@@ -60,8 +60,8 @@ def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
 def bytes_of(name: str, size: int | str) -> int:
     """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
     if not isinstance(size, str):
-        return whole(name, size, 1, None)
+        return check_int(name, size, 1, None)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{name}={size!r}, expected bytes or a size such as 4GiB or 512MB")
-    return whole(name, int(float(match[1]) * _UNITS[match[2]]), 1, None)
+    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), 1, None)

@@ -1,7 +1,6 @@
-"""Output files that appear whole or not at all."""
+"""Output files that are complete or absent."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ def atomic_output(output: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"{output.parent}: no such directory")
     if output.exists() and not output.is_file():
         raise ValueError(f"{output}: not a regular file, so it cannot be replaced")
-    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}")
     try:
         try:
             yield temporary
@@ -28,5 +27,5 @@ def atomic_output(output: Path) -> Iterator[Path]:
         if error.filename is not None and str(error.filename) != str(temporary):
             raise  # it is about another file
         if error.errno is None:  # as numpy's of a short write
-            raise OSError(f"{output}: could not be written whole; is space left?") from error
+            raise OSError(f"{output}: could not be completed; is the disk full?") from error
         raise OSError(error.errno, os.strerror(error.errno), str(output)) from None

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import INT32_MAX, number, whole
+from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
 
 Score = Literal["sum", "mean", "inverse"]
 
@@ -48,11 +48,11 @@ class Policy:
         return f"Policy({', '.join(shown)})"
 
     def __post_init__(self) -> None:
-        whole("n_sinks", self.n_sinks, 0, None)
-        whole("n_heavy", self.n_heavy, 0, None)
+        check_int("n_sinks", self.n_sinks, 0, None)
+        check_int("n_heavy", self.n_heavy, 0, None)
         if self.n_recent is not None:
-            whole("n_recent", self.n_recent, 0, None)
-        if not 0 <= number("decay", self.decay) <= 1:
+            check_int("n_recent", self.n_recent, 0, None)
+        if not 0 <= check_float("decay", self.decay) <= 1:
             raise ValueError(f"decay={self.decay!r}, expected 0 to 1")
         if self.score not in ("sum", "mean", "inverse"):
             raise ValueError(f"score={self.score!r}, expected sum, mean or inverse")
@@ -201,7 +201,7 @@ def choose_policy(
 
 def _tokens(name: str, value: float, n_ctx: int) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool):
-        return whole(name, value, 0, None)
+        return check_int(name, value, 0, None)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return int(float(value) * n_ctx)
     raise ValueError(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import kv_dtypes, whole
+from h2o_cpp.model.arguments import check_int, kv_dtypes
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies, open_model
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_ROWS = 65536  # of a session's batch
 _USEFUL = 16  # sequences at once: more of them are hardly faster on a CPU
@@ -23,7 +23,7 @@ class Runtime(NamedTuple):
 
     model: _core.Model
     engine: _core.Engine
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     policy: Policy | Sequence[Policy]  # of every sequence: one, or one for each layer
     n_sequences: int  # the most at once
 
@@ -45,9 +45,9 @@ def open_runtime(
     max_resident: int | str | None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
-    n_batch = whole("n_batch", n_batch, 1)
+    n_batch = check_int("n_batch", n_batch, 1)
     model = open_model(path, device=device, threads=threads, max_resident=max_resident)
-    n_ctx = model.n_ctx_train if n_ctx is None else whole("n_ctx", n_ctx, 1)
+    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is not None and max_sequences is not None:
@@ -64,14 +64,14 @@ def open_runtime(
         if n_sequences == 0:
             raise ValueError(f"memory={memory!r} is less than the cache of one sequence takes")
     elif max_sequences is not None:
-        n_sequences = allocated = whole("max_sequences", max_sequences, 1)
+        n_sequences = allocated = check_int("max_sequences", max_sequences, 1)
     else:  # more than one when they are needed
         n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
         allocated = 1
-    tokenizer = TextTokenizer.of_model(model)
+    tokenizer = Tokenizer.of_model(model)
     engine = _core.Engine(
         model,
-        _core.Tokenizer(model.file, model.n_vocab),
+        tokenizer.core,
         policies=core_policies(policy),
         n_ctx=n_ctx,
         n_batch=n_batch,

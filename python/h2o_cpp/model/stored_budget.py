@@ -6,7 +6,6 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
-from shutil import copyfileobj
 from typing import IO, Literal, TypeAlias, TypeVar
 
 from h2o_cpp import _core
@@ -25,12 +24,12 @@ _COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries: 
 def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float | None, P | str]:
     """hh and policy as given; those that the file recommends if hh is "auto".
 
-    Raises ValueError if it recommends none, or nonsense.
+    Raises ValueError if it recommends none, or an invalid one.
     """
     if hh is None or not isinstance(hh, str):
         return hh, policy
     if hh != "auto":
-        raise ValueError(f"hh={hh!r}, expected a fraction, a whole number of tokens or 'auto'")
+        raise ValueError(f"hh={hh!r}, expected a fraction, a number of tokens or 'auto'")
     if policy is not None:
         raise ValueError("hh='auto' brings its own policy; give a budget to choose one")
     metadata = file.metadata()
@@ -61,7 +60,7 @@ def store_budget(
     """Write a GGUF file again, with this budget as what it recommends.
 
     source: a GGUF file; of a split model the first.
-    output: the file to write; default: instead of `source`. It appears whole or not at all.
+    output: the file to write; default: instead of `source`. It is complete or absent.
     hh, policy: as for Generator; n_ctx, loss: of what context, and what it cost there.
 
     All else, weights and other metadata, is copied byte for byte. Raises FileNotFoundError,
@@ -84,6 +83,8 @@ def store_budget(
         (LOSS, struct.pack("<Id", 12, loss)),
     ):
         entries[key] = _string(key) + value
+    from shutil import copyfileobj  # which imports every compressor
+
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     with path.open("rb") as before, atomic_output(target) as temporary:
         magic, version, n_tensors, _ = _COUNTS.unpack(before.read(_COUNTS.size))

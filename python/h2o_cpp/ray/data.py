@@ -44,7 +44,7 @@ class Continue:
         self._generator.request([0], **self._options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """The same rows and their texts. Raises ValueError for columns that do not fit."""
+        """The same rows and their outputs. Raises ValueError for columns that do not fit."""
         for name in (self._field, self._index):
             if name is not None and name not in batch.column_names:
                 raise ValueError(f"there is no column {name!r}, only {batch.column_names}")
@@ -90,17 +90,17 @@ def generate(
 
     The rows get the columns `text`, `finish_reason`, `prompt_tokens` and `completion_tokens`, as a
     line that `h2o-cpp generate` writes. Of a prompt that cannot be continued they are null, and
-    `error` says why. An actor that dies is started again and its batches are computed anew, so each
-    row is there once.
+    `error` says why. An actor that dies is started again and its batches are computed again, so
+    each row is there once.
 
-    dataset: of rows with a column `field` of texts or of lists of token ids.
+    dataset: of rows with a column `field` of strings or of lists of token ids.
     model: as for Generator, found on every node.
-    index: a column of whole numbers. With a seed the text of a row depends on it and this number,
+    index: a column of integers. With a seed the output of a row depends on it and this number,
         as that of line `index`, from 0, in `h2o-cpp generate --seed`.
     options: of Generator.stream, but the seed.
     concurrency: actors, or (fewest, most).
     batch_size: rows that an actor continues at a time; several times `max_sequences`, as its last
-        texts have no others beside them.
+        sequences have no others beside them.
     num_cpus, num_gpus: of each actor; it has as many threads, and computes on the GPU it has.
     generator: options of Generator; max_sequences is 8.
 

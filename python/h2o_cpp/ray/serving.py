@@ -108,7 +108,7 @@ class Front:
 
 
 async def _body(first: bytes, messages: Any) -> AsyncIterator[bytes]:
-    """Of an answer that has begun, which no other replica can go on with."""
+    """Of a response that has begun, which no other replica can continue."""
     try:
         yield first
         async for part in messages:
@@ -137,7 +137,7 @@ def deployment(
     model: as for Generator, found on every node.
     num_replicas: how many load it, each with an Engine and a queue of its own.
     num_cpus, num_gpus: of each; it has as many threads, and computes on the GPU it has.
-    grace: seconds for texts to end when a replica is told to stop.
+    grace: seconds for sequences to end when a replica is told to stop.
     server: arguments of h2o_cpp.serve.app.create_app: name, api_key, max_queue and so on.
     generator: options of Generator; max_sequences is 8.
     """

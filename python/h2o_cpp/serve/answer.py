@@ -10,7 +10,7 @@ from uuid import uuid4
 from fastapi import Request
 from pydantic import BaseModel
 
-from h2o_cpp.serve.kept import KeptView
+from h2o_cpp.serve.cache_view import CacheView
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import ResponseHead, Usage
 from h2o_cpp.serve.service import Service
@@ -27,7 +27,7 @@ class Answer(ABC):
         self._body = body
         self._texts = ServedTexts(texts)
         self._tokenizer = service.generator.tokenizer
-        self._kept = [KeptView(self._tokenizer, text) for text in texts]
+        self._kept = [CacheView(self._tokenizer, text) for text in texts]
         self._begun: set[int] = set()  # the texts of which something has been shown
         # What all responses of this answer begin with.
         self._head = ResponseHead(

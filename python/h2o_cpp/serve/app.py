@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve import chat, completions, models
 from h2o_cpp.serve.dependencies import ServiceOf, check_key
 from h2o_cpp.serve.errors import add_handlers, closed
@@ -48,21 +48,21 @@ def create_app(
     name: of the model, as clients ask for it.
     template: a Jinja2 chat template; default: the file's own. Without any, chats are refused.
     api_key: what clients must have to use /v1.
-    max_queue: texts that may wait for a sequence; a request beyond is answered 429.
-    max_tokens: the most that a text may ask for; default: n_ctx.
-    max_prompt: the most tokens of a prompt, which matters where a text may be endless; default:
+    max_queue: prompts that may wait for a sequence; further requests get status 429.
+    max_tokens: the most tokens that a request may ask for; default: n_ctx.
+    max_prompt: the most tokens of a prompt, which matters where generation may be endless; default:
         n_ctx.
     max_body_bytes: of a request.
 
-    Raises ValueError for options out of range and a template that makes no sense.
+    Raises ValueError for options out of range and an invalid template.
     """
     service = Service(
         generator,
         name=name,
         template=template,
-        max_queue=whole("max_queue", max_queue, 1),
-        max_tokens=None if max_tokens is None else whole("max_tokens", max_tokens, 1),
-        max_prompt=None if max_prompt is None else whole("max_prompt", max_prompt, 1),
+        max_queue=check_int("max_queue", max_queue, 1),
+        max_tokens=None if max_tokens is None else check_int("max_tokens", max_tokens, 1),
+        max_prompt=None if max_prompt is None else check_int("max_prompt", max_prompt, 1),
     )
 
     @asynccontextmanager
@@ -78,7 +78,7 @@ def create_app(
         docs_url=None,  # pages that a browser would load from elsewhere
         redoc_url=None,
         responses=_ERRORS,
-        max_body_size=whole("max_body_bytes", max_body_bytes, 1, None),
+        max_body_size=check_int("max_body_bytes", max_body_bytes, 1, None),
     )
     if api_key == "":
         raise ValueError("api_key is empty, expected a key, or none at all")

@@ -65,7 +65,7 @@ class _Chat(Answer):
         self._logprobs = body.logprobs
 
     def whole(self, texts: list[ServedText], usage: Usage) -> ChatResponse:
-        """A message for each text."""
+        """A message for each sequence."""
         return ChatResponse(
             **self._head,
             choices=[
@@ -82,7 +82,7 @@ class _Chat(Answer):
         )
 
     def chunk(self, text: ServedText, piece: str) -> ChatChunk:
-        """What is added to a message, whose first chunk says who speaks."""
+        """What is added to a message, whose first chunk has the role."""
         role: Literal["assistant"] | None = "assistant" if self._begins(text) else None
         choice = ChatChunkChoice(
             index=text.index,

@@ -51,7 +51,7 @@ class _Completions(Answer):
         ]
 
     def whole(self, texts: list[ServedText], usage: Usage) -> CompletionResponse:
-        """A choice for each text."""
+        """A choice for each sequence."""
         return self._response([self._choice(text, text.ended.text) for text in texts], usage)
 
     def chunk(self, text: ServedText, piece: str) -> CompletionResponse:

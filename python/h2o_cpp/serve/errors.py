@@ -32,7 +32,7 @@ class ApiError(Exception):
         return json.dumps(ErrorResponse(error=detail).model_dump())
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        """The whole answer."""
+        """The complete response."""
         return Response(self.body(), self.status, headers, "application/json")
 
 
@@ -43,7 +43,7 @@ def refusal(error: ValueError) -> ApiError:
 
 
 def closed() -> ApiError:
-    """The server is about to end, or something has failed that all texts depend on."""
+    """The server is about to end, or something has failed that all sequences depend on."""
     return ApiError(503, "the server is not taking requests", code="unavailable")
 
 

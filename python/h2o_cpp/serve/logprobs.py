@@ -6,19 +6,19 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 from h2o_cpp.generation.trace import TokenLogprob
+from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.serve.responses import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,
     TopLogprob,
 )
-from h2o_cpp.tokenizer import TextTokenizer
 
 
 class CompletionTokens:
-    """Tells the tokens of one text, and where in it they are, part by part."""
+    """Log-probabilities of one sequence's tokens, and where each is in the text, part by part."""
 
-    def __init__(self, tokenizer: TextTokenizer, after: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
         """`after`: the tokens before them that are not told."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -54,7 +54,7 @@ def _nothing() -> CompletionLogprobs:
     return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
-def chat_logprobs(tokenizer: TextTokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
     """Of the tokens of an answer."""
 
     def one(token: int, logprob: float) -> TopLogprob:
@@ -71,7 +71,7 @@ def chat_logprobs(tokenizer: TextTokenizer, found: Iterable[TokenLogprob]) -> Ch
     )
 
 
-def _spelling(tokenizer: TextTokenizer, token: int) -> str:
+def _spelling(tokenizer: Tokenizer, token: int) -> str:
     """A token's text; its bytes where they are no whole characters; a special token's name."""
     data = tokenizer.token_bytes(token)
     try:

@@ -54,13 +54,15 @@ class TextRequest(_Schema):
     model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: float | None = Field(None, gt=0, le=1)
-    n: int = Field(1, ge=1, description="texts for each prompt; with a seed, seed to seed + n - 1")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="the same text again")
+    n: int = Field(
+        1, ge=1, description="choices for each prompt, with seeds from seed to seed + n - 1"
+    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="for the same output again")
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
         | None
-    ) = Field(None, description="texts that end it, and are not part of it")
+    ) = Field(None, description="strings that end the output, and are not part of it")
     stream: bool = Field(False, description="as server-sent events")
     stream_options: StreamSettings | None = None
 
@@ -68,7 +70,7 @@ class TextRequest(_Schema):
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")
     repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
-    ignore_eos: bool | None = Field(None, description="go on after the end of text")
+    ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
     hh: int | float | None = Field(
         None, gt=0, description="what the cache keeps, a fraction of n_ctx or a number of tokens"
     )
@@ -101,7 +103,7 @@ class CompletionRequest(TextRequest):
         | Annotated[list[str], Field(min_length=1)]
         | _Tokens
         | Annotated[list[_Tokens], Field(min_length=1)]
-    ) = Field(description="texts, or token ids")
+    ) = Field(description="strings, or token ids")
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(
         None, ge=0, le=20, description="of the tokens, and of so many of the likeliest at each"
@@ -126,7 +128,7 @@ class ContentPart(_Schema):
 
 
 class Message(_Schema):
-    """What somebody said."""
+    """A message of the conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str | list[ContentPart]

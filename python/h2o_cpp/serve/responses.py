@@ -12,7 +12,7 @@ _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ResponseHead(BaseModel):
-    """What every answer of texts begins with."""
+    """What every response begins with."""
 
     id: str
     created: int  # seconds since 1970
@@ -20,7 +20,7 @@ class ResponseHead(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of a request; a prompt counts once, however many texts continue it."""
+    """Tokens of a request; a prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,7 +28,7 @@ class Usage(BaseModel):
 
 
 class PolicyCounts(BaseModel):
-    """What is kept of each text, in tokens; of several layers' policies, the first's."""
+    """What is kept of each sequence, in tokens; of several layers' policies, the first's."""
 
     sinks: int
     heavy: int
@@ -36,7 +36,7 @@ class PolicyCounts(BaseModel):
 
 
 class KeptTokens(BaseModel):
-    """What the cache keeps of a text at one moment."""
+    """What the cache keeps of a sequence at one moment."""
 
     tokens_seen: int
     tokens_kept: int  # in the layer that keeps most
@@ -56,7 +56,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One text, or in a stream a piece of it."""
+    """One choice, or in a stream a piece of it."""
 
     index: int
     text: str
@@ -147,10 +147,10 @@ class ModelLimits(BaseModel):
     """What OpenAI's object does not say of a model."""
 
     n_ctx: int
-    endless: bool  # whether a text can go on past n_ctx
+    endless: bool  # whether a sequence can go on past n_ctx
     chat: bool  # whether there is a chat template
     policy: PolicyCounts
-    n_sequences: int  # texts that are computed at once
+    n_sequences: int  # that are computed at once
     cache_bytes: int  # of one text
     full_cache_bytes: int  # what a full cache of n_ctx tokens would take
 

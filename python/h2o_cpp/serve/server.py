@@ -9,13 +9,13 @@ from contextlib import suppress
 import uvicorn
 from fastapi import FastAPI
 
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 
 _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, whose texts may go on for `grace` seconds after SIGTERM or SIGINT.
+    """Uvicorn, whose requests may go on for `grace` seconds after SIGTERM or SIGINT.
 
     Then they are cancelled, and their clients are told so.
     """
@@ -25,9 +25,9 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             host=host,
-            port=whole("port", port, 0, 65535),
+            port=check_int("port", port, 0, 65535),
             server_header=False,
-            timeout_graceful_shutdown=whole("grace", grace, 0) + _TO_SEND_SECONDS,
+            timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
         )
         super().__init__(config)
         self._app = app
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
             ending.cancel()
 
     def serve_until_signal(self) -> bool:
-        """Listen; returns whether it could."""
+        """Listen; returns whether that succeeded."""
         with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits where the port is taken
             self.run()
         return bool(self.started)

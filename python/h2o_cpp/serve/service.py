@@ -13,8 +13,8 @@ from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import Policy, choose_policy
+from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
-from h2o_cpp.serve.kept import policy_counts
 from h2o_cpp.serve.requests import TextRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
 from h2o_cpp.serve.texts import ServedText

@@ -17,9 +17,12 @@ from h2o_cpp.serve.texts import ServedTexts
 T = TypeVar("T")
 
 
-# What a stream is in the OpenAPI document, beside the whole.
+# What a stream is in the OpenAPI document, beside the complete response.
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The whole, or a stream of chunks", "content": {"text/event-stream": {}}}
+    200: {
+        "description": "All at once, or a stream of chunks",
+        "content": {"text/event-stream": {}},
+    }
 }
 
 
@@ -43,7 +46,7 @@ async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
 class EventStream(StreamingResponse):
     """Chunks as server-sent events, the last of which is [DONE]; what goes wrong is an event, too.
 
-    However it ends, so do the texts.
+    However it ends, the sequences end too.
     """
 
     media_type = "text/event-stream"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from gguf import GGUFValueType, GGUFWriter
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
 from h2o_cpp import _core
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.scripted_opt import VISIBLE
 
 # Code, emoji, scripts without spaces, control characters, long whitespace.
@@ -75,6 +77,20 @@ def sentence_pieces(*extra: tuple[str, int], **keys: Any) -> dict[str, Any]:
     } | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
+def opt_vocabulary(shared: Path) -> dict[str, Any]:
+    """The vocabulary of the published OPT models."""
+    folder = shared / "tokenizers" / "opt"
+    ids: dict[str, int] = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    merges = (folder / "merges.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")[1:]
+    tokens = sorted(ids, key=ids.__getitem__)
+    special = ("<s>", "<pad>", "</s>", "<unk>")
+    return byte_pairs() | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.merges": merges,
+    }
+
+
 def from_tokenizer_json(path: Path, pre: str) -> dict[str, Any]:
     """The vocabulary of a Hugging Face tokenizer.json of byte-level BPE."""
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -115,13 +131,48 @@ def from_sentencepiece(path: Path) -> dict[str, Any]:
     }
 
 
-def vectors_of_llama_cpp(
-    shared: Path, name: str
-) -> tuple[TextTokenizer, list[tuple[str, list[int]]]]:
+def write_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
+    """A GGUF file of metadata alone. Lone surrogates in text are bytes that are not UTF-8."""
+    writer = GGUFWriter(path, metadata.get("general.architecture", "test"))
+    for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_int64(key, value)
+        elif isinstance(value, str):
+            writer.add_key_value(key, value, GGUFValueType.STRING)  # the empty one too
+        else:
+            writer.add_array(key, [_raw(element) for element in value])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def _raw(value: Any) -> Any:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+
+
+def tokenizer_of(metadata: dict[str, Any], n_vocab: int | None = None) -> Tokenizer:
+    """The tokenizer of a file with this metadata."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as directory:  # Windows maps the file
+        file = _core.GgufFile(write_vocabulary(Path(directory) / "vocabulary.gguf", metadata))
+    return Tokenizer(file, len(metadata["tokenizer.ggml.tokens"]) if n_vocab is None else n_vocab)
+
+
+def tokenizer_of_file(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer in a GGUF file, and its metadata."""
+    file = _core.GgufFile(path)
+    metadata = file.metadata()
+    return Tokenizer(file, len(metadata["tokenizer.ggml.tokens"])), metadata
+
+
+def vectors_of_llama_cpp(shared: Path, name: str) -> tuple[Tokenizer, list[tuple[str, list[int]]]]:
     """A tokenizer of its tests, and texts with the tokens that they expect."""
     path = shared / "tokenizers" / "ggml-vocab" / f"ggml-vocab-{name}.gguf"
-    metadata = _core.GgufFile(path).metadata()
-    tokenizer = TextTokenizer(metadata, len(metadata["tokenizer.ggml.tokens"]))
+    tokenizer, _ = tokenizer_of_file(path)
     with open(f"{path}.inp", encoding="utf-8", newline="") as file:
         texts = file.read().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")

@@ -68,7 +68,7 @@ def perplexity(logits: NDArray[np.float32], tokens: Sequence[int]) -> float:
 
 
 def perplexities(path: Path, texts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Of h2o and of llama.cpp, over texts that each start anew."""
+    """Of h2o and of llama.cpp, over sequences that each start with an empty cache."""
     n_ctx = max(map(len, texts))
     theirs = LlamaCpp(path, n_ctx)
     with Generator(path, n_ctx=n_ctx, n_batch=n_ctx) as ours:

@@ -24,7 +24,6 @@ from gguf import (
     TokenType,
 )
 from numpy.typing import NDArray
-from tokenizers.pre_tokenizers import ByteLevel
 
 from h2o_bench.shapes import Config
 from h2o_cpp import _core
@@ -186,7 +185,9 @@ def _rows(
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
     """A byte-level BPE: special tokens, bytes, and in the rest of the ids pairs and triples."""
-    characters = sorted(ByteLevel.alphabet())
+    # GPT-2's character for each byte: itself if it is visible, else one from U+0100 on.
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    characters = [chr(code) for code in (*visible, *range(0x100, 0x200 - len(visible)))]
     n_merges = n_vocab - N_SPECIAL - len(characters)
     if not 0 <= n_merges <= len(characters) ** 2 + len(characters) ** 3:
         raise ValueError(f"vocab_size {n_vocab}: there are no so many bytes, pairs and triples")

@@ -49,7 +49,7 @@ _TABLE_TEXT = (
 )
 _OFFLOAD_TEXT = (
     "h2o.cpp with the least `max_resident`, Accelerate with all weights on disk: both read them"
-    " anew in every pass. The system has the files in its memory."
+    " again in every pass. The system has the files in its memory."
 )
 _SEQUENCES_TEXT = "Decoding, prompts not counted. Memory ends at the number in the last row."
 _ARRIVALS_TEXT = (

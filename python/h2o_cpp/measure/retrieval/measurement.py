@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import Budgeted, at_budgets, token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
-from h2o_cpp.model.arguments import whole
+from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_session
 
@@ -47,7 +47,7 @@ def measure(
     Budgets are fractions of n_ctx. A prompt is read `chunk` tokens at a time with eviction after
     each, then the right answer token by token. Raises ValueError.
     """
-    whole("chunk", chunk, 1, n_ctx)
+    check_int("chunk", chunk, 1, n_ctx)
     baselines = [Budgeted(name, 1.0, n_ctx, Policy.full()) for name in ("full", "absent")]
     evicting = at_budgets(policies, budgets, n_ctx)
     for task, samples in tasks.items():

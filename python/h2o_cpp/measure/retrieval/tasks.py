@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 # From Herman Melville, Moby-Dick (1851).
 FILLER = (
@@ -54,7 +54,7 @@ class Sample:
 class _Writer:
     """Makes samples of `length` tokens, answer included."""
 
-    def __init__(self, tokenizer: TextTokenizer, length: int, filler: str, seed: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, length: int, filler: str, seed: str) -> None:
         self.random = random.Random(seed)
         self.beginning = tokenizer.encode("")
         self.source = tokenizer.encode(filler, add_special=False)
@@ -63,7 +63,7 @@ class _Writer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a part in the middle of a text."""
-        return self._tokenizer.encode_parts([text], begins=False)
+        return self._tokenizer.encode(text, add_special=False, begins=False)
 
     def room(self, *parts: Sequence[int]) -> int:
         """How many tokens are left beside the beginning and these parts."""
@@ -138,7 +138,7 @@ TASKS: Mapping[str, Callable[[_Writer], Sample]] = {
 
 
 def make_samples(
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     task: str,
     *,
     n: int,
@@ -159,7 +159,7 @@ def make_samples(
     return [TASKS[task](writer) for _ in range(n)]
 
 
-def read_samples(tokenizer: TextTokenizer, file: Path, n: int) -> list[Sample]:
+def read_samples(tokenizer: Tokenizer, file: Path, n: int) -> list[Sample]:
     """The first n samples of a JSON-lines file: a `context` and the `answer` that is in it.
 
     Raises OSError, and ValueError naming the line.
@@ -177,7 +177,10 @@ def read_samples(tokenizer: TextTokenizer, file: Path, n: int) -> list[Sample]:
             if not answer or answer not in context:
                 raise ValueError(f"{file}:{number}: the answer is not in the context")
             before, fact, after = context.partition(answer)
-            parts = (tokenizer.encode_parts([part], begins=False) for part in (fact, after, answer))
+            parts = (
+                tokenizer.encode(part, add_special=False, begins=False)
+                for part in (fact, after, answer)
+            )
             samples.append(Sample(tokenizer.encode(before), *parts))
     if not samples:
         raise ValueError(f"{file}: no samples")

@@ -13,7 +13,7 @@ from h2o_cpp import __version__
 from h2o_cpp.model.policy import Policy, budget_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
-from h2o_cpp.tokenizer import TextTokenizer
+from h2o_cpp.model.tokenizer import Tokenizer
 
 
 class H2o(StepEngine):
@@ -45,7 +45,7 @@ class H2o(StepEngine):
         """
         begun = perf_counter()
         self.model = open_model(path, device=device, threads=threads, max_resident=max_resident)
-        self.tokenizer = TextTokenizer.of_model(self.model)
+        self.tokenizer = Tokenizer.of_model(self.model)
         n_ctx = self.model.n_ctx_train if n_ctx is None else n_ctx
         hh, policy = resolve_budget(hh, policy, self.model.file)
         self.policy: Policy = budget_policy(hh, recent, n_ctx, policy)

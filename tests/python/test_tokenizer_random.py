@@ -1,16 +1,16 @@
-"""The two tokenizers agree on random vocabularies."""
+"""Random vocabularies: the tokens are those of the libraries."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tokenizer_pair import pair
-from support.vocabularies import sentence_pieces
+from support.original_tokenizers import check, check_bytes, original
+from support.random_search import examples
+from support.vocabularies import sentence_pieces, tokenizer_of
 
 S = "\u2581"
-thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(max_examples=examples(150))
 pieces = st.lists(
     st.tuples(
         st.text(f"ab{S} é", min_size=1, max_size=4),
@@ -31,7 +31,6 @@ pieces = st.lists(
     st.lists(st.text(f"ab {S}éc<s>", max_size=20), min_size=5, max_size=5),
 )
 def test_random_sentence_pieces(
-    tmp_path_factory: pytest.TempPathFactory,
     pieces: list[tuple[str, int, float]],
     has_bytes: bool,
     prefix: bool,
@@ -43,10 +42,10 @@ def test_random_sentence_pieces(
     for key, column in {"tokens": 0, "token_type": 1, "scores": 2}.items():
         values = metadata[f"tokenizer.ggml.{key}"][:n]
         metadata[f"tokenizer.ggml.{key}"] = values + [piece[column] for piece in pieces]
-    both = pair(tmp_path_factory.mktemp("vocabulary"), metadata)
-    both.check_tokens()
+    ours, theirs = tokenizer_of(metadata), original(metadata)
+    check_bytes(ours, theirs)
     for text in texts:
-        both.check(text)
+        check(ours, theirs, text)
 
 
 @thorough
@@ -57,13 +56,12 @@ def test_random_sentence_pieces(
     st.lists(st.text("abc \n", max_size=20), min_size=5, max_size=5),
 )
 def test_random_merges(
-    tmp_path_factory: pytest.TempPathFactory,
     picks: list[tuple[int, int]],
     whole: list[str],
     pre: str,
     texts: list[str],
 ) -> None:
-    """c is no token, and is left out."""
+    """c is not a token and is left out."""
     types = {"a": 1, "b": 1, "\u0120": 1, "\u010a": 1}
     merges = []
     for picked in picks:
@@ -80,7 +78,7 @@ def test_random_merges(
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": False,
     }
-    both = pair(tmp_path_factory.mktemp("vocabulary"), metadata)
-    both.check_tokens()
+    ours, theirs = tokenizer_of(metadata), original(metadata)
+    check_bytes(ours, theirs)
     for text in texts:
-        both.check(text)
+        check(ours, theirs, text)

@@ -1,4 +1,4 @@
-"""How a terminal shows which tokens of a text the cache keeps: in colours, or with brackets."""
+"""How a terminal shows which tokens the cache keeps: in colours, or with brackets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TextIO
 from h2o_cpp.model.policy import Policy
 
 
-class Mark(Enum):
+class TokenStyle(Enum):
     """How a token is shown.
 
     Sinks and recent tokens are the same in every head. Heavy hitters are not: of several heads,
-    the mark says how many keep the token.
+    the style says how many keep the token.
     """
 
     SINK = "36", "{}", "sink", "sink"
@@ -34,60 +34,60 @@ class Mark(Enum):
 
 def color_wanted(file: TextIO) -> bool:
     """Whether to use colours: on a terminal that has them, unless NO_COLOR is set."""
-    dull = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return file.isatty() and not dull
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return file.isatty() and not plain
 
 
-def marks(shares: Sequence[float], policy: Policy) -> list[Mark]:
-    """Of each token of a text, by the share of the heads that keep it."""
+def token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
+    """The style of each token of a sequence, by the share of the heads that keep it."""
     n = len(shares)
     first_recent = 0 if policy.n_recent is None else n - policy.n_recent
 
-    def mark(position: int, share: float) -> Mark:
+    def style(position: int, share: float) -> TokenStyle:
         if share < 0.25:
-            return Mark.EVICTED
+            return TokenStyle.EVICTED
         if position < policy.n_sinks:
-            return Mark.SINK
+            return TokenStyle.SINK
         if position >= first_recent:
-            return Mark.RECENT
-        return Mark.HEAVY if share >= 0.5 else Mark.MINOR
+            return TokenStyle.RECENT
+        return TokenStyle.HEAVY if share >= 0.5 else TokenStyle.MINOR
 
-    return [mark(i, share) for i, share in enumerate(shares)]
+    return [style(i, share) for i, share in enumerate(shares)]
 
 
-def marked(marks: Sequence[Mark], pieces: Iterable[str], *, color: bool) -> Iterator[str]:
-    """The text, run by run of what is shown alike."""
+def styled(styles: Sequence[TokenStyle], pieces: Iterable[str], *, color: bool) -> Iterator[str]:
+    """The text; tokens in a row of one style are one piece."""
     write = _colored if color else _plain
-    for mark, group in groupby(zip(marks, pieces, strict=True), key=itemgetter(0)):
-        yield write(mark, [piece for _, piece in group])
+    for style, group in groupby(zip(styles, pieces, strict=True), key=itemgetter(0)):
+        yield write(style, [piece for _, piece in group])
 
 
-def legend(marks: Collection[Mark], *, color: bool, one_head: bool) -> str:
-    """What the marks that occur mean."""
+def legend(styles: Collection[TokenStyle], *, color: bool, one_head: bool) -> str:
+    """What the styles that occur mean."""
     entries = []
-    for mark in Mark:
-        name = mark.of_one if one_head else mark.of_many
-        if mark not in marks:
+    for style in TokenStyle:
+        name = style.of_one if one_head else style.of_many
+        if style not in styles:
             continue
         if color:
-            entries.append(_colored(mark, [name]))
+            entries.append(_colored(style, [name]))
         else:
-            entries.append(f"· {name}" if mark is Mark.EVICTED else _plain(mark, [name]))
+            entries.append(f"· {name}" if style is TokenStyle.EVICTED else _plain(style, [name]))
     return "  ".join(entries)
 
 
-def _colored(mark: Mark, pieces: Sequence[str]) -> str:
-    return f"\x1b[{mark.sgr}m{''.join(pieces)}\x1b[0m"
+def _colored(style: TokenStyle, pieces: Sequence[str]) -> str:
+    return f"\x1b[{style.sgr}m{''.join(pieces)}\x1b[0m"
 
 
-def _plain(mark: Mark, pieces: Sequence[str]) -> str:
+def _plain(style: TokenStyle, pieces: Sequence[str]) -> str:
     """Brackets around sinks and heavy hitters, a dot for each evicted token."""
     text = "".join(pieces)
-    if mark is Mark.EVICTED:
+    if style is TokenStyle.EVICTED:
         return "·" * len(pieces)
-    if not mark.brackets:
+    if not style.brackets:
         return text
-    opening, closing = mark.brackets[0], mark.brackets[1]
+    opening, closing = style.brackets[0], style.brackets[1]
     words = text.strip()
     if not words:
         return f"{opening}␣{closing}{text}"

@@ -1,4 +1,4 @@
-"""What the cache keeps of a text, as clients are shown it."""
+"""What the cache keeps of a sequence, as clients see it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from h2o_cpp.generation.trace import Kept
 from h2o_cpp.measure.inspection import VisiblePieces
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
 from h2o_cpp.serve.texts import ServedText
-from h2o_cpp.tokenizer import TextTokenizer
 
 
-class KeptView:
-    """Of one text, look by look."""
+class CacheView:
+    """What the cache keeps of one sequence, observation by observation."""
 
-    def __init__(self, tokenizer: TextTokenizer, text: ServedText) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: ServedText) -> None:
         self._text = text
         self._pieces = VisiblePieces(tokenizer)
         self._n_pieces = 0
         self._last: Kept | None = None
 
     def new(self) -> KeptTokens | None:
-        """What was kept at the last look, unless that has been shown."""
+        """What was kept when last observed; None if that has been returned before."""
         kept = self._text.record.kept
         if kept is None or kept is self._last:
             return None

@@ -16,7 +16,7 @@ def messages() -> Iterator[str]:
     """Those of stdin, to its end; on a terminal with a prompt, and Ctrl-C takes a line back.
 
     A message between triple quotes is one, whatever its lines begin with; they are part of it, so
-    that it is no command. Raises ValueError, once, if they are not closed.
+    that it is not a command. Raises ValueError, once, if they are not closed.
     """
     on_terminal = sys.stdin.isatty()
     ask, go_on = ("> ", "... ") if on_terminal else ("", "")
@@ -55,7 +55,7 @@ def unquoted(text: str) -> str:
 
 
 def history_file() -> Path:
-    """Where lines are remembered: h2o-cpp/history in the user's state directory (XDG)."""
+    """Where lines are kept: h2o-cpp/history in the user's state directory (XDG)."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "h2o-cpp" / "history"
 
@@ -65,7 +65,7 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
     """On a terminal: line editing, history, and Tab for commands.
 
     history: the file that keeps lines from one conversation to the next, readable by its owner
-        alone; None: they are forgotten.
+        alone; None: they are not kept.
     """
     if not sys.stdin.isatty():
         yield
@@ -85,7 +85,7 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
     readline.parse_and_bind("tab: complete")
     readline.clear_history()
     if history is not None:
-        with suppress(OSError):  # there is none yet, or it cannot be read: nothing to recall
+        with suppress(OSError):  # there is none yet, or it cannot be read
             readline.read_history_file(history)
     try:
         yield

@@ -1,0 +1,236 @@
+// How Sampler draws from many candidates without sorting them: by buckets of the distance to the
+// largest logit.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "text/sampler.h"
+#include "text/sampler_blocks.h"
+
+namespace h2o {
+namespace {
+
+// Buckets divide the range from the largest logit down to kRange temperatures below it. Beyond that
+// a weight is below e^-60: the weights of 2^31 such tokens together are less than the rounding
+// error of a total in double. These tokens, never drawn, are in the last bucket.
+constexpr int32_t kNothing = kBuckets - 1;
+constexpr float kRange = 60;
+
+// A bucket with this few candidates is sorted.
+constexpr size_t kSmallBucket = 64;
+
+// exp(x) for -87 <= x <= 0 to a few units in the last place, and exactly 1 for 0: x = n ln 2 + r
+// with |r| <= ln 2 / 2, then a Taylor series. Without branches and tables, so that it is
+// vectorised.
+inline float fast_exp(float x) {
+  constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, found in the lowest bits
+  const float shifted = x * 0x1.715476p+0f + kRound;
+  const float n = shifted - kRound;
+  const float r = x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;  // ln 2; n times the first is exact
+  float y = 1.0f / 5040;
+  y = y * r + 1.0f / 720;
+  y = y * r + 1.0f / 120;
+  y = y * r + 1.0f / 24;
+  y = y * r + 1.0f / 6;
+  y = y * r + 0.5f;
+  y = y * r * r + r + 1;
+  return y * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
+}
+
+// Orders floats as unsigned numbers, the largest first. Both zeros are equal.
+uint32_t rank(float logit) {
+  const auto bits = std::bit_cast<uint32_t>(logit + 0.0f);
+  return bits >> 31 != 0 ? bits : ~bits & 0x7fffffffu;
+}
+
+// The first bucket up to `last` with which `reached` holds, or last + 1; `before` grows by the
+// buckets before it.
+template <typename Amount, typename Reached>
+int32_t find_bucket(const Amount* buckets, int32_t last, Amount& before, Reached reached) {
+  for (int32_t b = 0; b <= last; ++b) {
+    const Amount with = {before.mass + buckets[b].mass, before.count + buckets[b].count};
+    if (reached(with)) return b;
+    before = with;
+  }
+  return last + 1;
+}
+
+}  // namespace
+
+// Nothing is sorted but what shares a bucket with a limit or with the token drawn.
+int32_t Sampler::draw_bucketed(size_t k) {
+  fill_buckets();
+  int32_t last_bucket = kNothing - 1;
+  const Limit limit = find_limit(k, last_bucket);
+  weigh(last_bucket, limit);
+
+  double total = 0;
+  for (int32_t b = 0; b <= last_bucket; ++b) total += buckets_[b].mass;
+  // Below the total, and the search adds in the same order, so it finds a bucket.
+  const auto drawn = [left = random_below(total)](const Amount& a) { return a.mass > left; };
+  Amount before;
+  const int32_t bucket = find_bucket(buckets_.data(), last_bucket, before, drawn);
+  return narrow(gather_bucket(bucket, limit, options_.min_p), before, drawn).token;
+}
+
+// The bucket of a logit that is this much below the largest. A NaN, of infinity times zero, comes
+// from what has no weight.
+int32_t Sampler::bucket_below(float distance) const {
+  const float scaled = distance * bucket_scale_;
+  return static_cast<int32_t>(scaled < kNothing ? scaled : kNothing);
+}
+
+// The masses are approximate: top-p alone depends on them, and with it the choice differs from that
+// of exact weights only if its limit falls within float rounding.
+void Sampler::fill_buckets() {
+  const float range = std::min(largest_ - smallest_, kRange * options_.temperature);
+  bucket_scale_ = std::min((kNothing - 1) / range, std::numeric_limits<float>::max());
+  std::fill(buckets_.begin(), buckets_.end(), Amount{});
+  const bool masses = options_.top_p < 1 || options_.top_k > 0;
+  for (size_t at = 0; at < logits_.size(); at += kBlock) {
+    int32_t bucket[kBlock];
+    const float* const logit = &logits_[at];
+    for (size_t i = 0; i < kBlock; ++i) bucket[i] = bucket_below(largest_ - logit[i]);
+    int16_t* const bucket_of = &bucket_of_[at];
+    for (size_t i = 0; i < kBlock; ++i) bucket_of[i] = static_cast<int16_t>(bucket[i]);
+    if (!masses) continue;
+    float weight[kBlock];
+    for (size_t i = 0; i < kBlock; ++i) {
+      const float x = (logit[i] - largest_) / options_.temperature;
+      weight[i] = x > -87 ? x : -87;  // in a loop of its own: GCC 12 vectorises no other way
+    }
+    for (size_t i = 0; i < kBlock; ++i) weight[i] = fast_exp(weight[i]);
+    for (size_t i = 0; i < kBlock; ++i) {
+      if (bucket[i] == kNothing) continue;
+      buckets_[bucket[i]].mass += weight[i];
+      ++buckets_[bucket[i]].count;
+    }
+  }
+}
+
+// What top-k and top-p keep, and the last bucket with something that they and min-p keep.
+Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
+  Limit limit = {-std::numeric_limits<float>::infinity(), 0};
+  Amount kept;
+  const auto most = static_cast<int64_t>(k < counts_.size() ? k : k + 1);  // all never suffice
+  const auto enough_tokens = [most](const Amount& a) { return a.count >= most; };
+  const int32_t k_bucket = find_bucket(buckets_.data(), last_bucket, kept, enough_tokens);
+  if (k_bucket <= last_bucket) {
+    const size_t n = gather_bucket(k_bucket, limit, 0);
+    limit = narrow(n, kept, enough_tokens);
+    last_bucket = k_bucket;
+  }
+  if (options_.min_p > 0) {  // and what is 1 % below it, for the sake of rounding
+    const float distance = (0.01f - std::log(options_.min_p)) * options_.temperature;
+    last_bucket = std::min(last_bucket, bucket_below(distance));
+  }
+  if (options_.top_p < 1) {
+    const double mass = options_.top_p * static_cast<float>(kept.mass);
+    const auto enough_mass = [mass](const Amount& a) { return a.mass >= mass; };
+    Amount before;
+    const int32_t p_bucket = find_bucket(buckets_.data(), last_bucket, before, enough_mass);
+    if (p_bucket <= last_bucket) {
+      const size_t n = gather_bucket(p_bucket, limit, 0);
+      limit = narrow(n, before, enough_mass);
+      last_bucket = p_bucket;
+    }
+  }
+  return limit;
+}
+
+// The weight of a token, or a negative number if it is beyond the limit or less likely than that.
+float Sampler::weight_if_kept(size_t token, const Limit& limit, float min_weight) const {
+  const float logit = logits_[token];
+  const bool beyond =
+      logit < limit.logit || (logit == limit.logit && static_cast<int32_t>(token) > limit.token);
+  if (beyond) return -1;
+  const float weight = weight_of(logit);
+  return weight >= min_weight ? weight : -1;
+}
+
+// Calls visit(token) for the tokens with a wanted bucket. Which ones of a block these are is found
+// first, without branches, which nothing could predict.
+template <typename Wanted, typename Visit>
+void Sampler::for_tokens(Wanted wanted, Visit visit) const {
+  for (size_t at = 0; at < bucket_of_.size(); at += kBlock) {
+    const int16_t* const block = &bucket_of_[at];
+    if (!any_in_block(block, wanted)) continue;
+    uint8_t found[kBlock];
+    size_t n = 0;
+    for (size_t i = 0; i < kBlock; ++i) {
+      found[n] = static_cast<uint8_t>(i);
+      n += wanted(block[i]) ? 1 : 0;
+    }
+    for (size_t i = 0; i < n; ++i) visit(at + found[i]);
+  }
+}
+
+// Replaces the buckets by the exact masses of what top-k, top-p and min-p keep.
+void Sampler::weigh(int32_t last_bucket, const Limit& limit) {
+  std::fill(buckets_.begin(), buckets_.end(), Amount{});
+  for_tokens([last_bucket](int16_t bucket) { return bucket <= last_bucket; },
+             [&](size_t token) {
+               const float weight = weight_if_kept(token, limit, options_.min_p);
+               if (weight > 0) buckets_[bucket_of_[token]].mass += weight;
+             });
+}
+
+// Copies what is kept of a bucket to the front of candidates_, by token; returns how many they are.
+size_t Sampler::gather_bucket(int32_t bucket, const Limit& limit, float min_weight) {
+  size_t n = 0;
+  for_tokens([bucket](int16_t b) { return b == bucket; },
+             [&](size_t token) {
+               const float weight = weight_if_kept(token, limit, min_weight);
+               if (weight < 0) return;
+               candidates_[n++] = {static_cast<int32_t>(token), logits_[token], weight};
+             });
+  return n;
+}
+
+// The first of n candidates, in sorted order, with which `reached` holds, or the last one with a
+// weight; `before` grows by them up to this one. The candidates are in the order of their tokens.
+template <typename Reached>
+Sampler::Limit Sampler::narrow(size_t n, Amount& before, Reached reached) {
+  const auto begin = candidates_.begin();
+  // Equal logits are in order already. Each round leaves kBucketBits fewer bits that differ.
+  while (n > 1) {
+    float least = candidates_[0].logit;
+    float most = least;
+    for (size_t i = 1; i < n; ++i) {
+      least = std::min(least, candidates_[i].logit);
+      most = std::max(most, candidates_[i].logit);
+    }
+    if (least == most) break;
+    if (n <= kSmallBucket) {
+      std::sort(begin, begin + n, likelier);
+      break;
+    }
+    const uint32_t first = rank(most);
+    const int shift = std::max(0, 32 - std::countl_zero(rank(least) - first) - kBucketBits);
+    const auto bucket_of = [=](float logit) {
+      return static_cast<int32_t>((rank(logit) - first) >> shift);
+    };
+    std::array<Amount, kBuckets> buckets{};
+    for (size_t i = 0; i < n; ++i) {
+      Amount& bucket = buckets[bucket_of(candidates_[i].logit)];
+      bucket.mass += candidates_[i].weight;
+      ++bucket.count;
+    }
+    const int32_t found = find_bucket(buckets.data(), bucket_of(least) - 1, before, reached);
+    const auto end = std::remove_if(
+        begin, begin + n, [=](const Candidate& c) { return bucket_of(c.logit) != found; });
+    n = end - begin;
+  }
+  size_t last = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (candidates_[i].weight > 0) last = i;
+    before.mass += candidates_[i].weight;
+    ++before.count;
+    if (reached(before)) break;
+  }
+  return {candidates_[last].logit, candidates_[last].token};
+}
+
+}  // namespace h2o

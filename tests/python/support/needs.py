@@ -1,0 +1,42 @@
+"""Marks for tests that need what is not everywhere; where it is missing, they are not collected."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from h2o_cpp import _core
+
+# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
+# `device` run on a GPU too.
+if os.environ.get("H2O_TEST_DEVICE") != "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# Checkpoints and texts too large for the repository; tests that take the fixture `shared` need it.
+SHARED = Path(os.environ.get("H2O_SHARED", Path(__file__).resolve().parents[4] / "shared"))
+
+
+def needs(what: str, there: bool) -> pytest.MarkDecorator:
+    """For a test that needs `what`, as the summary is to name it."""
+    return pytest.mark.skipif(not there, reason=what)
+
+
+def packages(*names: str) -> pytest.MarkDecorator:
+    """For a test that needs packages of this project's extras."""
+    return needs("optional packages", all(importlib.util.find_spec(name) for name in names))
+
+
+def programs(*names: str) -> pytest.MarkDecorator:
+    """For a test that runs other programs."""
+    return needs("other programs", all(shutil.which(name) for name in names))
+
+
+LINUX = needs("Linux", sys.platform.startswith("linux"))
+CUDA = needs("a CUDA device (H2O_TEST_DEVICE=cuda)", _core.cuda_device_count() > 0)
+# AddressSanitizer maps terabytes, and keeps freed memory for a while, to find uses of it.
+PLAIN_MEMORY = needs("no AddressSanitizer", "asan" not in os.environ.get("LD_PRELOAD", ""))

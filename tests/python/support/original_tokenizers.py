@@ -1,0 +1,200 @@
+"""The tokenizers that ours must agree with: the libraries tokenizers and sentencepiece.
+
+`original` gives one of them the vocabulary of a GGUF file's metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as HuggingFace
+
+from h2o_cpp.model.tokenizer import Tokenizer
+from support.scripted_opt import VISIBLE
+from support.tokenizer_files import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, encode_model
+
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]
+
+# tokenizer.ggml.pre -> regular expressions, each of which cuts what the one before it left.
+CUTS = {
+    "default": _DEFAULT,
+    "gpt-2": [_GPT_2],
+    "phi-2": [_GPT_2],
+    "mpt": [_GPT_2],
+    "olmo": [_GPT_2],
+    "llama-bpe": [_LLAMA_3],
+    "llama3": [_LLAMA_3],
+    "llama-v3": [_LLAMA_3],
+    "qwen2": [_QWEN_2],
+    "smollm": [r"\p{N}", _GPT_2],
+    "starcoder": [r"\p{N}", _GPT_2],
+}
+_NFC = {"mpt", "olmo", "qwen2"}
+_LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}
+_OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
+_ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, whatever the file says
+_SILENT = {UNKNOWN, CONTROL, UNUSED}
+
+
+class Library(Protocol):
+    """A tokenizer that knows no special tokens."""
+
+    def encode(self, text: str, *, begins: bool) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Original:
+    """A library's tokenizer, and what the metadata says around it."""
+
+    library: Library
+    bytes: list[bytes]  # of each token
+    special: dict[str, int]
+    before: list[int]
+    after: list[int]
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        begins: bool = True,
+    ) -> list[int]:
+        longest_first = sorted(self.special, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        parts = re.split(f"({pattern})", text) if parse_special else [text]
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            if i % 2:
+                ids.append(self.special[part])
+                begins = True
+            elif part:
+                ids += self.library.encode(part, begins=begins)
+                begins = False
+        return [*self.before, *ids, *self.after] if add_special else ids
+
+
+def original(metadata: dict[str, Any]) -> Original:
+    keys = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    tokens = keys["tokens"]
+    types = list(keys.get("token_type", [1] * len(tokens)))
+    types = [CONTROL if t in _ENDS else kind for t, kind in zip(tokens, types, strict=True)]
+    if keys["model"] == "gpt2":
+        pre = keys.get("pre") or _OF_ARCHITECTURE[metadata["general.architecture"]]
+        library: Library = _BytePairs(tokens, types, keys["merges"], pre)
+        spelled = [_byte_level(t, kind) for t, kind in zip(tokens, types, strict=True)]
+        add_bos, bos, eos = pre in _LLAMA_BPE, -1, -1
+    else:
+        tokens = [token.replace(" ", "\u2581") for token in tokens]
+        types = _with_one_unknown(types, keys.get("unknown_token_id", 0))
+        library = _SentencePieces(tokens, types, keys)
+        spelled = [_piece(t, kind) for t, kind in zip(tokens, types, strict=True)]
+        add_bos, bos, eos = True, 1, 2
+    bos, eos = keys.get("bos_token_id", bos), keys.get("eos_token_id", eos)
+    pairs = list(zip(keys["tokens"], keys.get("token_type", types), strict=True))
+    special = {
+        t: i for i, (t, kind) in enumerate(pairs) if t in _ENDS or kind in (UNKNOWN, CONTROL)
+    }
+    return Original(
+        library,
+        [b"" if kind in _SILENT else b for b, kind in zip(spelled, types, strict=True)],
+        {text: i for text, i in special.items() if text},
+        [bos] if keys.get("add_bos_token", add_bos) else [],
+        [eos] if keys.get("add_eos_token", False) else [],
+    )
+
+
+def check(ours: Tokenizer, theirs: Original, text: str) -> None:
+    """The same tokens with any options."""
+    for add_special in (True, False):
+        for parse_special in (True, False):
+            for begins in (True, False):
+                options = {"parse_special": parse_special, "begins": begins}
+                expected = theirs.encode(text, add_special=add_special, **options)
+                got = ours.encode(text, add_special=add_special, **options)
+                assert got == expected, (text, add_special, options)
+
+
+def check_bytes(ours: Tokenizer, theirs: Original) -> None:
+    for token, data in enumerate(theirs.bytes):
+        assert ours.token_bytes(token) == data
+
+
+class _BytePairs:
+    def __init__(
+        self, tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str
+    ) -> None:
+        vocab = {t: i for i, t in enumerate(tokens) if types[i] not in _SILENT}
+        pairs = [(m[: m.index(" ", 1)], m[m.index(" ", 1) + 1 :]) for m in merges]
+        self._bpe = HuggingFace(
+            models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _LLAMA_BPE)
+        )
+        if pre in _NFC:
+            self._bpe.normalizer = normalizers.NFC()
+        cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in CUTS[pre]]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
+        self._bpe.decoder = decoders.ByteLevel()
+        whole = [t for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
+        self._bpe.add_tokens([AddedToken(token) for token in whole])
+
+    def encode(self, text: str, *, begins: bool) -> list[int]:
+        del begins
+        return list(self._bpe.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._bpe.decode(ids))
+
+
+class _SentencePieces:
+    def __init__(self, tokens: Sequence[str], types: Sequence[int], keys: dict[str, Any]) -> None:
+        def processor(space: bool, one_space: bool) -> SentencePieceProcessor:
+            data = encode_model(
+                list(zip(tokens, keys["scores"], types, strict=True)),
+                {3: 2, 4: len(tokens), 35: int(BYTE in types)},  # BPE, its size, byte fallback
+                {1: b"identity", 3: int(space), 4: int(one_space)},
+            )
+            return SentencePieceProcessor(model_proto=data)
+
+        space = keys.get("add_space_prefix", True)
+        self._beginning = processor(space, keys.get("remove_extra_whitespaces", False))
+        self._further_on = processor(False, False)
+
+    def encode(self, text: str, *, begins: bool) -> list[int]:
+        return list((self._beginning if begins else self._further_on).encode(text))
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._beginning.decode(ids))
+
+
+def _with_one_unknown(types: list[int], unknown: int) -> list[int]:
+    """As SentencePiece wants them: exactly one token is the unknown one."""
+    if types[unknown] != UNKNOWN and UNKNOWN in types:
+        unknown = types.index(UNKNOWN)
+    fixed = [CONTROL if kind == UNKNOWN else kind for kind in types]
+    fixed[unknown] = UNKNOWN
+    return fixed
+
+
+def _byte_level(token: str, kind: int) -> bytes:
+    if kind != USER_DEFINED and all(c in VISIBLE for c in token):
+        return bytes(VISIBLE.index(c) for c in token)
+    return token.encode("utf-8", "surrogateescape")
+
+
+def _piece(piece: str, kind: int) -> bytes:
+    if kind == BYTE:
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()

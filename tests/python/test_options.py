@@ -1,0 +1,181 @@
+"""What the options of all commands have in common: how a model is given, names and aliases."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.cli import _GROUPS, main, make_parser
+
+# What each command needs besides a model.
+REQUIRED = {
+    "chat": [],
+    "generate": ["--input", "in", "--output", "out"],
+    "serve": [],
+    "info": [],
+    "quantize": ["small.gguf", "Q8_0"],
+    "advise": ["book.txt"],
+    "perplexity": ["book.txt"],
+    "retrieve": [],
+    "analyze": ["book.txt"],
+    "eval": ["--tasks", "copa"],
+    "bench": [],
+    "plan": ["--memory", "1GiB"],
+}
+TEXT_FIRST = ["run", "inspect"]  # their argument by position is a text
+NO_MODEL = ["convert", "completion"]
+DEFAULT = ["chat", "generate", "serve", "bench", *TEXT_FIRST]  # the bundled model
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    return make_parser().parse_args(arguments)
+
+
+def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of stderr."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    parser = make_parser()
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+def test_every_command_is_here() -> None:
+    names = {name for group in _GROUPS.values() for name in group}
+    assert names == {*REQUIRED, *TEXT_FIRST, *NO_MODEL}
+
+
+@pytest.mark.parametrize("command", REQUIRED)
+def test_a_model_by_position_or_option(command: str) -> None:
+    """Before and after the other arguments."""
+    others = REQUIRED[command]
+    expected = vars(parse(command, "m.gguf", *others)) | {"module": None}
+    assert expected["model"] == "m.gguf"
+    for arguments in (
+        ["-m", "m.gguf", *others],
+        [*others, "--model", "m.gguf"],
+        [*others, "-mm.gguf"],
+        ["--model=m.gguf", *others],
+    ):
+        assert vars(parse(command, *arguments)) | {"module": None} == expected
+
+
+@pytest.mark.parametrize("command", ["perplexity", "advise", "analyze"])
+def test_a_text_by_position_or_option(command: str) -> None:
+    for arguments in (
+        ["m", "t"],
+        ["m", "-t", "1", "t"],
+        ["m", "-f", "t"],
+        ["-f", "t", "m"],
+        ["--file=t", "-m", "m"],
+        ["-m", "m", "-t", "1", "t"],
+        ["t", "-t", "1", "-m", "m"],
+    ):
+        args = parse(command, *arguments)
+        assert (args.model, args.file) == ("m", Path("t"))
+
+
+@pytest.mark.parametrize("command", REQUIRED)
+def test_a_model_given_twice(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    others = REQUIRED[command]
+    error = usage_error(command, "a", *others, "-m", "b", capsys=capsys)
+    assert error.endswith("MODEL given twice: by -m, and by position")
+    error = usage_error(command, *others, "-m", "a", "--model", "b", capsys=capsys)
+    assert error.endswith("argument -m/--model: given twice")
+
+
+@pytest.mark.parametrize("command", TEXT_FIRST)
+def test_two_models_beside_a_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(command, "text", "-m", "a").model == "a"
+    error = usage_error(command, "text", "-m", "a", "-m", "b", capsys=capsys)
+    assert error.endswith("argument -m/--model: given twice")
+
+
+@pytest.mark.parametrize("command", [*REQUIRED, *TEXT_FIRST])
+def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    others = REQUIRED.get(command, ["text"])
+    if command in DEFAULT:
+        assert parse(command, *others).model == BUNDLED_MODEL
+    else:
+        assert "required: " in usage_error(command, *others, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "attributes"),
+    [
+        ("run x --ctx-size 64", {"n_ctx": 64}),
+        ("run x -c 0", {"n_ctx": None}),
+        ("run x --n-predict 5", {"max_tokens": 5}),
+        ("run x --predict 5", {"max_tokens": 5}),
+        ("run x --temp 0.5", {"temperature": 0.5}),
+        ("run x -b 7", {"n_batch": 7}),
+        ("run x --batch-size 7", {"n_batch": 7}),
+        ("run x -s -1", {"seed": None}),
+        ("run x -s 3", {"seed": 3}),
+        ("run x -ctk q8_0", {"kv_dtype": ("q8_0", "f16")}),
+        ("run x --cache-type-v q4_0", {"kv_dtype": ("f16", "q4_0")}),
+        ("run x -ctk q8_0 -ctv q4_0", {"kv_dtype": ("q8_0", "q4_0")}),
+        ("run x --kv-dtype f32 -ctv q4_0", {"kv_dtype": ("f32", "q4_0")}),
+        ("chat -sys Hello", {"system": "Hello"}),
+        ("serve -np 3", {"max_sequences": 3}),
+        ("serve --parallel 3 -a it", {"max_sequences": 3, "name": "it"}),
+        ("generate -i a -o b -np 3", {"input": Path("a"), "output": Path("b"), "max_sequences": 3}),
+        ("perplexity m t --chunk 2 --max-tokens 9", {"n_batch": 2, "text_tokens": 9}),
+        ("advise m t --chunk 2 --max-tokens 9", {"n_batch": 2, "text_tokens": 9}),
+        ("analyze m t --max-tokens 9", {"text_tokens": 9}),
+        ("retrieve m --length 9 --task kv", {"n_ctx": 9, "tasks": ["kv"]}),
+        ("retrieve m --chunk 3 --text t", {"n_batch": 3, "file": Path("t")}),
+        ("eval m --task copa --chunk 3", {"tasks": "copa", "n_batch": 3}),
+        (
+            "bench --prompt 9 --context 8 --tokens 7",
+            {"prompt_tokens": 9, "depth": 8, "max_tokens": 7},
+        ),
+        ("bench -p 9 -d 8 -n 7 -r 2", {"prompt_tokens": 9, "depth": 8, "rounds": 2}),
+        ("plan m --memory 1GB --prompt 9 --tokens 8", {"prompt_tokens": 9, "max_tokens": 8}),
+        ("plan m --memory 1GB --sequences 3", {"max_sequences": 3}),
+    ],
+)
+def test_aliases(typed: str, attributes: dict[str, object]) -> None:
+    """Names of llama.cpp, and those that options had before."""
+    args = vars(parse(*typed.split()))
+    assert {name: args[name] for name in attributes} == attributes
+
+
+@pytest.mark.parametrize("command", ["run x", "chat", "serve", "bench", "eval m --tasks t"])
+def test_gpu_layers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option is accepted, and not silently."""
+    for name in ("-ngl", "--n-gpu-layers", "--gpu-layers"):
+        parse(*command.split(), name, "99")
+        (note,) = capsys.readouterr().err.splitlines()
+        assert note.startswith(f"note: {name} 99 has no effect: --device")
+
+
+def test_one_meaning() -> None:
+    """A short name is always of the same option, but where llama.cpp's tools differ too."""
+    of_short = defaultdict(set)
+    for parser in parsers().values():
+        for action in parser._actions:
+            for name in action.option_strings:
+                if not name.startswith("--"):
+                    of_short[name].add(action.dest)
+    several = {name for name, dests in of_short.items() if len(dests) > 1}
+    assert several == {"-p"}  # a prompt; its length in bench and plan
+    assert of_short["-p"] == {"prompt", "prompt_tokens"}
+
+
+def test_aliases_are_not_in_the_help() -> None:
+    for name, parser in parsers().items():
+        text = parser.format_help()
+        for alias in ("--ctx-size", "--n-predict", "--temp ", "-np", "-ngl", "-ctk", "--chunk"):
+            assert alias not in text, name
+        assert text.startswith(f"usage: h2o-cpp {name}")
+        assert text.partition("\n\n")[0].count("\n") == 0
