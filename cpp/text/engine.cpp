@@ -1,6 +1,8 @@
 #include "text/engine.h"
 
 #include <algorithm>
+#include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "core/error.h"
@@ -15,10 +17,14 @@ constexpr milliseconds kRetry{10};      // where nothing can be computed now
 constexpr milliseconds kIdle{100};      // then a stream that another thread left may be parked
 
 SessionOptions with_rows(SessionOptions options) {
-  const int32_t n = std::max(options.n_sequences, options.max_sequences);
+  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
+          ", it must be 1 to 65536");
+  const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
   options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
   return options;
 }
+
+thread_local bool closed_here = false;  // has an engine's own thread closed it?
 
 bool wanted(bool eager, int32_t n_waiting) { return eager || n_waiting > 0; }
 
@@ -60,8 +66,8 @@ Engine::Handle Engine::submit(Request request) {
   if (!g.request_.eager) return generation;  // it begins when its first piece is asked for
   const Lock lock(monitor_->mutex);
   if (closed_) throw std::runtime_error("the engine is closed");
-  enqueue(generation);
   if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  enqueue(generation);
   monitor_->changed.notify_all();
   return generation;
 }
@@ -85,6 +91,7 @@ void Engine::check(Request& request, Generation& generation) const {
             n_vocab_);
   }
   const size_t n = generation.n_given_ = generation.tokens_.size();
+  generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
   const auto n_ctx = static_cast<size_t>(n_ctx_);
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
@@ -113,15 +120,19 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     enqueue(generation);
   }
   struct Waiting {
+    Engine& engine;
+    const Handle& generation;
     Generation& g;
     Lock& lock;
     ~Waiting() {
       if (!lock.owns_lock()) lock.lock();
-      --g.n_waiting_;
+      // Interrupted in the queue: it gets in line again when it is wanted again.
+      if (--g.n_waiting_ > 0 || g.request_.eager) return;
+      if (take_out(engine.waiting_, generation)) g.submitted_ = false;
     }
   };
   ++g.n_waiting_;
-  const Waiting waiting{g, lock};
+  const Waiting waiting{*this, generation, g, lock};
   g.reader_ = std::this_thread::get_id();
   while (true) {
     if (!g.pieces_.empty()) return g.take_piece();
@@ -132,6 +143,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     } else if (!lead(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
+    drop_ended(lock);
     if (!g.pieces_.empty() || g.ended()) continue;
     lock.unlock();
     between();
@@ -147,11 +159,12 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
   return std::nullopt;
 }
 
-void Engine::subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox) {
+void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
-  const bool is_new = mailbox != g.mailbox_;  // otherwise it has heard of the admission
-  g.mailbox_ = std::move(mailbox);
+  // One that it is known to already has heard of the admission.
+  const bool is_new = g.mailbox_.lock() != mailbox;
+  g.mailbox_ = mailbox;
   if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) post(generation);
 }
 
@@ -172,9 +185,10 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 }
 
 void Engine::cancel(const Handle& generation) {
-  const Lock lock(monitor_->mutex);
+  Lock lock(monitor_->mutex);
   end_cancelled(generation);
   monitor_->changed.notify_all();
+  drop_ended(lock);
 }
 
 void Engine::wait_ended(const Handle& generation) {
@@ -189,11 +203,11 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    g.cancelled_ = true;  // it may be in the step that is being computed
+    cancelled_.push_back(generation);  // it may be in the step that is being computed
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
-  finish(g, Finish::cancelled);
+  finish(generation, Finish::cancelled);
   admit();
   post(generation);
 }
@@ -220,13 +234,23 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
     error = std::current_exception();
   }
   lock.lock();
-  leading_ = false;
-  monitor_->changed.notify_all();
+  end_lead();
+  drop_ended(lock);
   if (error != nullptr) std::rethrow_exception(error);
   return bytes;
 }
 
 void Engine::await_step(Lock& lock, const Between& between) {
+  struct Saving {
+    Engine& engine;
+    Lock& lock;
+    ~Saving() {
+      if (!lock.owns_lock()) lock.lock();
+      --engine.n_saving_;
+    }
+  };
+  ++n_saving_;
+  const Saving saving{*this, lock};
   while (leading_) {
     monitor_->changed.wait_for(lock, kPatience);
     lock.unlock();
@@ -249,33 +273,46 @@ void Engine::set_max_queue(int32_t n) {
   const Lock lock(monitor_->mutex);
   max_queue_ = n;
   admit();
-}
-
-void Engine::cancel_all(bool only_eager) {
-  Lock lock(monitor_->mutex);
-  for (const auto& list :
-       {std::vector(active_.begin(), active_.end()), std::vector(waiting_.begin(), waiting_.end()),
-        std::vector(outside_.begin(), outside_.end())}) {
-    for (const Handle& generation : list) {
-      if (generation->request_.eager || !only_eager) end_cancelled(generation);
-    }
-  }
-  while (leading_) monitor_->changed.wait(lock);
   monitor_->changed.notify_all();
 }
 
+void Engine::cancel_all(bool only_eager) {
+  std::vector<Handle> all;  // destroyed without the lock
+  Lock lock(monitor_->mutex);
+  const auto collect_from = [&](const auto& list) {
+    std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
+      return generation->request_.eager || !only_eager;
+    });
+  };
+  collect_from(active_);
+  collect_from(waiting_);
+  collect_from(outside_);
+  for (const Handle& generation : all) end_cancelled(generation);
+  monitor_->changed.notify_all();
+  monitor_->changed.wait(
+      lock, [&] { return std::ranges::all_of(all, [](const Handle& g) { return g->ended(); }); });
+}
+
 void Engine::close() {
+  std::thread worker;  // of several threads that close, one joins it
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
+    worker.swap(worker_);
   }
   cancel_all(false);
-  if (worker_.joinable()) worker_.join();
+  if (worker.get_id() == std::this_thread::get_id()) {  // the last to hold it was a callback
+    worker.detach();
+    closed_here = true;
+  } else if (worker.joinable()) {
+    worker.join();
+  }
   Lock lock(monitor_->mutex);
-  while (leading_) monitor_->changed.wait(lock);
+  monitor_->changed.wait(lock, [this] { return !leading_; });
   scheduler_.reset();
   session_.reset();
   model_.reset();
+  drop_ended(lock);
 }
 
 bool Engine::closed() const {
@@ -293,48 +330,80 @@ EngineStats Engine::stats() const {
           evictions_};
 }
 
-// One step, if there is anything to compute.
+// One step, if there is anything to compute. What fails ends the generations that it is about.
 bool Engine::lead(Lock& lock) {
-  if (closed_) return false;
+  if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
   lock.unlock();
   std::vector<StepOutput> outputs;
-  std::exception_ptr error;
+  std::exception_ptr error, not_parked;
   try {
-    for (const Handle& parked : work.parking) scheduler_->park(*parked);
+    for (const Handle& generation : work.parking) scheduler_->park(*generation);
+  } catch (...) {  // no memory for a copy: those that were to have the sequences do without
+    not_parked = std::current_exception();
+  }
+  try {
     outputs = scheduler_->step(work.generations);
-  } catch (...) {  // no memory for a step's lists, or for a copy
+  } catch (...) {  // no memory for a step's lists
     error = std::current_exception();
   }
   lock.lock();
   if (error != nullptr) {
-    outputs.clear();
-    for (const Handle& generation : work.generations) {
-      StepOutput& output = outputs.emplace_back();
-      output.generation = generation;
-      output.finish = Finish::cancelled;
-      output.error = error;
-      scheduler_->release(*generation);
+    for (const Handle& generation : work.generations) fail(generation, error);
+  }
+  // From the last, as those that could not begin go back to the front of the queue.
+  for (StepOutput& output : std::views::reverse(outputs)) {
+    try {
+      if (output.deferred) {
+        if (not_parked != nullptr) std::rethrow_exception(not_parked);
+        put_back(output.generation);
+      }
+    } catch (...) {
+      output.deferred = false;
+      fail(output.generation, std::current_exception());
     }
   }
-  leading_ = false;
-  for (auto output = outputs.rbegin(); output != outputs.rend(); ++output) {
-    if (output->deferred && !output->generation->began_) {
-      waiting_.push_front(output->generation);
-      n_queued_ += output->generation->request_.eager;
+  for (StepOutput& output : outputs) {
+    if (output.deferred || output.generation->ended()) continue;
+    try {
+      publish(output);
+    } catch (...) {
+      fail(output.generation, std::current_exception());
     }
   }
-  for (StepOutput& output : outputs) publish(output);
   evictions_ = scheduler_->evictions();
-  const std::vector<Handle> active = active_;
-  for (const Handle& generation : active) {
-    if (generation->cancelled_) end_cancelled(generation);
+  end_lead();
+  return true;
+}
+
+// It could not get a sequence.
+void Engine::put_back(const Handle& generation) {
+  Generation& g = *generation;
+  if (g.began_) return;                           // it stays parked
+  if (!wanted(g.request_.eager, g.n_waiting_)) {  // its thread was interrupted meanwhile
+    g.submitted_ = false;
+    return;
   }
+  waiting_.push_front(generation);
+  n_queued_ += g.request_.eager;
+}
+
+void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
+  scheduler_->forget(*generation);
+  take_out(active_, generation);
+  generation->error_ = error;
+  finish(generation, Finish::cancelled);
+  post(generation);
+}
+
+// Nobody computes any more: what was cancelled meanwhile ends.
+void Engine::end_lead() {
+  leading_ = false;
+  for (const Handle& generation : std::exchange(cancelled_, {})) end_cancelled(generation);
   admit();
   monitor_->changed.notify_all();
-  return true;
 }
 
 Engine::Work Engine::collect() {
@@ -342,6 +411,10 @@ Engine::Work Engine::collect() {
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
   // Those that are wanted and parked, or wait for a sequence, if there is one for them.
   std::vector<Handle> beginning;
+  // All memory first, or those taken out of the queue might be lost.
+  work.generations.reserve(active_.size() + waiting_.size());
+  work.parking.reserve(active_.size());
+  beginning.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
     if (n_free == 0 && !make_room(*generation, work)) return false;
@@ -353,17 +426,9 @@ Engine::Work Engine::collect() {
     const Generation& g = *generation;
     if (!has_sequence(g) && wanted(g.request_.eager, g.n_waiting_)) take(generation);
   }
-  while (!waiting_.empty()) {
-    const Handle generation = waiting_.front();
-    if (!wanted(generation->request_.eager,
-                generation->n_waiting_)) {  // its thread was interrupted
-      waiting_.pop_front();
-      generation->submitted_ = false;
-      continue;
-    }
-    if (!take(generation)) break;
+  while (!waiting_.empty() && take(waiting_.front())) {
+    n_queued_ -= waiting_.front()->request_.eager;
     waiting_.pop_front();
-    n_queued_ -= generation->request_.eager;
   }
   bool any = !beginning.empty();
   for (const Handle& generation : active_) {
@@ -400,9 +465,9 @@ bool Engine::make_room(const Generation& wanted_one, Work& work) {
 void Engine::publish(StepOutput& output) {
   Generation& g = *output.generation;
   if (output.started) {
+    active_.push_back(output.generation);
     g.began_ = true;
     g.progress_.n_prompt = output.n_prompt;
-    active_.push_back(output.generation);
     last_ = output.generation;
   }
   if (g.sequence_ >= 0) last_sequence_ = g.sequence_;
@@ -422,31 +487,61 @@ void Engine::publish(StepOutput& output) {
   g.error_ = output.error;
   g.logits_ = std::move(output.logits);
   if (output.finish != Finish::none) {
-    finish(g, output.finish);
+    finish(output.generation, output.finish);
     take_out(active_, output.generation);
   }
   if (!output.piece.empty() || g.ended()) post(output.generation);
 }
 
-void Engine::finish(Generation& g, Finish finish) {
-  g.progress_.finish = finish;
-  g.admitted_ = true;
+void Engine::finish(const Handle& generation, Finish finish) {
+  generation->progress_.finish = finish;
+  generation->admitted_ = true;
+  try {
+    ended_.push_back(generation);
+  } catch (const std::bad_alloc&) {  // its callbacks stay as long as it does
+  }
+}
+
+// Drops what ended requests hold of the caller. Without the lock: that may call the engine, or wait
+// for a thread that does.
+void Engine::drop_ended(Lock& lock) {
+  if (ended_.empty()) return;
+  std::vector<Handle> ended = std::exchange(ended_, {});
+  lock.unlock();
+  for (const Handle& generation : ended) {
+    Request& request = generation->request_;
+    request.after = {};
+    request.follows = nullptr;
+    request.prompt_logits = nullptr;
+    request.constraint = nullptr;
+  }
+  ended.clear();
+  lock.lock();
 }
 
 // Lets those outside into the queue, as many as it has room for.
-void Engine::admit() {
+void Engine::admit() noexcept {
   while (!outside_.empty() && n_queued_ < max_queue_) {
     const Handle generation = outside_.front();
+    try {
+      waiting_.push_back(generation);
+    } catch (const std::bad_alloc&) {
+      return;  // after the next step
+    }
     outside_.pop_front();
     generation->admitted_ = true;
     ++n_queued_;
-    waiting_.push_back(generation);
     post(generation);
   }
 }
 
-void Engine::post(const Handle& generation) const {
-  if (generation->mailbox_ != nullptr) generation->mailbox_->post(generation);
+void Engine::post(const Handle& generation) const noexcept {
+  const std::shared_ptr<Mailbox> mailbox = generation->mailbox_.lock();
+  if (mailbox == nullptr) return;
+  try {
+    mailbox->post(generation);
+  } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
+  }
 }
 
 bool Engine::wants_worker() const {
@@ -454,13 +549,25 @@ bool Engine::wants_worker() const {
   return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
 }
 
+bool Engine::leads(Lock& lock) noexcept {
+  try {
+    return lead(lock);
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not begun
+    return false;
+  }
+}
+
 // The engine's own thread: computes eager generations while nobody else does.
 void Engine::work() {
-  Lock lock(monitor_->mutex);
+  const auto monitor = monitor_;
+  Lock lock(monitor->mutex);
   while (!closed_) {
+    drop_ended(lock);
+    if (closed_here) return;  // the engine may be gone
+    if (closed_) return;
     if (leading_ || !wants_worker()) {
       monitor_->changed.wait(lock);
-    } else if (!lead(lock)) {
+    } else if (!leads(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }

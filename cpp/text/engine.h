@@ -62,8 +62,8 @@ class Engine {
   std::optional<Piece> poll(const Handle& generation);
 
   // From now on the mailbox hears of its pieces, its admission and its end; what has happened
-  // already is posted at once.
-  void subscribe(const Handle& generation, std::shared_ptr<Mailbox> mailbox);
+  // already is posted at once. The mailbox is the caller's to keep.
+  void subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox);
 
   // Waits until the queue has room for an eager generation; false when `seconds` are over
   // (negative: never).
@@ -111,14 +111,19 @@ class Engine {
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
+  bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
+  void end_lead();
+  void put_back(const Handle& generation);
+  void fail(const Handle& generation, const std::exception_ptr& error);
   Work collect();
   bool make_room(const Generation& wanted, Work& work);
   void publish(StepOutput& output);
-  void finish(Generation& generation, Finish finish);
+  void finish(const Handle& generation, Finish finish);
+  void drop_ended(Lock& lock);
   void cancel_all(bool only_eager);
   void end_cancelled(const Handle& generation);
-  void admit();
-  void post(const Handle& generation) const;
+  void admit() noexcept;
+  void post(const Handle& generation) const noexcept;
   bool wants_worker() const;
   void work();
   void await_step(Lock& lock, const Between& between);
@@ -137,10 +142,13 @@ class Engine {
   // Guarded by the monitor's mutex.
   const std::shared_ptr<EngineMonitor> monitor_;
   bool leading_ = false;  // a thread computes
+  int32_t n_saving_ = 0;  // threads that wait to save; no step begins before them
   bool closed_ = false;
-  std::vector<Handle> active_;  // that began, in order of arrival
-  std::deque<Handle> waiting_;  // for a sequence
-  std::deque<Handle> outside_;  // to be admitted
+  std::vector<Handle> active_;     // that began, in order of arrival
+  std::deque<Handle> waiting_;     // for a sequence
+  std::deque<Handle> outside_;     // to be admitted
+  std::vector<Handle> ended_;      // whose callbacks are still there
+  std::vector<Handle> cancelled_;  // while a thread computes; they end after that
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager ones in waiting_
   Handle last_;

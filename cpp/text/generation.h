@@ -89,11 +89,11 @@ class Generation {
   };
   std::deque<End> pieces_;  // where those not taken end in text_
   int32_t n_tokens_read_ = 0;
-  bool began_ = false, admitted_ = true, cancelled_ = false, submitted_ = false;
+  bool began_ = false, admitted_ = true, submitted_ = false;
   int32_t n_waiting_ = 0;                            // threads that wait for a piece
   std::thread::id reader_;                           // who waited for it last
   std::chrono::steady_clock::time_point left_at_{};  // and when it was given one
-  std::shared_ptr<Mailbox> mailbox_;
+  std::weak_ptr<Mailbox> mailbox_;                   // which holds the generations that have news
 
   // Of the thread that computes.
   std::optional<Sampler> sampler_;

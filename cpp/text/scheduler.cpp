@@ -56,14 +56,18 @@ std::vector<StepOutput> Scheduler::step(
     if (trace == nullptr || trace->options().kept_every == 0) continue;
     const auto n_before = static_cast<int32_t>(g.tokens_.size() - g.n_given_);
     const bool due = output.token >= 0 && n_before % trace->options().kept_every == 0;
-    if (due || output.finish != Finish::none) g.request_.trace->observe(session_, g.sequence_);
+    if (!due && output.finish == Finish::none) continue;
+    try {
+      g.request_.trace->observe(session_, g.sequence_);
+    } catch (...) {
+      output.error = std::current_exception();
+    }
   }
   for (StepOutput& output : outputs) {
     if (output.error != nullptr) {
       output.finish = Finish::cancelled;
       output.piece.clear();
-      if (output.generation->sequence_ >= 0) slots_[output.generation->sequence_] = {};
-      output.generation->sequence_ = -1;
+      forget(*output.generation);
     } else if (output.finish != Finish::none) {
       release(*output.generation);
     }
@@ -84,6 +88,12 @@ void Scheduler::release(Generation& g) {
   if (g.sequence_ < 0) return;
   slots_[g.sequence_].active = false;
   slots_[g.sequence_].used_at = ++clock_;
+}
+
+void Scheduler::forget(Generation& g) {
+  g.parked_.clear();
+  if (g.sequence_ >= 0) slots_[g.sequence_] = {};
+  g.sequence_ = -1;
 }
 
 std::vector<std::byte> Scheduler::save(const Generation& g, SnapshotText text) const {
@@ -112,17 +122,22 @@ std::string Scheduler::limit() const {
   return text("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
 }
 
-// A sequence for a generation, or -1: the one it follows in, else one that nobody wants, else the
-// one that was used longest ago, else a new one.
-int32_t Scheduler::take_slot(const std::shared_ptr<Generation>& generation) {
-  const Generation& g = *generation;
-  if (const Generation* const f = g.request_.follows.get(); f != nullptr && f->sequence_ >= 0) {
-    const Slot& slot = slots_[f->sequence_];
-    const bool same = f->tokens_.size() <= g.tokens_.size() &&
-                      std::equal(f->tokens_.begin(), f->tokens_.end(), g.tokens_.begin()) &&
-                      f->request_.policies.empty() && g.request_.policies.empty();
-    if (same && !slot.active && slot.owner.lock().get() == f) return f->sequence_;
-  }
+// The sequence in which a generation can go on from the one that it follows; -1: none. A token has
+// to be left to read.
+int32_t Scheduler::followed_slot(const Generation& g) const {
+  const Generation* const f = g.request_.follows.get();
+  if (f == nullptr || f->sequence_ < 0 || !g.parked_.empty()) return -1;
+  const Slot& slot = slots_[f->sequence_];
+  if (slot.active || slot.owner.lock().get() != f) return -1;
+  const bool same = f->tokens_.size() <= g.tokens_.size() &&
+                    std::equal(f->tokens_.begin(), f->tokens_.end(), g.tokens_.begin()) &&
+                    f->request_.policies.empty() && g.request_.policies.empty();
+  const bool unread = session_.tokens_seen(f->sequence_) < std::ssize(g.tokens_);
+  return same && unread ? f->sequence_ : -1;
+}
+
+// A sequence that nobody wants, else the one that was used longest ago, else a new one; or -1.
+int32_t Scheduler::take_slot() {
   int32_t best = -1;
   const auto key = [this](int32_t i) {
     return std::pair(!slots_[i].owner.expired(), slots_[i].used_at);
@@ -153,14 +168,14 @@ void Scheduler::start(StepOutput& output) {
   const Request& request = g.request_;
   int32_t sequence = -1;
   try {
-    sequence = take_slot(output.generation);
+    sequence = followed_slot(g);
+    const bool goes_on = sequence >= 0;
+    if (!goes_on) sequence = take_slot();
     if (sequence < 0) {
       output.deferred = true;
       return;
     }
     Slot& slot = slots_[sequence];
-    const bool goes_on = request.follows != nullptr && request.follows->sequence_ == sequence &&
-                         slot.owner.lock() == request.follows && g.parked_.empty();
     if (!goes_on) {
       slot.owner.reset();
       session_.reset(sequence,
@@ -179,7 +194,8 @@ void Scheduler::start(StepOutput& output) {
     if (!request.after.bytes.empty()) {
       const SnapshotText text = session_.load(sequence, request.after.bytes);
       if (!request.seeded && random_state.empty()) random_state = text.random_state;
-      output.piece = g.detokenizer_.push(text.held_text) + g.detokenizer_.push(text.held_bytes);
+      output.piece = g.detokenizer_.push(text.held_text);
+      output.piece += g.detokenizer_.push(text.held_bytes);
     }
     if (!random_state.empty()) g.sampler_->set_random_state(random_state);
     g.sampler_->accept(g.tokens_);
@@ -194,8 +210,8 @@ void Scheduler::start(StepOutput& output) {
     g.request_.follows.reset();  // or a long conversation would keep all its turns
     g.request_.after = {};
     output.n_prompt = n_unread;
-    if (g.detokenizer_.stopped()) output.finish = Finish::stop;
     if (n_unread == 0) output.finish = Finish::length;  // there is nothing to read
+    if (g.detokenizer_.stopped()) output.finish = Finish::stop;
   } catch (...) {
     output.error = std::current_exception();
     if (sequence >= 0) slots_[sequence] = {};

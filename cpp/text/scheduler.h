@@ -49,9 +49,6 @@ class Scheduler {
   int32_t max_sequences() const { return max_sequences_; }
   int32_t n_active() const;
 
-  // Whether one more generation can get a sequence without any having to be parked.
-  bool has_room() const { return n_active() < max_sequences_; }
-
   // One forward pass for generations that have a sequence or, from now on, get one.
   std::vector<StepOutput> step(const std::vector<std::shared_ptr<Generation>>& generations);
 
@@ -60,6 +57,9 @@ class Scheduler {
 
   // Gives its sequence away; it can still be saved or followed until that is used again.
   void release(Generation& generation);
+
+  // Gives its sequence away where nobody knows what that holds.
+  void forget(Generation& generation);
 
   // A snapshot; `text` has everything but the tokens. Throws InvalidArgument if the cache does not
   // hold it any more.
@@ -83,7 +83,8 @@ class Scheduler {
     std::span<const int32_t> part;
   };
 
-  int32_t take_slot(const std::shared_ptr<Generation>& generation);
+  int32_t followed_slot(const Generation& generation) const;
+  int32_t take_slot();
   bool grow();
   void start(StepOutput& output);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);

@@ -1,10 +1,11 @@
 // Attention of one new token for each sequence, over the dense slots: two launches. The first
 // splits the slots over blocks, each with its own softmax; the second merges them, adds the
-// probabilities, which need the whole softmax, to the scores, and finds who is to be evicted.
+// probabilities, which need the whole softmax, to the scores, and finds who is to be evicted. The
+// first is in decode_splits.cuh, compiled once for each way to read rows.
 #include <cfloat>
-#include <type_traits>
 
 #include "cuda/attention/attend.h"
+#include "cuda/attention/decode_splits.h"
 #include "cuda/attention/decode_team.cuh"
 #include "cuda/attention/select_victim.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -13,44 +14,6 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kFinishThreads = 512;
-
-// One block for each (split, heads of a group, segment).
-template <class Row, int kLanes, int kOctets, int kHeads>
-__global__ void __launch_bounds__(kTeamThreads)
-    decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
-  float* const shared = dynamic_shared<float>();
-  let_next_start();
-  wait_for_previous();
-
-  const Segment segment = batch.segments[blockIdx.z];
-  if (segment.n_rows != 1) return;
-  const int group = cache.n_heads / cache.n_kv_heads;
-  const int tiles = (group + kHeads - 1) / kHeads;
-  const int kv_head = blockIdx.y / tiles;
-  const int first_head = kv_head * group + blockIdx.y % tiles * kHeads;
-  const int n_heads = min(kHeads, (kv_head + 1) * group - first_head);
-  const KvHead head = cache.head(segment.sequence, kv_head);
-  const int used = head.policy.kept(segment.position) + 1;
-  const Partials partials(cache, cache.workspace);
-  const int begin = blockIdx.x * partials.splits.length;
-  const int end = min(begin + partials.splits.length, used);
-  if (begin >= end) return;
-
-  const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
-  const float* q = decode.q + (int64_t{segment.row} * cache.n_heads + first_head) * cache.head_dim;
-  float* logits = partials.logits + query * partials.stride;
-  Team<kLanes, kOctets, kHeads> team;
-  team.load_queries(q, n_heads, cache.head_dim, decode.scale);
-  if constexpr (std::is_same_v<Row, Single>) {
-    team.attend(Single{cache, head, decode, segment.rolling}, begin, end, n_heads, logits,
-                partials.stride);
-  } else if (segment.rolling) {
-    team.attend(Single{cache, head, decode, true}, begin, end, n_heads, logits, partials.stride);
-  } else {
-    team.attend(Whole<Row>{cache, head}, begin, end, n_heads, logits, partials.stride);
-  }
-  team.merge(shared, partials, query, n_heads, cache.head_dim);
-}
 
 // The softmax of a query head over all splits.
 struct Softmax {
@@ -130,45 +93,6 @@ __global__ void __launch_bounds__(kFinishThreads)
   });
 }
 
-template <class Row, int kLanes, int kOctets, int kHeads>
-void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
-                   const DeviceBatch& batch, int32_t n_segments) {
-  const int group = cache.n_heads / cache.n_kv_heads;
-  const int tiles = (group + kHeads - 1) / kHeads;
-  const dim3 grid(Splits(cache.slots).n, cache.n_kv_heads * tiles, n_segments);
-  using Blocks = Team<kLanes, kOctets, kHeads>;
-  const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
-  launch(stream, decode_kernel<Row, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,
-         decode, cache, batch);
-}
-
-template <class Row, int kLanes, int kOctets, class... Arguments>
-void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
-               const Arguments&... arguments) {
-  const int group = cache.n_heads / cache.n_kv_heads;
-  if (group == 1) {
-    launch_decode<Row, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
-  } else if (group <= 4) {
-    launch_decode<Row, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
-  } else {
-    launch_decode<Row, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
-  }
-}
-
-template <class Row, class... Arguments>
-void for_head_dim(const Stream& stream, const Decode& decode, const KvView& cache,
-                  const Arguments&... arguments) {
-  if (cache.head_dim <= 64) {
-    for_group<Row, 8, 1>(stream, decode, cache, arguments...);
-  } else if (cache.head_dim <= 128) {
-    for_group<Row, 16, 1>(stream, decode, cache, arguments...);
-  } else if (cache.head_dim <= 256) {
-    for_group<Row, 32, 1>(stream, decode, cache, arguments...);
-  } else if constexpr (std::is_same_v<Row, Single>) {
-    launch_decode<Row, 32, kMaxHeadDim / 256, 1>(stream, decode, cache, arguments...);
-  }
-}
-
 }  // namespace
 
 size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).bytes; }
@@ -183,11 +107,11 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
     return whole && cache.k_dtype == type && cache.v_dtype == type;
   };
   if (both(DType::f16)) {
-    for_head_dim<F16Row>(stream, decode, cache, batch, n_segments);
+    decode_splits<F16Row>(stream, decode, cache, batch, n_segments);
   } else if (both(DType::q8_0)) {
-    for_head_dim<Q8_0Row>(stream, decode, cache, batch, n_segments);
+    decode_splits<Q8_0Row>(stream, decode, cache, batch, n_segments);
   } else {
-    for_head_dim<Single>(stream, decode, cache, batch, n_segments);
+    decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);
   launch(stream, finish_kernel, dim3(cache.n_kv_heads, n_segments, 2), dim3(kFinishThreads), shared,

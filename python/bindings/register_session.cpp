@@ -101,6 +101,25 @@ py::tuple kept(const Session& session, int32_t layer, int32_t kv_head, int32_t s
   return kept_arrays(entries);
 }
 
+py::bytes save(const Session& session, int32_t sequence, std::vector<int32_t> tokens,
+               std::string note) {
+  std::vector<std::byte> bytes;
+  {
+    const py::gil_scoped_release release;
+    SnapshotText text;
+    text.tokens = std::move(tokens);
+    text.note = std::move(note);
+    bytes = session.save(sequence, std::move(text));
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void load(Session& session, int32_t sequence, const py::bytes& snapshot) {
+  const std::string_view view = snapshot;
+  const py::gil_scoped_release release;
+  session.load(sequence, std::as_bytes(std::span(view)));
+}
+
 // (tokens, note, n_read, random_state)
 py::tuple read_snapshot(const py::bytes& snapshot) {
   const std::string_view view = snapshot;
@@ -170,6 +189,8 @@ void register_session(py::module_& m) {
           },
           py::arg("sequence"), py::arg("policies") = std::vector<KvPolicy>{},
           py::call_guard<py::gil_scoped_release>())
+      .def("save", &save, py::arg("sequence"), py::arg("tokens"), py::arg("note"))
+      .def("load", &load, py::arg("sequence"), py::arg("snapshot"))
       .def("room", &Session::room, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("chunk", &Session::chunk, py::arg("sequence"), py::call_guard<py::gil_scoped_release>())
       .def("can_roll", &Session::can_roll, py::arg("sequence"),

@@ -80,7 +80,7 @@ TEST_CASE("text ends before the first stop string") {
 }
 
 TEST_CASE("what may begin a stop string is held back, and nothing else") {
-  Detokenizer pieces({"END.", "N"});
+  Detokenizer pieces(std::vector<std::string>{"END.", "N"});
   CHECK(pieces.push("the E") == "the ");
   CHECK(pieces.push("E") == "E");
   CHECK(pieces.push("x") == "Ex");

@@ -265,14 +265,15 @@ class TestCommand:
     def test_interrupt_stops_the_answer(
         self, tiny_opt: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        next_piece, calls = Stream._next_piece, count()
+        next_piece, calls = Stream.__next__, count()
 
         def interrupted(stream: Stream) -> str:
             if next(calls) == 3:
+                stream.close()  # as a Ctrl-C in the middle of it does
                 raise KeyboardInterrupt
             return next_piece(stream)
 
-        monkeypatch.setattr(Stream, "_next_piece", interrupted)
+        monkeypatch.setattr(Stream, "__next__", interrupted)
         status, _, err = run("a\nb\n", "-m", tiny_opt, "-n", 9, "--template", PLAIN, "--ignore-eos")
         assert status == 0
         assert [line.split("end: ")[1] for line in err.splitlines()] == ["cancelled]", "length]"]

@@ -124,14 +124,15 @@ class TestJson:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """What there is of the text is printed."""
-        next_piece = Stream._next_piece
+        next_piece = Stream.__next__
 
         def interrupted(stream: Stream) -> str:
             if len(stream.tokens) == 3:
+                stream.close()  # as a Ctrl-C in the middle of it does
                 raise KeyboardInterrupt
             return next_piece(stream)
 
-        monkeypatch.setattr(Stream, "_next_piece", interrupted)
+        monkeypatch.setattr(Stream, "__next__", interrupted)
         assert main(["run", PROMPT, "-n", "20", "--ignore-eos", "--json"]) == 130
         document = json.loads(capsys.readouterr().out)
         assert (document["finish_reason"], document["generated_tokens"]) == ("cancelled", 3)

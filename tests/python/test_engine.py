@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from h2o_cpp.generation.continuation import Continuation
-from h2o_cpp.generation.scheduler import Scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from h2o_cpp import Generator, Policy
+from h2o_cpp import Generator, Policy, Snapshot, _core
 from h2o_cpp.generation.request import make_request
 from h2o_cpp.model.policy import POLICIES, named_policy
 from support.random_search import examples
@@ -134,17 +131,16 @@ def alone(
     return list(stream.tokens), text, stream.finish_reason
 
 
-class Serving(RuleBasedStateMachine):
-    """A Scheduler of three sequences, fed, stepped and cancelled in any order."""
+class Streaming(RuleBasedStateMachine):
+    """Generations that are read in any order, by one thread, with three sequences for all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = Generator(STEPPED, policy=SLAB, max_sequences=3, **OPTIONS)
         self.runtime = self.generator._runtime()
-        self.scheduler = Scheduler(self.runtime)
-        self.waiting: deque[Any] = deque()
-        self.running: dict[Continuation, Any] = {}
+        self.running: list[tuple[_core.Generation, Any]] = []
 
+    @precondition(lambda self: len(self.running) < 6)
     @rule(
         prompt=prompts,
         policy=st.sampled_from(OWN),
@@ -156,118 +152,59 @@ class Serving(RuleBasedStateMachine):
     def arrive(self, prompt: Any, policy: Any, stop: Any, n: int, **options: Any) -> None:
         stop = tuple(stop) if isinstance(stop, list) else stop
         options |= {"max_tokens": n, "stop": stop}
-        self.waiting.append((prompt, policy, tuple(options.items())))
-        self.begin()
+        own: Any = options
+        request = make_request(self.runtime, random.Random(0), prompt, own, policy=policy)
+        what = (prompt, policy, tuple(options.items()))
+        self.running.append((request.submit(self.runtime.engine), what))
 
     @precondition(lambda self: self.running)
-    @rule(n=st.integers(1, 12))
-    def steps(self, n: int) -> None:
+    @rule(which=st.integers(0, 5), n=st.integers(1, 12))
+    def read(self, which: int, n: int) -> None:
+        state, what = self.running[which % len(self.running)]
         for _ in range(n):
-            self.step()
+            if state.next() is None:
+                self.running.remove((state, what))
+                tokens, text, reason = alone(*what)
+                assert state.generated_tokens == tokens
+                assert state.text == state.text_read == text
+                assert state.finish_reason == reason
+                return
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 2))
+    @rule(which=st.integers(0, 5))
     def cancel(self, which: int) -> None:
-        continuation = [*self.running][which % len(self.running)]
-        self.scheduler.cancel(continuation)
-        tokens, text, _ = alone(*self.running.pop(continuation))
-        assert continuation.finish_reason == "cancelled"
-        assert tokens[: len(continuation.tokens)] == list(continuation.tokens)
-        assert text.startswith(continuation.said.getvalue())
-        self.begin()
+        state, what = self.running.pop(which % len(self.running))
+        state.cancel()
+        tokens, text, reason = alone(*what)
+        assert state.finish_reason in ("cancelled", reason)
+        assert tokens[: state.n_generated] == state.generated_tokens
+        assert text.startswith(state.text)
 
-    @invariant()
-    def every_sequence_is_free_or_taken(self) -> None:
-        assert self.scheduler.n_active == len(self.running)
-        assert self.scheduler.n_free + self.scheduler.n_active == 3
-        assert not self.waiting or not self.scheduler.n_free
-
-    def begin(self) -> None:
-        while self.waiting and self.scheduler.n_free:
-            what = self.waiting.popleft()
-            prompt, policy, items = what
-            seeds = random.Random(0)
-            request = make_request(
-                self.runtime, seeds, prompt, after=None, policy=policy, record=None, **dict(items)
-            )
-            self.running[self.scheduler.start(request)] = what
-
-    def step(self) -> None:
-        for continuation, _ in self.scheduler.step():
-            if continuation.finish_reason is not None:
-                tokens, text, reason = alone(*self.running.pop(continuation))
-                assert list(continuation.tokens) == tokens
-                assert continuation.said.getvalue() == text
-                assert continuation.finish_reason == reason
-        self.begin()
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 5))
+    def save(self, which: int) -> None:
+        state, what = self.running[which % len(self.running)]
+        if not state.began or what[1] is not None or state.finish_reason is not None:
+            return
+        options = dict(what[2]) | {"max_tokens": max(1, dict(what[2])["max_tokens"])}
+        left = options["max_tokens"] - state.n_generated
+        before, snapshot = state.text_read, Snapshot.take(state)
+        stream = self.generator.stream([], after=snapshot, **(options | {"max_tokens": left}))
+        del options["seed"]
+        again = self.generator.stream(
+            [], after=snapshot, **(options | {"max_tokens": left, "seed": None})
+        )
+        stream.close()
+        assert before + "".join(again) == alone(*what)[1]
 
     def teardown(self) -> None:
         while self.running:
-            self.step()
+            self.read(0, 1)
         self.generator.close()
 
 
-Serving.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
-TestServing = Serving.TestCase
-
-
-# ---- The scheduler's promises ----
-
-
-def requests_of(generator: Generator, prompts: list[list[int]], **options: Any) -> list[Any]:
-    return [generator.request(prompt, temperature=0, **options) for prompt in prompts]
-
-
-def test_nobody_waits_for_a_long_prompt() -> None:
-    """While one is read in three chunks, the other gets a token in each step."""
-    with Generator(golden("gptneox"), n_batch=10, max_sequences=2, threads=1) as generator:
-        short, long = requests_of(generator, [[5], [*range(3, 33)]], ignore_eos=True)
-        scheduler = Scheduler(generator._runtime())
-        first = scheduler.start(short)
-        scheduler.step()
-        second = scheduler.start(long)
-        lengths = [(len(first.tokens), len(second.tokens)) for _ in range(4) if [scheduler.step()]]
-        assert lengths == [(2, 0), (3, 0), (4, 1), (5, 2)]
-
-
-def test_prompts_are_read_in_order_of_arrival() -> None:
-    """Chunks of 10 in batches of 12: the second prompt's waits while the first one's are read, and
-    a small one goes beside it."""
-    with Generator(golden("gptneox"), n_batch=10, max_sequences=3, threads=1) as generator:
-        runtime = generator._runtime()
-        assert runtime.session.n_batch == 12
-        scheduler = Scheduler(runtime)
-        prompts = [[*range(3, 23)], [*range(3, 23)], [7, 8]]
-        for request in requests_of(generator, prompts, ignore_eos=True):
-            scheduler.start(request)
-        seen = []
-        for _ in range(4):
-            scheduler.step()
-            seen.append([runtime.session.tokens_seen(s) for s in range(3)])
-        assert seen == [[10, 0, 2], [20, 0, 3], [21, 10, 4], [22, 20, 5]]
-
-
-def test_a_bad_token_is_an_error_of_its_request_alone() -> None:
-    """One that was good when it was checked, and is not when it is read."""
-    with Generator(golden("qwen3"), max_sequences=3, threads=1) as generator:
-        prompts = [[5, 6], [7, 8], [9]]
-        expected = []
-        for prompt in prompts:
-            stream = generator.stream(prompt, temperature=0, max_tokens=5)
-            for _ in stream:
-                pass
-            expected.append(list(stream.tokens))
-        scheduler = Scheduler(generator._runtime())
-        good, bad, other = (
-            scheduler.start(request) for request in requests_of(generator, prompts, max_tokens=5)
-        )
-        scheduler._rows[bad].unread[0] = N_VOCAB
-        while scheduler.n_active:
-            scheduler.step()
-        assert isinstance(bad.error, ValueError)
-        assert (bad.finish_reason, list(bad.tokens)) == ("cancelled", [])
-        assert [list(good.tokens), list(other.tokens)] == [expected[0], expected[2]]
-        assert scheduler.n_free == 3
+Streaming.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
+TestStreaming = Streaming.TestCase
 
 
 # ---- Generator ----
@@ -363,13 +300,15 @@ def test_a_text_is_no_list_of_prompts(generator: Generator) -> None:
     assert [text.text for text in generator.generate(arrays, max_tokens=4, seed=1)] == [alone.text]
 
 
-def test_another_stream_of_the_thread_ends_a_batch(generator: Generator) -> None:
+def test_streams_beside_a_batch(generator: Generator) -> None:
     expected = generator.generate("He", temperature=0, max_tokens=5).text
-    pieces = generator.stream_many(["The", "It"], max_tokens=50, ignore_eos=True)
-    next(pieces)
+    options: dict[str, Any] = {"max_tokens": 50, "ignore_eos": True, "seed": 3}
+    texts = [generator.generate(prompt, **options).text for prompt in ("The", "It")]
+    pieces = generator.stream_many(["The", "It"], **options)
+    found = [*itertools.islice(pieces, 1)]
     assert generator.generate("He", temperature=0, max_tokens=5).text == expected
-    with pytest.raises(RuntimeError, match="this batch was ended"):
-        list(pieces)
+    found += pieces
+    assert ["".join(piece for i, piece in found if i == n) for n in (0, 1)] == texts
     dropped = generator.stream_many(["The", "It"], max_tokens=50, ignore_eos=True)
     next(dropped)
     del dropped

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from h2o_cpp.generation.places import Places
 
 from h2o_cpp import Completion, Engine, Generator, Policy
 from support.background import PATIENCE, PROMPT, Background
@@ -41,7 +40,7 @@ def generator(llama: Path) -> Generator:
 @pytest.fixture
 def single(llama: Path) -> Generator:
     """One with a single sequence, which a text that goes on for ever takes."""
-    return Generator(llama, hh=12, n_batch=8, threads=1)
+    return Generator(llama, hh=12, n_batch=8, max_sequences=1, threads=1)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -59,8 +58,8 @@ def begin(engine: Engine) -> Completion:
 
 
 def idle(engine: Engine) -> bool:
-    worker = engine._worker
-    return not worker._channels and not worker._queue
+    stats = engine.stats()
+    return stats.n_active == stats.n_waiting == 0
 
 
 class TestThreads:
@@ -117,31 +116,21 @@ class TestThreads:
                 engine.submit([5], temperature=-1)
             assert good.result().completion_tokens == 6
 
-    def test_an_error_reaches_its_request(self, single: Generator) -> None:
-        with single.engine() as engine:
-            first = begin(engine)
-            bad, good = engine.submit([5, 6], **SHORT), engine.submit([5, 6], **SHORT)
-            bad._channel.request.prompt[1] = 61  # type: ignore[index]
-            first.close()
-            with pytest.raises(ValueError, match="61"):
+    def test_an_error_reaches_its_request(self, generator: Generator) -> None:
+        """Others, that are computed in the same steps, go on."""
+        expected = generator.generate([5, 6], **SHORT).text
+
+        def fail(tokens: Any, mask: Any) -> None:
+            raise MemoryError("no more of it")
+
+        with generator.engine() as engine:
+            good = engine.submit([5, 6], **SHORT)
+            bad = engine.submit([5, 6], constraint=fail, **SHORT)
+            with pytest.raises(MemoryError, match="no more of it"):
                 bad.result()
             assert (bad.finish_reason, next(bad, None)) == ("cancelled", None)
-            assert good.result().finish_reason == "length"
-
-    def test_when_all_is_broken_all_are_told(self, generator: Generator) -> None:
-        with generator.engine() as engine:
-            completions = [begin(engine), begin(engine), engine.submit([5], **SHORT)]
-
-            def fail() -> None:
-                raise MemoryError("no more of it")
-
-            engine._worker.scheduler.step = fail  # type: ignore[method-assign, assignment]
-            for completion in completions:
-                with pytest.raises(RuntimeError, match="has failed: no more of it"):
-                    completion.result()
-            with pytest.raises(RuntimeError, match="has failed: no more of it"):
-                engine.submit([5])
-        assert generator.generate([5], **SHORT).completion_tokens == 6
+            assert good.result().text == expected
+            assert engine.submit([5, 6], **SHORT).result().text == expected
 
 
 class TestBackPressure:
@@ -153,26 +142,13 @@ class TestBackPressure:
                 engine.submit([5], timeout=0)
             with pytest.raises(queue.Full):
                 engine.submit([5], timeout=0.01)
-            assert not engine._worker.places._waiting
+            assert engine.stats().n_waiting == 2
             waiting = Background(lambda: engine.submit([6], **SHORT))
             assert waiting.runs(0.1)
             first.close()
             assert waiting.result().result().finish_reason == "length"
             assert [one.finish_reason for one in queued] == ["length"] * 2
             assert engine.submit([5], timeout=0, **SHORT).result().completion_tokens == 6
-
-    def test_places_are_given_in_order_of_arrival(self) -> None:
-        places = Places(1)
-        asked = [places.ask() for _ in range(4)]
-        assert [one.done() for one in asked] == [True, False, False, False]
-        places.withdraw(asked[2])
-        places.give_back()
-        assert [one.done() for one in asked] == [True, True, False, False]
-        places.withdraw(asked[1])  # it had got one
-        assert asked[3].done()
-        places.close(RuntimeError("closed"))
-        with pytest.raises(RuntimeError, match="closed"):
-            places.ask().result(0)
 
     def test_cancelled_requests_leave_the_queue(self, single: Generator) -> None:
         with single.engine(max_queue=1) as engine:
@@ -250,24 +226,19 @@ class TestClosing:
         engine.close()
         assert single.generate([5], **SHORT).completion_tokens == 6
 
-    def test_meanwhile_the_generator_is_the_engines(self, single: Generator) -> None:
-        expected = single.generate([5], **SHORT).text
-        with single.engine():
-            with pytest.raises(RuntimeError, match="an Engine has this Generator"):
-                single.generate([5], **SHORT)
-            other = Background(lambda: single.generate([5], **SHORT).text)
-            assert other.runs(0.1)
-            assert single.tokenize("") is not None
-        assert other.result() == expected
-
-    def test_it_waits_for_the_stream_of_another_thread(self, single: Generator) -> None:
-        stream = single.stream([5], **SHORT)
-        next(stream)
-        opening = Background(lambda: single.engine())
-        assert opening.runs(0.1)
-        stream.close()
-        with opening.result() as engine:
-            assert engine.submit([5], **SHORT).result().completion_tokens == 6
+    def test_streams_go_on_beside_it(self, generator: Generator) -> None:
+        expected = generator.generate([5], **SHORT).text
+        stream = generator.stream([5], **SHORT)
+        pieces = [next(stream)]
+        with generator.engine() as engine:
+            with pytest.raises(RuntimeError, match="has an Engine already"):
+                generator.engine()
+            running = begin(engine)
+            assert generator.generate([5], **SHORT).text == expected
+            assert "".join([*pieces, *stream]) == expected
+            assert running.finish_reason is None
+        with generator.engine() as engine:
+            assert engine.submit([5], **SHORT).result().text == expected
 
     def test_dropped(self, single: Generator) -> None:
         n_threads = threading.active_count()
@@ -340,7 +311,6 @@ class TestAsyncio:
                 reason = (await after).finish_reason
                 while not idle(engine):
                     await asyncio.sleep(0.001)
-                assert engine._worker.places._n_free == 1
                 return [running.finish_reason, queued.finish_reason, reason]
 
         async def count(completion: Completion) -> int:
@@ -370,8 +340,9 @@ def test_a_while_of_everything(generator: Generator) -> None:
             rng, right = random.Random(seed), 0
             for _ in range(60):
                 n = rng.randint(1, 29)
-                completion = engine.submit([5] * n, **(rng.choice([SHORT, FOREVER])))
-                if completion._channel.request.max_tokens == 6:
+                options = rng.choice([SHORT, FOREVER])
+                completion = engine.submit([5] * n, **options)
+                if options is SHORT:
                     right += completion.result().text == expected[n]
                     continue
                 if rng.random() < 0.5:
@@ -385,9 +356,5 @@ def test_a_while_of_everything(generator: Generator) -> None:
         users = [Background(lambda n=n: use(n)) for n in range(4)]  # type: ignore[misc]
         assert [user.result() for user in users] == [60] * 4
         wait_until(lambda: idle(engine))
-        worker = engine._worker
-        assert worker.scheduler.n_free == 2
-        assert worker.places._n_free == 4
-        assert threading.active_count() == n_threads + 1
     assert threading.active_count() == n_threads
     assert generator.stats().cache_bytes == cache_bytes

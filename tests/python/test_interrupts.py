@@ -78,39 +78,68 @@ def test_the_consumer_fails(
 
 
 def test_the_consumer_fails_and_keeps_the_stream(generator: Generator, expected: str) -> None:
-    """Nobody closes it, so it ends when this thread begins another one."""
-    stream = generator.stream("Another text", max_tokens=50, seed=1)
+    stream = generator.stream(PROMPT, **GREEDY)
+    pieces = []
     with suppress(KeyboardInterrupt):
-        for _ in stream:
+        for piece in stream:
+            pieces.append(piece)
             raise KeyboardInterrupt
     assert greedy(generator) == expected
-    with pytest.raises(RuntimeError, match="began another"):
-        next(stream)
+    assert "".join([*pieces, *stream]) == expected
     assert_usable(generator, expected)
 
 
-def test_a_computation_fails(generator: Generator, expected: str) -> None:
-    """A token is checked where it is read, here after the stream began."""
-    prompt = [5, 6]
-    stream = generator.stream(prompt, max_tokens=5)
-    stream._text.tokens[1] = 4096
-    with pytest.raises(ValueError, match="token 4096"):
-        next(stream)
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_computation_fails(
+    generator: Generator, expected: str, error: type[BaseException]
+) -> None:
+    """In the middle of a step, by a callback."""
+    n_calls = itertools.count()
+
+    def fail(tokens: Any, mask: Any) -> None:
+        mask[:] = 2**32 - 1
+        if next(n_calls) == 3:
+            raise error
+
+    stream = generator.stream("Another text", max_tokens=50, constraint=fail, ignore_eos=True)
+    with pytest.raises(error):
+        list(stream)
     assert stream.finish_reason == "cancelled"
+    assert len(stream.tokens) == 3
     assert next(stream, None) is None
     assert_usable(generator, expected)
 
 
-@pytest.mark.parametrize("call", [lambda g: g.logits([5, 6]), lambda g: g.close(), greedy])
-def test_what_else_this_thread_does_ends_its_stream(
-    generator: Generator, call: Callable[[Generator], object]
+@pytest.mark.parametrize("call", [lambda g: g.logits([5, 6]), lambda g: g.read("a"), greedy])
+def test_what_else_this_thread_does_leaves_its_stream(
+    generator: Generator, expected: str, call: Callable[[Generator], object]
 ) -> None:
-    stream = generator.stream("Another text", max_tokens=50, seed=1)
-    next(stream)
+    stream = generator.stream(PROMPT, **GREEDY)
+    pieces = [next(stream)]
     call(generator)
-    assert stream.finish_reason == "cancelled"
-    with pytest.raises(RuntimeError, match="this stream was ended"):
-        next(stream)
+    assert "".join([*pieces, *stream]) == expected
+
+
+def test_a_signal_handler_generates(generator: Generator, expected: str) -> None:
+    """While the thread that it interrupts computes."""
+    texts = []
+
+    def handle(*_: object) -> None:
+        texts.append(greedy(generator))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        stream = generator.stream([5 + i % 4000 for i in range(1500)], max_tokens=400, seed=1)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        for _ in stream:
+            pass
+        while not texts:
+            signal.pause()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert texts == [expected]
+    assert stream.finish_reason is not None
 
 
 def test_looking_does_not_end_a_stream(generator: Generator, expected: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from h2o_cpp import Completion, Generator, Policy, Record
-from h2o_cpp.generation.trace import token_logprobs
+from h2o_cpp import Completion, Generator, Policy, Record, _core
+from h2o_cpp.model.session import open_session
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20] * 3, [33, 9, 60, 4, 4, 4, 17, 58, 9, 21, 22, 23]]
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 4, "ignore_eos": True}
@@ -58,12 +58,12 @@ def test_log_probabilities_are_those_of_the_logits(generator: Generator, llama: 
     completions = submit_all(generator, [*records])
     for prompt, record, completion in zip(PROMPTS, records, completions, strict=True):
         tokens = [*prompt, *completion.tokens]
-        with Generator(llama, **BUDGET) as alone:
-            # The prompt in its chunks, then token by token, as it was generated.
-            session = alone._runtime().session
-            cuts = [*range(0, len(prompt), 5), *range(len(prompt), len(tokens))]
-            parts = [np.array(part, np.int32) for part in np.split(tokens, cuts[1:])]
-            rows = np.concatenate([session.score(0, part) for part in parts])
+        # The prompt in its chunks, then token by token, as it was generated.
+        model = _core.Model(llama, device="cpu", threads=1)
+        session = open_session(model, BUDGET["policy"], n_ctx=model.n_ctx_train, n_batch=5)
+        cuts = [*range(0, len(prompt), 5), *range(len(prompt), len(tokens))]
+        parts = [np.array(part, np.int32) for part in np.split(tokens, cuts[1:])]
+        rows = np.concatenate([session.score(0, part) for part in parts])
         assert [one.token for one in record.logprobs] == tokens[1:]
         for token, found, row in zip(tokens[1:], record.logprobs, rows, strict=False):
             expected = log_softmax(row)
@@ -83,11 +83,14 @@ def test_only_what_is_asked_for_is_recorded(generator: Generator) -> None:
     assert records[0].kept is records[1].kept is None
 
 
-def test_likeliest_are_no_more_than_the_vocabulary() -> None:
-    row = np.log(np.array([[0.5, 0.125, 0.25, 0.125]], np.float32))
-    [found] = token_logprobs(row, np.array([2], np.int32), 9)
-    assert [token for token, _ in found.top] == [0, 2, 1, 3]  # of equals the lower token first
-    assert [exp(value) for _, value in found.top] == pytest.approx([0.5, 0.25, 0.125, 0.125])
+def test_likeliest_are_no_more_than_the_vocabulary(generator: Generator) -> None:
+    record = Record(n_top=99)
+    with generator.engine() as engine:
+        engine.submit([5], record=record, max_tokens=1).result()
+    [found] = record.logprobs
+    assert len(found.top) == generator.n_vocab
+    assert fsum(exp(value) for _, value in found.top) == pytest.approx(1, abs=1e-12)
+    assert [*found.top] == sorted(found.top, key=lambda one: (-one[1], one[0]))
 
 
 def test_what_is_kept_is_what_a_generator_keeps(generator: Generator, llama: Path) -> None:
@@ -106,22 +109,25 @@ def test_what_is_kept_is_what_a_generator_keeps(generator: Generator, llama: Pat
         np.testing.assert_allclose(record.kept.shares, counts / len(heads), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("every", "n"), [(4, 13), (1, 14), (100, 14), (12, 14)])
 def test_what_is_kept_is_looked_at_again_and_again(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
+    generator: Generator, every: int, n: int
 ) -> None:
-    looks: list[int] = []
-    look = Record.look
-
-    def counting(record: Record, *arguments: Any) -> None:
-        look(record, *arguments)
-        assert record.kept is not None
-        looks.append(len(record.kept.shares))
-
-    monkeypatch.setattr(Record, "look", counting)
+    """After the first of 12 tokens, when the 3 of the prompt have been read, then every so many
+    tokens; at the end only if it comes by itself."""
+    record = Record(kept_every=every)
+    seen = []
+    stream = generator.stream(PROMPTS[1], **OPTIONS)
+    del stream
     with generator.engine() as engine:
-        engine.submit(PROMPTS[1], record=Record(kept_every=4), **OPTIONS).result()
-    # After the first of 12 tokens, when the 3 of the prompt have been read, the 5th, 9th and last.
-    assert looks == [3, 7, 11, 14]
+        completion = engine.submit(PROMPTS[1], record=record, **OPTIONS)
+        for _ in completion:
+            kept = record.kept
+            assert kept is not None
+            seen.append(len(kept.shares))
+    assert seen == sorted(seen)
+    assert record.kept is not None
+    assert len(record.kept.shares) == 14
 
 
 def test_pieces_say_of_how_many_tokens_they_are_made(tiny_opt: Path) -> None:

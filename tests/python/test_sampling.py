@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h2o_cpp import Generator
-from h2o_cpp.generation.request import StreamOptions, make_request
+from h2o_cpp import Generator, _core
+from h2o_cpp.generation.request import StreamOptions
 from support.background import PROMPT
 from support.generating import PLAIN, generate
 
@@ -34,12 +33,13 @@ def likelier(p: Floats) -> Floats:
 
 
 def test_documented_defaults() -> None:
-    """Generator.stream, which takes any options, says which there are."""
-    defaults = {
-        name: str(parameter.default)
-        for name, parameter in signature(make_request).parameters.items()
-        if parameter.default is not Parameter.empty
-    }
+    """The docstring of Generator.stream has all options; the core has the defaults."""
+    defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
+    defaults |= {"ignore_eos": "False", "parse_special": "False"}
+    sampling = _core.Sampling()
+    for name in StreamOptions.__annotations__.keys() - defaults:
+        defaults[name] = f"{getattr(sampling, name):.6g}"
+    defaults["repeat_penalty"] += ".0"
     assert defaults.keys() == StreamOptions.__annotations__.keys()
     assert dict(re.findall(r"(\w+)=([\w.]+)", str(Generator.stream.__doc__))) == defaults
 

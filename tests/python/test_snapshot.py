@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +71,8 @@ def test_what_follows_is_what_would_have_followed(
     read(original, tokens[:n_before])
     read(copy, tokens[: n_after + 1])
     data = original.save(0, tokens[:n_before], "a note")
-    assert copy.load(0, data) == (tokens[:n_before], "a note", n_before)
+    copy.load(0, data)
+    assert _core.read_snapshot(data) == (tokens[:n_before], b"a note", n_before, None)
     assert copy.save(0, tokens[:n_before], "a note") == data
     for token in tokens[n_before:]:
         one, other = (s.step([(0, np.array([token], np.int32))]) for s in sessions)
@@ -205,12 +209,12 @@ def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
 def test_a_stream_that_was_overtaken_cannot_be_saved(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
         first = generator.stream("One", max_tokens=3)
-        with pytest.raises(RuntimeError, match="does not hold this text"):
+        with pytest.raises(RuntimeError, match="nothing has been read yet"):
             first.save()
         list(first)
         first.save()
         generator.generate("Two", max_tokens=3)
-        with pytest.raises(RuntimeError, match="does not hold this text"):
+        with pytest.raises(RuntimeError, match="does not hold this sequence"):
             first.save()
 
 
@@ -255,14 +259,81 @@ def test_files_that_are_no_snapshots(tiny_opt: Path, tmp_path: Path) -> None:
         session = open_session(
             _core.Model(tiny_opt, device="cpu", threads=1), Policy.full(), n_ctx=50, n_batch=9
         )
-        for note in ("", "[]", "{}", '{"random_state": 1, "note": 1}'):
+        for note in ("[", "{]", "\udc80".encode("utf-8", "surrogatepass").decode("latin-1")):
             (tmp_path / "a").write_bytes(session.save(0, [], note))
             with pytest.raises(ValueError, match="not saved by h2o_cpp"):
                 generator.load(tmp_path / "a")
-        note = '{"random_state": "x", "note": null}'
-        snapshot = Snapshot.of(session.save(0, [5], note))
+
+
+def version_2(snapshot: bytes, note: bytes) -> bytes:
+    """The snapshot of a session, which has no note, as version 2 wrote it with one."""
+    n_tokens = int.from_bytes(snapshot[36:44], "little")
+    at = 44 + 4 * n_tokens
+    assert snapshot[at : at + 8] == bytes(8)  # no note
+    n_read, rest = snapshot[at + 8 : at + 12], snapshot[at + 12 :]
+    n_logits = int.from_bytes(rest[:8], "little")
+    assert rest[8 + 4 * n_logits :][:24] == bytes(24)  # no random state, nothing held
+    body = snapshot[28 : 44 + 4 * n_tokens] + len(note).to_bytes(8, "little") + note + n_read
+    body += rest[: 8 + 4 * n_logits] + rest[8 + 4 * n_logits + 24 :]
+    return b"h2o snap" + struct.pack("<IQQ", 2, len(body), checksum(body)) + body
+
+
+def checksum(data: bytes) -> int:
+    """As ByteReader has it: FNV-1a over words of 8 bytes."""
+    total = 14695981039346656037 ^ len(data)
+    for i in range(0, len(data), 8):
+        word = int.from_bytes(data[i : i + 8].ljust(8, b"\0"), "little")
+        total = ((total ^ word) * 1099511628211) % 2**64
+        total ^= total >> 29
+    return total
+
+
+def test_snapshots_of_version_2(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, hh=20, n_ctx=100, threads=1) as generator:
+        stream = generator.stream("The old man", max_tokens=30, seed=5, ignore_eos=True)
+        for _ in itertools.islice(stream, 6):
+            pass
+        new = stream.save()
+        assert new.random_state is not None
+        rest = "".join(stream)
+        state = new.data.index(new.random_state.encode())
+        n = len(new.random_state)
+        bare = new.data[: state - 8] + bytes(8) + new.data[state + n :]
+        bare = new.data[:12] + struct.pack("<QQ", len(bare) - 28, checksum(bare[28:])) + bare[28:]
+        note = f'{{"random_state": "{new.random_state}", "note": [1, "a"]}}'
+        old = Snapshot.of(version_2(bare, note.encode()))
+        assert (old.note, old.random_state, old.tokens) == ([1, "a"], new.random_state, new.tokens)
+        for snapshot in (new, old):
+            again = generator.stream("", after=snapshot, max_tokens=30 - 6, ignore_eos=True)
+            assert "".join(again).startswith(rest[:20])
+        for damaged in (b"", b"[]", b"{}", b'{"random_state": "x"'):
+            with pytest.raises(ValueError, match=r"\[snapshot\] it was not saved by h2o"):
+                Snapshot.of(version_2(bare, damaged))
+        wrong = Snapshot.of(version_2(bare, b'{"random_state": "x", "note": null}'))
         with pytest.raises(ValueError, match="random state is invalid"):
-            generator.stream("a", after=snapshot)
+            next(generator.stream("a", after=wrong))
+
+
+def test_what_is_held_back_is_not_lost(tiny_opt: Path) -> None:
+    """A snapshot between the beginning of a stop string and what shows that it is none."""
+    with Generator(tiny_opt, n_ctx=200, threads=1) as generator:
+        options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+        whole = generator.generate("The old man", max_tokens=40, **options).text
+        for at in range(3, 25):
+            for stop in (whole[at : at + 3] + "\0", whole[at : at + 4]):
+                stream = generator.stream("The old man", max_tokens=40, stop=stop, **options)
+                expected = "".join(stream)
+                for n in range(1, 8):
+                    stream = generator.stream("The old man", max_tokens=40, stop=stop, **options)
+                    first = "".join(itertools.islice(stream, n))
+                    n_tokens = len(stream.tokens)
+                    if stream.finish_reason is not None:
+                        break
+                    snapshot = stream.save()
+                    again = generator.stream(
+                        "", after=snapshot, max_tokens=40 - n_tokens, stop=stop, **options
+                    )
+                    assert first + "".join(again) == expected
 
 
 # ---- Conversations ----

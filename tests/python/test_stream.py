@@ -7,11 +7,11 @@ from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
-from h2o_cpp.generation.text_pieces import TextPieces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from h2o_cpp import Generator, Stream
+from h2o_cpp._core import Detokenizer
 from support.random_search import examples
 from support.scripted_opt import END, scripted_opt, u32
 
@@ -30,9 +30,12 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def cut(text: str, stop: list[str]) -> str:
-    """The text before the earliest of the stop strings."""
-    found = [at for at in map(text.find, stop) if at >= 0]
-    return text[: min(found)] if found else text
+    """The text before the stop string that is complete first; of those, before the longest."""
+    for end in range(1, len(text) + 1):
+        found = [s for s in stop if text[:end].endswith(s)]
+        if found:
+            return text[: end - len(max(found, key=len))]
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +49,18 @@ def speaker(folder: Path, script: bytes | list[int], n_ctx: int = 32) -> Generat
     return Generator(scripted_opt(list(script), n_ctx).write(path), threads=1)
 
 
-class TestTextPieces:
+class TestDetokenizer:
     @given(texts.map(str.encode) | st.binary(max_size=20), st.lists(st.integers(0, 99)), stops)
     @example(b"abab", [1, 2, 3], ["abb", "bab"])
     @example(b"xaby", [], ["b", "a"])
     @example("a🦙".encode(), [1, 2, 3, 4], ["🦙"])
     @example("a🦙".encode()[:-1], [2, 3], ["\ufffd"])
+    @example("a🦙a".encode(), [1, 5], ["🦙", "a🦙a"])
+    @example(b"abc", [], ["bc", "abc", "c"])
     def test_any_bytes_any_split_any_stops(
         self, data: bytes, cuts: list[int], stop: list[str]
     ) -> None:
-        pieces = TextPieces(stop)
+        pieces = Detokenizer(stop)
         out, seen = [], b""
         for chunk in split(data, cuts):
             out.append(pieces.push(chunk))
@@ -74,7 +79,7 @@ class TestTextPieces:
     def test_nothing_is_held_back_longer_than_needed(
         self, text: str, cuts: list[int], stop: list[str]
     ) -> None:
-        pieces, shown, seen = TextPieces(stop), "", b""
+        pieces, shown, seen = Detokenizer(stop), "", b""
         for chunk in split(text.encode(), cuts):
             shown += pieces.push(chunk)
             seen += chunk
@@ -87,13 +92,13 @@ class TestTextPieces:
 
     @given(texts, st.lists(st.integers(0, 99)), st.text("abé🦙", min_size=1, max_size=4))
     def test_the_split_does_not_matter(self, text: str, cuts: list[int], stop: str) -> None:
-        pieces = TextPieces((stop,))
+        pieces = Detokenizer([stop])
         shown = "".join(pieces.push(chunk) for chunk in split(text.encode(), cuts))
         assert shown + pieces.finish() == cut(text, [stop])
         assert pieces.stopped == (stop in text)
 
     def test_after_a_stop_string_nothing_more_is_said(self) -> None:
-        pieces = TextPieces(["b"])
+        pieces = Detokenizer(["b"])
         assert [pieces.push(b"ab"), pieces.push(b"cc"), pieces.finish()] == ["a", "", ""]
         assert pieces.stopped
 
@@ -101,6 +106,7 @@ class TestTextPieces:
 class TestText:
     @settings(max_examples=examples(60))
     @given(texts.filter(lambda text: len(text.encode()) < 32), stops)
+    @example("a🦙a", ["🦙", "a🦙a"])
     def test_text_ends_at_a_stop_string_or_end_of_text(
         self, folder: Path, text: str, stop: list[str]
     ) -> None:

@@ -1,4 +1,4 @@
-"""Threads that share a Generator take turns, may close each other's streams, and run meanwhile."""
+"""Threads that share a Generator: their streams go on together, and may be closed by others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from h2o_cpp import Generator
 from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usable, greedy
 
 
-class TestTurns:
+class TestTogether:
     @pytest.mark.parametrize("n_threads", [2, 4])
     @pytest.mark.parametrize("hh", [None, 0.01])
     def test_each_gets_the_text_that_it_would_get_alone(
@@ -38,7 +38,7 @@ class TestTurns:
         together = [Background(lambda n=n: texts(shared, n)) for n in range(n_threads)]  # type: ignore[misc]
         assert [thread.result() for thread in together] == alone
 
-    def test_logits_take_their_turn(self, generator: Generator, expected: str) -> None:
+    def test_logits_beside_streams(self, generator: Generator, expected: str) -> None:
         """While other threads stream and look at the cache."""
         tokens = np.arange(5, 105)
         logits = generator.logits(tokens)
@@ -61,31 +61,29 @@ class TestTurns:
         done.set()
         assert looks.result() > 0
 
-    def test_the_next_stream_waits_for_the_one_before(
-        self, generator: Generator, expected: str
-    ) -> None:
+    def test_streams_go_on_beside_one_that_waits(self, generator: Generator, expected: str) -> None:
         first = generator.stream("Another text", max_tokens=50, seed=1)
         next(first)
-        second = Background(lambda: greedy(generator))
-        assert "".join(itertools.islice(first, 10))
-        assert second.runs(0.2)
-        first.close()
-        assert second.result() == expected
+        assert Background(lambda: greedy(generator)).result() == expected
+        assert greedy(generator) == expected
+        alone = Generator(generator.path, threads=1)
+        text = alone.generate("Another text", max_tokens=50, seed=1).text
+        for _ in first:
+            pass
+        assert first.text == text
 
-    def test_who_waits_is_woken(self, generator: Generator) -> None:
-        """At once, as far as a busy machine lets it: not by looking again each second."""
-
-        def seconds_until_its_turn() -> float:
-            first = generator.stream("Another text", max_tokens=50, seed=1)
-            next(first)
-            second = Background(lambda: generator.generate(PROMPT, max_tokens=1))
-            assert second.runs(0.1)
-            begin = time.perf_counter()
-            first.close()
-            second.result()
-            return time.perf_counter() - begin
-
-        assert min(seconds_until_its_turn() for _ in range(3)) < 0.4
+    @pytest.mark.parametrize("n_sequences", [1, 2, 4])
+    def test_streams_of_one_thread(self, tiny_opt: Path, n_sequences: int) -> None:
+        """With fewer sequences than streams, those that wait are copied away and back."""
+        prompts = ["The old man", "It was", "Once upon a time"]
+        options: dict[str, Any] = {"max_tokens": 25, "seed": 2, "ignore_eos": True}
+        with Generator(tiny_opt, hh=20, threads=1) as alone:
+            expected = [alone.generate(prompt, **options).text for prompt in prompts]
+        with Generator(tiny_opt, hh=20, threads=1, max_sequences=n_sequences) as generator:
+            streams = [generator.stream(prompt, **options) for prompt in prompts]
+            for pieces in itertools.zip_longest(*streams):
+                assert any(pieces)
+            assert [stream.text for stream in streams] == expected
 
     def test_a_stream_may_change_threads(self, generator: Generator, expected: str) -> None:
         stream = generator.stream(PROMPT, **GREEDY)
@@ -138,43 +136,37 @@ class TestClosing:
         assert generator.stats().tokens_seen < 2000
         assert_usable(generator, expected)
 
-    def test_a_stream_that_waits_for_its_turn(self, generator: Generator, expected: str) -> None:
-        first = generator.stream(PROMPT, **GREEDY)
-        pieces = [next(first)]
-        second = generator.stream("Another text")
-        waiting = Background(lambda: list(second))
-        assert waiting.runs(0.1)
-        second.close()
-        assert "".join(pieces + list(first)) == expected
-        assert waiting.result() == []
-        assert second.finish_reason == "cancelled"
+    def test_a_stream_that_waits_for_a_sequence(self, tiny_opt: Path, expected: str) -> None:
+        generator = Generator(tiny_opt, threads=1, max_sequences=1)
+        with generator.engine() as engine:
+            running = engine.submit("Another text", max_tokens=10**6, ignore_eos=True)
+            next(running)
+            stream = generator.stream(PROMPT)
+            waiting = Background(lambda: list(stream))
+            assert waiting.runs(0.1)
+            stream.close()
+            assert waiting.result() == []
+            assert stream.finish_reason == "cancelled"
         assert_usable(generator, expected)
 
-    def test_the_generator_waits_for_the_stream_of_another_thread(
-        self, generator: Generator, expected: str
-    ) -> None:
-        stream = generator.stream(PROMPT, **GREEDY)
-        pieces = [next(stream)]
-        closing = Background(generator.close)
-        assert closing.runs(0.2)
-        assert "".join(pieces + list(stream)) == expected
-        closing.result()
-        with pytest.raises(RuntimeError, match="closed"):
-            generator.stats()
+    def test_the_generator_ends_the_streams_of_other_threads(self, generator: Generator) -> None:
+        stream = generator.stream("Another text", max_tokens=10**6, ignore_eos=True)
+        begun = threading.Event()
 
-    def test_a_stream_that_waits_when_the_generator_closes(
-        self, generator: Generator, expected: str
-    ) -> None:
-        """It gets its turn before, and says all, or after, and says why it cannot."""
-        first = generator.stream("Another text", max_tokens=50, seed=1)
-        next(first)
-        second = Background(lambda: greedy(generator))
-        assert second.runs(0.1)
-        generator.close()  # ends the stream of this thread
-        try:
-            assert second.result() == expected
-        except RuntimeError as error:
-            assert "closed" in str(error)  # noqa: PT017 - either is right
+        def consume() -> None:
+            for _ in stream:
+                begun.set()
+
+        reading = Background(consume)
+        assert begun.wait(PATIENCE)
+        generator.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            reading.result()
+        assert stream.finish_reason == "cancelled"
+        for call in (generator.stats, lambda: next(stream), lambda: stream.save()):
+            with pytest.raises(RuntimeError, match="closed"):
+                call()
+        generator.close()
 
 
 @pytest.mark.parametrize("work", ["logits", "prefill"])

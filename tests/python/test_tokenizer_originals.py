@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from h2o_cpp.generation.text_pieces import TextPieces
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as HuggingFace
 from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
+from h2o_cpp._core import Detokenizer
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.original_tokenizers import CUTS, Original, check, check_bytes, original
 from support.scripted_opt import VISIBLE
@@ -149,7 +149,7 @@ class TestPublished:
     @given(any_text)
     def test_streamed_text_is_the_whole_text(self, case: Case, text: str) -> None:
         ids = case.ours.encode(text)
-        pieces, out, begins = TextPieces([]), [], True
+        pieces, out, begins = Detokenizer(), [], True
         for token in ids:
             out.append(pieces.push(case.ours.token_bytes(token, begins=begins)))
             begins = begins and not case.ours.has_text([token])

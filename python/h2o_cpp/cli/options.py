@@ -305,6 +305,16 @@ def add_threads(parser: Arguments) -> None:
     )
 
 
+def add_csv(parser: Arguments) -> None:
+    """Add --csv, the file for write_csv."""
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the table here too (default: nowhere)",
+    )
+
+
 def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
     """The model as the arguments say, for one sequence or for as many as add_sequences has."""
     memory = args.memory if many else None

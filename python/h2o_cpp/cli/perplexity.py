@@ -14,6 +14,7 @@ from h2o_cpp.cli.argument_types import fractions
 from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
+    add_csv,
     add_kv_dtype,
     add_model,
     add_n_batch,
@@ -55,6 +56,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
+    add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"

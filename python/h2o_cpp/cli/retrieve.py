@@ -10,8 +10,9 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.argument_types import fractions, names
-from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.options import (
+    add_csv,
     add_kv_dtype,
     add_model,
     add_n_batch,
@@ -68,6 +69,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     add_threads(parser)
+    add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE",
@@ -119,13 +121,15 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json:
         rows_measured = [asdict(row) for row in measured]
-        document = {"length": length, "chunk": args.chunk, "measured": rows_measured}
+        document = {"length": length, "chunk": args.n_batch, "measured": rows_measured}
         print(json.dumps(document, indent=2))
     else:
         print(
-            f"\nprompts of up to {length} tokens, read {args.chunk} at a time; "
+            f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
         )
+    if args.csv is not None:
+        write_csv(args.csv, [asdict(row) for row in measured])
     if figure is not None:
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axes, task in zip(panels, tasks, strict=True):

@@ -103,6 +103,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._engine = engine
         self._state = state
         self._loops = loops
+        self._closed = False
 
     def __repr__(self) -> str:
         return (
@@ -131,7 +132,8 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return Generation.of(self._state)
 
     def close(self) -> None:
-        """Cancel it, unless it has ended."""
+        """Cancel it, unless it has ended. What has not been read is lost."""
+        self._closed = True
         self._state.cancel()
 
     def __iter__(self) -> Completion:
@@ -140,6 +142,8 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
     def __next__(self) -> str:
         try:
             piece = self._state.next()
+            while self._closed and piece is not None:  # until the engine has ended it, too
+                piece = self._state.next()
         except BaseException:  # KeyboardInterrupt too
             self.close()
             raise
@@ -155,7 +159,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
             while True:
                 ended = self.finish_reason is not None
                 piece = self._state.poll()
-                if piece is not None:
+                if piece is not None and not self._closed:
                     return piece
                 if ended:
                     break
@@ -174,5 +178,5 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return Generation.of(self._state)
 
     def __del__(self) -> None:
-        if hasattr(self, "_loops"):  # __init__ got that far
+        if hasattr(self, "_closed"):  # __init__ got that far
             self._state.cancel()

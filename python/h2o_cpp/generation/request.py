@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import check_float, check_int
+from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies
 
@@ -112,7 +112,7 @@ def make_request(
     _check_names(options)
     max_tokens, seed = options.get("max_tokens"), options.get("seed")
     if max_tokens is not None:
-        max_tokens = check_int("max_tokens", max_tokens, 1)
+        max_tokens = min(check_int("max_tokens", max_tokens, 1, None), INT32_MAX)
     sampling = _sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return Request(

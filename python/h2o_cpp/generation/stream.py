@@ -84,13 +84,15 @@ class Stream(Iterator[str], Closing):
     def __next__(self) -> str:
         try:
             piece = self._state.next()
+            while self._closed and piece is not None:  # until the engine has ended it, too
+                piece = self._state.next()
         except BaseException:  # KeyboardInterrupt too
             self._state.cancel()
             raise
         if piece is not None:
             return piece
         self._follows = None
-        if self.finish_reason == "cancelled" and not self._closed:
+        if self.finish_reason == "cancelled":
             self._runtime()  # raises RuntimeError if it was closed
         raise StopIteration
 

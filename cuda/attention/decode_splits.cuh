@@ -1,0 +1,94 @@
+// decode_splits(), to be instantiated for one Row by each of decode_*.cu: together they would take
+// as long to compile as all the other kernels.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/attention/attend.h"
+#include "cuda/attention/decode_splits.h"
+#include "cuda/attention/decode_team.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+// One block for each (split, heads of a group, segment).
+template <class Row, int kLanes, int kOctets, int kHeads>
+__global__ void __launch_bounds__(kTeamThreads)
+    decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
+  float* const shared = dynamic_shared<float>();
+  let_next_start();
+  wait_for_previous();
+
+  const Segment segment = batch.segments[blockIdx.z];
+  if (segment.n_rows != 1) return;
+  const int group = cache.n_heads / cache.n_kv_heads;
+  const int tiles = (group + kHeads - 1) / kHeads;
+  const int kv_head = blockIdx.y / tiles;
+  const int first_head = kv_head * group + blockIdx.y % tiles * kHeads;
+  const int n_heads = min(kHeads, (kv_head + 1) * group - first_head);
+  const KvHead head = cache.head(segment.sequence, kv_head);
+  const int used = head.policy.kept(segment.position) + 1;
+  const Partials partials(cache, cache.workspace);
+  const int begin = blockIdx.x * partials.splits.length;
+  const int end = min(begin + partials.splits.length, used);
+  if (begin >= end) return;
+
+  const int64_t query = int64_t{segment.sequence} * cache.n_heads + first_head;
+  const float* q = decode.q + (int64_t{segment.row} * cache.n_heads + first_head) * cache.head_dim;
+  float* logits = partials.logits + query * partials.stride;
+  Team<kLanes, kOctets, kHeads> team;
+  team.load_queries(q, n_heads, cache.head_dim, decode.scale);
+  if constexpr (std::is_same_v<Row, Single>) {
+    team.attend(Single{cache, head, decode, segment.rolling}, begin, end, n_heads, logits,
+                partials.stride);
+  } else if (segment.rolling) {
+    team.attend(Single{cache, head, decode, true}, begin, end, n_heads, logits, partials.stride);
+  } else {
+    team.attend(Whole<Row>{cache, head}, begin, end, n_heads, logits, partials.stride);
+  }
+  team.merge(shared, partials, query, n_heads, cache.head_dim);
+}
+
+template <class Row, int kLanes, int kOctets, int kHeads>
+void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
+                   const DeviceBatch& batch, int32_t n_segments) {
+  const int group = cache.n_heads / cache.n_kv_heads;
+  const int tiles = (group + kHeads - 1) / kHeads;
+  const dim3 grid(Splits(cache.slots).n, cache.n_kv_heads * tiles, n_segments);
+  using Blocks = Team<kLanes, kOctets, kHeads>;
+  const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
+  launch(stream, decode_kernel<Row, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,
+         decode, cache, batch);
+}
+
+template <class Row, int kLanes, int kOctets, class... Arguments>
+void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
+               const Arguments&... arguments) {
+  const int group = cache.n_heads / cache.n_kv_heads;
+  if (group == 1) {
+    launch_decode<Row, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
+  } else if (group <= 4) {
+    launch_decode<Row, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
+  } else {
+    launch_decode<Row, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
+  }
+}
+
+}  // namespace
+
+template <class Row>
+void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
+                   const DeviceBatch& batch, int32_t n_segments) {
+  if (cache.head_dim <= 64) {
+    for_group<Row, 8, 1>(stream, decode, cache, batch, n_segments);
+  } else if (cache.head_dim <= 128) {
+    for_group<Row, 16, 1>(stream, decode, cache, batch, n_segments);
+  } else if (cache.head_dim <= 256) {
+    for_group<Row, 32, 1>(stream, decode, cache, batch, n_segments);
+  } else if constexpr (std::is_same_v<Row, Single>) {
+    launch_decode<Row, 32, kMaxHeadDim / 256, 1>(stream, decode, cache, batch, n_segments);
+  }
+}
+
+}  // namespace h2o::cuda

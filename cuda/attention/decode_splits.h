@@ -1,0 +1,18 @@
+// The first launch of decode(): each block attends to a part of the slots.
+#pragma once
+
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/device_batch.h"
+#include "kv/view.h"
+
+namespace h2o::cuda {
+
+struct Decode;
+
+// Row: F16Row and Q8_0Row for keys and values of that type, of head_dim a multiple of 8 and at most
+// 256; Single for all others.
+template <class Row>
+void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
+                   const DeviceBatch& batch, int32_t n_segments);
+
+}  // namespace h2o::cuda
