@@ -27,8 +27,8 @@ class Output:
     begun: bool = False  # whether any of it has been sent
     _n_logprobs: int = 0
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Pieces as they come; the last one is empty, and `generation` is then known.
+    async def pieces(self) -> AsyncIterator[str | Generation]:
+        """Pieces as they come, and then the whole.
 
         Raises ApiError for what is wrong with the request, and when the Engine is closed.
         """
@@ -42,8 +42,14 @@ class Output:
             raise ApiError(503, "there is not enough memory", code="unavailable") from error
         if generation.finish_reason == "cancelled":
             raise closed()
-        self.generation = generation
-        yield ""
+        yield generation
+
+    def take(self, piece: str | Generation) -> str:
+        """The text of what pieces() gives."""
+        if isinstance(piece, str):
+            return piece
+        self.generation = piece
+        return ""
 
     @property
     def ended(self) -> Generation:
@@ -78,7 +84,7 @@ class Outputs:
         return all(output.generation is not None for output in self.all)
 
     def pieces(self) -> AsyncGenerator[tuple[Output, str], None]:
-        """Pieces as they come, of whichever output; each output's last one is empty.
+        """Pieces as they come, of whichever output; with the last, an empty one, it has ended.
 
         Raises ApiError as Output.pieces() does.
         """
@@ -87,11 +93,11 @@ class Outputs:
     async def _of_one(self) -> AsyncGenerator[tuple[Output, str], None]:
         [output] = self.all
         async for piece in output.pieces():
-            yield output, piece
+            yield output, output.take(piece)
 
     async def _merged(self) -> AsyncGenerator[tuple[Output, str], None]:
         # Of one piece: while it is not taken, the outputs gather text for larger ones.
-        ready: asyncio.Queue[tuple[Output, str] | Exception] = asyncio.Queue(1)
+        ready: asyncio.Queue[tuple[Output, str | Generation] | Exception] = asyncio.Queue(1)
 
         async def read(output: Output) -> None:
             try:
@@ -101,14 +107,13 @@ class Outputs:
                 await ready.put(error)
 
         readers = [asyncio.ensure_future(read(output)) for output in self.all]
-        n_running = len(readers)
         try:
-            while n_running:
+            while not self.ended:
                 found = await ready.get()
                 if isinstance(found, Exception):
                     raise found
-                n_running -= found[0].generation is not None
-                yield found
+                output, piece = found
+                yield output, output.take(piece)
         finally:
             for reader in readers:
                 reader.cancel()
