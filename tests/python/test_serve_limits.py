@@ -216,13 +216,13 @@ def submit_with(patch: pytest.MonkeyPatch, server: Server, constraint: Constrain
     patch.setattr(server.engine, "submit", partial(server.engine.submit, constraint=constraint))
 
 
-def fails_after(n_tokens: int, error: Exception) -> Constraint:
+def fails_after(n_tokens: int, error: type[Exception]) -> Constraint:
     """A step that fails: a constraint that raises `error` after so many generated tokens."""
     n_prompt = len(SHORT["prompt"])
 
     def allow_all(tokens: Any, allowed: Any) -> None:
         if len(tokens) == n_prompt + n_tokens:
-            raise error
+            raise error("a step that fails")
         allowed[:] = 0xFFFFFFFF
 
     return allow_all
@@ -243,14 +243,12 @@ class TestErrorsLater:
         assert server.ask("/v1/completions", SHORT).status == 503
 
     @pytest.mark.parametrize("stream", [False, True])
-    @pytest.mark.parametrize(
-        ("error", "status"), [(MemoryError("no room"), 503), (TypeError("unforeseen"), 500)]
-    )
+    @pytest.mark.parametrize(("error", "status"), [(MemoryError, 503), (TypeError, 500)])
     def test_failed(
         self,
         monkeypatch: pytest.MonkeyPatch,
         stream: bool,
-        error: Exception,
+        error: type[Exception],
         status: int,
     ) -> None:
         """In its first step: the status says so, and other requests go on."""
@@ -268,15 +266,15 @@ class TestErrorsLater:
     @pytest.mark.parametrize(
         ("error", "message"),
         [
-            (MemoryError("no room"), "there is not enough memory"),
-            (TypeError("unforeseen"), "internal error"),
+            (MemoryError, "there is not enough memory"),
+            (TypeError, "internal error"),
         ],
     )
     def test_failed_meanwhile(
         self,
         server: Server,
         monkeypatch: pytest.MonkeyPatch,
-        error: Exception,
+        error: type[Exception],
         message: str,
     ) -> None:
         with monkeypatch.context() as patch:

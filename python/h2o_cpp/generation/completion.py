@@ -104,6 +104,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._state = state
         self._loops = loops
         self._closed = False
+        self._was_ready = False  # whether a task found the last piece without waiting for it
 
     def __repr__(self) -> str:
         return (
@@ -156,6 +157,9 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     async def __anext__(self) -> str:
         try:
+            if self._was_ready:  # an engine that is faster than its reader must not block the loop
+                await asyncio.sleep(0)
+            self._was_ready = True
             while True:
                 ended = self.finish_reason is not None
                 piece = self._state.poll()
@@ -163,6 +167,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
                     return piece
                 if ended:
                     break
+                self._was_ready = False
                 await self._loops.wait(self._state)
         except BaseException:  # CancelledError too
             self.close()
