@@ -60,3 +60,29 @@ def test_a_mailbox_hears_of_an_admission_once(generator: Generator) -> None:
     while state.next() is not None:
         pass
     assert state.key in mailbox.take()
+
+
+class WithoutReaders(asyncio.SelectorEventLoop):
+    """As by default on Windows: it cannot watch a socket."""
+
+    def add_reader(self, *_: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+    def remove_reader(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_loop_that_cannot_watch_sockets(generator: Generator) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "seed": 1, "ignore_eos": True}
+    expected = generator.generate("The sea", **options).text
+
+    async def read() -> list[str]:
+        with generator.engine() as engine:
+            completions = [engine.submit("The sea", **options) for _ in range(3)]
+            return [(await completion).text for completion in completions]
+
+    loop = WithoutReaders()
+    try:
+        assert loop.run_until_complete(read()) == [expected] * 3
+    finally:
+        loop.close()

@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.005  # where an event loop cannot watch a socket
 
 # Readers take the loop's time, and perhaps a core from the thread that computes. After a round of
 # them that was not quick, the next one waits as long, within bounds, and finds larger pieces.
-_QUICK_SECONDS = 0.0005
+_QUICK_SECONDS = 0.001
 _REST_SECONDS = 0.01  # at most
 
 
