@@ -171,8 +171,10 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
 void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
+  // One that it is known to already has heard of the admission.
+  const bool is_new = g.mailbox_.lock() != mailbox;
   g.mailbox_ = mailbox;
-  if (!g.pieces_.empty() || g.ended() || g.admitted_) post(generation);
+  if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) post(generation);
 }
 
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {

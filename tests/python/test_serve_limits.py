@@ -7,12 +7,14 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.generation.request import Constraint
 from support.background import PATIENCE
 from support.serving import FOREVER, Server, events, no_text_left, serving, wait_until
 
@@ -23,10 +25,12 @@ PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 
 @contextmanager
-def small_server() -> Iterator[Server]:
+def small_server(max_sequences: int = 1) -> Iterator[Server]:
     """One sequence, and a queue of two."""
     with (
-        Generator(LLAMA, hh=12, n_batch=8, threads=1, seed=1) as generator,
+        Generator(
+            LLAMA, hh=12, n_batch=8, threads=1, seed=1, max_sequences=max_sequences
+        ) as generator,
         serving(generator, max_queue=2, max_tokens=10**9, max_body_bytes=5000) as server,
     ):
         yield server
@@ -207,6 +211,23 @@ class TestDisconnects:
         wait_until(no_text_left)
 
 
+def submit_with(patch: pytest.MonkeyPatch, server: Server, constraint: Constraint) -> None:
+    """From now on the Engine asks `constraint` about the tokens of every request."""
+    patch.setattr(server.engine, "submit", partial(server.engine.submit, constraint=constraint))
+
+
+def fails_after(n_tokens: int, error: type[Exception]) -> Constraint:
+    """A step that fails: a constraint that raises `error` after so many generated tokens."""
+    n_prompt = len(SHORT["prompt"])
+
+    def allow_all(tokens: Any, allowed: Any) -> None:
+        if len(tokens) == n_prompt + n_tokens:
+            raise error("a step that fails")
+        allowed[:] = 0xFFFFFFFF
+
+    return allow_all
+
+
 class TestErrorsLater:
     """What goes wrong after a stream has begun is an event of it."""
 
@@ -221,14 +242,47 @@ class TestErrorsLater:
         assert server.ask("/health").status == 503
         assert server.ask("/v1/completions", SHORT).status == 503
 
-    def test_failed(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail() -> Any:
-            raise MemoryError("no room")
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(("error", "status"), [(MemoryError, 503), (TypeError, 500)])
+    def test_failed(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        stream: bool,
+        error: type[Exception],
+        status: int,
+    ) -> None:
+        """In its first step: the status says so, and other requests go on."""
+        with small_server(max_sequences=2) as server, server.begin(ENDLESS).sock:
+            wait_until(lambda: active(server) == 1)
+            with monkeypatch.context() as patch:
+                submit_with(patch, server, fails_after(0, error))
+                answer = server.ask("/v1/completions", {**SHORT, "stream": stream})
+            assert answer.status == status
+            assert answer.json()["error"]["type"] == "server_error"
+            assert active(server) == 1
+            assert server.ask("/health").status == 200
+            assert server.ask("/v1/completions", SHORT).status == 200
 
-        monkeypatch.setattr(server.engine._worker.scheduler, "step", fail)
-        answer = server.ask("/v1/completions", SHORT)
-        assert answer.status == 503
-        assert server.ask("/health").status == 503
+    @pytest.mark.parametrize(
+        ("error", "message"),
+        [
+            (MemoryError, "there is not enough memory"),
+            (TypeError, "internal error"),
+        ],
+    )
+    def test_failed_meanwhile(
+        self,
+        server: Server,
+        monkeypatch: pytest.MonkeyPatch,
+        error: type[Exception],
+        message: str,
+    ) -> None:
+        with monkeypatch.context() as patch:
+            submit_with(patch, server, fails_after(20, error))
+            answer = server.ask("/v1/completions", {**SHORT, "max_tokens": 100, "stream": True})
+            assert answer.status == 200
+            assert events(answer.body)[-1]["error"]["message"] == message
+        assert server.ask("/v1/completions", SHORT).status == 200
 
 
 def test_unforeseen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

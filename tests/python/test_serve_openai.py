@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.generation.trace import token_logprobs
+from support.background import PATIENCE
 from support.chatty import PLAIN
 
 pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
@@ -48,6 +50,18 @@ def client(server: Server) -> Iterator[Any]:
         yield client
 
 
+def log_softmax(logits: Any) -> Any:
+    """Of the last axis, in float64."""
+    shifted = np.asarray(logits, np.float64)
+    shifted = shifted - shifted.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def about(values: Any) -> Any:
+    """Sums of the same numbers in float64, in another order."""
+    return pytest.approx([float(value) for value in values], rel=0, abs=1e-12)
+
+
 def test_models(client: Any) -> None:
     [model] = client.models.list().data
     assert model.id == "tiny"
@@ -74,11 +88,27 @@ class TestCompletions:
         chunks = [*client.completions.create(model="tiny", prompt=LONG, stream=True, **SAMPLED)]
         texts = [chunk.choices[0].text for chunk in chunks]
         assert "".join(texts) == alone.generate(LONG, **SAMPLED).text
-        assert len([text for text in texts if text]) > 10
         reasons = [chunk.choices[0].finish_reason for chunk in chunks]
         assert reasons == [None] * (len(chunks) - 1) + ["length"]
         assert len({chunk.id for chunk in chunks}) == 1
         assert {chunk.usage for chunk in chunks} == {None}
+
+    def test_pieces_come_as_they_are_generated(
+        self, client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each token but the first three waits until the client has a piece more."""
+        seen = threading.Semaphore(3)
+
+        def wait(_: Any, allowed: Any) -> None:
+            assert seen.acquire(timeout=PATIENCE), "stuck"
+            allowed[:] = 0xFFFFFFFF
+
+        monkeypatch.setattr(server.engine, "submit", partial(server.engine.submit, constraint=wait))
+        n_pieces = 0
+        for _ in client.completions.create(model="tiny", prompt=PROMPT, stream=True, **SAMPLED):
+            n_pieces += 1
+            seen.release()
+        assert n_pieces >= 20 / 3
 
     def test_stream_with_usage(self, client: Any, alone: Generator) -> None:
         *chunks, last = client.completions.create(
@@ -172,12 +202,15 @@ class TestLogprobs:
         assert choice.text == PROMPT + "".join(stream)
         tokens = [*alone.tokenize(PROMPT), *stream.tokens]
         logits = alone.logits(tokens[:-1])
-        expected = token_logprobs(logits, np.array(tokens[1:], np.int32), 3)
+        expected = log_softmax(logits)
         found = choice.logprobs
-        assert found.token_logprobs == [None, *(one.logprob for one in expected)]
+        assert found.token_logprobs[0] is None
+        chosen = [row[token] for token, row in zip(tokens[1:], expected, strict=True)]
+        assert found.token_logprobs[1:] == about(chosen)
         assert found.top_logprobs[0] is None
-        for one, top in zip(expected, found.top_logprobs[1:], strict=True):
-            assert sorted(top.values()) == sorted({value for _, value in (*one.top, one[:2])})
+        for token, row, top in zip(tokens[1:], expected, found.top_logprobs[1:], strict=True):
+            likeliest = {*np.argsort(-row)[:3], token}
+            assert sorted(top.values()) == about(sorted(row[[*likeliest]]))
         assert found.tokens[0] == "</s>"
         assert "".join(found.tokens[1:]) == choice.text
         for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
@@ -222,10 +255,9 @@ class TestLogprobs:
         data = b"".join(bytes(one.bytes) for one in content)
         assert data.decode() == text == answer.choices[0].message.content
         logits = alone.logits([*prompt, *stream.tokens[:-1]])[len(prompt) - 1 :]
-        expected = token_logprobs(logits, np.array(stream.tokens, np.int32), 2)
-        for one, found in zip(expected, content, strict=True):
-            assert found.logprob == one.logprob
-            assert [top.logprob for top in found.top_logprobs] == [value for _, value in one.top]
+        for token, row, found in zip(stream.tokens, log_softmax(logits), content, strict=True):
+            assert [found.logprob] == about([row[token]])
+            assert [top.logprob for top in found.top_logprobs] == about(np.sort(row)[:-3:-1])
         chunks = [*client.chat.completions.create(**ask, stream=True, **SAMPLED)]
         streamed = [one for chunk in chunks for one in chunk.choices[0].logprobs.content]
         assert [one.logprob for one in streamed] == [one.logprob for one in content]
@@ -300,8 +332,8 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
         ({"prompt": []}, "prompt"),
         ({"max_tokens": 513}, "max_tokens is 513, at most 512"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"n": 21}, "at most 20 texts"),
-        ({"prompt": ["a"] * 11, "n": 2}, "at most 20 texts"),
+        ({"n": 21}, "at most 20 outputs"),
+        ({"prompt": ["a"] * 11, "n": 2}, "at most 20 outputs"),
         ({"temperature": -1}, "temperature"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),

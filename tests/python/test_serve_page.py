@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from h2o_cpp import Generator
+from support.background import PATIENCE
 from support.chatty import PLAIN
 from support.needs import needs
 
@@ -209,18 +211,23 @@ def test_stop_before_the_first_piece(
 ) -> None:
     """It is as if nothing had been said."""
 
-    def nothing() -> list[Any]:
-        time.sleep(0.01)
-        return []
+    begun, goes_on = threading.Event(), threading.Event()
 
+    def pause(*_: Any) -> None:
+        """In the middle of a step, before its token is chosen."""
+        begun.set()
+        assert goes_on.wait(PATIENCE), "stuck"
+
+    submit = partial(server.engine.submit, constraint=pause)
     for page in opened(browser, server):
         with monkeypatch.context() as patch:
-            patch.setattr(server.engine._worker.scheduler, "step", nothing)
+            patch.setattr(server.engine, "submit", submit)
             page.get_by_label("Message").fill("Where is the ship?")
             page.get_by_role("button", name="Send").click()
-            wait_until(lambda: server.engine.stats().n_active == 1)
+            assert begun.wait(PATIENCE), "stuck"
             page.get_by_role("button", name="Stop").click()
             end(page)
+            goes_on.set()
         expect(page.get_by_label("Message")).to_have_value("Where is the ship?")
         assert page.locator(".message").count() == 0
         wait_until(lambda: server.engine.stats().n_active == 0)

@@ -61,18 +61,19 @@ void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t en
       // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
       const Vec inverse = broadcast(d >= 0x1p-126f ? 1 / d : 0);
       int8_t q[kActivations];
-      for (int64_t i = 0; i < kActivations; i += kWidth) {
-        const Vec nearest = round(mul(load(from + i), inverse));
-        store_bytes(q + i, min(max(nearest, broadcast(-127)), broadcast(127)));  // NaN: -127
+      for (int64_t g = 0; g < kActivations; g += to.group) {
+        Vec total = zero();  // of integers below 2**12, so without error
+        for (int64_t i = g; i < g + to.group; i += kWidth) {
+          const Vec nearest = round(mul(load(from + i), inverse));
+          const Vec value = min(max(nearest, broadcast(-127)), broadcast(127));  // NaN: -127
+          store_bytes(q + i, value);
+          total = add(total, value);
+        }
+        sums[(b * kActivations + g) / to.group * tile.n] = static_cast<int32_t>(sum(total));
       }
       scales[b * tile.n] = d;
       for (int64_t i = 0; i < kActivations; i += kQuad) {
         __builtin_memcpy(q_to + (b * kActivations + i) * tile.n, q + i, kQuad);
-      }
-      for (int64_t i = 0; i < kActivations; i += to.group) {
-        int32_t total = 0;
-        for (int64_t j = 0; j < to.group; ++j) total += q[i + j];
-        sums[(b * kActivations + i) / to.group * tile.n] = total;
       }
     }
   }

@@ -16,6 +16,11 @@ from h2o_cpp.generation.stream import Generation
 
 _POLL_SECONDS = 0.005  # where an event loop cannot watch a socket
 
+# Readers take the loop's time, and perhaps a core from the thread that computes. After a round of
+# them that was not quick, the next one waits as long, within bounds, and finds larger pieces.
+_QUICK_SECONDS = 0.001
+_REST_SECONDS = 0.01  # at most
+
 
 class EventLoops:
     """The event loops that wait for generations of one engine."""
@@ -42,43 +47,64 @@ class _Watch:
         self._there.setblocking(False)
         self._mailbox = _core.Mailbox(self._there.fileno())
         self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._watches = False  # the socket
+        self._timer: asyncio.TimerHandle | None = None  # where it cannot
+        self._rests = False
 
     async def wait(self, loop: asyncio.AbstractEventLoop, state: _core.Generation) -> None:
         waiter: asyncio.Future[None] = loop.create_future()
-        if not self._waiters:
-            self._begin(loop)
         self._waiters[state.key] = waiter
+        self._watch(loop)
         state.subscribe(self._mailbox)
         try:
             await waiter
         finally:
             if self._waiters.get(state.key) is waiter:
                 del self._waiters[state.key]
-            if not self._waiters:
-                self._end(loop)
+            self._watch(loop)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen to the socket exactly while somebody waits and this does not rest."""
+        wanted = bool(self._waiters) and not self._rests
+        if wanted == self._watches:
+            return
+        self._watches = wanted
         try:
-            loop.add_reader(self._here, self._deliver)
+            if wanted:
+                loop.add_reader(self._here, self._deliver, loop)
+            else:
+                loop.remove_reader(self._here)
         except NotImplementedError:
-            loop.call_later(_POLL_SECONDS, self._poll, loop)
-
-    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(NotImplementedError):  # _poll() ends by itself
-            loop.remove_reader(self._here)
+            if wanted:
+                self._timer = loop.call_later(_POLL_SECONDS, self._poll, loop)
+            elif self._timer is not None:
+                self._timer.cancel()
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._deliver()
-        if self._waiters:
-            loop.call_later(_POLL_SECONDS, self._poll, loop)
+        self._timer = loop.call_later(_POLL_SECONDS, self._poll, loop)
+        self._deliver(loop)
 
-    def _deliver(self) -> None:
+    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
+        begin = loop.time()
         with suppress(BlockingIOError):
             self._here.recv(4096)
         for key in self._mailbox.take():
             waiter = self._waiters.pop(key, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
+        loop.call_soon(self._rest, loop, begin)  # when those have read
+
+    def _rest(self, loop: asyncio.AbstractEventLoop, begin: float) -> None:
+        seconds = loop.time() - begin
+        if seconds < _QUICK_SECONDS or self._rests:
+            return
+        self._rests = True
+        self._watch(loop)
+        loop.call_later(min(seconds, _REST_SECONDS), self._resume, loop)
+
+    def _resume(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._rests = False
+        self._watch(loop)
 
     def __del__(self) -> None:
         if hasattr(self, "_there"):
@@ -104,6 +130,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._state = state
         self._loops = loops
         self._closed = False
+        self._was_ready = False  # whether a task found the last piece without waiting for it
 
     def __repr__(self) -> str:
         return (
@@ -156,6 +183,9 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     async def __anext__(self) -> str:
         try:
+            if self._was_ready:  # an engine that is faster than its reader must not block the loop
+                await asyncio.sleep(0)
+            self._was_ready = True
             while True:
                 ended = self.finish_reason is not None
                 piece = self._state.poll()
@@ -163,6 +193,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
                     return piece
                 if ended:
                     break
+                self._was_ready = False
                 await self._loops.wait(self._state)
         except BaseException:  # CancelledError too
             self.close()

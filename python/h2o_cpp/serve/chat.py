@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 
-from h2o_cpp.serve.answer import Answer
 from h2o_cpp.serve.dependencies import ServiceOf
 from h2o_cpp.serve.errors import ApiError, refusal
 from h2o_cpp.serve.logprobs import chat_logprobs
+from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest
+from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import (
     ChatChoice,
     ChatChunk,
@@ -22,9 +23,7 @@ from h2o_cpp.serve.responses import (
     ChatResponse,
     Usage,
 )
-from h2o_cpp.serve.service import Service
-from h2o_cpp.serve.streaming import EVENTS
-from h2o_cpp.serve.texts import ServedText
+from h2o_cpp.serve.service import Service, submit_soon
 
 router = APIRouter()
 
@@ -32,11 +31,11 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=ChatResponse, responses=EVENTS)
 async def create_chat_completion(body: ChatRequest, request: Request, service: ServiceOf) -> object:
     """Answer the last message."""
-    texts = await run_in_threadpool(_submit, service, body)
-    return await _Chat(service, body, texts).send(request)
+    outputs = await submit_soon(request, body, partial(_submit, service, body))
+    return _Chat(service, body, outputs)
 
 
-def _submit(service: Service, body: ChatRequest) -> list[ServedText]:
+def _submit(service: Service, body: ChatRequest) -> list[Output]:
     if service.template is None:
         raise ApiError(400, "the model has no chat template; use /v1/completions")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -55,41 +54,40 @@ def _submit(service: Service, body: ChatRequest) -> list[ServedText]:
     )
 
 
-class _Chat(Answer):
+class _Chat(GenerationResponse):
     """What the assistant says."""
 
     id_prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatRequest, texts: list[ServedText]) -> None:
-        super().__init__(service, body, texts)
-        self._logprobs = body.logprobs
+    def __init__(self, service: Service, body: ChatRequest, outputs: list[Output]) -> None:
+        super().__init__(service, body, outputs, logprobs=body.logprobs)
 
-    def whole(self, texts: list[ServedText], usage: Usage) -> ChatResponse:
-        """A message for each sequence."""
+    def complete(self, outputs: list[Output], usage: Usage) -> ChatResponse:
+        """A message for each output."""
         return ChatResponse(
             **self._head,
             choices=[
                 ChatChoice(
-                    index=text.index,
-                    message=ChatMessage(content=text.ended.text),
-                    logprobs=self._new_logprobs(text),
-                    finish_reason=text.finish_reason,
-                    kept=self._kept[text.index].new(),
+                    index=output.index,
+                    message=ChatMessage(content=output.ended.text),
+                    logprobs=self._new_logprobs(output),
+                    finish_reason=output.finish_reason,
+                    kept=self._kept(output),
                 )
-                for text in texts
+                for output in outputs
             ],
             usage=usage,
         )
 
-    def chunk(self, text: ServedText, piece: str) -> ChatChunk:
+    def chunk(self, output: Output, piece: str) -> ChatChunk:
         """What is added to a message, whose first chunk has the role."""
-        role: Literal["assistant"] | None = "assistant" if self._begins(text) else None
+        role: Literal["assistant"] | None = None if output.begun else "assistant"
         choice = ChatChunkChoice(
-            index=text.index,
+            index=output.index,
             delta=ChatDelta(role=role, content=piece),
-            logprobs=self._new_logprobs(text),
-            finish_reason=text.finish_reason,
-            kept=self._kept[text.index].new(),
+            logprobs=self._new_logprobs(output),
+            finish_reason=output.finish_reason,
+            kept=self._kept(output),
         )
         return self._chunk([choice])
 
@@ -100,7 +98,7 @@ class _Chat(Answer):
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         return ChatChunk(**self._head, choices=choices, usage=usage)
 
-    def _new_logprobs(self, text: ServedText) -> ChatLogprobs | None:
+    def _new_logprobs(self, output: Output) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
-        return chat_logprobs(self._tokenizer, text.new_logprobs())
+        return chat_logprobs(self._tokenizer, output.new_logprobs())

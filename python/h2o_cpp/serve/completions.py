@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
+from functools import partial
 
-from h2o_cpp.serve.answer import Answer
+from fastapi import APIRouter, Request
+
 from h2o_cpp.serve.dependencies import ServiceOf
 from h2o_cpp.serve.logprobs import CompletionTokens
+from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import CompletionRequest
+from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
-from h2o_cpp.serve.service import Service
-from h2o_cpp.serve.streaming import EVENTS
-from h2o_cpp.serve.texts import ServedText
+from h2o_cpp.serve.service import Service, submit_soon
 
 router = APIRouter()
 
@@ -22,11 +22,11 @@ async def create_completion(
     body: CompletionRequest, request: Request, service: ServiceOf
 ) -> object:
     """Continue each prompt."""
-    texts = await run_in_threadpool(_submit, service, body)
-    return await _Completions(service, body, texts).send(request)
+    outputs = await submit_soon(request, body, partial(_submit, service, body))
+    return _Completions(service, body, outputs)
 
 
-def _submit(service: Service, body: CompletionRequest) -> list[ServedText]:
+def _submit(service: Service, body: CompletionRequest) -> list[Output]:
     return service.submit(
         body.prompts(),
         body,
@@ -36,27 +36,30 @@ def _submit(service: Service, body: CompletionRequest) -> list[ServedText]:
     )
 
 
-class _Completions(Answer):
+class _Completions(GenerationResponse):
     """Texts, each after its prompt if the request says echo."""
 
     id_prefix = "cmpl"
 
-    def __init__(self, service: Service, body: CompletionRequest, texts: list[ServedText]) -> None:
-        super().__init__(service, body, texts)
-        self._logprobs = body.logprobs is not None
+    def __init__(self, service: Service, body: CompletionRequest, outputs: list[Output]) -> None:
+        super().__init__(service, body, outputs, logprobs=body.logprobs is not None)
         self._prompts = body.prompts() if body.echo else []
-        self._tokens = [
-            CompletionTokens(self._tokenizer, after=() if body.echo else text.prompt)
-            for text in texts
-        ]
+        self._tokens = []
+        if self._logprobs:
+            self._tokens = [
+                CompletionTokens(self._tokenizer, after=() if body.echo else output.prompt)
+                for output in outputs
+            ]
 
-    def whole(self, texts: list[ServedText], usage: Usage) -> CompletionResponse:
-        """A choice for each sequence."""
-        return self._response([self._choice(text, text.ended.text) for text in texts], usage)
+    def complete(self, outputs: list[Output], usage: Usage) -> CompletionResponse:
+        """A choice for each output."""
+        return self._response(
+            [self._choice(output, output.ended.text) for output in outputs], usage
+        )
 
-    def chunk(self, text: ServedText, piece: str) -> CompletionResponse:
+    def chunk(self, output: Output, piece: str) -> CompletionResponse:
         """A choice of its own."""
-        return self._response([self._choice(text, piece)])
+        return self._response([self._choice(output, piece)])
 
     def last_chunk(self, usage: Usage) -> CompletionResponse:
         """Without choices."""
@@ -67,22 +70,22 @@ class _Completions(Answer):
     ) -> CompletionResponse:
         return CompletionResponse(**self._head, choices=choices, usage=usage)
 
-    def _choice(self, text: ServedText, piece: str) -> CompletionChoice:
-        echoes = self._begins(text) and bool(self._prompts)
+    def _choice(self, output: Output, piece: str) -> CompletionChoice:
+        echoes = not output.begun and bool(self._prompts)
         return CompletionChoice(
-            index=text.index,
-            text=self._prompt(text) + piece if echoes else piece,
-            logprobs=self._new_logprobs(text, echoes) if self._logprobs else None,
-            finish_reason=text.finish_reason,
-            kept=self._kept[text.index].new(),
+            index=output.index,
+            text=self._prompt(output) + piece if echoes else piece,
+            logprobs=self._new_logprobs(output, echoes) if self._logprobs else None,
+            finish_reason=output.finish_reason,
+            kept=self._kept(output),
         )
 
-    def _prompt(self, text: ServedText) -> str:
-        prompt = self._prompts[text.index // self._body.n]
+    def _prompt(self, output: Output) -> str:
+        prompt = self._prompts[output.index // self._body.n]
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
-    def _new_logprobs(self, text: ServedText, echoes: bool) -> CompletionLogprobs:
-        tokens = self._tokens[text.index]
+    def _new_logprobs(self, output: Output, echoes: bool) -> CompletionLogprobs:
+        tokens = self._tokens[output.index]
         if echoes:
-            tokens.begin(text.prompt[0])
-        return tokens.part(text.new_logprobs())
+            tokens.begin(output.prompt[0])
+        return tokens.part(output.new_logprobs())

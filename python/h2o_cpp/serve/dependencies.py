@@ -1,4 +1,4 @@
-"""What endpoints need."""
+"""What endpoints need. None of it blocks, so it is asynchronous: other functions run in threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.service import Service
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -22,7 +22,7 @@ ServiceOf = Annotated[Service, Depends(_service)]
 _bearer = HTTPBearer(auto_error=False, description="the server's API key")
 
 
-def check_key(
+async def check_key(
     request: Request,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> None:

@@ -43,8 +43,13 @@ def refusal(error: ValueError) -> ApiError:
 
 
 def closed() -> ApiError:
-    """The server is about to end, or something has failed that all sequences depend on."""
+    """The server is about to end."""
     return ApiError(503, "the server is not taking requests", code="unavailable")
+
+
+def internal_error() -> ApiError:
+    """What nobody has foreseen."""
+    return ApiError(500, "internal error")
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -67,4 +72,4 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(_: Request, __: Exception) -> Response:
-        return ApiError(500, "internal error").response()
+        return internal_error().response()

@@ -48,7 +48,7 @@ class StreamSettings(_Schema):
     include_usage: bool = Field(False, description="end with a chunk that has the usage")
 
 
-class TextRequest(_Schema):
+class GenerationRequest(_Schema):
     """What completions and chats have in common. Sampling's defaults are those of Generator."""
 
     model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
@@ -95,7 +95,7 @@ class TextRequest(_Schema):
         return given
 
 
-class CompletionRequest(TextRequest):
+class CompletionRequest(GenerationRequest):
     """Continue one prompt or several."""
 
     prompt: (
@@ -140,7 +140,7 @@ class Message(_Schema):
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
-class ChatRequest(TextRequest):
+class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1)]

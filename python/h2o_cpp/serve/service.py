@@ -1,11 +1,14 @@
-"""The model that is served: from checked requests to texts that the Engine computes."""
+"""The model that is served: from checked requests to outputs that the Engine generates."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import ContextFullError
@@ -15,9 +18,19 @@ from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
-from h2o_cpp.serve.requests import TextRequest
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
-from h2o_cpp.serve.texts import ServedText
+
+_QUICK_BYTES = 8192  # prompts that are tokenized in less time than another thread would cost
+
+
+async def submit_soon(
+    request: Request, body: GenerationRequest, submit: Callable[[], list[Output]]
+) -> list[Output]:
+    """Submit a request: here, or in a thread where its prompts are long or many."""
+    n_bytes = body.n * len(await request.body())
+    return submit() if n_bytes <= _QUICK_BYTES else await run_in_threadpool(submit)
 
 
 class Service:
@@ -69,20 +82,20 @@ class Service:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Have an Engine; the texts that it has not ended are cancelled at the end."""
+        """Have an Engine; what it has not finished is cancelled at the end."""
         with self.generator.engine(max_queue=self.max_queue) as self.engine:
             yield
 
     def submit(
         self,
         prompts: Sequence[str | list[int]],
-        body: TextRequest,
+        body: GenerationRequest,
         *,
         max_tokens: int | None,
         n_top: int | None = None,
         prompt_logprobs: bool = False,
-    ) -> list[ServedText]:
-        """Enqueue `body.n` texts for each prompt: all, or none.
+    ) -> list[Output]:
+        """Enqueue `body.n` outputs for each prompt: all, or none. Waits for nothing.
 
         Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
         """
@@ -93,14 +106,15 @@ class Service:
             raise ApiError(400, f"max_tokens is {max_tokens}, at most {self.max_tokens} here")
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
-                400, f"{len(prompts)} prompts of n={body.n} texts, at most {self.max_queue} texts"
+                400,
+                f"{len(prompts)} prompts with n={body.n}, at most {self.max_queue} outputs",
             )
         policy = self._policy(body)
         options = body.sampling()
         options["max_tokens"] = max_tokens
         try:
             with ExitStack() as unless_all_are_in:
-                texts: list[ServedText] = []
+                outputs: list[Output] = []
                 for given in prompts:
                     prompt = self._prompt(given)
                     for i in range(body.n):
@@ -117,9 +131,9 @@ class Service:
                             **options,
                         )
                         unless_all_are_in.callback(completion.close)
-                        texts.append(ServedText(len(texts), prompt, completion, record, policy))
+                        outputs.append(Output(len(outputs), prompt, completion, record, policy))
                 unless_all_are_in.pop_all()
-                return texts
+                return outputs
         except ValueError as error:
             raise refusal(error) from error
         except queue.Full as full:
@@ -134,13 +148,13 @@ class Service:
             raise ContextFullError(f"the prompt has {n} tokens, at most {self.max_prompt} here")
         return prompt
 
-    def _check_model(self, body: TextRequest) -> None:
+    def _check_model(self, body: GenerationRequest) -> None:
         if body.model not in (None, self.name):
             message = f"there is no model {body.model!r}, only {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def _policy(self, body: TextRequest) -> Policy | Sequence[Policy]:
-        """Of the texts of a request."""
+    def _policy(self, body: GenerationRequest) -> Policy | Sequence[Policy]:
+        """Of the outputs of a request."""
         if body.hh is None and body.policy is None:
             return self.generator.policy
         try:

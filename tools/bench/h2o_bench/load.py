@@ -45,6 +45,13 @@ class Seen:
     n_tokens: int = 0
     seconds: float = 0
 
+    def add(self, other: Seen) -> None:
+        """Count what others have seen, at another time."""
+        self.first += other.first
+        self.next += other.next
+        self.n_tokens += other.n_tokens
+        self.seconds += other.seconds
+
     def cells(self) -> str:
         """COLUMNS; latencies in ms."""
         speed = f"{self.n_tokens / self.seconds:.0f}"
