@@ -26,8 +26,8 @@ struct SessionOptions {
   std::vector<KvPolicy> policies;  // one, or one for each layer; none = full cache
   int32_t n_ctx = 0;      // the most tokens a sequence can have unless it can roll; 0 = as trained
   int32_t n_batch = 512;  // the most rows of one forward pass
-  int32_t n_sequences = 1;    // caches that are allocated when it is opened
-  int32_t max_sequences = 0;  // that reserve_sequences() may raise n_sequences to; 0 = n_sequences
+  int32_t n_sequences = 1;     // caches that are allocated when it is opened
+  int32_t max_sequences = 0;   // that reserve_sequences() may raise n_sequences to; 0 = n_sequences
   DType k_dtype = DType::f16;  // of the cached keys
   DType v_dtype = DType::f16;  // and values
   Positions positions = Positions::automatic;
@@ -58,8 +58,8 @@ class Session {
   void score(const Input& input,
              const std::function<void(int32_t i, std::span<const float> logits)>& sink);
 
-  // Allocates caches until there are `n` sequences, at most max_sequences. Those that are there go on
-  // as before. Throws OutOfMemory, and has then changed nothing.
+  // Allocates caches until there are `n` sequences, at most max_sequences. Those that are there go
+  // on as before. Throws OutOfMemory, and has then changed nothing.
   void reserve_sequences(int32_t n);
 
   // Calls body(i) for each i below n on the model's threads and waits; `body` must not throw.

@@ -10,6 +10,7 @@
 // paused one is parked: its sequence is copied to the host's memory, and back when it is wanted.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -106,6 +107,17 @@ class Engine {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+
+  static constexpr std::chrono::milliseconds kRetry{10};  // where nothing can be computed now
+  static thread_local bool worker_closed_it_;             // its own thread has closed an engine
+
+  template <class List>
+  static bool take_out(List& list, const Handle& generation) {
+    const auto found = std::find(list.begin(), list.end(), generation);
+    if (found == list.end()) return false;
+    list.erase(found);
+    return true;
+  }
 
   struct Work {
     std::vector<Handle> generations;

@@ -76,6 +76,7 @@ class Generation {
 
   // All below are guarded by the monitor's mutex, but for those of the thread that computes.
   bool ended() const { return progress_.finish != Finish::none; }
+  bool wanted() const { return request_.eager || n_waiting_ > 0; }
   bool reads_prompt() const { return tokens_.size() == n_given_; }
   Piece take_piece();
   Piece take_all();

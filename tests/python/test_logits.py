@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -70,6 +69,7 @@ def test_rounded_weights_give_rounded_logits(tmp_path: Path, name: str, outtype:
     assert 0 < error < products_error(recipe, bits) * np.abs(expected).max()
 
 
+@reference
 @pytest.mark.parametrize(
     ("checkpoint", "text", "n_prompt"),
     [
@@ -80,13 +80,13 @@ def test_rounded_weights_give_rounded_logits(tmp_path: Path, name: str, outtype:
 def test_trained_model_on_a_held_out_page(
     shared: Path,
     tmp_path: Path,
-    transformers: ModuleType,
     checkpoint: str,
     text: str,
     n_prompt: int,
 ) -> None:
     """Logits within 1e-3 and the same greedy continuation for 200 tokens."""
     import torch
+    import transformers
 
     source = shared / "models" / checkpoint
     convert(source, tmp_path / "model.gguf", "f32")

@@ -15,7 +15,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
     model = _parse(path)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     for value, why in (
-        (trainer.model_type != trainer.BPE, "it is no BPE model"),
+        (trainer.model_type != trainer.BPE, "it is not a BPE model"),
         (trainer.treat_whitespace_as_suffix, "it puts spaces at the ends of words"),
         (normalizer.precompiled_charsmap, "it normalises characters"),
         (not normalizer.escape_whitespaces, "it keeps spaces"),

@@ -42,7 +42,7 @@ class JinjaTemplate:
             self.literals = {str(constant.value) for constant in parsed.find_all(nodes.Const)}
             self._template = self._environment.from_string(_with_checks(parsed))
         except (TemplateError, RecursionError) as error:
-            raise ValueError(f"the chat template is not a Jinja2 template: {error}") from None
+            raise ValueError(f"the chat template is not valid Jinja2: {error}") from None
 
     def render(self, **variables: Any) -> str:
         """The text; raises ValueError if the template refuses, or makes too much or too slowly."""

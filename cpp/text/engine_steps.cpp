@@ -1,0 +1,286 @@
+// Engine: the steps. What is computed next, and what becomes of it.
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+#include "text/engine.h"
+
+namespace h2o {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kIdle{100};  // then a stream that another thread left may be parked
+
+}  // namespace
+
+thread_local bool Engine::worker_closed_it_ = false;
+
+// One step, if there is anything to compute. What fails ends the generations that it is about.
+bool Engine::lead(Lock& lock) {
+  if (closed_ || n_saving_ > 0) return false;
+  const Work work = collect();
+  if (work.generations.empty()) return false;
+  leading_ = true;
+  std::vector<StepOutput> outputs;
+  std::exception_ptr error, not_parked;
+  try {
+    make_space(work);
+    lock.unlock();
+    not_parked = park(work.parking);
+    outputs = scheduler_->step(work.generations);
+  } catch (...) {  // no memory for a step's lists
+    error = std::current_exception();
+  }
+  if (!lock.owns_lock()) lock.lock();
+  beginning_.clear();
+  if (error != nullptr) {
+    for (const Handle& generation : work.generations) fail(generation, error);
+  }
+  // From the last, as those that could not begin go back to the front of the queue.
+  for (StepOutput& output : std::views::reverse(outputs)) {
+    try {
+      if (output.deferred) {
+        if (not_parked != nullptr) std::rethrow_exception(not_parked);
+        put_back(output.generation);
+      }
+    } catch (...) {
+      output.deferred = false;
+      fail(output.generation, std::current_exception());
+    }
+  }
+  for (StepOutput& output : outputs) {
+    if (output.deferred || output.generation->ended()) continue;
+    try {
+      publish(output);
+    } catch (...) {
+      fail(output.generation, std::current_exception());
+    }
+  }
+  evictions_ = scheduler_->evictions();
+  end_lead();
+  return true;
+}
+
+// Those that could not be copied keep their sequences; says why.
+std::exception_ptr Engine::park(std::span<const Handle> generations) {
+  try {
+    for (const Handle& generation : generations) scheduler_->park(*generation);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// So that a step, once computed, is not lost for want of memory.
+void Engine::make_space(const Work& work) {
+  active_.reserve(active_.size() + work.generations.size());
+  ended_.reserve(ended_.size() + work.generations.size());
+  for (const Handle& generation : work.generations) {
+    std::vector<int32_t>& tokens = generation->tokens_;
+    if (tokens.size() == tokens.capacity()) tokens.reserve(tokens.size() + tokens.size() / 2 + 16);
+  }
+}
+
+// It could not get a sequence.
+void Engine::put_back(const Handle& generation) {
+  Generation& g = *generation;
+  if (g.began_) return;  // it stays parked
+  if (!g.wanted() && !g.cancelled_) {
+    // Its thread was interrupted meanwhile.
+    g.submitted_ = false;
+    return;
+  }
+  waiting_.push_front(generation);
+  n_queued_ += g.request_.eager;
+}
+
+void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
+  scheduler_->release(*generation);
+  take_out(active_, generation);
+  generation->error_ = error;
+  finish(generation, Finish::cancelled);
+  post(generation);
+}
+
+// Nobody computes any more: what was cancelled meanwhile ends.
+void Engine::end_lead() {
+  leading_ = false;
+  const auto end_those_of = [this](const auto& list) {
+    for (size_t i = list.size(); i-- > 0;) {
+      const Handle generation = list[i];  // which is then taken out of the list
+      if (generation->cancelled_) end_cancelled(generation);
+    }
+  };
+  end_those_of(active_);
+  end_those_of(waiting_);
+  admit();
+  monitor_->changed.notify_all();
+}
+
+Engine::Work Engine::collect() {
+  Work work;
+  const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
+  // Those that are wanted and parked, or wait for a sequence, if there is one for them.
+  // All memory first, or those taken out of the queue might be lost.
+  work.generations.reserve(active_.size() + waiting_.size());
+  work.parking.reserve(active_.size());
+  beginning_.reserve(active_.size() + waiting_.size());
+  int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
+  const auto take = [&](const Handle& generation) {
+    if (n_free == 0 && !make_room(*generation, work)) return false;
+    n_free = std::max(n_free - 1, 0);
+    beginning_.push_back(generation);
+    return true;
+  };
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (!has_sequence(g) && g.wanted()) take(generation);
+  }
+  while (!waiting_.empty() && take(waiting_.front())) {
+    n_queued_ -= waiting_.front()->request_.eager;
+    waiting_.pop_front();
+  }
+  bool any = !beginning_.empty();
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (!has_sequence(g) || std::ranges::find(work.parking, generation) != work.parking.end()) {
+      continue;
+    }
+    const bool is_wanted = g.wanted();
+    if (is_wanted || g.pieces_.empty()) work.generations.push_back(generation);
+    any = any || is_wanted;
+  }
+  if (!any) return {};
+  work.generations.insert(work.generations.end(), beginning_.begin(), beginning_.end());
+  return work;
+}
+
+// Parks a generation that nobody waits for: one that the same thread reads, as it cannot go on
+// meanwhile, or one that was left for a while.
+bool Engine::make_room(const Generation& wanted_one, Work& work) {
+  const auto now = std::chrono::steady_clock::now();
+  for (const Handle& generation : active_) {
+    const Generation& g = *generation;
+    if (g.sequence_ < 0 || g.wanted()) continue;
+    if (std::ranges::find(work.parking, generation) != work.parking.end()) continue;
+    const bool same_thread = !wanted_one.request_.eager && g.reader_ == wanted_one.reader_;
+    if (same_thread || now - g.left_at_ > kIdle) {
+      work.parking.push_back(generation);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::publish(StepOutput& output) {
+  Generation& g = *output.generation;
+  if (output.started) {
+    active_.push_back(output.generation);
+    g.began_ = true;
+    g.progress_.n_prompt = output.n_prompt;
+    last_ = output.generation;
+  }
+  if (g.sequence_ >= 0) last_sequence_ = g.sequence_;
+  Progress& progress = g.progress_;
+  (progress.n_generated > 0 ? progress.decode_seconds : progress.prompt_seconds) += output.seconds;
+  prompt_tokens_ += output.n_read;
+  if (output.token >= 0) {
+    g.tokens_.push_back(output.token);
+    ++progress.n_generated;
+    ++generated_tokens_;
+  }
+  if (!output.piece.empty()) {
+    g.text_ += output.piece;
+    g.pieces_.push_back({g.text_.size(), progress.n_generated});
+  }
+  progress.finish_message = std::move(output.finish_message);
+  if (output.error != nullptr) g.error_ = output.error;
+  if (output.finish != Finish::none) {
+    finish(output.generation, output.finish);
+    take_out(active_, output.generation);
+  }
+  if (!output.piece.empty() || g.ended()) post(output.generation);
+}
+
+void Engine::finish(const Handle& generation, Finish finish) {
+  generation->progress_.finish = finish;
+  generation->admitted_ = true;
+  try {
+    ended_.push_back(generation);
+  } catch (const std::bad_alloc&) {  // its callbacks stay as long as it does
+  }
+}
+
+// Drops what ended requests hold of the caller. Without the lock: that may call the engine, or wait
+// for a thread that does.
+void Engine::drop_ended(Lock& lock) {
+  if (ended_.empty()) return;
+  std::vector<Handle> ended = std::exchange(ended_, {});
+  lock.unlock();
+  for (const Handle& generation : ended) {
+    Request& request = generation->request_;
+    request.after = {};
+    request.follows = nullptr;
+    request.prompt_logits = nullptr;
+    request.constraint = nullptr;
+  }
+  ended.clear();
+  lock.lock();
+}
+
+// Lets those outside into the queue, as many as it has room for.
+void Engine::admit() noexcept {
+  while (!outside_.empty() && n_queued_ < max_queue_) {
+    const Handle generation = outside_.front();
+    try {
+      waiting_.push_back(generation);
+    } catch (const std::bad_alloc&) {
+      return;  // after the next step
+    }
+    outside_.pop_front();
+    generation->admitted_ = true;
+    ++n_queued_;
+    post(generation);
+  }
+}
+
+void Engine::post(const Handle& generation) const noexcept {
+  const std::shared_ptr<Mailbox> mailbox = generation->mailbox_.lock();
+  if (mailbox == nullptr) return;
+  try {
+    mailbox->post(generation);
+  } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
+  }
+}
+
+bool Engine::wants_worker() const {
+  const auto eager = [](const Handle& generation) { return generation->request_.eager; };
+  return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
+}
+
+bool Engine::leads(Lock& lock) noexcept {
+  try {
+    return lead(lock);
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not begun
+    return false;
+  }
+}
+
+// The engine's own thread: computes eager generations while nobody else does.
+void Engine::work() {
+  const auto monitor = monitor_;
+  Lock lock(monitor->mutex);
+  while (!closed_) {
+    drop_ended(lock);
+    if (worker_closed_it_) return;  // the engine may be gone
+    if (closed_) return;
+    if (leading_ || !wants_worker()) {
+      monitor_->changed.wait(lock);
+    } else if (!leads(lock)) {
+      monitor_->changed.wait_for(lock, kRetry);
+    }
+  }
+}
+
+}  // namespace h2o
