@@ -146,11 +146,9 @@ TEST_CASE("a snapshot holds what was not given out, and the random state") {
 // Bytes of version 2, with this note.
 std::vector<std::byte> version_2(const std::vector<std::byte>& now, std::string_view note) {
   OpenSnapshot open = open_snapshot(now);
+  constexpr std::string_view kBegin("h2o snap\2\0\0\0", 12);  // then size and checksum
   ByteWriter writer;
-  writer.put(std::span(std::string_view("h2o snap")));
-  writer.put(uint32_t{2});
-  writer.put(uint64_t{0});
-  writer.put(uint64_t{0});
+  std::memcpy(writer.extend(kHeader), kBegin.data(), kBegin.size());
   writer.put(open.model);
   writer.put(uint64_t{open.text.tokens.size()});
   writer.put(std::span<const int32_t>(open.text.tokens));
