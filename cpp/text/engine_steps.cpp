@@ -1,6 +1,5 @@
 // Engine: the steps. What is computed next, and what becomes of it.
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "text/engine.h"
@@ -38,7 +37,8 @@ bool Engine::lead(Lock& lock) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
   // From the last, as those that could not begin go back to the front of the queue.
-  for (StepOutput& output : std::views::reverse(outputs)) {
+  for (auto it = outputs.rbegin(); it != outputs.rend(); ++it) {
+    StepOutput& output = *it;
     try {
       if (output.deferred) {
         if (not_parked != nullptr) std::rethrow_exception(not_parked);
