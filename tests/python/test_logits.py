@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_trained_model_on_a_held_out_page(
 
     source = shared / "models" / checkpoint
     convert(source, tmp_path / "model.gguf", "f32")
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     page_of_text = (shared / "text" / text).read_text(encoding="utf-8")[20_000:24_000]
 
     with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
