@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from h2o_cpp import Completion, Generator, _core
-from h2o_cpp.generation.completion import EventLoops
+from h2o_cpp.generation.event_loops import EventLoops
 
 
 class AlwaysReady:

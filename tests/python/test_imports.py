@@ -100,7 +100,15 @@ def test_an_import_that_points_up_is_found(file: str, source: str, found: list[s
 
 def test_only_numpy_at_once() -> None:
     """The other packages take longer to import than all of h2o_cpp; they wait for their use."""
-    packages = ["gguf", "google.protobuf", "jinja2", "sentencepiece", "tokenizers", "tqdm"]
+    packages = [
+        "asyncio",
+        "gguf",
+        "google.protobuf",
+        "jinja2",
+        "sentencepiece",
+        "tokenizers",
+        "tqdm",
+    ]
     code = f"import sys, h2o_cpp; print([p for p in {packages} if p in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.completion import Completion, EventLoops
+from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.request import Request, StreamOptions, make_request
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
@@ -36,6 +36,8 @@ class Engine(Closing):
         self, runtime: Callable[[], Runtime], seeds: random.Random, *, max_queue: int
     ) -> None:
         """`runtime` keeps the Generator."""
+        from h2o_cpp.generation.event_loops import EventLoops
+
         self._generator = runtime
         self._runtime = runtime()
         self._seeds = seeds
