@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.stream import Generation
+from h2o_cpp.generation.stream import Generation, next_piece
 
 if TYPE_CHECKING:
     from h2o_cpp.generation.event_loops import EventLoops
@@ -70,9 +70,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     def __next__(self) -> str:
         try:
-            piece = self._state.next()
-            while self._closed and piece is not None:  # until the engine has ended it, too
-                piece = self._state.next()
+            piece = next_piece(self._state, self._closed)
         except BaseException:  # KeyboardInterrupt too
             self.close()
             raise

@@ -48,6 +48,14 @@ class Generation:
         )
 
 
+def next_piece(state: _core.Generation, closed: bool) -> str | None:
+    """The next piece, None at the end. A closed one has none: this waits until it has ended."""
+    piece = state.next()
+    while closed and piece is not None:
+        piece = state.next()
+    return piece
+
+
 class Stream(Iterator[str], Closing):
     """Pieces of text as they are generated, each valid Unicode.
 
@@ -83,9 +91,7 @@ class Stream(Iterator[str], Closing):
 
     def __next__(self) -> str:
         try:
-            piece = self._state.next()
-            while self._closed and piece is not None:  # until the engine has ended it, too
-                piece = self._state.next()
+            piece = next_piece(self._state, self._closed)
         except BaseException:  # KeyboardInterrupt too
             self._state.cancel()
             raise
