@@ -86,7 +86,7 @@ def test_only_what_is_asked_for_is_recorded(generator: Generator) -> None:
 def test_likeliest_are_no_more_than_the_vocabulary(generator: Generator) -> None:
     record = Record(n_top=99)
     with generator.engine() as engine:
-        engine.submit([5], record=record, max_tokens=1).result()
+        engine.submit([5], record=record, **(OPTIONS | {"max_tokens": 1})).result()
     [found] = record.logprobs
     assert len(found.top) == generator.n_vocab
     assert fsum(exp(value) for _, value in found.top) == pytest.approx(1, abs=1e-12)

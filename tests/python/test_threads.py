@@ -136,21 +136,24 @@ class TestClosing:
         assert generator.stats().tokens_seen < 2000
         assert_usable(generator, expected)
 
-    def test_a_stream_that_waits_for_a_sequence(self, tiny_opt: Path, expected: str) -> None:
-        generator = Generator(tiny_opt, threads=1, max_sequences=1)
+    def test_a_stream_that_waits_for_a_sequence(self, llama: Path) -> None:
+        generator = Generator(llama, hh=12, threads=1, max_sequences=1)
+        short: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "seed": 1}
+        expected = generator.generate([5], **short).text
         with generator.engine() as engine:
-            running = engine.submit("Another text", max_tokens=10**6, ignore_eos=True)
+            running = engine.submit([5, 6], max_tokens=10**9, ignore_eos=True)
             next(running)
-            stream = generator.stream(PROMPT)
+            stream = generator.stream([5], **short)
             waiting = Background(lambda: list(stream))
             assert waiting.runs(0.1)
             stream.close()
             assert waiting.result() == []
             assert stream.finish_reason == "cancelled"
-        assert_usable(generator, expected)
+        assert generator.generate([5], **short).text == expected
 
-    def test_the_generator_ends_the_streams_of_other_threads(self, generator: Generator) -> None:
-        stream = generator.stream("Another text", max_tokens=10**6, ignore_eos=True)
+    def test_the_generator_ends_the_streams_of_other_threads(self, llama: Path) -> None:
+        generator = Generator(llama, hh=12, threads=1)
+        stream = generator.stream([5, 6], max_tokens=10**9, ignore_eos=True)
         begun = threading.Event()
 
         def consume() -> None:

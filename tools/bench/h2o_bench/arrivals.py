@@ -46,6 +46,8 @@ class Observed:
         (begun, had), *others = seen
         self.first.append(begun - at)
         for now, n in others:
+            if n == had:  # the last piece, which is empty
+                continue
             self.gaps += [(now - begun) / (n - had)] * (n - had)
             begun, had = now, n
         self.n_tokens += had
