@@ -2,12 +2,23 @@
 
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from h2o_cpp.cli import main
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+
+def _print_unraisable(found: "UnraisableHookArgs") -> None:
+    """Not a Ctrl-C in a destructor, which Python cannot raise and prints with a traceback."""
+    if found.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(found)
 
 
 def run() -> int:
     """Run the command line as a program; returns its exit status."""
+    sys.unraisablehook = _print_unraisable
     try:
         status = main()
         # Python's own way out runs threads' and libraries' code, which prints a traceback when
