@@ -415,7 +415,7 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
   }
 }
 
-TEST_CASE("closing ends everything, whoever is at it") {
+TEST_CASE("closing ends everything, in every thread") {
   const auto model = rotary_model();
   for (int round = 0; round < 10; ++round) {
     const auto engine = make_engine(model, engine_options(1, 2));

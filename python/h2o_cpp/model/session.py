@@ -16,9 +16,6 @@ from h2o_cpp.model.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
 
-# What follows a token: logits [n_vocab] or, where that is all that is wanted, the likeliest token.
-Following: TypeAlias = NDArray[np.float32] | int
-
 
 def open_model(
     path: str | os.PathLike[str],
@@ -79,18 +76,6 @@ def open_session(
         **kv_dtypes(kv_dtype),
         positions=positions,
     )
-
-
-def step(
-    session: _core.Session, inputs: Sequence[tuple[int, NDArray[np.int32]]], *, greedy: bool
-) -> list[Following]:
-    """One forward pass over the next tokens of some sequences; what follows the last of each.
-
-    greedy: the likeliest token is wanted, and not the logits.
-    """
-    if greedy:
-        return [int(token) for token in session.greedy(inputs)]
-    return [*session.step(inputs)]
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
