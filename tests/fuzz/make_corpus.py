@@ -88,6 +88,7 @@ def snapshot_seeds() -> dict[str, bytes]:
     return {f"{n}": bytes([n]) + change for n in range(12)} | {
         "good": b"\0",
         "raw": b"\x80h2o snap",
+        "overwritten_row": b"\x0a\x24\xff\x10\x00\xff\xa3\xff\x7f",  # in a row that is not read
     }
 
 

@@ -1,5 +1,6 @@
 // The snapshot reader: good snapshots with bytes changed, cut or put in, sealed with the right size
 // and checksum again, are refused with a FormatError, or are a sequence that goes on.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -112,7 +113,13 @@ int fuzz(std::span<const std::byte> bytes) {
     return 0;
   }
   check(session.tokens_seen(0) == text.n_read, "it has read what the snapshot says");
-  check(session.save(0, text) == snapshot, "it is saved as it was loaded");
+  // Bytes that stand for nothing, such as the row that the next token overwrites, are saved as
+  // zeros.
+  const std::vector<std::byte> saved = session.save(0, text);
+  const bool unchanged = std::ranges::find(of.snapshots, snapshot) != of.snapshots.end();
+  check(!unchanged || saved == snapshot, "it is saved as it was loaded");
+  check(session.save(0, session.load(0, saved)) == saved,
+        "what it saves, it loads and saves again");
   for (int i = 0; i < 6 && session.room(0) > 0; ++i) {
     const int32_t token = 5 + i;
     const Input one{0, {&token, 1}};
