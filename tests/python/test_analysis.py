@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from h2o_cpp import _core
-from h2o_cpp.cli import main
-from h2o_cpp.measure.analysis.attention import (
+from h2o_bench.analysis.attention import (
     accumulated_attention,
     attention_rows,
     uniform_attention,
 )
-from h2o_cpp.measure.analysis.cooccurrence import associate, cooccurrences, spearman
-from h2o_cpp.measure.analysis.power_law import power_law, ranked
-from h2o_cpp.measure.analysis.report import REMOVALS, Report
-from h2o_cpp.measure.analysis.sparsity import sparsity
+from h2o_bench.analysis.command import main
+from h2o_bench.analysis.cooccurrence import associate, cooccurrences, spearman
+from h2o_bench.analysis.power_law import power_law, ranked
+from h2o_bench.analysis.report import REMOVALS, Report
+from h2o_bench.analysis.sparsity import sparsity
+from h2o_cpp import _core
 from support.needs import packages
 from support.scripted_opt import Gguf, Tensor, scripted_opt
 
@@ -179,8 +179,8 @@ def test_overlap() -> None:
 def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "The old man went down to the sea, and his son went with him to see the ships. "
     (tmp_path / "text.txt").write_text(text * 8, encoding="utf-8")
-    arguments = ["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "60"]
-    assert main([*arguments, "--json", str(tmp_path / "o.json")]) == 0
+    arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "60"]
+    main([*arguments, "--json", str(tmp_path / "o.json")])
     out = capsys.readouterr().out
     assert out.startswith("60 tokens of")
     numbers = json.loads((tmp_path / "o.json").read_text())
@@ -197,8 +197,8 @@ def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @packages("matplotlib")
 def test_command_draws(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 9, encoding="utf-8")
-    arguments = ["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "40"]
-    assert main([*arguments, "--plot", str(tmp_path / "o.png")]) == 0
+    arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "40"]
+    main([*arguments, "--plot", str(tmp_path / "o.png")])
     assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -209,11 +209,9 @@ def test_no_correlation_is_null_in_json() -> None:
     assert json.loads(text)["associations"]["position"]["spearman"] is None
 
 
-def test_command_refuses(
-    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_refuses(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
-    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt")]) == 1
-    assert "the text has 5 tokens, expected at least 20" in capsys.readouterr().err
-    assert main(["analyze", str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "0"]) == 1
-    assert "text_tokens=0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="the text has 5 tokens, expected at least 20"):
+        main([str(tiny_opt), str(tmp_path / "text.txt")])
+    with pytest.raises(SystemExit, match="text_tokens=0"):
+        main([str(tiny_opt), str(tmp_path / "text.txt"), "--text-tokens", "0"])

@@ -21,7 +21,6 @@ REQUIRED = {
     "advise": ["book.txt"],
     "perplexity": ["book.txt"],
     "retrieve": [],
-    "analyze": ["book.txt"],
     "eval": ["--tasks", "copa"],
     "bench": [],
     "plan": ["--memory", "1GiB"],
@@ -69,7 +68,7 @@ def test_a_model_by_position_or_option(command: str) -> None:
         assert vars(parse(command, *arguments)) | {"module": None} == expected
 
 
-@pytest.mark.parametrize("command", ["perplexity", "advise", "analyze"])
+@pytest.mark.parametrize("command", ["perplexity", "advise"])
 def test_a_text_by_position_or_option(command: str) -> None:
     for arguments in (
         ["m", "t"],
@@ -131,7 +130,6 @@ def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("generate -i a -o b -np 3", {"input": Path("a"), "output": Path("b"), "max_sequences": 3}),
         ("perplexity m t --chunk 2 --max-tokens 9", {"n_batch": 2, "text_tokens": 9}),
         ("advise m t --chunk 2 --max-tokens 9", {"n_batch": 2, "text_tokens": 9}),
-        ("analyze m t --max-tokens 9", {"text_tokens": 9}),
         ("retrieve m --length 9 --task kv", {"n_ctx": 9, "tasks": ["kv"]}),
         ("retrieve m --chunk 3 --text t", {"n_batch": 3, "file": Path("t")}),
         ("eval m --task copa --chunk 3", {"tasks": "copa", "n_batch": 3}),

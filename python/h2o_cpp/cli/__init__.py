@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 from h2o_cpp import __version__
 from h2o_cpp.cli import (
     advise,
-    analyze,
     bench,
     chat,
     completion,
@@ -83,9 +82,6 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "retrieve": _Command(
             retrieve, "see what eviction loses of a prompt", "retrieve model.gguf --budget 0.2"
-        ),
-        "analyze": _Command(
-            analyze, "see how attention is spread over a text", "analyze model.gguf book.txt"
         ),
         "eval": _Command(
             eval,

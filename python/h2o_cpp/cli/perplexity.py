@@ -25,8 +25,8 @@ from h2o_cpp.cli.options import (
     add_threads,
 )
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
+from h2o_cpp.measure.plots import draw_budgets, new_figure
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from h2o_cpp.cli.options import (
     add_threads,
 )
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.analysis.plots import draw_budgets, new_figure
+from h2o_cpp.measure.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
 from h2o_cpp.model.arguments import check_int

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from h2o_bench.report import Values
-from h2o_cpp.measure.analysis.plots import new_figure
+from h2o_cpp.measure.plots import new_figure
 
 
 def _n_contexts(engines: Mapping[str, Mapping[str, object]]) -> int:

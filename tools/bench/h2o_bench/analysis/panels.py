@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from h2o_cpp.measure.analysis.attention import uniform_attention
-from h2o_cpp.measure.analysis.plots import draw_budgets
-from h2o_cpp.measure.analysis.report import REMOVALS, Report
+from h2o_bench.analysis.attention import uniform_attention
+from h2o_bench.analysis.report import REMOVALS, Report
+from h2o_cpp.measure.plots import draw_budgets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

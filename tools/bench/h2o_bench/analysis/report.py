@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_cpp.measure.analysis.attention import uniform_attention
-from h2o_cpp.measure.analysis.cooccurrence import Association, associate, cooccurrences
-from h2o_cpp.measure.analysis.power_law import TOP, PowerLaw, power_law, ranked
+from h2o_bench.analysis.attention import uniform_attention
+from h2o_bench.analysis.cooccurrence import Association, associate, cooccurrences
+from h2o_bench.analysis.power_law import TOP, PowerLaw, power_law, ranked
 from h2o_cpp.measure.perplexity import Measurement
 
 # Policies, and which of the tokens that are not recent they evict.

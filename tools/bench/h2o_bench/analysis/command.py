@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_bench.analysis.attention import accumulated_attention, attention_rows
+from h2o_bench.analysis.panels import draw_report
+from h2o_bench.analysis.power_law import LEAST_TOKENS
+from h2o_bench.analysis.report import REMOVALS, Report
+from h2o_bench.analysis.sparsity import sparsity
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.analysis.attention import accumulated_attention, attention_rows
-from h2o_cpp.measure.analysis.panels import draw_report
-from h2o_cpp.measure.analysis.plots import new_figure
-from h2o_cpp.measure.analysis.power_law import LEAST_TOKENS
-from h2o_cpp.measure.analysis.report import REMOVALS, Report
-from h2o_cpp.measure.analysis.sparsity import sparsity
 from h2o_cpp.measure.perplexity import measure
+from h2o_cpp.measure.plots import new_figure
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -26,8 +27,9 @@ _MAX_TOKENS = 2048
 _BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
 
 
-def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
+def make_parser() -> Parser:
+    """The parser of the command's arguments."""
+    parser = Parser(prog="analyze", description=__doc__)
     add_model(parser)
     add_text(parser)
     add_text_tokens(parser, f"as trained, at most {_MAX_TOKENS}")
@@ -38,10 +40,18 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw them in four panels (default: not)"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the tables."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables; an error ends the program with one line on stderr and status 1."""
+    try:
+        _run(make_parser().parse_args(argv))
+    except (OSError, ValueError, MemoryError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def _run(args: argparse.Namespace) -> None:
     figure = None if args.plot is None else new_figure(10, 8)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
@@ -80,4 +90,3 @@ def run(args: argparse.Namespace) -> int:
     if figure is not None:
         draw_report(figure, report)
         figure.savefig(args.plot)
-    return 0
