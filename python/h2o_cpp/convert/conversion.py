@@ -13,6 +13,7 @@ from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gptneox import GPTNEOX
 from h2o_cpp.convert.llama import LLAMA, QWEN2, QWEN3
+from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
@@ -84,7 +85,11 @@ def _family(config: Config) -> Family:
         case [str(name), *_] if name in FAMILIES:
             if config.get("quantization_config") is not None:
                 raise ValueError("config.json: quantization_config: the weights are quantised")
+            if config.get("is_causal") is False:
+                raise ValueError("config.json: is_causal is False: tokens attend to later ones")
             return FAMILIES[name]
+        case [str(name), *_] if needs := missing(name):
+            raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
         case found:
             raise ValueError(
                 f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
