@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <vector>
 
 #include "core/error.h"
 
@@ -33,16 +34,9 @@ struct Neutral {
   double value;
 };
 constexpr Neutral kNeutral[] = {
-    {"attention.causal", 1},
-    {"attention.clamp_kqv", 0},
-    {"attention.max_alibi_bias", 0},
-    {"attention.sliding_window", 0},
-    {"attn_logit_softcapping", 0},
-    {"embedding_scale", 1},
-    {"expert_count", 0},
-    {"expert_used_count", 0},
-    {"final_logit_softcapping", 0},
-    {"logit_scale", 1},
+    {"attention.causal", 1},       {"attention.clamp_kqv", 0},     {"attention.max_alibi_bias", 0},
+    {"attn_logit_softcapping", 0}, {"embedding_scale", 1},         {"expert_count", 0},
+    {"expert_used_count", 0},      {"final_logit_softcapping", 0}, {"logit_scale", 1},
     {"residual_scale", 1},
 };
 
@@ -80,10 +74,15 @@ class Keys {
   }
 
   bool flag_or(const char* key, bool fallback) { return file_.boolean_or(use(key), fallback); }
+  std::vector<bool> flags(const char* key) { return file_.booleans(use(key)); }
   std::string_view string_or(const char* key, std::string_view fallback) {
     return file_.string_or(use(key), fallback);
   }
   bool has(const char* key) const { return file_.find(full(key)) != nullptr; }
+  bool is_array(const char* key) const {
+    return has(key) && file_.find(full(key))->type == GgufType::array;
+  }
+  bool zero_or_missing(const char* key) { return !has(key) || value(use(key)) == 0; }
 
   // A key that is not read would be left out of the computation without a word.
   void expect_all_used() {
@@ -173,6 +172,24 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   return rope;
 }
 
+SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
+  SlidingWindow window;
+  const char* const size = "attention.sliding_window";
+  const char* const pattern = "attention.sliding_window_pattern";
+  window.period = c.family->window_period;
+  if (keys.is_array(pattern)) {
+    window.layers = keys.flags(pattern);
+    if (std::ssize(window.layers) != c.n_layers) {
+      keys.fail(keys.full(pattern), " has ", window.layers.size(), " flags, expected ", c.n_layers);
+    }
+  } else if (keys.has(pattern)) {
+    window.period = keys.count(pattern);
+  }
+  if (!keys.zero_or_missing(size)) window.size = keys.count(size);
+  if (window.size == 1) keys.fail(keys.full(size), " is 1, expected 2 or more");
+  return window;
+}
+
 bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
@@ -182,6 +199,13 @@ bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
 }
 
 }  // namespace
+
+int32_t Config::window(int32_t layer) const {
+  const SlidingWindow& w = sliding_window;
+  const bool slides =
+      !w.layers.empty() ? w.layers[layer] : w.period == 0 || (layer + 1) % w.period != 0;
+  return slides ? w.size : 0;
+}
 
 Config read_config(const GgufShards& model) {
   Keys keys(model.head());
@@ -212,6 +236,7 @@ Config read_config(const GgufShards& model) {
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  c.sliding_window = read_sliding_window(keys, c);
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 
