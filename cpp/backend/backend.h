@@ -39,8 +39,10 @@ struct Rope {
 // q and k come unrotated and are not to be read afterwards.
 struct Attention {
   Tensor out, q, k, v;
-  Rope rope;    // of q and k; no layout: they are not rotated
-  float scale;  // of the logits, usually 1 / sqrt(head_dim)
+  Rope rope;           // of q and k; no layout: they are not rotated
+  float scale;         // of the logits, usually 1 / sqrt(head_dim)
+  int32_t window = 0;  // a row sees itself and the window - 1 tokens before it; 0: all. The policy
+                       // of the cache keeps none beyond it.
 };
 
 // A copy from the host's memory to a back end's.

@@ -89,6 +89,7 @@ bool is_bool(const GgufValue& v) { return v.type == GgufType::boolean; }
 bool is_string(const GgufValue& v) { return v.type == GgufType::string; }
 bool is_integer(const GgufValue& v) { return info(v.type).load_integer; }
 bool is_number(const GgufValue& v) { return info(v.type).load_number; }
+bool is_booleans(const GgufValue& v) { return is_array(v) && v.element_type == GgufType::boolean; }
 bool is_strings(const GgufValue& v) { return is_array(v) && v.element_type == GgufType::string; }
 bool is_integers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_integer; }
 bool is_numbers(const GgufValue& v) { return is_array(v) && info(v.element_type).load_number; }
@@ -373,6 +374,13 @@ std::vector<double> GgufFile::numbers(std::string_view key) const {
   std::vector<double> out(value.count);
   const auto load_number = info(value.element_type).load_number;
   for (size_t i = 0; i < out.size(); ++i) out[i] = load_number(value.bytes.data(), i);
+  return out;
+}
+
+std::vector<bool> GgufFile::booleans(std::string_view key) const {
+  const GgufValue& value = get(*this, key, "an array of bools", is_booleans);
+  std::vector<bool> out(value.count);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = value.bytes[i] != std::byte{0};
   return out;
 }
 

@@ -78,6 +78,7 @@ class GgufFile {
   // The elements of a key's array, on the same terms.
   std::vector<int64_t> integers(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
+  std::vector<bool> booleans(std::string_view key) const;
   std::vector<std::string_view> strings(std::string_view key) const;
 
   // The value of a key that may be missing. A value of another type is still a FormatError.

@@ -2,17 +2,51 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
 
 #include "core/error.h"
 
 namespace h2o {
 namespace {
 
-// The metadata of one architecture, by key without its prefix.
+// Keys that say nothing of the arithmetic, what the tensors say too, or that count only for a
+// rope.scaling.type.
+constexpr std::string_view kInformative[] = {
+    "vocab_size",
+    "tensor_data_layout",
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+};
+
+// Keys that change the arithmetic in ways that are not computed here, and the value that does not.
+struct Neutral {
+  const char* key;
+  double value;
+};
+constexpr Neutral kNeutral[] = {
+    {"attention.causal", 1},       {"attention.clamp_kqv", 0},     {"attention.max_alibi_bias", 0},
+    {"attn_logit_softcapping", 0}, {"embedding_scale", 1},         {"expert_count", 0},
+    {"expert_used_count", 0},      {"final_logit_softcapping", 0}, {"logit_scale", 1},
+    {"residual_scale", 1},
+};
+
+// The metadata of one architecture, by key without its prefix. Remembers what it was asked for.
 class Keys {
  public:
   explicit Keys(const GgufFile& file)
-      : file_(file), architecture_(file.string("general.architecture")) {}
+      : file_(file), architecture_(file.string("general.architecture")) {
+    for (const std::string_view key : kInformative) used_.insert(full(key));
+  }
 
   const Family& family() const {
     try {
@@ -23,38 +57,69 @@ class Keys {
   }
 
   // A count from 1 to 2^24: more than any model has, and small enough that products of two fit.
-  int32_t count(const char* key) const { return in_range(key, file_.integer(full(key))); }
-  int32_t count_or(const char* key, int32_t fallback) const {
-    return in_range(key, file_.integer_or(full(key), fallback));
+  int32_t count(const char* key) { return in_range(key, file_.integer(use(key))); }
+  int32_t count_or(const char* key, int32_t fallback) {
+    return in_range(key, file_.integer_or(use(key), fallback));
   }
 
-  float positive(const char* key) const { return checked(key, file_.number(full(key))); }
-  float positive_or(const char* key, double fallback) const {
-    return checked(key, file_.number_or(full(key), fallback));
+  float positive(const char* key) { return checked(key, file_.number(use(key))); }
+  float positive_or(const char* key, double fallback) {
+    return checked(key, file_.number_or(use(key), fallback));
   }
 
   // Zero or more.
-  float share_or(const char* key, double fallback) const {
-    const double value = file_.number_or(full(key), fallback);
+  float share_or(const char* key, double fallback) {
+    const double value = file_.number_or(use(key), fallback);
     return value == 0 ? 0.0f : checked(key, value);
   }
 
-  bool flag_or(const char* key, bool fallback) const {
-    return file_.boolean_or(full(key), fallback);
-  }
-  std::string_view string_or(const char* key, std::string_view fallback) const {
-    return file_.string_or(full(key), fallback);
+  bool flag_or(const char* key, bool fallback) { return file_.boolean_or(use(key), fallback); }
+  std::vector<bool> flags(const char* key) { return file_.booleans(use(key)); }
+  std::string_view string_or(const char* key, std::string_view fallback) {
+    return file_.string_or(use(key), fallback);
   }
   bool has(const char* key) const { return file_.find(full(key)) != nullptr; }
+  bool is_array(const char* key) const {
+    return has(key) && file_.find(full(key))->type == GgufType::array;
+  }
+  bool zero_or_missing(const char* key) { return !has(key) || value(use(key)) == 0; }
+
+  // A key that is not read would be left out of the computation without a word.
+  void expect_all_used() {
+    for (const auto& [key, neutral] : kNeutral) {
+      if (has(key) && !used_.contains(full(key)) && value(full(key)) == neutral) use(key);
+    }
+    const std::string prefix = architecture_ + ".";
+    for (const auto& [key, found] : file_.metadata()) {
+      if (!key.starts_with(prefix) || used_.contains(std::string(key))) continue;
+      fail("key ", quoted(key), " is ", description(key, found),
+           ", which changes what the model computes in a way that h2o does not support");
+    }
+  }
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... what) const {
     throw FormatError(text("[model] ", file_.path(), ": ", what...));
   }
 
-  std::string full(const char* key) const { return text(architecture_, ".", key); }
+  std::string full(std::string_view key) const { return text(architecture_, ".", key); }
 
  private:
+  std::string use(const char* key) { return *used_.insert(full(key)).first; }
+
+  // Of a number or a flag; NaN for anything else.
+  double value(std::string_view key) const {
+    const GgufValue& found = *file_.find(key);
+    if (found.type == GgufType::string || found.type == GgufType::array) return std::nan("");
+    return found.type == GgufType::boolean ? file_.boolean(key) : file_.number(key);
+  }
+
+  std::string description(std::string_view key, const GgufValue& found) const {
+    if (found.type == GgufType::string) return quoted(file_.string(key));
+    if (found.type == GgufType::boolean) return file_.boolean(key) ? "true" : "false";
+    return found.type == GgufType::array ? type_name(found) : text(file_.number(key));
+  }
+
   int32_t in_range(const char* key, int64_t value) const {
     constexpr int64_t kMost = int64_t{1} << 24;
     if (value < 1 || value > kMost) {
@@ -72,9 +137,10 @@ class Keys {
 
   const GgufFile& file_;
   std::string architecture_;
+  std::unordered_set<std::string> used_;
 };
 
-RopeConfig read_rope(const Keys& keys, const Config& c) {
+RopeConfig read_rope(Keys& keys, const Config& c) {
   RopeConfig rope;
   rope.n_rot = keys.count_or("rope.dimension_count", c.head_dim);
   if (rope.n_rot > c.head_dim || rope.n_rot % 2 != 0) {
@@ -106,6 +172,24 @@ RopeConfig read_rope(const Keys& keys, const Config& c) {
   return rope;
 }
 
+SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
+  SlidingWindow window;
+  const char* const size = "attention.sliding_window";
+  const char* const pattern = "attention.sliding_window_pattern";
+  window.period = c.family->window_period;
+  if (keys.is_array(pattern)) {
+    window.layers = keys.flags(pattern);
+    if (std::ssize(window.layers) != c.n_layers) {
+      keys.fail(keys.full(pattern), " has ", window.layers.size(), " flags, expected ", c.n_layers);
+    }
+  } else if (keys.has(pattern)) {
+    window.period = keys.count(pattern);
+  }
+  if (!keys.zero_or_missing(size)) window.size = keys.count(size);
+  if (window.size == 1) keys.fail(keys.full(size), " is 1, expected 2 or more");
+  return window;
+}
+
 bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
@@ -116,8 +200,15 @@ bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
 
 }  // namespace
 
+int32_t Config::window(int32_t layer) const {
+  const SlidingWindow& w = sliding_window;
+  const bool slides =
+      !w.layers.empty() ? w.layers[layer] : w.period == 0 || (layer + 1) % w.period != 0;
+  return slides ? w.size : 0;
+}
+
 Config read_config(const GgufShards& model) {
-  const Keys keys(model.head());
+  Keys keys(model.head());
   Config c;
   c.family = &keys.family();
   c.n_ctx_train = keys.count("context_length");
@@ -145,12 +236,14 @@ Config read_config(const GgufShards& model) {
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  c.sliding_window = read_sliding_window(keys, c);
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");
   c.n_vocab = static_cast<int32_t>(std::min<int64_t>(table.rows, INT32_MAX));
+  keys.expect_all_used();
   return c;
 }
 

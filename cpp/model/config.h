@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "io/gguf_shards.h"
 #include "model/family.h"
@@ -22,6 +23,13 @@ struct RopeConfig {
   float yarn_beta_slow = 1;
 };
 
+// In some layers a token attends to itself and to the size - 1 tokens before it, and to no others.
+struct SlidingWindow {
+  int32_t size = 0;          // {a}.attention.sliding_window; 0: in no layer
+  int32_t period = 0;        // the last layer of each period has none; 0: every layer has it
+  std::vector<bool> layers;  // or one flag for each; {a}.attention.sliding_window_pattern says both
+};
+
 struct Config {
   const Family* family = nullptr;  // by general.architecture, the "{a}" of the keys below
   int32_t n_ctx_train = 0;         // {a}.context_length: the longest text it was trained on
@@ -37,6 +45,10 @@ struct Config {
   bool parallel_residual = false;  // {a}.use_parallel_residual
   bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
   RopeConfig rope;
+  SlidingWindow sliding_window;
+
+  // Of a layer; 0: it has none.
+  int32_t window(int32_t layer) const;
 };
 
 // Throws FormatError naming the file and the key; for an unknown architecture it lists the known.

@@ -23,6 +23,31 @@ constexpr Family kFamilies[] = {
 };
 // clang-format on
 
+// What the models of other architectures need that is not computed here.
+struct Missing {
+  std::string_view what;
+  std::string_view architectures;  // each between spaces
+};
+constexpr Missing kMissing[] = {
+    {"layers of a state-space model (Mamba), which have a state instead of a KV cache",
+     " mamba mamba2 falcon_mamba jamba nemotron_h nemotron_h_moe granitehybrid falcon-h1 plamo2 "},
+    {"layers of linear attention (Gated DeltaNet), which have a state instead of a KV cache",
+     " qwen3next qwen35 qwen35moe kimi-linear "},
+    {"layers of linear attention (RWKV), which have a state instead of a KV cache",
+     " rwkv6 rwkv6qwen2 rwkv7 arwkv7 "},
+    {"layers of convolutions, which have a state instead of a KV cache", " lfm2 lfm2moe "},
+    {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
+     " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
+    {"attention sinks and experts in MXFP4", " gpt-oss "},
+    {"attention in chunks and experts with a sigmoid router", " llama4 "},
+    {"positions on several axes (M-RoPE)", " qwen2vl qwen3vl qwen3vlmoe "},
+    {"attention to later tokens (an encoder)",
+     " bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert"
+     " gemma-embedding llama-embed t5encoder "},
+    {"an encoder beside the decoder", " t5 "},
+    {"denoising of whole texts (diffusion)", " dream llada llada-moe rnd1 "},
+};
+
 }  // namespace
 
 const Family& find_family(std::string_view architecture) {
@@ -30,6 +55,11 @@ const Family& find_family(std::string_view architecture) {
   for (const Family& family : kFamilies) {
     if (family.architecture == architecture) return family;
     names += text(names.empty() ? "" : ", ", family.architecture);
+  }
+  for (const auto& [what, architectures] : kMissing) {
+    if (architectures.find(text(" ", architecture, " ")) == architectures.npos) continue;
+    throw FormatError(text("architecture ", quoted(architecture), " is not supported: it needs ",
+                           what, "; supported: ", names));
   }
   throw FormatError(
       text("architecture ", quoted(architecture), " is not supported; supported: ", names));

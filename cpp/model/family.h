@@ -19,8 +19,10 @@ struct Family {
   RopeLayout rope;  // none: learned positions
   Activation activation;
   Biases biases;
-  bool qk_norm;            // q and k are normalised per head, before rotation
-  bool parallel_residual;  // unless {a}.use_parallel_residual says otherwise
+  bool qk_norm;               // q and k are normalised per head, before rotation
+  bool parallel_residual;     // unless {a}.use_parallel_residual says otherwise
+  int32_t window_period = 0;  // see SlidingWindow, unless {a}.attention.sliding_window_pattern is
+                              // there
 };
 
 // Throws FormatError, listing the families there are, for another architecture.

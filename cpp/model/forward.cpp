@@ -52,7 +52,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
       b.rms_norm(heads(a.q, c.head_dim), heads(a.q, c.head_dim), layer.attn_q_norm, c.norm_eps);
       b.rms_norm(heads(a.k, c.head_dim), heads(a.k, c.head_dim), layer.attn_k_norm, c.norm_eps);
     }
-    b.attend({a.attn, a.q, a.k, a.v, w.rope, c.attn_scale}, cache.layer(l), batch);
+    b.attend({a.attn, a.q, a.k, a.v, w.rope, c.attn_scale, c.window(l)}, cache.layer(l), batch);
 
     // In parallel both branches read the same x; otherwise the second reads the first's sum.
     if (!c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);

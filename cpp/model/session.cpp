@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kv/serialized_sequence.h"
 #include "model/forward.h"
+#include "model/layer_policies.h"
 
 namespace h2o {
 namespace {
@@ -13,6 +14,7 @@ constexpr int32_t kLogitsRows = 32;  // computed at a time when every row's are 
 
 SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.policies.empty()) options.policies.emplace_back();
+  options.policies = layer_policies(config, options.policies);
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
   require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
           options.n_ctx, ", expected 1 to ", config.n_ctx_train, ", as trained");
@@ -166,7 +168,7 @@ void Session::parallel_for(int64_t n, const std::function<void(int64_t i)>& body
 
 void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   const std::lock_guard lock(model_->mutex);
-  cache_.reset(sequence, policies);
+  cache_.reset(sequence, layer_policies(model_->config, policies));
   start(sequence);
 }
 

@@ -86,6 +86,13 @@ __device__ int32_t last_visible(const PrefillStep& step, const SegmentKeys& keys
   return t < step.n_queries() ? keys.kept + t / step.group : -1;
 }
 
+// Is key i not too old for query t, which must be one of those that there are?
+__device__ bool in_window(const PrefillStep& step, const SegmentKeys& keys, int32_t t, int32_t i) {
+  if (step.window == 0) return true;
+  const int32_t position = step.segment.position + t / step.group;
+  return keys.position(step.segment, i) > position - step.window;
+}
+
 __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
@@ -114,8 +121,8 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
     multiply_tile(step, keys, kv_head, first_query, first_key, n_keys, tile, logits);
 #pragma unroll
     for (int i = 0; i < kOwnQueries; ++i) {
-      const bool visible =
-          first_key + lane_index() <= last_visible(step, keys, first_query + own + i);
+      const int32_t t = first_query + own + i, key = first_key + lane_index();
+      const bool visible = key <= last_visible(step, keys, t) && in_window(step, keys, t, key);
       const float before = largest[i];
       largest[i] = fmaxf(before, warp_max(visible ? logits[i] : -INFINITY));
       correction[i] = exp2_negative(before - largest[i]);

@@ -20,6 +20,7 @@ struct PrefillStep {
   RopeLayout rope;  // how the keys of a rolling segment are rotated as they are read
   int32_t n_rot;    // 0: none are
   float scale;      // of the logits, which are powers of two: includes log2(e)
+  int32_t window;   // as in Attention; only prefill_f32 knows it
   int64_t width;    // of q and out
   const float* q;   // [segment.n_rows, width]
   float* out;       // [segment.n_rows, width]

@@ -28,6 +28,10 @@ struct SegmentKeys {
     return s >= 0 ? slot_row(cache, head, s) : chunk_row(cache, head, chunk, i - kept);
   }
 
+  __device__ int32_t position(const Segment& segment, int32_t i) const {
+    return i >= kept ? segment.position + i - kept : head.positions[slot(i)];
+  }
+
   // What `rope_table` a rolling segment's key is rotated by.
   __device__ int32_t rank(int32_t i) const { return i >= kept ? i : head.ranks[slot(i)]; }
 

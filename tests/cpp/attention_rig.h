@@ -75,6 +75,9 @@ class Rig {
     start(sequence);
   }
 
+  // Of each row, as Attention has it.
+  void set_window(int32_t window) { window_ = window; }
+
   void roll(int32_t sequence) { cache_.roll(sequence); }
 
   // The attention output [n, n_heads * head_dim] of the rows of `pieces`, one after the other.
@@ -94,7 +97,7 @@ class Rig {
     for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
       q.write(in.q);  // the layer before has rotated them in place
       k.write(in.k);
-      const Attention attention{out, q, k, v, shape.rope, attention_scale(shape)};
+      const Attention attention{out, q, k, v, shape.rope, attention_scale(shape), window_};
       backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(layer), batch); });
     }
     cache_.advance(batch);
@@ -127,6 +130,7 @@ class Rig {
   Buffer frequencies_;
   KvCache cache_;
   const bool rolling_;
+  int32_t window_ = 0;
 };
 
 inline bool same_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b) {

@@ -15,11 +15,13 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from h2o_cpp import Generator, KVCache, Policy, _core
+from support.llama_gguf import write_gguf
 from support.needs import LINUX
 
 N_EMBD, HEAD_DIM = 48, 12  # of tests/data/golden/llama_gqa2_tied.gguf
 
 F32, F64, STRING = GGUFValueType.FLOAT32, GGUFValueType.FLOAT64, GGUFValueType.STRING
+U32, BOOL = GGUFValueType.UINT32, GGUFValueType.BOOL
 
 
 def changed(
@@ -84,6 +86,78 @@ def test_numbers_out_of_range(
     with pytest.raises(ValueError, match=rf"m\.gguf.*{message}") as error:
         Generator(changed(llama, tmp_path / "m.gguf", keys, {}))
     assert len(str(error.value)) < 1000
+
+
+# What changes the arithmetic without changing a tensor, and the value that changes nothing.
+ARITHMETIC = {
+    "attention.causal": (False, True, BOOL),
+    "attention.clamp_kqv": (8.0, 0.0, F32),
+    "attention.max_alibi_bias": (8.0, 0.0, F32),
+    "attn_logit_softcapping": (50.0, 0.0, F32),
+    "embedding_scale": (12.0, 1.0, F32),
+    "expert_count": (8, 0, U32),
+    "final_logit_softcapping": (30.0, 0.0, F32),
+    "logit_scale": (0.0625, 1.0, F32),
+    "residual_scale": (0.22, 1.0, F32),
+}
+
+
+@pytest.mark.parametrize("key", ARITHMETIC)
+def test_keys_that_change_the_arithmetic(llama: Path, tmp_path: Path, key: str) -> None:
+    other, neutral, kind = ARITHMETIC[key]
+    file = changed(llama, tmp_path / "neutral.gguf", {f"llama.{key}": (neutral, kind)}, {})
+    with Generator(llama) as original, Generator(file) as copy:
+        tokens = np.arange(3, 20)
+        np.testing.assert_array_equal(original.logits(tokens), copy.logits(tokens))
+    said = str(other).lower() if kind is BOOL else rf"{other:g}"
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which changes"):
+        Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (other, kind)}, {}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "said"),
+    [
+        ("attention.kv_lora_rank", 512, U32, "512"),
+        ("attention.q_lora_rank", 1536, U32, "1536"),
+        ("ssm.state_size", 16, U32, "16"),
+        ("rope.scaling.yarn_log_multiplier", 0.1, F32, "0.1"),
+        ("something.of_tomorrow", "yes", STRING, "'yes'"),
+    ],
+)
+def test_keys_that_are_not_known(
+    llama: Path, tmp_path: Path, key: str, value: Any, kind: GGUFValueType, said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which changes"):
+        Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (value, kind)}, {}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "missing"),
+    [
+        ("mamba2", "state-space"),
+        ("qwen3next", "Gated DeltaNet"),
+        ("qwen35", "Gated DeltaNet"),
+        ("rwkv7", "RWKV"),
+        ("lfm2", "convolutions"),
+        ("deepseek2", "multi-head latent attention"),
+        ("gpt-oss", "attention sinks"),
+        ("qwen2vl", "M-RoPE"),
+        ("bert", "an encoder"),
+    ],
+)
+def test_architectures_that_need_what_is_missing(
+    tmp_path: Path, architecture: str, missing: str
+) -> None:
+    write_gguf(tmp_path / "m.gguf", {}, {}, architecture)
+    said = rf"m\.gguf.*'{architecture}' is not supported: it needs .*{missing}.*supported: .*llama"
+    with pytest.raises(ValueError, match=said):
+        Generator(tmp_path / "m.gguf")
+
+
+def test_an_architecture_nobody_has_heard_of(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", {}, {}, "mamba 2")
+    with pytest.raises(ValueError, match=r"'mamba 2' is not supported; supported: .*llama"):
+        Generator(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("divisor", [0.0, float("nan"), 1e-45])

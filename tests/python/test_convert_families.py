@@ -70,7 +70,11 @@ def test_tensors_have_their_names_types_and_values(
         ("llama", {"attention_bias": True, "mlp_bias": True}),
         ("llama", {"num_key_value_heads": 4, "head_dim": None}),
         ("llama", {"num_key_value_heads": 1, "head_dim": 20}),
-        ("llama", {"architectures": ["MistralForCausalLM"], "sliding_window": 8}),
+        ("llama", {"architectures": ["MistralForCausalLM"], "sliding_window": None}),
+        ("llama", {"architectures": ["MistralForCausalLM"], "sliding_window": 32}),
+        ("llama", {"architectures": ["LlamaForCausalLM"], "sliding_window": 8}),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": False}),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}),
         ("llama", {"architectures": ["LLaMAForCausalLM"]}),
         ("llama", {"tie_word_embeddings": True}),
         ("qwen2", {"tie_word_embeddings": True}),
@@ -89,7 +93,33 @@ def test_variants(tmp_path: Path, architecture: str, config: dict[str, Any]) -> 
     metadata = read_metadata(tmp_path / "out.gguf")
     for key in ("key_length", "value_length"):
         assert metadata.get(f"{architecture}.attention.{key}") == settings.get("head_dim")
-    assert f"{architecture}.attention.sliding_window" not in metadata
+    assert not any("sliding_window" in key for key in metadata)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "pattern"),
+    [
+        ("llama", {"architectures": ["MistralForCausalLM"]}, None),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, [False, True]),
+        (
+            "qwen3",
+            {
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            [True, False],
+        ),
+    ],
+)
+def test_windows(
+    tmp_path: Path, architecture: str, config: dict[str, Any], pattern: list[bool] | None
+) -> None:
+    make_checkpoint(tmp_path, architecture, sliding_window=8, **config)
+    convert(tmp_path, tmp_path / "out.gguf")
+    expected = METADATA[architecture] | {"attention.sliding_window": 8}
+    if pattern is not None:
+        expected["attention.sliding_window_pattern"] = pattern
+    assert model_metadata(tmp_path / "out.gguf") == expected
 
 
 def test_llama_1_has_as_many_heads_of_k_and_v_as_of_q(tmp_path: Path) -> None:

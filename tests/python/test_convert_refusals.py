@@ -105,6 +105,25 @@ def test_what_config_json_cannot_say(
     assert_refused(checkpoint, repr(value))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "needs"),
+    [
+        ("Mamba2ForCausalLM", "state-space"),
+        ("NemotronHForCausalLM", "state-space"),
+        ("Qwen3NextForCausalLM", "Gated DeltaNet"),
+        ("DeepseekV3ForCausalLM", "multi-head latent attention"),
+        ("GptOssForCausalLM", "attention sinks"),
+        ("LlavaForConditionalGeneration", "an encoder of pictures"),
+    ],
+)
+def test_architectures_that_need_what_is_missing(
+    checkpoint: Path, architecture: str, needs: str
+) -> None:
+    write_json(checkpoint / "config.json", CONFIG | {"architectures": [architecture]})
+    assert_refused(checkpoint, f"architectures is '{architecture}', which needs ")
+    assert_refused(checkpoint, needs)
+
+
 def rope(**parameters: object) -> dict[str, object]:
     return {"rope_parameters": parameters}
 
@@ -140,9 +159,19 @@ def rope(**parameters: object) -> dict[str, object]:
             ),
             "high_freq_factor 1.0 must be above 2.0",
         ),
-        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True: "),
-        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is True: "),
+        ("qwen2", {"use_sliding_window": 1}, "use_sliding_window must be true or false"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0},
+            "sliding_window must be a",
+        ),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},
+            "layer_types must name one of full_attention, sliding_attention for each of 2 layers",
+        ),
         ("qwen3", {"attention_bias": True}, "attention_bias is True: "),
+        ("qwen2", {"is_causal": False}, "is_causal is False: "),
         ("gptneox", {"hidden_act": "relu"}, "hidden_act is 'relu': the MLP does not use GELU"),
         ("gptneox", {"attention_bias": False}, "attention_bias is False: "),
         ("gptneox", {"tie_word_embeddings": True}, "tie_word_embeddings is True: "),

@@ -22,8 +22,14 @@ int64_t tile_rows(int64_t group) { return std::max<int64_t>(1, kTileQueries / gr
 struct KvRows {
   const std::byte* k;
   const std::byte* v;
-  float* scores;  // nullptr when the policy keeps none
+  float* scores;             // nullptr when the policy keeps none
+  const int32_t* positions;  // nullptr where they are consecutive, from `first` on
+  int32_t first;
   int64_t n;
+
+  int32_t position(int64_t i) const {
+    return positions != nullptr ? positions[i] : first + static_cast<int32_t>(i);
+  }
 };
 
 // |v|_1 in f32, in order; finite whatever v is, so that importances have an order.
@@ -128,11 +134,17 @@ class HeadStep {
 
   KvRows slots(int64_t begin, int64_t end) const {
     const KvRow row = slot_row(cache_, head_, begin);
-    return {keys_.slots + begin * keys_.row_bytes, row.v, row.score, end - begin};
+    return {keys_.slots + begin * keys_.row_bytes,
+            row.v,
+            row.score,
+            head_.positions + begin,
+            0,
+            end - begin};
   }
   KvRows chunk_rows(int64_t begin, int64_t end) const {
     const KvRow row = chunk_row(cache_, head_, chunk_, begin);
-    return {keys_.chunk + begin * keys_.row_bytes, row.v, row.score, end - begin};
+    const int32_t first = segment_.position + static_cast<int32_t>(begin);
+    return {keys_.chunk + begin * keys_.row_bytes, row.v, row.score, nullptr, first, end - begin};
   }
 
   // What was there before the segment's first row, and its rows [0, row].
@@ -243,11 +255,26 @@ class HeadStep {
     }
     for (int64_t h = 0; h < group_; ++h) {
       float* p = work_.logits + (i * group_ + h) * work_.stride;
+      const bool masked = attention_.window > 0 && segment_.n_rows > 1;
+      if (masked) beyond_window(keys, first + i, p, -std::numeric_limits<float>::infinity());
       kernels_.softmax(p, n_visible, attention_.scale);
+      if (masked) beyond_window(keys, first + i, p, 0);  // and not only very small
       for (const KvRows& part : keys) {
         if (part.scores != nullptr) kernels_.add(part.scores, p, part.n);
         p += part.n;
       }
+    }
+  }
+
+  // Sets the elements of p [keys] that are of tokens too old for a row to see. Where a segment is
+  // one row the cache keeps none of them.
+  void beyond_window(const Visible& keys, int32_t row, float* p, float value) const {
+    const int32_t oldest = segment_.position + row - attention_.window + 1;
+    for (const KvRows& part : keys) {
+      for (int64_t i = 0; i < part.n; ++i) {
+        if (part.position(i) < oldest) p[i] = value;
+      }
+      p += part.n;
     }
   }
 

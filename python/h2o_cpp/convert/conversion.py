@@ -12,7 +12,8 @@ from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gptneox import GPTNEOX
-from h2o_cpp.convert.llama import LLAMA, QWEN2, QWEN3
+from h2o_cpp.convert.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
@@ -23,7 +24,7 @@ FAMILIES = {
     "OPTForCausalLM": OPT,
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,  # the first checkpoints of Llama 1
-    "MistralForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
     "GPTNeoXForCausalLM": GPTNEOX,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
@@ -84,14 +85,18 @@ def _family(config: Config) -> Family:
         case [str(name), *_] if name in FAMILIES:
             if config.get("quantization_config") is not None:
                 raise ValueError("config.json: quantization_config: the weights are quantised")
+            if config.get("is_causal") is False:
+                raise ValueError("config.json: is_causal is False: tokens attend to later ones")
             return FAMILIES[name]
+        case [str(name), *_] if needs := missing(name):
+            raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
         case found:
             raise ValueError(
                 f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
             )
 
 
-def _add(writer: GGUFWriter, key: str, value: bool | int | float | str) -> None:
+def _add(writer: GGUFWriter, key: str, value: bool | int | float | str | list[bool]) -> None:
     match value:
         case bool():  # before int, which it is too
             writer.add_bool(key, value)
@@ -101,6 +106,8 @@ def _add(writer: GGUFWriter, key: str, value: bool | int | float | str) -> None:
             writer.add_float32(key, value)
         case str():
             writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
 
 
 def _name(checkpoint: Path, config: Config) -> str:

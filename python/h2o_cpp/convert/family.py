@@ -8,6 +8,9 @@ from typing import NamedTuple
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config
 
+Metadata = dict[str, bool | int | float | str | list[bool]]
+"""Values by key without the architecture, or with `h2o.` for keys of our own."""
+
 Sizes = Mapping[str, int]
 """The sizes of a model by the names that its modules use, such as embd and ff."""
 
@@ -71,10 +74,9 @@ class Family:
     """Starts the HF names of all tensors but the head, or is absent when only the base was saved;
     the names in `tensors` and `ignored` are without it."""
 
-    metadata: Callable[[Config], Mapping[str, bool | int | float | str]]
-    """config.json -> values by key without the architecture, or with `h2o.` for keys of our own;
-    int is written as u32, float as f32. Raises ValueError for a model that the architecture
-    cannot represent."""
+    metadata: Callable[[Config], Metadata]
+    """config.json -> what the file says of the model; int is written as u32, float as f32. Raises
+    ValueError for a model that the architecture cannot represent."""
 
     tensors: Callable[[Config], Iterator[TensorSpec]]
     """config.json -> the tensors to write, in file order."""

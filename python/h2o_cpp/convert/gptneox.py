@@ -7,7 +7,7 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
 from h2o_cpp.convert.rope import rope_metadata, rope_parameters
 
 
@@ -52,7 +52,7 @@ _FIXED = (
 )
 
 
-def _metadata(config: Config) -> dict[str, bool | int | float | str]:
+def _metadata(config: Config) -> Metadata:
     check_fixed("gptneox", config, _FIXED)
     heads = dimension(config, "num_attention_heads")
     activation = config.get("hidden_act", "gelu")

@@ -4,15 +4,16 @@ Llama 1 to 3.2 and Mistral are GGUF architecture `llama`, Qwen2 and 2.5 `qwen2`,
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
 from h2o_cpp.convert.rope import rope_metadata, rope_parameters, rope_tensors
+from h2o_cpp.convert.window import window_of_every_layer, window_of_some_layers
 
 
 class _Variant(NamedTuple):
@@ -25,11 +26,18 @@ class _Variant(NamedTuple):
     """Q, K and V have biases; None: if attention_bias is true, and then so has the output."""
     qk_norm: bool
     """Q and K are normalised per head."""
+    windows: Callable[[Config], Metadata]
+    """The keys of windows of attention."""
 
 
-_LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None, qk_norm=False)
-_QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, qk_norm=False)
-_QWEN3 = _Variant("qwen3", rotates_pairs=False, qkv_bias=False, qk_norm=True)
+def _no_windows(config: Config) -> Metadata:
+    return {}
+
+
+_LLAMA = _Variant("llama", True, qkv_bias=None, qk_norm=False, windows=_no_windows)
+_MISTRAL = _LLAMA._replace(windows=window_of_every_layer)
+_QWEN2 = _Variant("qwen2", False, qkv_bias=True, qk_norm=False, windows=window_of_some_layers)
+_QWEN3 = _Variant("qwen3", False, qkv_bias=False, qk_norm=True, windows=window_of_some_layers)
 
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
@@ -63,10 +71,7 @@ def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
 
 
 # config.json key, the one value (also HF's default) that these files can express, what else means
-_FIXED = (
-    ("hidden_act", "silu", "the MLP does not use SiLU"),
-    ("use_sliding_window", False, "some layers attend only to a window"),
-)
+_FIXED = (("hidden_act", "silu", "the MLP does not use SiLU"),)
 _FIXED_QWEN = (
     ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
     ("mlp_bias", False, "the MLP has biases"),
@@ -90,14 +95,12 @@ def _sizes(config: Config) -> dict[str, int]:
 def _family(variant: _Variant) -> Family:
     name = variant.architecture
 
-    def metadata(config: Config) -> dict[str, bool | int | float | str]:
-        check_fixed(name, config, _FIXED if variant is _LLAMA else _FIXED + _FIXED_QWEN)
+    def metadata(config: Config) -> Metadata:
+        check_fixed(name, config, _FIXED if name == "llama" else _FIXED + _FIXED_QWEN)
         _check_heads(name, config)
-        # Mistral 7B v0.1 was trained with a sliding_window of 4096. As in llama.cpp's converter,
-        # the file does not say so: the model attends to everything (or to what H2O keeps).
         sizes = _sizes(config)
         kv_heads = sizes["kv"] // sizes["head"]
-        values: dict[str, bool | int | float | str] = {
+        values: Metadata = {
             "context_length": dimension(config, "max_position_embeddings"),
             "embedding_length": sizes["embd"],
             "block_count": dimension(config, "num_hidden_layers"),
@@ -110,7 +113,7 @@ def _family(variant: _Variant) -> Family:
         }
         if config.get("head_dim") is not None:
             values["attention.key_length"] = values["attention.value_length"] = sizes["head"]
-        return values | rope_metadata(name, config)
+        return values | rope_metadata(name, config) | variant.windows(config)
 
     def tensors(config: Config) -> Iterator[TensorSpec]:
         sizes = _sizes(config)
@@ -148,4 +151,5 @@ def _check_heads(name: str, config: Config) -> None:
         raise refuse(name, "partial_rotary_factor", partial, "only a part of a head is rotated")
 
 
-LLAMA, QWEN2, QWEN3 = _family(_LLAMA), _family(_QWEN2), _family(_QWEN3)
+LLAMA, MISTRAL = _family(_LLAMA), _family(_MISTRAL)
+QWEN2, QWEN3 = _family(_QWEN2), _family(_QWEN3)

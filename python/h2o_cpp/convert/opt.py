@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, refuse
-from h2o_cpp.convert.family import Family, Module, TensorSpec
+from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
 
 _LAYER_NORM_EPSILON = 1e-5  # PyTorch's default; OPT's config.json has no key for it
 _POSITION_OFFSET = 2  # HF looks position p up in row p + 2; rows 0 and 1 are never used
@@ -36,7 +36,7 @@ _FIXED = (
 )
 
 
-def _metadata(config: Config) -> dict[str, int | float]:
+def _metadata(config: Config) -> Metadata:
     check_fixed("opt", config, _FIXED)
     width = dimension(config, "hidden_size")
     heads = dimension(config, "num_attention_heads")

@@ -11,16 +11,15 @@ import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, dimension, number, refuse
+from h2o_cpp.convert.family import Metadata
 
 _DEFAULT_BASE = 10000.0
 
 
-def rope_metadata(architecture: str, config: Config) -> dict[str, int | float | str]:
+def rope_metadata(architecture: str, config: Config) -> Metadata:
     """The keys rope.freq_base and rope.scaling.*; raises ValueError for an unknown scaling."""
     rope = rope_parameters(config)
-    metadata: dict[str, int | float | str] = {
-        "rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)
-    }
+    metadata: Metadata = {"rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)}
     match rope["rope_type"]:
         case "default" | "llama3":  # llama3 is the tensor of rope_tensors
             return metadata
@@ -72,14 +71,12 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
 
 
-def _yarn(
-    architecture: str, config: Config, rope: Mapping[str, Any]
-) -> dict[str, int | float | str]:
+def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
     for key, expected in (("truncate", True), ("mscale", None), ("mscale_all_dim", None)):
         if rope.get(key, expected) != expected:
             raise refuse(architecture, key, rope[key], "a variant of yarn")
     factor = number(rope, "factor")
-    metadata: dict[str, int | float | str] = {
+    metadata: Metadata = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
         "rope.scaling.original_context_length": dimension(

@@ -86,6 +86,11 @@ RECIPES = {
     "llama_llama3": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_LLAMA3_ROPE)),
     "llama_yarn": Recipe("Llama", 64, 4, 48, options=_gqa(2, **_YARN_ROPE)),
     "mistral": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=None)),
+    "mistral_window": Recipe("Mistral", 32, 4, 64, options=_gqa(2, sliding_window=7)),
+    "qwen2_windows": Recipe(
+        "Qwen2", 32, 4, 56, n_layers=3,
+        options=_gqa(2, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    ),
     "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
     "gptneox_serial_tanh": Recipe(
         "GPTNeoX", 32, 2, 100,

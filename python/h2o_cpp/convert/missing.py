@@ -1,0 +1,30 @@
+"""What models need that neither the converter nor the engine knows, for the errors that say so."""
+
+import re
+
+_STATE = "which have a state instead of a KV cache"
+
+# part of a name in architectures -> what such models need
+_MISSING = {
+    r"Mamba|Jamba|NemotronH|GraniteMoeHybrid|Bamba|FalconH1|Zamba|Plamo2": (
+        f"layers of a state-space model (Mamba), {_STATE}"
+    ),
+    r"Qwen3Next|Qwen3_5|KimiLinear": f"layers of linear attention (Gated DeltaNet), {_STATE}",
+    r"Rwkv|RWKV": f"layers of linear attention (RWKV), {_STATE}",
+    r"Lfm2": f"layers of convolutions, {_STATE}",
+    r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
+        "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
+    ),
+    r"GptOss": "attention sinks and experts in MXFP4",
+    r"Llama4": "attention in chunks and experts with a sigmoid router",
+    r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
+    r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",
+}
+
+
+def missing(architecture: str) -> str | None:
+    """What a model of this Hugging Face class needs that there is not; None if it is not known."""
+    for pattern, needs in _MISSING.items():
+        if re.search(pattern, architecture):
+            return needs
+    return None

@@ -1,0 +1,50 @@
+"""Sliding windows: layers in which a token attends only to itself and to the newest before it."""
+
+from h2o_cpp.convert.config import Config, dimension, flag
+from h2o_cpp.convert.family import Metadata
+
+_KINDS = {"full_attention": False, "sliding_attention": True}
+
+
+def window_of_every_layer(config: Config) -> Metadata:
+    """As Mistral's: where there is a `sliding_window`, every layer has it."""
+    if config.get("sliding_window") is None:
+        return {}
+    return _window(config)
+
+
+def window_of_some_layers(config: Config) -> Metadata:
+    """As Qwen's: none unless `use_sliding_window`; then `layer_types` says which layers have it,
+    or `max_window_layers` how many at the start have not."""
+    if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
+        return {}
+    n_layers = dimension(config, "num_hidden_layers")
+    if config.get("layer_types") is None:
+        first = config.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise ValueError(f"config.json: max_window_layers must be an integer, found {first!r}")
+        slides = [i >= first for i in range(n_layers)]
+    else:
+        slides = sliding_layers(config)
+    window = _window(config) if any(slides) else {}
+    return window | {"attention.sliding_window_pattern": slides} if window else {}
+
+
+def sliding_layers(config: Config) -> list[bool]:
+    """Which layers have a window, as `layer_types` lists them; ValueError unless it does."""
+    kinds = config.get("layer_types")
+    n_layers = dimension(config, "num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= _KINDS.keys():
+        raise ValueError(
+            f"config.json: layer_types must name one of {', '.join(_KINDS)} for each of"
+            f" {n_layers} layers, found {kinds!r}"
+        )
+    return [_KINDS[kind] for kind in kinds]
+
+
+def _window(config: Config) -> Metadata:
+    """Nothing, as of no effect, where it is as long as the longest text."""
+    size = dimension(config, "sliding_window")
+    if size >= dimension(config, "max_position_embeddings"):
+        return {}
+    return {"attention.sliding_window": size}
