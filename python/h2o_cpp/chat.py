@@ -40,7 +40,7 @@ class Chat:
         """Begin a conversation.
 
         system: what the model is told first.
-        template: a Jinja2 chat template; default: the file's own.
+        template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
 
         Raises ValueError if there is no template, or it makes no sense.
         """

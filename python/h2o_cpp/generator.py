@@ -310,7 +310,7 @@ class Generator(Closing):
         """Stream the assistant's reply to `messages`; options as for stream().
 
         messages: the conversation, each a mapping with "role" and "content".
-        template: a Jinja2 chat template; default: the file's own.
+        template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
 
         For a conversation of several turns, Chat keeps the cache from one to the next.
 
@@ -319,7 +319,8 @@ class Generator(Closing):
         return self.stream(self.chat_template(template).tokens(messages), **options)
 
     def chat_template(self, template: str | None = None) -> ChatTemplate:
-        """The file's chat template, or another one for the same vocabulary."""
+        """The file's chat template, or another one for the same vocabulary: its text, or the name
+        of a built-in one."""
         return ChatTemplate(template, self._runtime().tokenizer)
 
     @property

@@ -218,12 +218,24 @@ class TestCommand:
         options = ["-m", tiny_opt, "-n", 3, "--temperature", 0, "--system", "Go"]
         first = run("a\nb\n", *options, "--template", PLAIN)
         assert first[0] == 0
-        assert run("a\nb\n", *options, "--template", f"@{tmp_path / 'plain.jinja'}")[1] == first[1]
+        for given in (tmp_path / "plain.jinja", f"@{tmp_path / 'plain.jinja'}"):
+            assert run("a\nb\n", *options, "--template", given)[1] == first[1]
+
+    def test_a_built_in_template(self, folder: Path, run: Run) -> None:
+        """Also where the file has one, which here is another."""
+        path = script(folder, {"Hi": "Hello!"})
+        same = run("Hi\n", "-m", path, "--threads", 1, "--template", "chatml")
+        assert same[:2] == (0, "Hello!\n")
+        other = run("Hi\n", "-m", path, "--threads", 1, "--chat-template", "vicuna")
+        assert other[0] == 0
+        assert other[1] != "Hello!\n"
 
     def test_a_template_that_is_none(self, tiny_opt: Path, run: Run) -> None:
         status, _, err = run("Hi\n", "-m", tiny_opt, "--template", "plain.jinja")
         assert status == 1
-        assert "not a template; @FILE reads one from a file" in err
+        assert err.startswith("error: --template plain.jinja: there is no such file, and no such ")
+        assert "chatml, gemma, " in err
+        assert run("Hi\n", "-m", tiny_opt, "--template", "@plain.jinja")[0] == 1
 
     def test_reset_and_exit(self, folder: Path, run: Run) -> None:
         path = script(folder, {"Hi": "Hello!", "Bye": "."})
@@ -261,6 +273,14 @@ class TestCommand:
         assert (status, out) == (1, "")
         assert "no chat template" in err
         assert "--template" in err
+
+    def test_of_the_bundled_model(self, run: Run) -> None:
+        status, out, err = run("Hi\n")
+        assert (status, out) == (1, "")
+        assert "bundled model" in err
+        assert "-m MODEL" in err
+        assert err.count("\n") == 1
+        assert run("Hi\n", "--template", "chatml", "-n", 2)[0] == 0
 
     def test_interrupt_stops_the_answer(
         self, tiny_opt: Path, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -172,6 +172,7 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
+            ("chatm", r"template='chatm', expected one of chatml, gemma, .* or Jinja2"),
             ("{% for %}", "is not valid Jinja2"),
             ("{{ raise_exception('No system, please') }}", "No system, please"),
             ("{{ messages[5].content + 'a' }}", "refuses these messages"),

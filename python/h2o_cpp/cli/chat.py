@@ -17,6 +17,7 @@ from h2o_cpp.cli.line_editor import editing, history_file, is_quoted, messages, 
 from h2o_cpp.cli.options import add_generation, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.run import show
+from h2o_cpp.cli.template import add_template
 from h2o_cpp.generation.request import ContextFullError
 
 
@@ -30,11 +31,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="TEXT",
         help="the system prompt (default: nothing)",
     )
-    parser.add_argument(
-        "--template",
-        metavar="TEXT",
-        help="Jinja2 chat template, or @FILE that holds one (default: the model's own)",
-    )
+    add_template(parser)
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
@@ -52,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     A message that cannot be answered, or a command that fails, is an error, and the
     status is 1 at the end; the conversation continues without it.
     """
+    if args.model is BUNDLED_MODEL and args.template is None:
+        raise ValueError(
+            "the bundled model has no chat template, it only continues texts (h2o-cpp run): give a "
+            "model that was trained to converse, by -m MODEL, or a template, by --template NAME"
+        )
     status = 0
     history = None if args.no_history else args.history or history_file()
     with closing(Conversation(args)) as conversation, editing(history, list(COMMANDS)):

@@ -7,13 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def read_template(given: str | None) -> str | None:
-    """A chat template, or that of the file after an @."""
-    if given is None or not given.startswith("@"):
-        return given
-    return read_text(Path(given[1:]))
-
-
 def read_text(file: Path) -> str:
     """The UTF-8 text of a file."""
     try:

@@ -10,9 +10,9 @@ import argparse
 import os
 
 from h2o_cpp import BUNDLED_MODEL
-from h2o_cpp.cli.files import read_template
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, add_sequences, open_generator
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of
 
 
@@ -33,10 +33,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="NAME",
         help="of the model (default: its file's, without .gguf)",
     )
-    server.add_argument(
-        "--template", metavar="TEXT",
-        help="Jinja2 chat template, or @FILE that holds one (default: the model's own)",
-    )  # fmt: skip
+    add_template(server)
     server.add_argument(
         "--api-key", default=os.environ.get("H2O_API_KEY"), metavar="KEY",
         help="that clients must send (default: the environment's H2O_API_KEY, or none)",

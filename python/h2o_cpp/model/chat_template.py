@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.tokenizer import Tokenizer
 
+_EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
+
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+
+
+def is_jinja(text: str) -> bool:
+    """Whether a text is a template, and not the name of one."""
+    return "{{" in text or "{%" in text
 
 
 class ChatTemplate:
@@ -18,17 +26,16 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
-        """`source`: the template; default: the one that the model's file has."""
+        """`source`: the template, or the name of a built-in one; default: the model file's own."""
         source = tokenizer.chat_template if source is None else source
         if source is None:
             raise ValueError(
-                "the model has no chat template (tokenizer.chat_template): give one "
-                "(template=, on the command line --template), or use stream()"
+                "the model has no chat template (tokenizer.chat_template): give the one that it "
+                f"was trained with by template= (--template), {_EXPECTED}; or use stream()"
             )
-        if "{{" not in source and "{%" not in source:
-            raise ValueError(
-                "the chat template has no {{ or {%: not a template; @FILE reads one from a file"
-            )
+        source = BUILTIN_TEMPLATES.get(source, source)
+        if not is_jinja(source):
+            raise ValueError(f"template={source!r}, expected {_EXPECTED}")
         from h2o_cpp.model.jinja_template import JinjaTemplate  # jinja2 takes long to import
 
         self._template = JinjaTemplate(source)

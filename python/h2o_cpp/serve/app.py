@@ -46,7 +46,8 @@ def create_app(
     """An ASGI application that serves a Generator, which is its own while it runs.
 
     name: of the model, as clients ask for it.
-    template: a Jinja2 chat template; default: the file's own. Without any, chats are refused.
+    template: a Jinja2 chat template, or a built-in one's name; default: the file's own. Without
+        any, chats are refused.
     api_key: what clients must have to use /v1.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: the most tokens that a request may ask for; default: n_ctx.
