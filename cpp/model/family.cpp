@@ -51,18 +51,23 @@ constexpr Missing kMissing[] = {
 }  // namespace
 
 const Family& find_family(std::string_view architecture) {
-  std::string names;
-  for (const Family& family : kFamilies) {
+  for (const Family& family : kFamilies)
     if (family.architecture == architecture) return family;
-    names += text(names.empty() ? "" : ", ", family.architecture);
-  }
-  for (const auto& [what, architectures] : kMissing) {
-    if (architectures.find(text(" ", architecture, " ")) == architectures.npos) continue;
+  std::string names;
+  for (std::string_view known : architectures()) names += text(names.empty() ? "" : ", ", known);
+  for (const auto& [what, lacking] : kMissing) {
+    if (lacking.find(text(" ", architecture, " ")) == lacking.npos) continue;
     throw FormatError(text("architecture ", quoted(architecture), " is not supported: it needs ",
                            what, "; supported: ", names));
   }
   throw FormatError(
       text("architecture ", quoted(architecture), " is not supported; supported: ", names));
+}
+
+std::vector<std::string_view> architectures() {
+  std::vector<std::string_view> names;
+  for (const Family& family : kFamilies) names.push_back(family.architecture);
+  return names;
 }
 
 }  // namespace h2o

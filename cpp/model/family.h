@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
 
@@ -27,5 +28,8 @@ struct Family {
 
 // Throws FormatError, listing the families there are, for another architecture.
 const Family& find_family(std::string_view architecture);
+
+// Those that find_family knows.
+std::vector<std::string_view> architectures();
 
 }  // namespace h2o

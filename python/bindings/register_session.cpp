@@ -12,6 +12,7 @@
 
 #include "backend/make_backend.h"
 #include "core/error.h"
+#include "model/family.h"
 #include "model/session.h"
 #include "register.h"
 #include "text/sampler.h"
@@ -150,6 +151,7 @@ Positions positions_named(const std::string& name) {
 }
 
 void register_session(py::module_& m) {
+  m.def("architectures", &architectures, "general.architecture of the models that can be run.");
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
       .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
            py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0)

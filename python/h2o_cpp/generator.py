@@ -71,7 +71,8 @@ class Generator(Closing):
         """Load a model.
 
         path: a GGUF file; a directory that has one, such as a downloaded repository or one in the
-            Hub's cache; or hf://org/name[/file.gguf][@revision], downloaded by the extra `hub`.
+            Hub's cache; the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision],
+            downloaded by the extra `pull`.
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache. "auto": what the file recommends, stored by `h2o-cpp advise`.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from h2o_cpp import Generator, _core
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.background import greedy
+from support.hub import Hub, local_hub
 from support.needs import CUDA, SHARED
 from support.random_search import load_profile
 from support.short_text import TEXT
@@ -18,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytest_plugins = ["support.not_collected"]
 load_profile()
+
+# No test sees the models that somebody pulled.
+os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 
 # A shell's background job ignores it, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -89,3 +95,10 @@ def llama_model(llama: Path) -> _core.Model:
 def shared() -> Path:
     """Checkpoints and texts too large for the repository, where they are to be had."""
     return SHARED
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """The Hugging Face Hub, as far as downloads need it."""
+    with local_hub(tmp_path, monkeypatch) as hub:
+        yield hub

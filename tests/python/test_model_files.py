@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -20,9 +16,7 @@ from h2o_cpp import Generator, capacity
 from h2o_cpp.cli import main
 from h2o_cpp.measure import speed
 from h2o_cpp.model.model_files import find_model
-from support.scripted_opt import scripted_opt
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from support.hub import COMMIT, Hub, at
 
 
 def touch(directory: Path, *names: str) -> Path:
@@ -161,90 +155,6 @@ def test_everything_takes_a_directory(
         assert main([*map(str, arguments)]) == 0, capsys.readouterr().err
 
 
-class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub asks of the Hub for a file, and nothing more."""
-
-    files: dict[str, bytes]
-    asked: list[str]
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, *, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        self.asked.append(f"{self.command} {path}")
-        if not path.startswith(("/api/models/org/name", "/org/name/")):
-            return self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
-        if path.startswith("/api/"):
-            revision = path.removeprefix("/api/models/org/name").removeprefix("/revision/")
-            if revision not in ("", "main", COMMIT):
-                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            siblings = [{"rfilename": name} for name in self.files]
-            info = {"id": "org/name", "sha": COMMIT, "siblings": siblings}
-            return self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
-        revision, _, name = path.removeprefix("/org/name/resolve/").partition("/")
-        if revision not in ("main", COMMIT):
-            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        if name not in self.files:
-            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
-        data = self.files[name]
-        tag = hashlib.sha1(data).hexdigest()
-        return self.send(
-            200, data, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}, with_body=with_body
-        )
-
-    def send(
-        self, status: int, data: bytes, headers: dict[str, str], *, with_body: bool = True
-    ) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body and self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
-    from huggingface_hub import constants
-
-    url = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    """The Hub, at HF_ENDPOINT, with a model, its projector and a split one."""
-    from huggingface_hub import constants
-
-    model = scripted_opt([]).write(tmp_path / "model.gguf").read_bytes()
-
-    class Local(Hub):
-        files = {"README.md": b"#", "small.gguf": model, "mmproj.gguf": b"no model"}  # noqa: RUF012
-        asked: list[str] = []  # noqa: RUF012
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Local)
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    at(endpoint, monkeypatch)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    thread = Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield Local
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 class TestHub:
     def test_is_downloaded_once(self, hub: type[Hub]) -> None:
         paths = []
@@ -322,7 +232,7 @@ class TestHub:
 
     def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(ValueError, match=r"pip install 'h2o-cpp\[hub\]'"):
+        with pytest.raises(ValueError, match=r"pip install 'h2o-cpp\[pull\]'"):
             find_model("hf://org/name")
 
     @pytest.mark.parametrize("source", ["hf://", "hf://name", "hf://org/name/", "hf://a/b/c.bin"])

@@ -19,8 +19,10 @@ from h2o_cpp.cli import (
     generate,
     info,
     inspect,
+    models,
     perplexity,
     plan,
+    pull,
     quantize,
     retrieve,
     run,
@@ -56,6 +58,10 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
     },
     "model files": {
+        "pull": _Command(
+            pull, "download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"
+        ),
+        "models": _Command(models, "list the models that were pulled", "models"),
         "info": _Command(info, "describe a GGUF file", "info model.gguf --memory 4GiB"),
         "convert": _Command(
             convert,

@@ -29,7 +29,7 @@ class Arguments(Protocol):
 
 
 # What find_model takes.
-MODEL = "GGUF file, a directory that has one, or hf://org/name"
+MODEL = "GGUF file, a directory that has one, the name of a pulled model, or hf://org/name"
 
 _MAX_SEQUENCES = 8
 _BUNDLED = "(default: the bundled tiny model)"

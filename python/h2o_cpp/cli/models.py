@@ -1,0 +1,87 @@
+"""List the models that were pulled: those below $H2O_MODELS, by default ~/.cache/h2o-cpp/models.
+
+Every command takes one by its name, or by the beginning of it: -m NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from h2o_cpp import _core
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.model.library import models_directory, pulled_models
+
+
+class Described(NamedTuple):
+    """A model file, in short; `type` has most of its bytes."""
+
+    name: str
+    path: str
+    n_bytes: int
+    architecture: str
+    type: str
+    chat: bool  # whether it has a chat template
+    can_run: bool
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print them as JSON (default: a table)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; a file that cannot be read is an error on stderr, and the status is 1."""
+    status = 0
+    models = []
+    for name, path in pulled_models().items():
+        try:
+            models.append(describe(name, path))
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+    if args.json:
+        print(json.dumps([model._asdict() for model in models], indent=2))
+        return status
+    if not models and status == 0:
+        print(
+            f"no models in {models_directory()}; get one by: h2o-cpp pull hf://OWNER/REPO",
+            file=sys.stderr,
+        )
+    rows = [("NAME", "SIZE", "ARCHITECTURE", "TYPE"), *map(_row, models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if models else ():
+        print(
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    return status
+
+
+def describe(name: str, path: Path) -> Described:
+    """What a model file is; raises OSError and ValueError if it cannot be read."""
+    files = _core.GgufShards(str(path)).files
+    metadata = files[0].metadata()
+    architecture = str(metadata.get("general.architecture", ""))
+    bytes_of: Counter[str] = Counter()
+    for file in files:
+        for _, dtype, _, n_bytes in file.tensors():
+            bytes_of[dtype] += n_bytes
+    return Described(
+        name=name,
+        path=str(path),
+        n_bytes=sum(Path(file.path).stat().st_size for file in files),
+        architecture=architecture,
+        type=bytes_of.most_common(1)[0][0] if bytes_of else "",
+        chat="tokenizer.chat_template" in metadata,
+        can_run=architecture in _core.architectures(),
+    )
+
+
+def _row(model: Described) -> tuple[str, str, str, str]:
+    architecture = model.architecture + ("" if model.can_run else " (cannot be run)")
+    return model.name, mebibytes(model.n_bytes), architecture, model.type

@@ -1,0 +1,52 @@
+"""Download a model from the Hugging Face Hub, for every command to take by its name.
+
+SOURCE is hf://OWNER/REPO, with /FILE or :TYPE where the repository has several models, of which
+Q4_K_M is otherwise taken. An interrupted download continues when it is started again. Models are
+kept in $H2O_MODELS, by default ~/.cache/h2o-cpp/models. Needs the extra `pull`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp import _core
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.models import Described, describe
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.model.library import pulled_models
+from h2o_cpp.model.pull import pull
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="hf://OWNER/REPO[/FILE][:TYPE][@REVISION]")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Download it; the name goes to stdout, all else to stderr."""
+    source = args.source if args.source.startswith("hf:") else f"hf://{args.source}"
+    path = pull(source, _bar)
+    name = next(name for name, found in pulled_models().items() if found == path)
+    model = describe(name, path)
+    print(f"pulled {mebibytes(model.n_bytes)}: {_what_next(model)}", file=sys.stderr)
+    print(name)
+    return 0
+
+
+def _what_next(model: Described) -> str:
+    if model.can_run:
+        return f"h2o-cpp {'chat' if model.chat else 'run'} -m {model.name}"
+    return (
+        f"but its architecture, {model.architecture}, cannot be run here; those that can: "
+        f"{', '.join(_core.architectures())}"
+    )
+
+
+def _bar(name: str, n_bytes: int, there: int) -> tqdm:
+    return tqdm(
+        desc=name, total=n_bytes, initial=there, unit="B", unit_scale=True, unit_divisor=1024,
+        disable=None,
+    )  # fmt: skip

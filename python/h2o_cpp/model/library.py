@@ -1,0 +1,55 @@
+"""The directory of pulled models, and their short names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from h2o_cpp.model.gguf_names import is_model, split_part
+
+
+def models_directory() -> Path:
+    """$H2O_MODELS, or h2o-cpp/models in the user's cache; it need not exist."""
+    if chosen := os.environ.get("H2O_MODELS"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "h2o-cpp" / "models"
+
+
+def pulled_models() -> dict[str, Path]:
+    """The models of the directory by name, in order; of a split one the first file.
+
+    A name is that of the file without .gguf, or the path below the directory where two have it.
+    """
+    root = models_directory()
+    files: dict[str, list[str]] = {}
+    for found in root.rglob("*.gguf"):
+        path = found.relative_to(root).as_posix()
+        part = split_part(path)
+        if is_model(path) and (part is None or part.number == 1):
+            stem = path.removesuffix(".gguf") if part is None else part.stem
+            files.setdefault(stem.rpartition("/")[2], []).append(path)
+    named = {
+        name if len(paths) == 1 else path.removesuffix(".gguf"): root / path
+        for name, paths in files.items()
+        for path in paths
+    }
+    return dict(sorted(named.items(), key=lambda item: item[0].lower()))
+
+
+def find_pulled(name: str) -> Path | None:
+    """The pulled model of this name, or the only one whose name begins so; case is ignored.
+
+    Raises ValueError if several begin so.
+    """
+    models = pulled_models()
+    wanted = name.lower()
+    exact = [
+        path for known, path in models.items() if known.lower() == wanted.removesuffix(".gguf")
+    ]
+    if len(exact) == 1:
+        return exact[0]
+    begun = {known: path for known, path in models.items() if known.lower().startswith(wanted)}
+    if len(begun) > 1:
+        raise ValueError(f"{name}: {len(begun)} pulled models begin so: {', '.join(begun)}")
+    return next(iter(begun.values()), None)
