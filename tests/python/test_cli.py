@@ -14,7 +14,8 @@ import pytest
 
 import h2o_cpp
 from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.cli import main
+from h2o_cpp.cli import llama_cpp_flags, main
+from support.hub import Hub
 
 PROMPT = "The old man"
 SUMMARY = re.compile(
@@ -201,19 +202,45 @@ def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_model_instead_of_a_prompt(
-    tmp_path: Path, tiny_opt: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_opt: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is not continued as a text, unless --prompt or --model say that it is one."""
+    pulled = tmp_path / ".pulled"
+    pulled.mkdir()
+    (pulled / "tiny.gguf").symlink_to(tiny_opt)
+    monkeypatch.setenv("H2O_MODELS", str(pulled))
     file = tmp_path / "stories.gguf"
     file.symlink_to(tiny_opt)
     for command in ("run", "inspect"):
-        for model in (str(file), str(tmp_path), "hf://org/name"):
+        for model in (str(file), str(tmp_path), "hf://org/name", "stories.gguf", "tiny"):
             for more in ([], ["The old man"]):
                 error = usage_error(command, model, *more, capsys=capsys)
                 assert f'h2o-cpp {command} -m {model} "..."' in error
-    for arguments in (["-p", str(file)], [str(file), "-m", str(tiny_opt)], ["none.gguf"]):
+    for arguments in (["-p", "a.gguf"], [str(file), "-m", str(tiny_opt)], ["What is a.gguf"]):
         assert main(["run", *arguments, "-n", "1"]) == 0
         assert ".gguf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", llama_cpp_flags.ANSWERS)
+def test_flags_of_llama_cpp(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([flag], [flag, "1"], [f"{flag}=1"]):
+        error = usage_error("chat", *more, capsys=capsys)
+        assert error.endswith(f"error: {flag} is llama.cpp's: {llama_cpp_flags.ANSWERS[flag]}")
+
+
+def test_gpu_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Accepted, as in so many scripts, and answered."""
+    assert main(["run", PROMPT, "-n", "1", "-ngl", "99"]) == 0
+    assert "-ngl 99 has no effect: --device" in capsys.readouterr().err
+
+
+def test_a_repository_as_in_llama_cpp(hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["-hf", "org/name"], ["--hf-repo=org/name:small"]):
+        assert main(["info", *arguments]) == 0
+        assert "small.gguf: GGUF v3" in capsys.readouterr().out
 
 
 def test_a_prompt_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ REQUIRED = {
     "plan": ["--memory", "1GiB"],
 }
 TEXT_FIRST = ["run", "inspect"]  # their argument by position is a text
-NO_MODEL = ["convert", "completion"]
+NO_MODEL = ["convert", "pull", "models", "completion"]
 DEFAULT = ["chat", "generate", "serve", "bench", *TEXT_FIRST]  # the bundled model
 
 

@@ -16,6 +16,7 @@ from h2o_cpp.cli.argument_types import amount, budget, kv_types, n_ctx, names, s
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Once, Parser
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
 
@@ -364,14 +365,14 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def _is_model(text: str) -> bool:
-    """Whether a text names a model that find_model would find."""
-    if text.startswith("hf://"):
+    """Whether a text, which may be all of a prompt, is rather meant to be a model."""
+    if text.startswith("hf://") or (text.endswith(".gguf") and len(text.split()) == 1):
         return True
     if os.path.isdir(text):
         with suppress(OSError, ValueError):
             find_model(text)
             return True
-    return text.endswith(".gguf") and os.path.isfile(text)
+    return text in pulled_models() or (text.endswith(".gguf") and os.path.isfile(text))
 
 
 class _CacheType(argparse.Action):

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from h2o_cpp.cli.help import Help
+from h2o_cpp.cli.llama_cpp_flags import translate
 
 # Of the parsed arguments and those left over; raises ValueError.
 Check = Callable[[argparse.Namespace, Sequence[str]], None]
@@ -60,6 +61,11 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As ArgumentParser, but arguments that are left over are an error, with a suggestion."""
         words = sys.argv[1:] if args is None else list(args)
+        if self._subparsers is None:  # a command
+            try:
+                words = translate(words, self._option_string_actions)
+            except ValueError as error:
+                self.error(str(error))
         by_option = []
         for positional, option in self._either:
             if _has(words, option.option_strings):

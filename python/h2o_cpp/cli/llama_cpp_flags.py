@@ -1,0 +1,58 @@
+"""Flags of llama.cpp that are none here: what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+_ANSWERS = {
+    "-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive "
+    "-if --interactive-first": "h2o-cpp chat converses, h2o-cpp run continues a text",
+    "-ub --ubatch-size": "prompts are read --n-batch tokens at a time",
+    "-tb --threads-batch": "--threads is of prompts too",
+    "-r --reverse-prompt": "--stop TEXT ends a text before TEXT",
+    "-hff --hf-file": "give the file as -m hf://OWNER/REPO/FILE",
+    "-mu --model-url": "give a file that you downloaded, or -m hf://OWNER/REPO",
+    "--keep --context-shift --no-context-shift": "--hh and --policy say what the cache keeps",
+    "-sm --split-mode -ts --tensor-split -mg --main-gpu": "one device computes all of it: --device",
+    "-fa --flash-attn --mlock --mmap --no-mmap -nkvo --no-kv-offload -kvu --kv-unified "
+    "-cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --warmup --no-warmup "
+    "--metrics --slots --no-slots --props": "there is nothing to choose here; leave it out",
+    "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
+    "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
+    "--mmproj -mm --image": "models read text alone",
+    "--embedding --embeddings --rerank --reranking": "there are texts, no embeddings",
+    "-j --json-schema -jf --json-schema-file --grammar --grammar-file": "only Python has "
+    "constraints (constraint=)",
+    "--mirostat --mirostat-lr --mirostat-ent --typical --typical-p --top-nsigma --dynatemp-range "
+    "--dry-multiplier --xtc-probability --presence-penalty --frequency-penalty --logit-bias "
+    "-l --samplers --sampling-seq": "the samplers are --temperature, --top-k, --top-p, --min-p and "
+    "--repeat-penalty",
+    "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
+    "--yarn-ext-factor --yarn-attn-factor": "rotation is as the file says",
+}
+
+ANSWERS: Final = {flag: answer for flags, answer in _ANSWERS.items() for flag in flags.split()}
+
+_REPOSITORY = ("-hf", "-hfr", "--hf-repo")
+
+
+def translate(words: Sequence[str], known: Container[str]) -> list[str]:
+    """Arguments with -hf OWNER/REPO as -m hf://OWNER/REPO; `known`: the options that there are.
+
+    Raises ValueError for a flag that is not known and has an answer.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    result = list(words)
+    for i, word in enumerate(words[:end]):
+        flag, equals, value = word.partition("=")
+        if flag in known:
+            continue
+        if flag in ANSWERS:
+            raise ValueError(f"{flag} is llama.cpp's: {ANSWERS[flag]}")
+        if flag in _REPOSITORY and "-m" in known:
+            if equals:
+                result[i] = f"--model=hf://{value}"
+            elif i + 1 < end:
+                result[i : i + 2] = ["-m", f"hf://{words[i + 1]}"]
+    return result
