@@ -80,6 +80,32 @@ def test_texts_that_do_not_end_are_cut() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    ("options", "template"),
+    [
+        ([], "none, so chats are refused; --template NAME has one"),
+        (["--template", "chatml"], "chatml"),
+        (["--template", "{{ messages[0].content }}"], "given"),
+    ],
+)
+def test_what_it_says_at_its_start(options: list[str], template: str) -> None:
+    with listening("--max-sequences", "3", *options) as (process, server):
+        assert process.stderr is not None
+        lines = [process.stderr.readline().strip() for _ in range(7)]
+        said = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+        limits = server.ask("/v1/models").json()["data"][0]["h2o"]
+    assert said["model"].startswith(f"{LLAMA}, on cpu")
+    assert said["context"] == f"{limits['n_ctx']} tokens, texts may be longer"
+    assert said["sequences"] == "3 at once"
+    one, full = (limits[key] / 2**20 for key in ("cache_bytes", "full_cache_bytes"))
+    assert said["cache"] == (
+        f"{one:.2f} MiB for each, {3 * one:.2f} MiB in all (full: {3 * full:.2f} MiB)"
+    )
+    assert said["chat template"] == template
+    assert said["page"] == f"http://127.0.0.1:{server.port}"
+    assert said["API"] == f"http://127.0.0.1:{server.port}/v1"
+
+
 def test_a_port_that_is_taken() -> None:
     with listening() as (_, server):
         done = fails("--port", str(server.port))

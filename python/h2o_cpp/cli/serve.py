@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from functools import partial
 
-from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, add_sequences, open_generator
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of
+from h2o_cpp.model.chat_template import is_jinja
 
 
 def add_arguments(parser: Parser) -> None:
@@ -82,5 +86,36 @@ def run(args: argparse.Namespace) -> int:
             max_prompt=args.max_prompt,
             max_body_bytes=bytes_of("max_body", args.max_body),
         )
-        server = Server(app, host=args.host, port=args.port, grace=args.grace)
+        server = Server(
+            app,
+            host=args.host,
+            port=args.port,
+            grace=args.grace,
+            on_start=partial(_tell, generator, args.template),
+        )
         return 0 if server.serve_until_signal() else 1
+
+
+def _tell(generator: Generator, template: str | None, address: str) -> None:
+    """What is served, how much memory its caches have, and where."""
+    stats, n = generator.stats(), generator.max_sequences
+    context = f"{generator.n_ctx} tokens" + (", texts may be longer" if generator.endless else "")
+    if template is None:
+        own = generator.tokenizer.chat_template is not None
+        template = (
+            "the file's own" if own else "none, so chats are refused; --template NAME has one"
+        )
+    elif is_jinja(template):
+        template = "given"
+    rows = {
+        "model": f"{generator.path}, on {stats.backend}",
+        "context": context,
+        "sequences": f"{n} at once",
+        "cache": f"{mebibytes(stats.cache_bytes // n)} for each, {mebibytes(stats.cache_bytes)} in "
+        f"all (full: {mebibytes(stats.full_cache_bytes)})",
+        "chat template": template,
+        "page": address,
+        "API": f"{address}/v1",
+    }
+    for key, value in rows.items():
+        print(f"  {key:13}  {value}", file=sys.stderr)

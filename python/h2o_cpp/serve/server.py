@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 import uvicorn
@@ -20,8 +21,18 @@ class Server(uvicorn.Server):
     Then they are cancelled, and their clients are told so.
     """
 
-    def __init__(self, app: FastAPI, *, host: str, port: int, grace: int) -> None:
-        """port: 0 is a free one. Raises ValueError for numbers out of range."""
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str,
+        port: int,
+        grace: int,
+        on_start: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """port: 0 is a free one; on_start: called with the address, http://HOST:PORT, once it
+        listens. Raises ValueError for numbers out of range.
+        """
         config = uvicorn.Config(
             app,
             host=host,
@@ -32,6 +43,14 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._grace = grace
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_start(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, and end."""
