@@ -16,6 +16,12 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// More tokens than the context has room for. Python: ContextFullError, a ValueError.
+class ContextFull : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 // A file whose content is not what it should be. Python: ValueError.
 class FormatError : public InvalidArgument {
  public:

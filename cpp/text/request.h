@@ -19,12 +19,6 @@ namespace h2o {
 
 class Generation;
 
-// More tokens than the context has room for. Python: ContextFullError, a ValueError.
-class ContextFull : public InvalidArgument {
- public:
-  using InvalidArgument::InvalidArgument;
-};
-
 // Fills `allowed`, a bit for each token of the vocabulary, given all tokens so far. Called by the
 // thread that computes, before the token is chosen; what it throws ends the generation.
 using Constraint =

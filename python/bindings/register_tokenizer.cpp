@@ -44,10 +44,10 @@ py::object token_or_none(int32_t token) {
 }
 
 std::vector<int32_t> encode(const Tokenizer& tokenizer, const py::str& text, bool add_special,
-                            bool parse_special, bool begins) {
+                            bool parse_special, bool begins, std::optional<size_t> most) {
   const std::string_view view = utf8(text);
   const py::gil_scoped_release release;
-  return tokenizer.encode(view, {add_special, parse_special, begins});
+  return tokenizer.encode(view, {add_special, parse_special, begins, most.value_or(SIZE_MAX)});
 }
 
 py::str decode(const Tokenizer& tokenizer, const py::iterable& tokens) {
@@ -92,7 +92,7 @@ void register_tokenizer(py::module_& m) {
       .def(py::init<const GgufFile&, int32_t>(), py::keep_alive<1, 2>(), py::arg("file"),
            py::arg("n_vocab"))
       .def("encode", &encode, py::arg("text"), py::kw_only(), py::arg("add_special"),
-           py::arg("parse_special"), py::arg("begins"))
+           py::arg("parse_special"), py::arg("begins"), py::arg("most"))
       .def("decode", &decode, py::arg("tokens"))
       .def(
           "token_bytes",

@@ -309,7 +309,13 @@ class Sampler:
 class Tokenizer:
     def __init__(self, file: GgufFile, n_vocab: int) -> None: ...
     def encode(
-        self, text: str, *, add_special: bool, parse_special: bool, begins: bool
+        self,
+        text: str,
+        *,
+        add_special: bool,
+        parse_special: bool,
+        begins: bool,
+        most: int | None,
     ) -> list[int]: ...
     def decode(self, tokens: Iterable[int]) -> str: ...
     def token_bytes(self, token: int, *, begins: bool) -> bytes: ...

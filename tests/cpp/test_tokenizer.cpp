@@ -104,6 +104,14 @@ TEST_CASE_FIXTURE(Bundled, "special tokens are read where that is asked for") {
   CHECK(tokenizer.has_text(spelled));
 }
 
+TEST_CASE_FIXTURE(Bundled, "more tokens than asked for are refused") {
+  const std::string sea = "the old man and the sea";
+  const size_t n = tokenizer.encode(sea, {}).size();
+  CHECK(tokenizer.encode(sea, {.most = n}).size() == n);
+  CHECK_THROWS_AS(tokenizer.encode(sea, {.most = n - 1}), ContextFull);
+  CHECK_THROWS_AS(tokenizer.encode(std::string(100000, 'x'), {.most = 10}), ContextFull);
+}
+
 TEST_CASE_FIXTURE(Bundled, "invalid text and tokens are refused") {
   CHECK_THROWS_AS(tokenizer.encode("\xff", kPlain), InvalidArgument);
   CHECK_THROWS_AS(tokenizer.encode("a\xed\xa0\x80", kPlain), InvalidArgument);

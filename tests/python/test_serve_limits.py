@@ -88,7 +88,9 @@ class TestLimits:
         fits = {**SHORT, "user": "x" * 4000}
         assert server.ask("/v1/completions", fits).status == 200
         large = json.dumps({**SHORT, "user": "x" * 5000}).encode()
-        assert server.ask("/v1/completions", large).status == 413
+        answer = server.ask("/v1/completions", large)
+        assert answer.status == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
         chunks = iter([large[:3000], large[3000:]])
         headers = {"Content-Type": "application/json"}

@@ -53,16 +53,20 @@ BytePairs::BytePairs(const GgufFile& file, int32_t n_vocab)
   read_merges(file);
 }
 
-void BytePairs::encode(std::string_view text, bool, std::vector<int32_t>& tokens) const {
+bool BytePairs::encode(std::string_view text, bool, size_t most,
+                       std::vector<int32_t>& tokens) const {
   std::string composed;
   if (pre_.nfc) text = composed = nfc(text);
+  if (exceeds(text.size(), most - std::min(most, tokens.size()))) return false;
   const auto on_text = [&](std::string_view part) {
     pre_.pieces(code_points(part), [&](std::span<const CodePoint> piece) {
+      if (tokens.size() > most) return;
       const uint32_t begin = piece.front().begin;
       encode_piece(part.substr(begin, piece.back().end - begin), tokens);
     });
   };
   split(text, whole_, on_text, [&](int32_t token) { tokens.push_back(token); });
+  return tokens.size() <= most;
 }
 
 void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const {
@@ -112,6 +116,10 @@ void BytePairs::read_bytes() {
     const char c = static_cast<char>(byte);
     byte_tokens_[byte] = by_bytes_.find({&c, 1});
   }
+  if (std::ranges::find(byte_tokens_, -1) != byte_tokens_.end())
+    return;  // of bytes left out there is no end
+  most_bytes_ = 1;
+  for (const std::string& token : texts_) most_bytes_ = std::max(most_bytes_, token.size());
 }
 
 void BytePairs::read_merges(const GgufFile& file) {

@@ -14,7 +14,8 @@ class BytePairs final : public TokenizerModel {
   // Throws FormatError.
   BytePairs(const GgufFile& file, int32_t n_vocab);
 
-  void encode(std::string_view text, bool begins, std::vector<int32_t>& tokens) const override;
+  bool encode(std::string_view text, bool begins, size_t most,
+              std::vector<int32_t>& tokens) const override;
 
  private:
   void read_bytes();

@@ -70,10 +70,11 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   read_pieces();
 }
 
-void SentencePieces::encode(std::string_view text, bool begins,
+bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
                             std::vector<int32_t>& tokens) const {
   const std::string normal = normalised(text, begins);
   const std::string_view view = normal;
+  if (exceeds(view.size(), most - std::min(most, tokens.size()))) return false;
   const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
 
   // User-defined tokens are symbols that do not merge; the others begin as characters.
@@ -113,6 +114,7 @@ void SentencePieces::encode(std::string_view text, bool begins,
     }
     for (const std::string_view piece : parts(text_of(symbol), halves)) put(token_of(piece), piece);
   }
+  return tokens.size() <= most;
 }
 
 // The piece that two symbols, each a piece or -1, are together; -1 if they are none.
@@ -210,7 +212,9 @@ void SentencePieces::read_bytes(const TokenTable& by_text) {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     bytes.push_back(vocabulary.silent(i) ? "" : replaced(texts_[i], kSpace, " "));
   }
-  if (!has_bytes_) return;
+  if (!has_bytes_) return;  // a run of characters without a token is one token, however long
+  most_bytes_ = 1;
+  for (const std::string& piece : texts_) most_bytes_ = std::max(most_bytes_, piece.size());
   const auto n_bytes = std::ranges::count(types_, TokenType::byte);
   for (int byte = 0; byte < 256; ++byte) {
     const int32_t token = by_text.find(byte_piece(byte));

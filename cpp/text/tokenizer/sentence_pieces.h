@@ -14,7 +14,8 @@ class SentencePieces final : public TokenizerModel {
   // Throws FormatError.
   SentencePieces(const GgufFile& file, int32_t n_vocab);
 
-  void encode(std::string_view text, bool begins, std::vector<int32_t>& tokens) const override;
+  bool encode(std::string_view text, bool begins, size_t most,
+              std::vector<int32_t>& tokens) const override;
 
  private:
   // Two pieces that were merged into an unused one, by that one's text.

@@ -29,6 +29,10 @@ std::vector<int32_t> added(bool add, std::string_view name, int32_t token) {
   return {token};
 }
 
+[[noreturn]] void throw_too_many(size_t most) {
+  throw ContextFull(text("the text has more than ", most, " tokens"));
+}
+
 }  // namespace
 
 Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
@@ -47,7 +51,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& opt
   if (options.add_special) tokens = before_;
   bool begins = options.begins;
   const auto on_text = [&](std::string_view part) {
-    kind_->encode(part, begins, tokens);
+    if (!kind_->encode(part, begins, options.most, tokens)) throw_too_many(options.most);
     begins = false;
   };
   const auto on_token = [&](int32_t token) {
@@ -60,6 +64,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& opt
     on_text(text);
   }
   if (options.add_special) tokens.insert(tokens.end(), after_.begin(), after_.end());
+  if (tokens.size() > options.most) throw_too_many(options.most);
   return tokens;
 }
 

@@ -21,13 +21,15 @@ class Tokenizer {
     bool add_special = true;     // with the tokens that the model wants around a text
     bool parse_special = false;  // special tokens that the text spells are those tokens
     bool begins = true;          // it does not continue another text: a space may belong in front
+    size_t most = SIZE_MAX;      // tokens; refusing more takes less time than reading them
   };
 
   // `file` must outlive it. Throws FormatError for a vocabulary of an unknown kind or that is
   // damaged.
   Tokenizer(const GgufFile& file, int32_t n_vocab);
 
-  // Tokens of a text. Throws InvalidArgument unless it is UTF-8.
+  // Tokens of a text. Throws InvalidArgument unless it is UTF-8, and ContextFull for more than
+  // options.most.
   std::vector<int32_t> encode(std::string_view text, const Options& options) const;
 
   // Text of tokens; bytes that are not UTF-8 become U+FFFD. Throws InvalidArgument for a token that

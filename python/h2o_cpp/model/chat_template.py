@@ -42,10 +42,13 @@ class ChatTemplate:
         self._source = source
         self._tokenizer = tokenizer
 
-    def tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant speaks next."""
+    def tokens(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
+        """Tokens of a conversation, up to where the assistant speaks next.
+
+        most: as for Tokenizer.encode.
+        """
         unused = unused_characters([self._source, *_texts(messages)])
-        return self._tokenizer.encode_chat(self._parts(messages, unused))
+        return self._tokenizer.encode_chat(self._parts(messages, unused), most=most)
 
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
         """What follows a reply of the assistant between `before` and `after`, as tokens.

@@ -45,25 +45,32 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = False,
         begins: bool = True,
+        most: int | None = None,
     ) -> list[int]:
         """Tokens of `text`.
 
         add_special: with the tokens that the model wants at the beginning and the end of a text.
         parse_special: special tokens that `text` spells are those tokens instead of text.
         begins: it does not continue another text, so a space may belong in front.
+        most: raise ContextFullError for more tokens, which takes less time than reading them all.
         """
         if not isinstance(text, str):
             raise ValueError(f"text={text!r}, expected a str")
         return self.core.encode(
-            text, add_special=add_special, parse_special=parse_special, begins=begins
+            text, add_special=add_special, parse_special=parse_special, begins=begins, most=most
         )
 
-    def encode_chat(self, parts: Iterable[int | str]) -> list[int]:
-        """A conversation as a template wrote it: begins as a text does, and does not end."""
-        ids = self.encode_parts(parts)
+    def encode_chat(self, parts: Iterable[int | str], *, most: int | None = None) -> list[int]:
+        """A conversation as a template wrote it: begins as a text does, and does not end.
+
+        most: as for encode(), but for the tokens that a text begins with.
+        """
+        ids = self.encode_parts(parts, most=most)
         return ids if ids[:1] == self._beginning else [*self._beginning, *ids]
 
-    def encode_parts(self, parts: Iterable[int | str], *, begins: bool = True) -> list[int]:
+    def encode_parts(
+        self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
+    ) -> list[int]:
         """Tokens of a text given as tokens and texts; begins: it does not continue another."""
         ids: list[int] = []
         for part in parts:
@@ -71,7 +78,8 @@ class Tokenizer:
                 ids.append(part)
                 begins = True
             else:
-                ids += self.encode(part, add_special=False, begins=begins)
+                left = None if most is None else max(most - len(ids), 0)
+                ids += self.encode(part, add_special=False, begins=begins, most=left)
                 begins = False
         return ids
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,13 +18,18 @@ from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve import chat, completions, models
-from h2o_cpp.serve.dependencies import ServiceOf, check_key
+from h2o_cpp.serve.bodies import Bodies, BodyLimits
+from h2o_cpp.serve.dependencies import ServiceOf, bearer
 from h2o_cpp.serve.errors import add_handlers, closed
+from h2o_cpp.serve.guard import Guard
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
+from h2o_cpp.serve.parsing import Api
 from h2o_cpp.serve.responses import ErrorResponse, Health
 from h2o_cpp.serve.service import Service
 
 MAX_BODY_BYTES = 4 * 2**20
+MAX_BODIES_BYTES = 64 * 2**20
+BODY_TIMEOUT = 60
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse},
@@ -42,18 +47,27 @@ def create_app(
     max_tokens: int | None = None,
     max_prompt: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_bodies_bytes: int = MAX_BODIES_BYTES,
+    body_timeout: int = BODY_TIMEOUT,
+    allowed_hosts: Collection[str] = (),
+    cors_origins: Collection[str] = (),
 ) -> FastAPI:
     """An ASGI application that serves a Generator, which is its own while it runs.
 
     name: of the model, as clients ask for it.
     template: a Jinja2 chat template, or a built-in one's name; default: the file's own. Without
         any, chats are refused.
-    api_key: what clients must have to use /v1.
+    api_key: what clients must have to use /v1. Without one, hosts and origins are checked.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: the most tokens that a request may ask for; default: n_ctx.
     max_prompt: the most tokens of a prompt, which matters where generation may be endless; default:
         n_ctx.
     max_body_bytes: of a request.
+    max_bodies_bytes: of all requests in progress, beside bodies of up to 64 KiB.
+    body_timeout: seconds in which a body must arrive.
+    allowed_hosts: names of this server besides local ones and addresses; "*": any name.
+    cors_origins: of web pages that may use it from another origin, as "https://example.org"; "*":
+        of all.
 
     Raises ValueError for options out of range and an invalid template.
     """
@@ -71,7 +85,12 @@ def create_app(
         with service.run():
             yield
 
-    app = FastAPI(
+    limits = BodyLimits(
+        each=check_int("max_body_bytes", max_body_bytes, 1, None),
+        total=check_int("max_bodies_bytes", max_bodies_bytes, 1, None),
+        seconds=check_int("body_timeout", body_timeout, 1),
+    )
+    app = Api(
         title="h2o.cpp",
         version=__version__,
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
@@ -79,18 +98,21 @@ def create_app(
         docs_url=None,  # pages that a browser would load from elsewhere
         redoc_url=None,
         responses=_ERRORS,
-        max_body_size=check_int("max_body_bytes", max_body_bytes, 1, None),
     )
     if api_key == "":
         raise ValueError("api_key is empty, expected a key, or none at all")
-    app.state.service, app.state.api_key = service, api_key
+    app.state.service = service
     registry = CollectorRegistry()
-    app.add_middleware(CountResponses, registry=registry)
+    app.add_middleware(Bodies, limits=limits)
+    app.add_middleware(
+        Guard, api_key=api_key, allowed_hosts=allowed_hosts, cors_origins=cors_origins
+    )
+    app.add_middleware(CountResponses, registry=registry)  # the outermost
     add_handlers(app)
-    dependencies = [] if api_key is None else [Depends(check_key)]
+    dependencies = [] if api_key is None else [bearer]
     for router in (completions.router, chat.router, models.router):
         app.include_router(router, dependencies=dependencies)
-    _add_state(app, service, registry)
+    _add_state(app, service, limits, registry)
     _add_page(app)
     return app
 
@@ -104,9 +126,11 @@ def _add_page(app: FastAPI) -> None:
         return FileResponse(static / "index.html")
 
 
-def _add_state(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+def _add_state(
+    app: FastAPI, service: Service, limits: BodyLimits, registry: CollectorRegistry
+) -> None:
     """Endpoints that compute nothing."""
-    registry.register(EngineCollector(service))
+    registry.register(EngineCollector(service, limits))
 
     @app.get("/health")
     async def health(service: ServiceOf) -> Health:

@@ -8,9 +8,10 @@ from typing import Literal
 from fastapi import APIRouter, Request
 
 from h2o_cpp.serve.dependencies import ServiceOf
-from h2o_cpp.serve.errors import ApiError, refusal
+from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import (
@@ -23,35 +24,37 @@ from h2o_cpp.serve.responses import (
     ChatResponse,
     Usage,
 )
-from h2o_cpp.serve.service import Service, submit_soon
+from h2o_cpp.serve.service import Service
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatResponse, responses=EVENTS)
-async def create_chat_completion(body: ChatRequest, request: Request, service: ServiceOf) -> object:
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatResponse,
+    responses=EVENTS,
+    openapi_extra=body_of(ChatRequest),
+)
+async def create_chat_completion(request: Request, service: ServiceOf) -> object:
     """Answer the last message."""
-    outputs = await submit_soon(request, body, partial(_submit, service, body))
-    return _Chat(service, body, outputs)
+    sent = await request.body()
+    return await service.intake.run(len(sent), partial(_submit, service, sent), quick=False)
 
 
-def _submit(service: Service, body: ChatRequest) -> list[Output]:
-    if service.template is None:
-        raise ApiError(400, "the model has no chat template; use /v1/completions")
+def _submit(service: Service, sent: bytes) -> _Chat:
+    body = parse(ChatRequest, sent)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
-    try:
-        prompt = service.template.tokens([message.plain() for message in body.messages])
-    except ValueError as error:
-        raise refusal(error) from error
-    return service.submit(
-        [prompt],
+    outputs = service.submit(
+        [service.chat_tokens([message.plain() for message in body.messages])],
         body,
         max_tokens=body.max_tokens or body.max_completion_tokens,
         n_top=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    body.messages = []  # they may be long
+    return _Chat(service, body, outputs)
 
 
 class _Chat(GenerationResponse):

@@ -9,31 +9,39 @@ from fastapi import APIRouter, Request
 from h2o_cpp.serve.dependencies import ServiceOf
 from h2o_cpp.serve.logprobs import CompletionTokens
 from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import CompletionRequest
 from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
-from h2o_cpp.serve.service import Service, submit_soon
+from h2o_cpp.serve.service import Service
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=EVENTS)
-async def create_completion(
-    body: CompletionRequest, request: Request, service: ServiceOf
-) -> object:
+@router.post(
+    "/v1/completions",
+    response_model=CompletionResponse,
+    responses=EVENTS,
+    openapi_extra=body_of(CompletionRequest),
+)
+async def create_completion(request: Request, service: ServiceOf) -> object:
     """Continue each prompt."""
-    outputs = await submit_soon(request, body, partial(_submit, service, body))
-    return _Completions(service, body, outputs)
+    sent = await request.body()
+    return await service.intake.run(len(sent), partial(_submit, service, sent))
 
 
-def _submit(service: Service, body: CompletionRequest) -> list[Output]:
-    return service.submit(
+def _submit(service: Service, sent: bytes) -> _Completions:
+    body = parse(CompletionRequest, sent)
+    outputs = service.submit(
         body.prompts(),
         body,
         max_tokens=body.max_tokens,
         n_top=body.logprobs,
         prompt_logprobs=body.echo and body.logprobs is not None,
     )
+    if not body.echo:
+        body.prompt = ""  # it may be long
+    return _Completions(service, body, outputs)
 
 
 class _Completions(GenerationResponse):

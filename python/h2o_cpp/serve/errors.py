@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Send
 
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
+
+_JSON = "application/json"
+_LINGER_SECONDS = 1.0
 
 
 class ApiError(Exception):
@@ -22,6 +27,11 @@ class ApiError(Exception):
         """`status` is HTTP's; `param` the field that it is about."""
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+        self.headers: dict[str, str] = {}
+        if status in (429, 503):
+            self.headers["Retry-After"] = "1"
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
 
     def body(self) -> str:
         """JSON in ASCII: a message may quote what was sent, even half of a surrogate pair."""
@@ -33,7 +43,7 @@ class ApiError(Exception):
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         """The complete response."""
-        return Response(self.body(), self.status, headers, "application/json")
+        return Response(self.body(), self.status, {**self.headers, **(headers or {})}, _JSON)
 
 
 def refusal(error: ValueError) -> ApiError:
@@ -52,19 +62,32 @@ def internal_error() -> ApiError:
     return ApiError(500, "internal error")
 
 
+async def refuse(error: ApiError, receive: Receive, send: Send) -> None:
+    """Answer a request of which the body has not been read, and close the connection.
+
+    What still comes is dropped for a moment before that: closed at once, the connection would be
+    reset, and the client might not get to see the answer.
+    """
+    response = error.response({"Connection": "close"})
+    start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_drop(receive), _LINGER_SECONDS)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop(receive: Receive) -> None:
+    while (await receive()).get("more_body"):
+        pass
+
+
 def add_handlers(app: FastAPI) -> None:
     """Every error becomes an ErrorResponse."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response({"Retry-After": "1"} if error.status == 429 else None)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
-        message = first["msg"] if param is None else f"{param}: {first['msg']}"
-        return ApiError(400, message, param=param).response()
+        return error.response()
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:

@@ -9,14 +9,16 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from h2o_cpp.serve.bodies import BodyLimits
 from h2o_cpp.serve.service import Service
 
 
 class EngineCollector(Collector):
     """The counts of an Engine, read when they are asked for."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, limits: BodyLimits) -> None:
         self._service = service
+        self._limits = limits
 
     def collect(self) -> Iterator[Metric]:
         """Counters begin with the server; gauges are of now."""
@@ -34,6 +36,7 @@ class EngineCollector(Collector):
             ("h2o_sequences", "Sequences", stats.n_sequences),
             ("h2o_cache_bytes", "Allocated for the caches of all sequences", service.cache_bytes),
             ("h2o_full_cache_bytes", "What full caches would take", service.full_cache_bytes),
+            ("h2o_body_bytes", "Sent by requests in progress", self._limits.n_bytes),
         ):
             yield GaugeMetricFamily(name, what, value)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
 
@@ -14,7 +15,10 @@ _Zero = Annotated[float, Field(ge=0, le=0)]
 _One = Annotated[int, Field(ge=1, le=1)]
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
-_Tokens = Annotated[list[_Token], Field(min_length=1)]
+# Lists end at their first error: one is reported, and there may be very many.
+_Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
+
+UNKNOWN_FIELD = "unknown_field"  # the type of that error
 
 _SAMPLING = (
     "temperature",
@@ -39,6 +43,9 @@ class _Schema(BaseModel):
         """Clients send null for what they do not set."""
         if not isinstance(values, dict):
             return values
+        for name in values:
+            if name not in cls.model_fields:
+                raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -80,7 +87,7 @@ class GenerationRequest(_Schema):
     )
 
     user: str | None = Field(None, description="ignored")
-    metadata: dict[str, str] | None = Field(None, description="ignored")
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="ignored")
     store: bool | None = Field(None, description="ignored")
     frequency_penalty: _Zero | None = None
     presence_penalty: _Zero | None = None
@@ -100,9 +107,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
         | _Tokens
-        | Annotated[list[_Tokens], Field(min_length=1)]
+        | Annotated[list[_Tokens], Field(min_length=1, fail_fast=True)]
     ) = Field(description="strings, or token ids")
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(
@@ -131,7 +138,7 @@ class Message(_Schema):
     """A message of the conversation."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
         """As a chat template takes it."""
@@ -143,7 +150,7 @@ class Message(_Schema):
 class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, description="default: as many as may be")
     max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, newer name")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-
-from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.chat_template import ChatTemplate
+from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
+from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
-
-_QUICK_BYTES = 8192  # prompts that are tokenized in less time than another thread would cost
-
-
-async def submit_soon(
-    request: Request, body: GenerationRequest, submit: Callable[[], list[Output]]
-) -> list[Output]:
-    """Submit a request: here, or in a thread where its prompts are long or many."""
-    n_bytes = body.n * len(await request.body())
-    return submit() if n_bytes <= _QUICK_BYTES else await run_in_threadpool(submit)
 
 
 class Service:
     """A Generator under a name, with its limits.
 
     Attributes: `generator`, `name`, `created` (seconds since 1970), `template` (None: no chats),
-    and while run() lasts `engine`.
+    and while run() lasts `engine` and `intake`.
     """
 
     engine: Engine
+    intake: Intake
 
     def __init__(
         self,
@@ -58,9 +47,7 @@ class Service:
         self.created = int(time.time())
         self.max_queue = max_queue
         self.max_tokens = generator.n_ctx if max_tokens is None else max_tokens
-        if max_prompt is None and generator.endless:  # otherwise the context says it
-            max_prompt = generator.n_ctx
-        self.max_prompt = max_prompt
+        self.max_prompt = generator.n_ctx if max_prompt is None else max_prompt
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
             self.template = generator.chat_template(template)
@@ -83,7 +70,8 @@ class Service:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Have an Engine; what it has not finished is cancelled at the end."""
-        with self.generator.engine(max_queue=self.max_queue) as self.engine:
+        self.intake = Intake()
+        with closing(self.intake), self.generator.engine(max_queue=self.max_queue) as self.engine:
             yield
 
     def submit(
@@ -116,7 +104,7 @@ class Service:
             with ExitStack() as unless_all_are_in:
                 outputs: list[Output] = []
                 for given in prompts:
-                    prompt = self._prompt(given)
+                    prompt = self._tokens(given)
                     for i in range(body.n):
                         if body.seed is not None:
                             options["seed"] = body.seed + i
@@ -141,12 +129,32 @@ class Service:
         except RuntimeError as error:
             raise closed() from error
 
-    def _prompt(self, given: str | list[int]) -> list[int]:
-        prompt = self.generator.tokenize(given) if isinstance(given, str) else given
-        if self.max_prompt is not None and len(prompt) > self.max_prompt:
-            n = len(prompt)
-            raise ContextFullError(f"the prompt has {n} tokens, at most {self.max_prompt} here")
+    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation. Raises ApiError."""
+        if self.template is None:
+            raise ApiError(400, "the model has no chat template; use /v1/completions")
+        try:
+            return self.template.tokens(messages, most=self.max_prompt)
+        except ContextFullError:
+            raise self._too_long() from None
+        except ValueError as error:
+            raise refusal(error) from error
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            try:
+                return self.generator.tokenizer.encode(prompt, most=self.max_prompt)
+            except ContextFullError:
+                raise self._too_long() from None
+        if len(prompt) > self.max_prompt:
+            raise self._too_long()
         return prompt
+
+    def _too_long(self) -> ApiError:
+        n_ctx = self.generator.n_ctx
+        limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the most here"
+        message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
+        return ApiError(400, message, code="context_length_exceeded")
 
     def _check_model(self, body: GenerationRequest) -> None:
         if body.model not in (None, self.name):

@@ -79,9 +79,11 @@ class Server(NamedTuple):
         return connection
 
     def metric(self, name: str) -> float:
+        """Of a metric; of labels that have not been counted yet, 0."""
         lines = self.ask("/metrics").body.decode().splitlines()
-        [value] = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-        return float(value)
+        values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+        assert values or "{" in name, f"there is no metric {name}"
+        return float(values[0]) if values else 0
 
 
 @contextmanager

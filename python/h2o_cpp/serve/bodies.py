@@ -1,0 +1,102 @@
+"""What may be sent: bodies are read whole, within limits of bytes and time, before any use."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from h2o_cpp.serve.errors import ApiError, refuse
+
+_SMALL_BYTES = 64 * 2**10  # of bodies that never wait for others: connections bound their number
+
+
+class BodyLimits:
+    """How many bytes may be sent, and in what time.
+
+    Attributes: `each` and `total`, the most bytes of one body and of those of all requests in
+    progress; `seconds`, in which a body must arrive; `n_bytes`, held at the moment.
+    """
+
+    def __init__(self, *, each: int, total: int, seconds: int) -> None:
+        self.each, self.total, self.seconds = each, total, seconds
+        self.n_bytes = 0
+
+
+class Bodies:
+    """ASGI middleware that hands on requests under /v1 with their bodies."""
+
+    def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            return await self._app(scope, receive, send)
+        body = _Body(self._limits)
+        try:
+            try:
+                await self._read(body, scope, receive)
+            except ApiError as error:
+                return await refuse(error, receive, send)
+            await self._app(scope, body.receive_again(receive), send)
+        finally:
+            body.release()
+
+    async def _read(self, body: _Body, scope: Scope, receive: Receive) -> None:
+        seconds = self._limits.seconds
+        try:
+            await asyncio.wait_for(body.read(scope, receive), seconds)
+        except asyncio.TimeoutError:
+            message = f"the body did not arrive within {seconds} s"
+            raise ApiError(408, message, code="timeout") from None
+
+
+class _Body:
+    """One body, which counts as held until it is released."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._parts: list[bytes] = []
+        self._n_bytes = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> None:
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        self._check(int(declared))
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client has left")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            self._check(self._n_bytes + len(part))
+            self._parts.append(part)
+            self._n_bytes += len(part)
+            self._limits.n_bytes += len(part)
+
+    def receive_again(self, receive: Receive) -> Receive:
+        """A receive() that gives the body, and then what comes after it."""
+
+        async def receive_body() -> Message:
+            if not self._parts:
+                return await receive()
+            body = b"".join(self._parts)
+            self._parts = []
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return receive_body
+
+    def release(self) -> None:
+        self._limits.n_bytes -= self._n_bytes
+        self._n_bytes, self._parts = 0, []
+
+    def _check(self, n_bytes: int) -> None:
+        limits = self._limits
+        if n_bytes > limits.each:
+            message = f"the body has more than {limits.each} bytes"
+            raise ApiError(413, message, code="body_too_large")
+        others = limits.n_bytes - self._n_bytes
+        if n_bytes > _SMALL_BYTES and others + n_bytes > limits.total:
+            message = f"requests in progress have sent {others} bytes, at most {limits.total} here"
+            raise ApiError(503, f"{message}; try again later", code="too_many_bytes")

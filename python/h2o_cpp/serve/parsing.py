@@ -1,0 +1,74 @@
+"""From the bytes of a body to a checked request, and how the OpenAPI document describes bodies."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.requests import UNKNOWN_FIELD, ChatRequest, CompletionRequest
+
+# What parsing costs goes by the values in a body, rather than by its bytes. These are more than any
+# conversation or batch of token ids that fits in a context.
+_MOST_MEMBERS = 2**16  # arrays, objects and their names
+_MOST_VALUES = 2**18
+_SCAN_BYTES = 8 * 2**10  # of bodies that are too short to matter
+
+_SCHEMAS = "#/components/schemas/{model}"
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+
+def parse(model: type[_Request], body: bytes) -> _Request:
+    """The request in a body, whatever its Content-Type says. Raises ApiError."""
+    if len(body) > _SCAN_BYTES:
+        _check_counts(body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """What the OpenAPI document says of an endpoint that takes this model."""
+    schema = {"$ref": _SCHEMAS.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+class Api(FastAPI):
+    """An application whose OpenAPI document has the models of bodies."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document."""
+        is_new = self.openapi_schema is None
+        document: dict[str, Any] = super().openapi()
+        if is_new:
+            models: Any = [(model, "validation") for model in (CompletionRequest, ChatRequest)]
+            _, found = models_json_schema(models, ref_template=_SCHEMAS)
+            document["components"]["schemas"] |= found["$defs"]
+        return document
+
+
+def _check_counts(body: bytes) -> None:
+    """Refuses what would take long to parse, without parsing it and mostly without the GIL."""
+    plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    strings = np.logical_xor.accumulate(plain == ord('"'))
+    rest = plain[~strings]
+    if sum(np.count_nonzero(rest == ord(c)) for c in "{[:") > _MOST_MEMBERS:
+        raise ApiError(400, f"the body has more than {_MOST_MEMBERS} arrays, objects and names")
+    if np.count_nonzero(rest == ord(",")) > _MOST_VALUES:
+        raise ApiError(400, f"the body has more than {_MOST_VALUES} values")
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == UNKNOWN_FIELD:
+        place.append(first["ctx"]["name"])
+    param = ".".join(place) or None
+    message = first["msg"] if param is None else f"{param}: {first['msg']}"
+    return ApiError(400, message, param=param)

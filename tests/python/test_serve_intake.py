@@ -1,0 +1,268 @@
+"""What the server does with a request before it generates: in which order, and how much at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.parsing import parse
+from h2o_cpp.serve.requests import ChatRequest, CompletionRequest
+from support.background import PATIENCE, Background
+from support.serving import Server, serving, wait_until
+
+SHORT: dict[str, Any] = {"prompt": "The", "max_tokens": 3, "seed": 1, "ignore_eos": True}
+KEY = "sesame"
+LARGE = 150_000  # bytes of a body that counts as large
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def server(tiny_opt: Path) -> Iterator[Server]:
+    with (
+        Generator(tiny_opt, n_ctx=2048, max_sequences=4, threads=1) as generator,
+        serving(generator, max_body_bytes=2 * LARGE, max_bodies_bytes=3 * LARGE) as server,
+    ):
+        yield server
+
+
+def send(server: Server, head: str, body: bytes = b"") -> socket.socket:
+    """The beginning of a request, to which something may be missing."""
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+    sock.sendall(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + body)
+    return sock
+
+
+def answer_of(sock: socket.socket) -> tuple[http.client.HTTPResponse, Any]:
+    """The response to it, and its JSON; reads until the server closes the connection."""
+    response = http.client.HTTPResponse(sock)
+    response.begin()
+    return response, json.loads(response.read())
+
+
+class TestTheKeyComesFirst:
+    @pytest.fixture
+    def server(self, tiny_opt: Path) -> Iterator[Server]:
+        with (
+            Generator(tiny_opt, threads=1) as generator,
+            serving(generator, api_key=KEY) as server,
+        ):
+            yield server
+
+    @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
+    def test_before_a_body_is_there(self, server: Server, length: str) -> None:
+        """Whoever has no key is answered at once, though the body never comes."""
+        with send(server, f"{length}\r\n") as sock:
+            response, body = answer_of(sock)
+            assert response.status == 401
+            assert body["error"]["code"] == "invalid_api_key"
+            assert response.headers["Connection"] == "close"
+            assert sock.recv(1) == b""  # closed
+        assert server.metric("h2o_body_bytes") == 0
+
+    def test_before_a_body_is_parsed(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        parsed: list[bytes] = []
+        monkeypatch.setattr("h2o_cpp.serve.completions.parse", lambda _, body: parsed.append(body))
+        body = b'{"a":[' + b",".join([b"{}"] * 100_000) + b"]}"
+        assert server.ask(PATH, body).status == 401
+        assert parsed == []
+
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1", "/v1/nothing", "/V1/completions", "/x"])
+    def test_of_every_path_that_is_not_public(self, server: Server, path: str) -> None:
+        assert server.ask(path).status == 401
+        assert server.ask(path, Authorization=f"bearer {KEY}").status in (200, 404)
+
+
+class TestBytesInFlight:
+    def test_in_all(self, server: Server) -> None:
+        """Bodies of which the last byte is missing are held; a third one is one too many."""
+        body = json.dumps({**SHORT, "user": "x" * LARGE}).encode()
+        head = f"Content-Length: {len(body)}\r\n"
+        with send(server, head, body[:-1]) as one, send(server, head, body[:-1]) as other:
+            wait_until(lambda: server.metric("h2o_body_bytes") == 2 * len(body) - 2)
+            refused = server.ask(PATH, body)
+            assert refused.status == 503
+            assert refused.json()["error"]["code"] == "too_many_bytes"
+            assert refused.headers["Retry-After"] == "1"
+            assert server.ask(PATH, SHORT).status == 200  # a small one finds room
+            for sock in (one, other):
+                sock.sendall(body[-1:])
+                assert answer_of(sock)[0].status == 200
+        wait_until(lambda: server.metric("h2o_body_bytes") == 0)
+        assert server.ask(PATH, body).status == 200
+
+    def test_of_clients_that_leave(self, server: Server) -> None:
+        with send(server, "Content-Length: 100000\r\n", b" " * 90_000):
+            wait_until(lambda: server.metric("h2o_body_bytes") == 90_000)
+        wait_until(lambda: server.metric("h2o_body_bytes") == 0)
+
+    def test_of_a_body_without_a_length(self, server: Server) -> None:
+        """It is refused when it has become too long, not when it ends."""
+        chunk = b"%x\r\n" % 100_000 + b" " * 100_000 + b"\r\n"
+        with send(server, "Transfer-Encoding: chunked\r\n", 4 * chunk) as sock:
+            response, body = answer_of(sock)
+            assert response.status == 413
+            assert body["error"]["code"] == "body_too_large"
+
+    def test_that_do_not_come_in_time(self, tiny_opt: Path) -> None:
+        with (
+            Generator(tiny_opt, threads=1) as generator,
+            serving(generator, body_timeout=1) as server,
+            send(server, "Content-Length: 50\r\n", b'{"prompt"') as sock,
+        ):
+            response, body = answer_of(sock)
+            assert response.status == 408
+            assert body["error"]["message"] == "the body did not arrive within 1 s"
+            assert sock.recv(1) == b""
+
+
+def test_two_lengths(server: Server) -> None:
+    """Of which a proxy in front may believe the other one."""
+    head = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
+    with send(server, head, b"0\r\n\r\n") as sock:
+        response, body = answer_of(sock)
+        assert response.status == 400
+        assert "Transfer-Encoding" in body["error"]["message"]
+        assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_whatever_the_content_type(server: Server, content_type: str | None) -> None:
+    """As of `curl -d`, which names another one."""
+    body = json.dumps(SHORT).encode()
+    head = f"Content-Length: {len(body)}\r\n"
+    head += "" if content_type is None else f"Content-Type: {content_type}\r\n"
+    with send(server, head, body) as sock:
+        response, answer = answer_of(sock)
+    assert response.status == 200
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+def many(item: bytes) -> bytes:
+    """A list of them, 4 MB long."""
+    return b"[" + b",".join([item] * (4_000_000 // (len(item) + 1))) + b"]"
+
+
+class TestParsing:
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            (b'{"a":' + many(b"{}") + b"}", "arrays, objects and names"),
+            (b'{"a":' + many(b"[1]") + b"}", "arrays, objects and names"),
+            (b'{"prompt":' + many(b"1") + b"}", "values"),
+            (b'{"prompt":' + many(b'""') + b"}", "values"),
+            (b"{" + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}", "names"),
+            (b"[" * 4_000_000, "arrays"),
+            (b'"' * 4_000_000, "Invalid JSON"),
+            (rb'"\"' * 1_000_000, "Invalid JSON"),
+        ],
+    )
+    def test_takes_memory_by_the_bytes(self, body: bytes, message: str) -> None:
+        """A few times the body, where its values would take 25 times as much."""
+        tracemalloc.start()
+        try:
+            with pytest.raises(ApiError, match=message):
+                parse(CompletionRequest, body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 5 * len(body)
+
+    @pytest.mark.parametrize(
+        ("model", "body"),
+        [
+            (CompletionRequest, {f"x{i}": 0 for i in range(50_000)}),
+            (CompletionRequest, {"prompt": [{}] * 50_000}),
+            (CompletionRequest, {"prompt": [[{}]] * 25_000}),
+            (CompletionRequest, {"prompt": "a", "metadata": {f"x{i}": "" for i in range(50_000)}}),
+            (CompletionRequest, {"prompt": "a", "stop": [0] * 200_000}),
+            (ChatRequest, {"messages": [{}] * 50_000}),
+            (ChatRequest, {"messages": [{"role": "user", "content": [0] * 200_000}]}),
+        ],
+    )
+    def test_reports_one_error_of_many(self, model: Any, body: Any) -> None:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ApiError):
+                parse(model, json.dumps(body).encode())
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 60e6
+
+    @pytest.mark.parametrize("text", ["{[:,", '\\"{[:,', "\\\\", '"', '\\\\"{'])
+    def test_counts_nothing_in_strings(self, text: str) -> None:
+        body = json.dumps({"prompt": text * 80_000, "user": text})
+        assert parse(CompletionRequest, body.encode()).prompt == text * 80_000
+
+    def test_takes_what_fits_in_a_context(self) -> None:
+        tokens = [*range(131_072)]
+        body = json.dumps({"prompt": tokens}).encode()
+        assert parse(CompletionRequest, body).prompt == tokens
+
+
+class Gate:
+    """Stands in for a function: long texts wait in it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.open = threading.Event()
+        self.n_waiting = 0
+
+    def __call__(self, text: Any, **options: Any) -> Any:
+        if len(text) > LARGE // 2:
+            self.n_waiting += 1
+            assert self.open.wait(PATIENCE), "stuck"
+            self.n_waiting -= 1
+        return self._function(text, **options)
+
+
+class TestTokenization:
+    def test_of_large_prompts_one_by_one(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others are answered meanwhile, and what was not refused for its bytes is, for a token."""
+        tokenizer = server.app.state.service.generator.tokenizer
+        gate = Gate(tokenizer.encode)
+        monkeypatch.setattr(tokenizer, "encode", gate)
+        body = {**SHORT, "prompt": "x" * LARGE}
+        n_bytes = len(json.dumps(body))
+        with ExitStack() as cleanup:
+            cleanup.callback(gate.open.set)
+            large = [Background(lambda: server.ask(PATH, body)) for _ in range(2)]
+            wait_until(lambda: server.metric("h2o_body_bytes") == 2 * n_bytes)
+            wait_until(lambda: gate.n_waiting > 0)
+            middling = {**SHORT, "user": "x" * 20_000}
+            for other in [SHORT, middling] * 3:
+                assert server.ask(PATH, other).status == 200
+            assert gate.n_waiting == 1
+        for one in large:
+            answer = one.result()
+            assert answer.status == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+    def test_of_a_prompt_that_is_just_too_long(self, server: Server) -> None:
+        """More bytes than tokens: the tokens count."""
+        n_bytes = 3000
+        prompt = "ship " * (n_bytes // 5)
+        n = len(server.app.state.service.generator.tokenize(prompt))
+        for most, status in ((n, 200), (n - 1, 400)):
+            server.app.state.service.max_prompt = most
+            answer = server.ask(PATH, {**SHORT, "prompt": prompt})
+            assert answer.status == status
+        assert answer.json()["error"] == {
+            "message": f"the prompt has more than {n - 1} tokens, the most here",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "context_length_exceeded",
+        }
