@@ -5,32 +5,83 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
+from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.model.file_lock import lock_file
 
 Row = TypeVar("Row")
 
 _BEGINNING = b'{"index": '  # of every line of output
 
+# The options that a line may have, with the types of their values as JSON has them.
+_LINE_OPTIONS: Mapping[str, tuple[type, ...]] = {
+    "max_tokens": (int,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "min_p": (int, float),
+    "repeat_penalty": (int, float),
+    "repeat_last_n": (int,),
+    "seed": (int,),
+    "stop": (str, list),
+    "ignore_eos": (bool,),
+    "parse_special": (bool,),
+}
+
+
+class Sink(Protocol):
+    """Where texts go; `finished` has the indices of the lines that are there."""
+
+    finished: set[int]
+
+    def write(self, index: int, fields: dict[str, Any]) -> None:
+        """Add a line."""
+
+
+class StdoutOutput(Closing):
+    """Stdout as an output, which begins without any lines."""
+
+    def __init__(self) -> None:
+        self.finished: set[int] = set()
+
+    def write(self, index: int, fields: dict[str, Any]) -> None:
+        """Print a line."""
+        sys.stdout.buffer.write(_line(index, fields))
+        sys.stdout.buffer.flush()
+        self.finished.add(index)
+
+    def close(self) -> None:
+        """Stdout stays open."""
+
 
 class Output(Closing):
     """A file of texts, a JSON object in each line; only whole lines are added.
 
     It belongs to one process at a time. `finished` has the indices of the lines that are there.
+    Beside it, PATH.job has the settings that it was made with.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        allow_other_settings: bool = False,
+    ) -> None:
         """Open or make the file. A last line that is not whole, as a kill leaves it, is cut off.
 
+        settings: what the texts depend on, as JSON.
+
         Raises ValueError for a file that was not written so, which is left as it is, or one that
-        another process is writing.
+        another process is writing, or one that other settings made.
         """
         self._path = path
         self._file = path.open("a+b")
@@ -38,6 +89,8 @@ class Output(Closing):
             lock_file(self._file)
             self._file.seek(0)
             whole, torn = self._read(path)
+            if settings is not None:
+                self._check(settings, allow_other_settings)
             if torn:
                 self._file.truncate(whole)
         except BlockingIOError:
@@ -61,13 +114,31 @@ class Output(Closing):
             whole += len(line)
         return whole, b""
 
+    def _check(self, settings: Mapping[str, Any], allow_other: bool) -> None:
+        """Refuse other settings than those that the lines were made with; remember these."""
+        file = self._path.with_name(f"{self._path.name}.job")
+        now = json.loads(json.dumps(settings))
+        before = _read_settings(file)
+        if self.finished and before is not None and before != now and not allow_other:
+            changed = [
+                f"{name} {before.get(name)!r}, now {now.get(name)!r}"
+                for name in sorted({*before, *now})
+                if before.get(name) != now.get(name)
+            ]
+            raise ValueError(
+                f"{self._path} was made with {'; '.join(changed)}: give another output, or "
+                "--allow-other-options to continue this one nevertheless"
+            )
+        if before != now:
+            with atomic_output(file) as temporary:
+                temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+
     def write(self, index: int, fields: dict[str, Any]) -> None:
         """Add a line, which is in the file when this returns.
 
         Raises OSError, naming the file, where it cannot be, as on a full disk.
         """
-        line = json.dumps({"index": index, **fields}, ensure_ascii=False).encode() + b"\n"
-        rest = memoryview(line)
+        rest = memoryview(_line(index, fields))
         try:
             while rest:  # not through a buffer, which would be written again when it is closed
                 rest = rest[os.write(self._file.fileno(), rest) :]
@@ -82,8 +153,8 @@ class Output(Closing):
 
 def generate_lines(
     generator: Generator,
-    prompts: Path,
-    output: Output,
+    prompts: Iterable[bytes],
+    output: Sink,
     *,
     report: Callable[[int, str], None],
     field: str = "prompt",
@@ -92,10 +163,12 @@ def generate_lines(
 ) -> Iterator[Generation]:
     """Continue the prompt of each line that the output does not have; gives what was written.
 
-    prompts: a JSON object in each line, whose `field` is a text or a list of token ids; its "id",
-        if it has one, is that of the line of output. Empty lines are passed over.
+    prompts: lines, each a JSON object whose `field` is a text or a list of token ids; its "id",
+        if it has one, is that of the line of output. Options of Generator.stream, by their names,
+        are those of this line. Empty lines are passed over.
     report: called for a line that cannot be continued, with its number, from 1, and the reason.
-    seed: the text of a line depends on it and the line's index, from 0, not on the other lines.
+    seed: the text of a line without a seed of its own depends on this one and the line's index,
+        from 0, not on the other lines.
 
     Lines are written as their texts end, so not in their order.
 
@@ -103,17 +176,16 @@ def generate_lines(
     """
     generator.request([0], **options)
 
-    def rows() -> Iterator[tuple[tuple[int, dict[str, Any]], Any, int | None]]:
-        with prompts.open("rb") as file:
-            for index, line in enumerate(file):
-                if index in output.finished or not line.strip():
-                    continue
-                try:
-                    prompt, fields = _parse(line, field)
-                except (ValueError, RecursionError) as error:
-                    report(index + 1, str(error))
-                    continue
-                yield (index, fields), prompt, line_seed(seed, index)
+    def rows() -> Iterator[tuple[tuple[int, dict[str, Any]], Any, StreamOptions]]:
+        for index, line in enumerate(prompts):
+            if index in output.finished or not line.strip():
+                continue
+            try:
+                prompt, fields, own = _parse(line, field)
+            except (ValueError, RecursionError) as error:
+                report(index + 1, str(error))
+                continue
+            yield (index, fields), prompt, {"seed": line_seed(seed, index), **own}
 
     for (index, fields), generation in continue_rows(
         generator, rows(), report=lambda row, reason: report(row[0] + 1, reason), options=options
@@ -124,22 +196,22 @@ def generate_lines(
 
 def continue_rows(
     generator: Generator,
-    rows: Iterable[tuple[Row, Any, int | None]],
+    rows: Iterable[tuple[Row, Any, StreamOptions]],
     *,
     report: Callable[[Row, str], None],
     options: StreamOptions,
 ) -> Iterator[tuple[Row, Generation]]:
-    """Continue rows, each with a prompt and a seed; gives them with their texts as these end.
+    """Continue rows, each with a prompt and options; gives them with their texts as these end.
 
     report: called for a row that cannot be continued, with the reason.
     """
     begun: list[Row] = []
 
     def requests() -> Iterator[Request]:
-        for row, prompt, seed in rows:
-            own: StreamOptions = {**options, "seed": seed}
+        for row, prompt, own in rows:
+            of_row: StreamOptions = {**options, **own}
             try:
-                request = generator.request(prompt, **own)
+                request = generator.request(prompt, **of_row)
             except (ValueError, TypeError) as error:
                 report(row, str(error))
                 continue
@@ -167,8 +239,8 @@ def line_seed(seed: int | None, index: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little")
 
 
-def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any]]:
-    """The prompt, and the fields that the output line takes over."""
+def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]:
+    """The prompt, the fields that the output line takes over, and the line's own options."""
     value = json.loads(line.decode())
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
@@ -176,7 +248,34 @@ def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"it has no {field!r}")
     fields = {"id": value["id"]} if "id" in value else {}
     json.dumps(fields, ensure_ascii=False).encode()  # raises for half a surrogate pair
-    return value[field], fields
+    options = {}
+    for name, types in _LINE_OPTIONS.items():
+        option = value.get(name)
+        if option is None or name == field:
+            continue
+        if type(option) not in types:
+            raise ValueError(
+                f"{name}={option!r}, expected {' or '.join(t.__name__ for t in types)}"
+            )
+        options[name] = option
+    return value[field], fields, cast(StreamOptions, options)
+
+
+def _line(index: int, fields: dict[str, Any]) -> bytes:
+    return json.dumps({"index": index, **fields}, ensure_ascii=False).encode() + b"\n"
+
+
+def _read_settings(file: Path) -> dict[str, Any] | None:
+    """What a job was made with; None if there is no such file. Raises ValueError for another."""
+    try:
+        settings = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: these are not the settings of a job")
+    return settings
 
 
 def _index(line: bytes) -> int | None:

@@ -152,7 +152,7 @@ class TestJson:
     def test_generate(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "in").write_text('{"prompt": "The"}\n\nnonsense\n{"prompt": "It"}\n')
         arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-        assert main(["generate", *arguments, "-n", "2", "--json"]) == 0
+        assert main(["generate", *arguments, "-n", "2", "--json"]) == 1  # a bad line
         document = json.loads(capsys.readouterr().out)
         assert document.pop("seconds") > 0
         assert document == {"written": 2, "found": 0, "bad_lines": 1, "tokens": 4}

@@ -103,7 +103,7 @@ def test_bad_lines_are_reported_and_passed_over(
     )
     output = tmp_path / "out.jsonl"
     for n_written, n_found in ((2, 0), (0, 2)):
-        assert main(arguments(prompts, output, "--field", "question")) == 0
+        assert main(arguments(prompts, output, "--field", "question")) == 1
         *reports, summary = capsys.readouterr().err.splitlines()
         numbers = [int(line.removeprefix(f"{prompts}:").split(":")[0]) for line in reports]
         assert numbers == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
@@ -116,6 +116,148 @@ def test_bad_lines_are_reported_and_passed_over(
     assert reports[1].endswith("it has no 'question'")
     assert reports[3].endswith("it is no JSON object")
     assert reports[8].endswith("token 4096 is not in the vocabulary of 4096")
+
+
+class TestOptionsOfALine:
+    def test_they_are_those_of_its_text(self, tiny_opt: Path, tmp_path: Path) -> None:
+        own: list[dict[str, Any]] = [
+            {"max_tokens": 3},
+            {"temperature": 0, "top_k": 5, "max_tokens": 20},
+            {"seed": 7, "stop": ["e"], "temperature": 1},
+            {"seed": None, "ignore_eos": True},
+        ]
+        lines = [{"prompt": "The old man", **options} for options in own]
+        prompts, output = write(tmp_path / "prompts.jsonl", *lines), tmp_path / "out.jsonl"
+        assert main(arguments(prompts, output)) == 0
+        found = read(output)
+        with Generator(tiny_opt, hh=0.2, n_ctx=200, threads=1) as generator:
+            for n, options in enumerate(own):
+                options = {"max_tokens": 12, "seed": line_seed(5, n)} | {
+                    name: value for name, value in options.items() if value is not None
+                }
+                assert found[n]["text"] == generator.generate("The old man", **options).text
+        assert [found[n]["completion_tokens"] for n in (0, 1)] == [3, 20]
+        assert found[2]["finish_reason"] == "stop"
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_tokens": "3"}, "max_tokens='3', expected int"),
+            ({"ignore_eos": 1}, "ignore_eos=1, expected bool"),
+            ({"top_p": [0.5]}, "top_p=[0.5], expected int or float"),
+            ({"temperature": -1}, "temperature"),
+            ({"seed": -5}, "seed=-5"),
+        ],
+    )
+    def test_wrong_ones_are_a_bad_line(
+        self,
+        tmp_path: Path,
+        options: dict[str, Any],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        prompts = write(tmp_path / "p.jsonl", {"prompt": "a", **options}, {"prompt": "b"})
+        assert main(arguments(prompts, tmp_path / "out.jsonl")) == 1
+        error, summary = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"{prompts}:1: ")
+        assert message in error
+        assert "1 outputs written, 0 already done, 1 bad lines" in summary
+        assert sorted(read(tmp_path / "out.jsonl")) == [1]
+
+
+class TestStandardStreams:
+    def run(self, prompts: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "h2o_cpp", "generate", *OPTIONS, *arguments]
+        return subprocess.run(command, input=prompts.read_bytes(), capture_output=True, check=False)
+
+    def test_a_pipe(self, prompts: Path, tmp_path: Path) -> None:
+        expected, output = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
+        assert main(arguments(prompts, expected)) == 0
+        piped = self.run(prompts, "-i", "-", "-o", "-")
+        assert piped.returncode == 0
+        output.write_bytes(piped.stdout)
+        assert read(output) == read(expected)
+        assert b"[25 outputs written" in piped.stderr
+        assert not (tmp_path / "-").exists()
+
+    def test_stdin_is_resumed(self, prompts: Path, tmp_path: Path) -> None:
+        output = tmp_path / "out.jsonl"
+        for n_written in (25, 0):
+            done = self.run(prompts, "-i", "-", "-o", str(output))
+            assert done.returncode == 0
+            assert f"[{n_written} outputs written".encode() in done.stderr
+
+    def test_bad_lines(self, tmp_path: Path) -> None:
+        done = self.run(write(tmp_path / "p.jsonl", "no JSON"), "-i", "-", "-o", "-")
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.startswith(b"stdin:1: ")
+
+    def test_a_summary_in_json_needs_a_file(
+        self, prompts: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 1
+        assert "--json and the texts of -o -" in capsys.readouterr().err
+
+
+class TestOtherOptions:
+    @pytest.fixture
+    def output(self, prompts: Path, tmp_path: Path) -> Path:
+        """Of a job that was stopped."""
+        output = tmp_path / "out.jsonl"
+        assert main(arguments(prompts, output)) == 0
+        output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:7]))
+        return output
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--temperature", "0"], "temperature 0.8, now 0.0"),
+            (["--hh", "0.3"], "hh 0.2, now 0.3"),
+            (["--hh", "0.3", "--stop", "a"], "hh 0.2, now 0.3; stop [], now ['a']"),
+            (["-s", "6"], "seed 5, now 6"),
+        ],
+    )
+    def test_are_refused(
+        self,
+        prompts: Path,
+        output: Path,
+        options: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        before = output.read_bytes()
+        assert main(arguments(prompts, output, *options)) == 1
+        assert f"{output} was made with {message}: give another" in capsys.readouterr().err
+        assert output.read_bytes() == before
+        assert main(arguments(prompts, output, *options, "--allow-other-options")) == 0
+        assert len(read(output)) == 25
+        assert main(arguments(prompts, output, *options)) == 0  # they are the last ones now
+
+    def test_another_model(
+        self, prompts: Path, output: Path, tiny_opt: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "other.gguf").symlink_to(tiny_opt)
+        assert main(arguments(prompts, output, "-m", str(tmp_path / "other.gguf"))) == 1
+
+    def test_what_does_not_change_the_texts(self, prompts: Path, output: Path) -> None:
+        assert main(arguments(prompts, output, "--max-sequences", "2", "-t", "2")) == 0
+
+    def test_an_output_that_has_no_line_yet(self, prompts: Path, output: Path) -> None:
+        output.write_bytes(output.read_bytes()[:20])  # as a kill leaves it
+        assert main(arguments(prompts, output, "--temperature", "0")) == 0
+        assert main(arguments(prompts, output)) == 1
+
+    def test_an_output_of_before_they_were_remembered(self, prompts: Path, output: Path) -> None:
+        output.with_name("out.jsonl.job").unlink()
+        assert main(arguments(prompts, output, "--temperature", "0")) == 0
+        assert main(arguments(prompts, output)) == 1
+
+    def test_settings_that_are_none(
+        self, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output.with_name("out.jsonl.job").write_text("notes")
+        assert main(arguments(prompts, output)) == 1
+        assert "out.jsonl.job: these are not the settings of a job" in capsys.readouterr().err
 
 
 def test_a_torn_line_is_written_again(prompts: Path, tmp_path: Path) -> None:

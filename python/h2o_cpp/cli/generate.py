@@ -1,17 +1,24 @@
 """Continue many prompts, from a file to a file. A job that was stopped, or killed, resumes when
-it is started again: lines that the output has are not computed again."""
+it is started again: lines that the output has are not computed again.
+
+A line of the input is a JSON object: {"prompt": "The old man", "id": 7, "max_tokens": 50}. Options
+in it, by the names that Python has, are those of the line. Lines that cannot be continued are
+reported and passed over, and the exit status is then 1.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.options import (
     add_generation,
     add_model,
@@ -20,18 +27,32 @@ from h2o_cpp.cli.options import (
     stream_options,
 )
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.jobs import Output, generate_lines
+from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
+
+_STANDARD = Path("-")  # stdin or stdout
+
+# What a text depends on, besides its line and the model.
+_SETTINGS = (
+    *("field", "hh", "recent", "policy", "n_ctx", "positions", "n_batch", "kv_dtype"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
+    *("seed", "stop", "ignore_eos"),
+)
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
-        "-i", "--input", type=Path, required=True, metavar="FILE", help="a JSON object in each line"
-    )
+        "-i", "--input", type=Path, required=True, metavar="FILE",
+        help='a JSON object in each line; "-" is stdin',
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE",
-        help="add a JSON object to FILE for each prompt that is done",
+        help='add a JSON object to FILE for each prompt that is done; "-" is stdout',
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-other-options", action="store_true",
+        help="resume an output that another model or other options made (default: refuse)",
     )  # fmt: skip
     parser.add_argument(
         "--field", default="prompt", metavar="NAME",
@@ -47,26 +68,29 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the output; progress, bad lines and a summary line go to stderr."""
-    with args.input.open("rb") as file:
-        n_lines = sum(bool(line.strip()) for line in file)
+    if args.json and args.output == _STANDARD:
+        raise ValueError("--json and the texts of -o - would both go to stdout: give a file")
+    n_lines = _count_lines(args.input)
+    name = "stdin" if args.input == _STANDARD else args.input
     n_written = n_tokens = n_bad = 0
 
     def report(number: int, reason: str) -> None:
         nonlocal n_bad
         n_bad += 1
-        tqdm.write(f"{args.input}:{number}: {reason}", file=sys.stderr)
+        tqdm.write(f"{name}:{number}: {reason}", file=sys.stderr)
         bar.update()
 
     with (
+        _open_input(args.input) as lines,
         open_generator(args, many=True) as generator,
-        Output(args.output) as output,
+        _open_output(args, generator) as output,
         tqdm(total=n_lines, initial=len(output.finished), unit=" prompts", disable=None) as bar,
     ):
         n_found = len(output.finished)
         started = perf_counter()
         for generation in generate_lines(
             generator,
-            args.input,
+            lines,
             output,
             report=report,
             field=args.field,
@@ -79,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
             bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
             bar.update()
         seconds = perf_counter() - started
+    status = 1 if n_bad else 0
     if args.json:
         document = {
             "written": n_written,
@@ -88,10 +113,33 @@ def run(args: argparse.Namespace) -> int:
             "seconds": seconds,
         }
         print(json.dumps(document))
-        return 0
+        return status
     print(
         f"[{n_written} outputs written, {n_found} already done, {n_bad} bad lines | "
         f"{n_tokens} tokens, {n_tokens / seconds:.0f}/s]",
         file=sys.stderr,
     )
-    return 0
+    return status
+
+
+def _count_lines(path: Path) -> int | None:
+    """How many lines of a file are not empty; None for stdin, which is read once."""
+    if path == _STANDARD:
+        return None
+    with path.open("rb") as file:
+        return sum(bool(line.strip()) for line in file)
+
+
+def _open_input(path: Path) -> AbstractContextManager[Iterable[bytes]]:
+    return nullcontext(sys.stdin.buffer) if path == _STANDARD else path.open("rb")
+
+
+def _open_output(args: argparse.Namespace, generator: Generator) -> Output | StdoutOutput:
+    if args.output == _STANDARD:
+        return StdoutOutput()
+    settings = {name: getattr(args, name) for name in _SETTINGS}
+    return Output(
+        args.output,
+        {"model": generator.path.name, **settings},
+        allow_other_settings=args.allow_other_options,
+    )

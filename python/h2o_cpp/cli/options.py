@@ -54,7 +54,7 @@ def add_generation(parser: Parser) -> None:
 
     sampling = parser.add_argument_group("sampling")
     for name, (aliases, meaning) in _SAMPLING.items():
-        default: int | float = getattr(_core.Sampling(), name)
+        default: int | float = round(getattr(_core.Sampling(), name), 6)  # 0.8, of a 32-bit one
         sampling.add_argument(
             f"--{name.replace('_', '-')}",
             *aliases,

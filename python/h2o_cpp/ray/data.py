@@ -64,12 +64,12 @@ class Continue:
             batch = batch.append_column(name, values)
         return batch
 
-    def _rows(self, batch: pa.Table) -> Iterator[tuple[int, Any, int | None]]:
-        """(row, prompt, seed)"""
+    def _rows(self, batch: pa.Table) -> Iterator[tuple[int, Any, StreamOptions]]:
+        """(row, prompt, options)"""
         prompts = batch[self._field].to_pylist()
         numbers = range(len(prompts)) if self._index is None else batch[self._index].to_pylist()
         for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True)):
-            yield row, prompt, line_seed(self._seed, number)
+            yield row, prompt, {"seed": line_seed(self._seed, number)}
 
 
 def generate(
