@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from h2o_cpp.model.disguise import Disguise, unused_characters
+from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 
 
 class ChatTemplate:
-    """A Jinja2 template, run in a sandbox with what Hugging Face transformers gives it.
+    """A Jinja2 template, run in a process of its own with what Hugging Face transformers gives it.
 
     Only the template's own text makes special tokens; text in messages never does.
     """
@@ -29,8 +30,6 @@ class ChatTemplate:
             raise ValueError(
                 "the chat template has no {{ or {%: not a template; @FILE reads one from a file"
             )
-        from h2o_cpp.model.jinja_template import JinjaTemplate  # jinja2 takes long to import
-
         self._template = JinjaTemplate(source)
         self._source = source
         self._tokenizer = tokenizer
