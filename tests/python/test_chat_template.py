@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from h2o_cpp.model import jinja_template
 from h2o_cpp.model.chat_template import ChatTemplate
 from support.chatty import CHATML, user
+from support.needs import LINUX
 from support.vocabularies import byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
 
@@ -47,6 +51,12 @@ ZEPHYR = """{% for message in messages %}
 {{ '<|assistant|>' }}
 {% endif %}
 {% endfor %}"""
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 START, STOP = 258, 259  # of ChatML
 CHATML_VOCABULARY = byte_pairs(("<|im_start|>", 3), ("<|im_end|>", 3))
@@ -210,6 +220,87 @@ class TestTemplates:
         monkeypatch.setattr(jinja_template, "_MAX_SECONDS", 0.1)
         with pytest.raises(ValueError, match=r"takes more than 0\.1 seconds"):
             self.render(source)
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("{% for a in [1] %}" * 25 + "{% endfor %}" * 25, "is not valid Jinja2: too many"),
+            ("{{ messages[0].content | truncate(-5) }}", "refuses these messages: expected length"),
+            ("{% set a = %}", "is not valid Jinja2"),
+            ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "is not valid Jinja2: maximum recursion"),
+            ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses these messages"),
+            ("{{ '{:z}'.format('a') }}", "refuses these messages"),
+            ("{{ 9 ** 99999 }}", "is not valid Jinja2: Exceeds the limit"),
+        ],
+    )
+    def test_errors_of_python(self, source: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            self.render(source)
+
+    @LINUX  # which can limit the memory of a process
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ '%1000000000d' % 1 }}",
+            "{{ 'x' * 10 ** 9 }}",
+            "{{ 'x' | center(10 ** 9) }}",
+            "{{ '{:>1000000000}'.format(1) }}",
+            "{{ [0] * 10 ** 9 }}",
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
+            "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
+        ],
+    )
+    def test_that_take_memory(self, source: str) -> None:
+        """It is refused, and the next one has all it needs."""
+        before = resident_bytes()
+        with pytest.raises(ValueError, match="takes more than 256 MiB of memory"):
+            self.render(source)
+        assert resident_bytes() - before < 2**26
+        assert self.render("{{ messages[0].content * 1000 }}") == "a" * 1000
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ [1] | slice(10 ** 10) | list }}",
+            "{{ 10 ** 100000000 % 7 }}",
+            "{{ range(10 ** 5) | map('center', 10 ** 4) | list | length }}",
+        ],
+    )
+    def test_that_take_long_in_one_operation(
+        self, source: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jinja_template, "_MAX_SECONDS", 0.1)
+        with pytest.raises(ValueError, match=r"takes more than|refuses these messages"):
+            self.render(source)
+
+    def test_messages_that_are_not_json(self) -> None:
+        template = ChatTemplate("{{ messages[0].content }}", tokenizer(byte_pairs()))
+        with pytest.raises(ValueError, match="messages are not JSON: Object of type set"):
+            template.tokens([{"role": "user", "content": {1}}])
+
+    def test_a_process_that_has_ended(self) -> None:
+        """As by the system where memory is short: another one takes over."""
+        assert self.render("{{ 1 }}") == "1"
+        for worker in jinja_template._Worker._idle:
+            worker._process.kill()
+            worker._process.wait()
+        assert self.render("{{ 2 }}") == "2"
+
+    def test_at_once(self) -> None:
+        """From several threads, and from one that is interrupted by itself."""
+        source = "{% for i in range(3000) %}{{ messages[0].content }}{% endfor %}"
+        with ThreadPoolExecutor(4) as pool:
+            texts = [*pool.map(lambda i: self.render(source, str(i)), range(10, 30))]
+        assert texts == [str(i) * 3000 for i in range(10, 30)]
+        assert len(jinja_template._Worker._idle) <= 2
+
+    def test_without_an_interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In a frozen application they run in its own process."""
+        monkeypatch.setattr(jinja_template, "_HAS_INTERPRETER", False)
+        assert self.render("{{ messages[0].content }}") == "a"
+        with pytest.raises(ValueError, match="is not valid Jinja2"):
+            self.render("{% for %}")
 
     @pytest.mark.parametrize(
         "source",

@@ -266,3 +266,23 @@ class TestTokenization:
             "param": None,
             "code": "context_length_exceeded",
         }
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content | truncate(-5) }}", "expected length"),
+        ("{{ messages[0].content * 10 ** 9 }}", "takes more than"),
+        ("{{ raise_exception('No.') }}", "No."),
+    ],
+)
+def test_templates_that_fail(tiny_opt: Path, template: str, message: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "A ship?"}], "max_tokens": 2}
+    with (
+        Generator(tiny_opt, threads=1) as generator,
+        serving(generator, template=template) as server,
+    ):
+        answer = server.ask("/v1/chat/completions", chat)
+        assert answer.status == 400
+        assert message in answer.json()["error"]["message"]
+        assert server.ask(PATH, SHORT).status == 200

@@ -43,6 +43,14 @@ def add_arguments(parser: Parser) -> None:
         help="that clients must send (default: the environment's H2O_API_KEY, or none)",
     )  # fmt: skip
     server.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME",
+        help="a name under which clients reach it; * is any (default: local names and addresses)",
+    )  # fmt: skip
+    server.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN",
+        help="of web pages elsewhere that may use it; * is any (default: none)",
+    )  # fmt: skip
+    server.add_argument(
         "--grace", type=int, default=30, metavar="SECONDS",
         help="time to finish what is being generated at shutdown (default: %(default)s)",
     )  # fmt: skip
@@ -64,6 +72,27 @@ def add_arguments(parser: Parser) -> None:
     limits.add_argument(
         "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
     )
+    limits.add_argument(
+        "--max-bodies", default="64MiB", metavar="SIZE",
+        help="of all requests in progress (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-connections", type=int, metavar="N",
+        help="at once (default: 512, or half of the files that may be open)",
+    )  # fmt: skip
+    for name, seconds, what in (
+        ("header", 10, "for the headers of a request to arrive"),
+        ("body", 60, "for its body to arrive"),
+        ("write", 60, "in which a client must take something of its answer"),
+    ):
+        limits.add_argument(
+            f"--{name}-timeout", type=int, default=seconds, metavar="SECONDS",
+            help=f"{what} (default: %(default)s)",
+        )  # fmt: skip
+    limits.add_argument(
+        "--keep-alive", type=int, default=5, metavar="SECONDS",
+        help="that a connection may be idle between requests (default: %(default)s)",
+    )  # fmt: skip
     add_cache(parser)
     add_machine(parser, resident=True)
 
@@ -85,12 +114,20 @@ def run(args: argparse.Namespace) -> int:
             max_tokens=args.max_tokens,
             max_prompt=args.max_prompt,
             max_body_bytes=bytes_of("max_body", args.max_body),
+            max_bodies_bytes=bytes_of("max_bodies", args.max_bodies),
+            body_timeout=args.body_timeout,
+            allowed_hosts=args.allowed_host,
+            cors_origins=args.cors_origin,
         )
         server = Server(
             app,
             host=args.host,
             port=args.port,
             grace=args.grace,
+            max_connections=args.max_connections,
+            header_timeout=args.header_timeout,
+            write_timeout=args.write_timeout,
+            keep_alive=args.keep_alive,
             on_start=partial(_tell, generator, args.template),
         )
         return 0 if server.serve_until_signal() else 1

@@ -7,6 +7,7 @@ from typing import Any
 
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.disguise import Disguise, unused_characters
+from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
@@ -20,7 +21,7 @@ def is_jinja(text: str) -> bool:
 
 
 class ChatTemplate:
-    """A Jinja2 template, run in a sandbox with what Hugging Face transformers gives it.
+    """A Jinja2 template, run in a process of its own with what Hugging Face transformers gives it.
 
     Only the template's own text makes special tokens; text in messages never does.
     """
@@ -36,8 +37,6 @@ class ChatTemplate:
         source = BUILTIN_TEMPLATES.get(source, source)
         if not is_jinja(source):
             raise ValueError(f"template={source!r}, expected {_EXPECTED}")
-        from h2o_cpp.model.jinja_template import JinjaTemplate  # jinja2 takes long to import
-
         self._template = JinjaTemplate(source)
         self._source = source
         self._tokenizer = tokenizer

@@ -1,31 +1,27 @@
-"""Runs chat templates by Jinja2: in a sandbox, for a limited time and to a limited size."""
+"""Runs chat templates by Jinja2: in a sandbox, in a process that can be stopped."""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import subprocess
+import sys
 import threading
-import time
-from datetime import datetime
-from typing import Any, NoReturn
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from h2o_cpp.model import template_worker
 
-_MAX_CHARACTERS = 1 << 24  # of a rendered conversation
-_MAX_SECONDS = 10.0  # that rendering one takes
+_MAX_SECONDS = 10.0  # that loading or rendering a template takes
+_MAX_MEMORY = 1 << 28  # bytes of the process, where the system can limit them
+_TOO_MUCH_MEMORY = f"the chat template takes more than {_MAX_MEMORY >> 20} MiB of memory"
+_MOST_IDLE = 2  # processes that wait for the next template
 
-# What running a template on messages that it does not expect can raise.
-_ERRORS = (
-    TemplateError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    RecursionError,
-)
+# In an application that was frozen into one file there is no interpreter to start.
+_HAS_INTERPRETER = bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 class JinjaTemplate:
@@ -35,79 +31,131 @@ class JinjaTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        """Raises ValueError if it is not Jinja2."""
-        try:
-            self._environment = _Environment()
-            parsed = self._environment.parse(source)
-            self.literals = {str(constant.value) for constant in parsed.find_all(nodes.Const)}
-            self._template = self._environment.from_string(_with_checks(parsed))
-        except (TemplateError, RecursionError) as error:
-            raise ValueError(f"the chat template is not valid Jinja2: {error}") from None
+        """Raises ValueError if it is not Jinja2, or takes too long to compile."""
+        self._source = source
+        self.literals: set[str] = set(_ask(source, None)["literals"])
 
     def render(self, **variables: Any) -> str:
-        """The text; raises ValueError if the template refuses, or makes too much or too slowly."""
-        pieces: list[str] = []
-        size = 0
-        self._environment.begin()
-        try:
-            for piece in self._template.generate(**variables):
-                pieces.append(piece)
-                size += len(piece)
-                if size > _MAX_CHARACTERS:
-                    raise ValueError(
-                        f"the chat template makes more than {_MAX_CHARACTERS} characters"
-                    )
-        except _ERRORS as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
-        return "".join(pieces)
+        """The text; raises ValueError if the template refuses, or takes or makes too much.
+
+        variables: what JSON can say.
+        """
+        text: str = _ask(self._source, variables)["text"]
+        return text
 
 
-class _Generation(Extension):
-    """{% generation %}, by which templates for training mark what the assistant says."""
+def _ask(source: str, variables: dict[str, Any] | None) -> Any:
+    request = {"source": source, "variables": variables}
+    ask = _Worker.take().ask if _HAS_INTERPRETER else template_worker.answer
+    answer = ask(request)
+    if "error" in answer:
+        raise ValueError(answer["error"] or _TOO_MUCH_MEMORY)
+    return answer
 
-    tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+class _Worker:
+    """A process that runs templates, one at a time."""
 
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """What templates run in. It knows how long they have been at it, in each thread."""
+    _idle: list[_Worker] = []  # noqa: RUF012 - of all threads: taking and giving back is atomic
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        """Start it. Raises OSError."""
+        folders = {str(Path(_origin(name)).parents[1]) for name in ("jinja2", "markupsafe")}
+        command = [sys.executable, "-I", "-S", template_worker.__file__]
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(
+            [*command, json.dumps(sorted(folders)), str(_MAX_MEMORY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it
         )
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._deadline = threading.local()
+        try:
+            self._receive()
+        except EOFError:
+            self.end()
+            raise RuntimeError(f"{sys.executable} does not run chat templates") from None
+        except BaseException:
+            self.end()
+            raise
 
-    def begin(self) -> None:
-        self._deadline.at = time.monotonic() + _MAX_SECONDS
+    @classmethod
+    def take(cls) -> _Worker:
+        """One that has nothing to do; it is the caller's, to ask once."""
+        while True:
+            try:
+                worker = cls._idle.pop()
+            except IndexError:
+                return cls()
+            if worker._owner != os.getpid():  # of the process that this one was forked from
+                worker._process.returncode = 0
+            elif worker._process.poll() is None:
+                return worker
+            else:
+                worker.end()
 
-    def check(self) -> None:
-        if time.monotonic() > self._deadline.at:
-            raise TemplateError(f"it takes more than {_MAX_SECONDS:g} seconds")
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Its answer. Raises ValueError where there is none, which ends it."""
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(_MAX_SECONDS, stop)
+        timer.daemon = True
+        answer = None
+        try:
+            timer.start()
+            self._send(request)
+            answer = self._receive()
+        except (EOFError, OSError):
+            slow = f"the chat template takes more than {_MAX_SECONDS:g} seconds"
+            raise ValueError(slow if late.is_set() else _TOO_MUCH_MEMORY) from None
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"messages are not JSON: {error}") from None
+        finally:
+            timer.cancel()
+            if answer is None or answer.get("error", "") is None:
+                self.end()
+            else:
+                self._keep()
+        return answer
+
+    def _keep(self) -> None:
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(self)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Stop it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # of what it has not read
+                pipe.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        template_worker.write(self._process.stdin, request)
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        return template_worker.read(self._process.stdout)
 
 
-def _with_checks(template: nodes.Template) -> nodes.Template:
-    """The template, which looks at the time in each round of a loop and call of a macro."""
-    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
-        *template.find_all(nodes.For),
-        *template.find_all(nodes.Macro),
-        *template.find_all(nodes.CallBlock),
-    ]
-    for block in blocks:
-        check = nodes.Call(nodes.EnvironmentAttribute("check"), [], [], None, None)
-        block.body.insert(0, nodes.ExprStmt(check, lineno=block.lineno))
-    return template
+def _origin(module: str) -> str:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{module} is not installed, which chat templates need")
+    return spec.origin
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+@atexit.register
+def _end_idle() -> None:
+    while _Worker._idle:
+        worker = _Worker._idle.pop()
+        if worker._owner == os.getpid():
+            worker.end()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
@@ -107,6 +108,13 @@ def create_app(
     app.add_middleware(
         Guard, api_key=api_key, allowed_hosts=allowed_hosts, cors_origins=cors_origins
     )
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     app.add_middleware(CountResponses, registry=registry)  # the outermost
     add_handlers(app)
     dependencies = [] if api_key is None else [bearer]

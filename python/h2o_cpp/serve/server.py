@@ -6,11 +6,19 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from h2o_cpp.model.arguments import check_int
+from h2o_cpp.serve.connection import Connection, Connections
+
+MAX_CONNECTIONS = 512
+HEADER_TIMEOUT = 10
+WRITE_TIMEOUT = 60
+KEEP_ALIVE = 5
 
 _TO_SEND_SECONDS = 5  # what is left for clients that read slowly
 
@@ -28,15 +36,39 @@ class Server(uvicorn.Server):
         host: str,
         port: int,
         grace: int,
+        max_connections: int | None = None,
+        header_timeout: int = HEADER_TIMEOUT,
+        write_timeout: int = WRITE_TIMEOUT,
+        keep_alive: int = KEEP_ALIVE,
         on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """port: 0 is a free one; on_start: called with the address, http://HOST:PORT, once it
-        listens. Raises ValueError for numbers out of range.
+        """Listen when serve_until_signal() says so.
+
+        port: 0 is a free one.
+        max_connections: at once; default: 512, or half of the files that may be open if that is
+            less.
+        header_timeout: seconds in which the headers of a request must arrive.
+        write_timeout: seconds in which a client must take something of what is sent to it.
+        keep_alive: seconds that a connection may be idle between two requests.
+        on_start: called with the address, http://HOST:PORT, once it listens.
+
+        Raises ValueError for numbers out of range.
         """
+        if max_connections is None:
+            max_connections = _default_connections()
+        connections = Connections(
+            most=check_int("max_connections", max_connections, 1),
+            head_seconds=check_int("header_timeout", header_timeout, 1),
+            write_seconds=check_int("write_timeout", write_timeout, 1),
+        )
+        protocol: Any = partial(Connection, all_of_them=connections)
         config = uvicorn.Config(
             app,
             host=host,
             port=check_int("port", port, 0, 65535),
+            http=protocol,
+            ws="none",
+            timeout_keep_alive=check_int("keep_alive", keep_alive, 1),
             server_header=False,
             timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
         )
@@ -70,3 +102,13 @@ class Server(uvicorn.Server):
         await asyncio.sleep(self._grace)
         engine = self._app.state.service.engine
         await asyncio.to_thread(engine.close)  # which waits for a step
+
+
+def _default_connections() -> int:
+    """So many that files are left for everything else."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MAX_CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, files // 2)

@@ -87,10 +87,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(generator: Generator, *, grace: int = 0, **options: Any) -> Iterator[Server]:
-    """Serve it under the name "tiny"."""
+def serving(
+    generator: Generator, *, listen: dict[str, Any] | None = None, **options: Any
+) -> Iterator[Server]:
+    """Serve it under the name "tiny"; listen: arguments of the process, options: of the app."""
     app = create_app(generator, name="tiny", **options)
-    server = Process(app, host="127.0.0.1", port=0, grace=grace)
+    server = Process(app, **{"host": "127.0.0.1", "port": 0, "grace": 0, **(listen or {})})
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started or not thread.is_alive())

@@ -1,0 +1,174 @@
+"""What runs chat templates, in a process of its own: jinja2, in a sandbox, with limits.
+
+python -I -S template_worker.py FOLDERS_OF_JINJA2 MEMORY_BYTES
+
+It imports nothing of the package. Each message, in and out, is its length in eight bytes and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import jinja2
+
+MOST_CHARACTERS = 1 << 24  # of a rendered conversation
+
+_CPU_SECONDS = 60.0  # of one template, where nobody is left to end this process
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of {"source": ..., "variables": ...}.
+
+    Without variables {"literals": [...]}, the constants in the template as text; with them
+    {"text": ...}; or {"error": ...}, a sentence. {"error": None}: memory ran out.
+    """
+    try:
+        template, literals = _load(request["source"])
+    except MemoryError:
+        return {"error": None}
+    except Exception as error:  # jinja2's own, and Python's of what jinja2 compiles to
+        return {"error": f"the chat template is not valid Jinja2: {_message(error)}"}
+    if request["variables"] is None:
+        return {"literals": literals}
+    try:
+        return {"text": _render(template, request["variables"])}
+    except _TooLongError:
+        return {"error": f"the chat template makes more than {MOST_CHARACTERS} characters"}
+    except MemoryError:
+        return {"error": None}
+    except Exception as error:
+        return {"error": f"the chat template refuses these messages: {_message(error)}"}
+
+
+class _TooLongError(Exception):
+    pass
+
+
+@lru_cache(maxsize=8)
+def _load(source: str) -> tuple[jinja2.Template, list[str]]:
+    from jinja2 import nodes
+
+    environment = _environment()
+    parsed = environment.parse(source)
+    literals = {str(constant.value) for constant in parsed.find_all(nodes.Const)}
+    return environment.from_string(source), sorted(literals)
+
+
+def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    size = 0
+    for piece in template.generate(**variables):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_CHARACTERS:
+            raise _TooLongError
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    """With what Hugging Face transformers gives its templates."""
+    from jinja2 import ext, sandbox
+
+    class Generation(ext.Extension):
+        """{% generation %}, by which templates for training mark what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+        def parse(self, parser: Any) -> Any:
+            """Its content."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    made = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _message(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def write(file: IO[bytes], message: Any) -> None:
+    """Send a message."""
+    data = json.dumps(message).encode()
+    file.write(struct.pack("<Q", len(data)) + data)
+    file.flush()
+
+
+def read(file: IO[bytes]) -> Any:
+    """The next message. Raises EOFError where there is none."""
+    head = file.read(8)
+    if len(head) < 8:
+        raise EOFError
+    data = file.read(size := struct.unpack("<Q", head)[0])
+    if len(data) < size:
+        raise EOFError
+    return json.loads(data)
+
+
+def _limit_memory(most: int) -> None:
+    """Where the system can: not on Windows, and on macOS without effect."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time() -> None:
+    """Of the processor, from now on."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        most = math.ceil(time.process_time() + _CPU_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+
+
+def main() -> None:
+    """Answer messages until there are no more."""
+    folders, memory = sys.argv[1:]
+    sys.path += json.loads(folders)
+    _environment()  # imports jinja2 before its limits hold
+    _limit_memory(int(memory))
+    incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    write(outgoing, {"ready": True})
+    try:
+        while True:
+            request = read(incoming)
+            _limit_time()
+            write(outgoing, answer(request))
+            del request
+    except MemoryError:
+        sys.exit("there is not enough memory")
+    except EOFError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Whose browser may use a server without a key: hosts, origins, and CORS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from support.serving import Answer, Server, serving
+
+SHORT: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 2}
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+
+
+@contextmanager
+def small_server(**options: Any) -> Iterator[Server]:
+    with Generator(LLAMA, threads=1) as generator, serving(generator, **options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with small_server(
+        allowed_hosts=["h2o.example.org"], cors_origins=["https://chat.example.org"]
+    ) as server:
+        yield server
+
+
+def ask(server: Server, **headers: str) -> Answer:
+    return server.ask("/v1/completions", SHORT, **headers)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *["localhost", "LOCALHOST:8000", "localhost.:8000", "a.localhost", "127.0.0.1:8000"],
+        *["127.1.2.3", "[::1]:8000", "192.168.1.5:8000", "0.0.0.0:8000", "gpu-box", "gpu-box:80"],
+        *["gpu.local", "model.default.svc.cluster.local", "h2o.example.org", "H2O.example.org:8"],
+    ],
+)
+def test_hosts_that_no_website_has(server: Server, host: str) -> None:
+    assert ask(server, Host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *["example.org", "evil.example.org:8000", "h2o.example.org.evil.com", "localhost.evil.com"],
+        *["127.0.0.1.nip.io", "127.0.0.1@evil.com", "evil.com#localhost", "[::1", "", "a..b"],
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/", "/metrics", "/openapi.json"])
+def test_names_that_a_website_can_point_here(server: Server, host: str, path: str) -> None:
+    answer = server.ask(path, SHORT if path.startswith("/v1") else None, Host=host)
+    assert answer.status == 403
+    assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *["http://localhost:3000", "http://127.0.0.1", "http://[::1]:5173", "tauri://localhost"],
+        *["http://gpu-box:8000", "https://gpu-box:8000"],  # what the page itself has
+        *["https://h2o.example.org", "https://chat.example.org"],
+    ],
+)
+def test_origins_that_are_ours(server: Server, origin: str) -> None:
+    assert ask(server, Host="gpu-box:8000", Origin=origin).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *[
+            "https://example.org",
+            "http://chat.example.org",
+            "http://gpu-box",
+            "null",
+            "",
+            "file://",
+        ],
+        *["http://203.0.113.5", "http://gpu-box:8000.evil.com", "http://localhost.evil.com"],
+    ],
+)
+def test_origins_elsewhere(server: Server, origin: str) -> None:
+    """A form of any website can send such a request, and does not have to see the answer."""
+    answer = ask(server, Host="gpu-box:8000", Origin=origin, **{"Content-Type": "text/plain"})
+    assert answer.status == 403
+    assert answer.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_a_key_decides_alone() -> None:
+    """Behind a proxy with a name of its own, say."""
+    with small_server(api_key="sesame") as server:
+        elsewhere = {"Host": "example.org", "Origin": "https://other.example.org"}
+        assert ask(server, **elsewhere).status == 401
+        assert ask(server, **elsewhere, Authorization="Bearer sesame").status == 200
+
+
+def test_any() -> None:
+    with small_server(allowed_hosts=["*"]) as server:
+        assert ask(server, Host="example.org", Origin="https://other.example.org").status == 200
+
+
+class TestCors:
+    def test_of_an_origin_that_is_allowed(self, server: Server) -> None:
+        origin = "https://chat.example.org"
+        before = server.ask(
+            "/v1/completions",
+            method="OPTIONS",
+            Origin=origin,
+            **{
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization,content-type",
+            },
+        )
+        assert before.status == 200
+        assert before.headers["Access-Control-Allow-Origin"] == origin
+        assert "authorization" in before.headers["Access-Control-Allow-Headers"]
+        assert ask(server, Origin=origin).headers["Access-Control-Allow-Origin"] == origin
+        # Errors can be read, too.
+        wrong = server.ask("/v1/completions", {"x": 1}, Origin=origin)
+        assert (wrong.status, wrong.headers["Access-Control-Allow-Origin"]) == (400, origin)
+
+    def test_of_others(self, server: Server) -> None:
+        answer = ask(server, Origin="http://localhost:3000")
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+    def test_before_the_key(self) -> None:
+        """Browsers ask whether they may send a key without sending it."""
+        with small_server(api_key="sesame", cors_origins=["*"]) as server:
+            asked = {"Origin": "https://a.org", "Access-Control-Request-Method": "POST"}
+            assert server.ask("/v1/completions", method="OPTIONS", **asked).status == 200
+            answer = ask(server, Origin="https://a.org", Authorization="Bearer sesame")
+            assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
