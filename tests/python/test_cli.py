@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import h2o_cpp
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli import llama_cpp_flags, main
+from h2o_cpp.model.stored_budget import store_budget
 from support.hub import Hub
 
 PROMPT = "The old man"
@@ -284,8 +286,70 @@ def test_info(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(document["tensors"]) == 100
     with Generator(tiny_opt, n_ctx=1000, hh=0.2) as generator:
         stats = generator.stats()
-    assert document["cache of 1000 tokens, full"] == stats.full_cache_bytes
-    assert document["cache of 1000 tokens, hh=0.2"] == stats.cache_bytes
+    assert document["cache"] == {
+        "n_tokens": 1000,
+        "full": stats.full_cache_bytes,
+        "hh_20": stats.cache_bytes,
+    }
+    assert "budget" not in document
+
+
+def test_info_has_the_stored_budget(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    store_budget(tiny_opt, path, hh=0.25, policy="mean", n_ctx=512, loss=0.0123)
+    assert main(["info", str(path)]) == 0
+    expected = "--hh auto is 0.25 by mean, which costs 1.23% at 512 tokens"
+    assert re.search(rf"^  budget +{re.escape(expected)}$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["info", str(path), "--json"]) == 0
+    budget = json.loads(capsys.readouterr().out)["budget"]
+    assert budget == {"hh": 0.25, "policy": "mean", "n_ctx": 512, "loss": 0.0123}
+
+
+def names_in(value: object) -> Iterator[str]:
+    """The keys of JSON objects, but not of a GGUF file's metadata."""
+    if isinstance(value, dict):
+        yield from value
+        value = [item for key, item in value.items() if key != "metadata"]
+    if isinstance(value, list):
+        for item in value:
+            yield from names_in(item)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "MODEL", "--memory", "1GiB"],
+        ["run", "The", "-m", "MODEL", "-n", "2"],
+        ["generate", "-m", "MODEL", "-i", "LINES", "-o", "OUT", "-n", "2"],
+        ["advise", "MODEL", "TEXT", "-c", "128"],
+        ["perplexity", "MODEL", "TEXT", "-c", "128", "--budget", "0.5", "--policy", "h2o"],
+        ["retrieve", "MODEL", "--budget", "0.5", "--length", "128"],
+        ["plan", "MODEL", "--memory", "1GiB", "-p", "64", "-n", "16"],
+        ["models"],
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_keys_of_json_are_identifiers(
+    arguments: list[str],
+    tiny_opt: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "lines").write_text('{"prompt": "The"}\n')
+    (tmp_path / "text").write_text("The old man went down to the sea with his son. " * 40)
+    (tmp_path / "tiny.gguf").symlink_to(tiny_opt)
+    monkeypatch.setenv("H2O_MODELS", str(tmp_path))
+    files = {
+        "MODEL": tiny_opt,
+        **{name: tmp_path / name.lower() for name in ("LINES", "TEXT", "OUT")},
+    }
+    assert main([*(str(files.get(word, word)) for word in arguments), "--json"]) == 0
+    names = set(names_in(json.loads(capsys.readouterr().out)))
+    assert len(names) > 3
+    assert [name for name in names if not name.isidentifier()] == []
 
 
 def test_info_of_a_vocabulary_alone(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,6 +260,17 @@ def test_command_line(
         f"wrote tiny-Q8_0.gguf ({sizes[0]:.2f} MiB)\nwrote named.gguf ({sizes[1]:.2f} MiB)\n"
     )
 
+    named = ["convert", str(checkpoint), "-o", "named.gguf"]
+    assert main(named) == 1
+    assert capsys.readouterr().err == (
+        "error: named.gguf: the file exists already (--force replaces it)\n"
+    )
+    assert (
+        main(["convert", str(checkpoint), "-o", "named.gguf", "--outtype", "f32", "--force"]) == 0
+    )
+    assert read_metadata(tmp_path / "named.gguf")["general.file_type"] == 0
+    capsys.readouterr()
+
     assert main(["convert", "nowhere"]) == 1
     assert capsys.readouterr().err == "error: nowhere: no such directory\n"
     with pytest.raises(SystemExit, match="2"):

@@ -301,6 +301,27 @@ def test_outputs_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> Non
     assert_refused(checkpoint, "unknown outtype 'q4_k'", outtype="q4_k")
 
 
+def test_an_output_that_is_an_input(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever name."""
+    weights = checkpoint / "model.safetensors"
+    before = weights.read_bytes()
+    monkeypatch.chdir(checkpoint)
+    (tmp_path / "hard.gguf").hardlink_to(weights)
+    (tmp_path / "soft.gguf").symlink_to(weights)
+    (checkpoint / "beside.gguf").hardlink_to(weights)
+    names = [weights, Path("model.safetensors"), Path("beside.gguf"), checkpoint / "config.json"]
+    for output in (*names, tmp_path / "hard.gguf", tmp_path / "soft.gguf"):
+        with pytest.raises(ValueError, match="a file of the checkpoint") as error:
+            convert(checkpoint, output)
+        assert str(error.value).startswith(f"{output}: the output is ")
+    assert weights.read_bytes() == before
+    Path("beside.gguf").unlink()
+    for _ in range(2):  # one that lies beside its inputs is none of them
+        convert(checkpoint, Path("beside.gguf"))
+
+
 def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
     """Every truncation is noticed; a changed byte of the header is noticed or harmless."""
     path = tmp_path / "model.safetensors"

@@ -37,6 +37,22 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert types(output)["blk.0.ffn_up.weight"] == "Q4_K"
 
 
+def test_a_file_is_replaced_only_on_demand(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.gguf"
+    output.write_text("mine")
+    (tmp_path / "link.gguf").symlink_to(output)
+    for path in (output, tmp_path / "link.gguf"):
+        status, err = run_cli(capsys, source, path, "Q8_0")
+        assert status == 1
+        assert err == f"error: {path}: the file exists already (--force replaces it)\n"
+    assert output.read_text() == "mine"
+    assert run_cli(capsys, source, output, "Q8_0", "--force")[0] == 0
+    assert types(output)["blk.0.ffn_up.weight"] == "Q8_0"
+    assert "the output is the input" in run_cli(capsys, source, source, "Q8_0", "--force")[1]
+
+
 def test_errors_are_one_sentence(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

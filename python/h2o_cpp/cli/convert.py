@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import add_force
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.convert import OUTTYPES, convert
 
@@ -32,6 +33,7 @@ def add_arguments(parser: Parser) -> None:
         default="f16",
         help="type of the weight matrices (default: %(default)s)",
     )
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,6 +41,6 @@ def run(args: argparse.Namespace) -> int:
     checkpoint: Path = args.checkpoint
     outtype: str = args.outtype
     output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")
-    convert(checkpoint, output, outtype)
+    convert(checkpoint, output, outtype, overwrite=args.force)
     print(f"wrote {output} ({mebibytes(output.stat().st_size)})", file=sys.stderr)
     return 0

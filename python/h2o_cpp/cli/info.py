@@ -15,9 +15,11 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
+from h2o_cpp.model.stored_budget import HH, LOSS, N_CTX, POLICY
 
 _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000
+_BUDGETS = {"full": None, "hh_20": 0.2}  # to compare, by name
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     metadata, tensors = file.metadata(), file.tensors()
     summary = dict(summarise(metadata, tensors))
     if args.memory is not None:
-        summary |= dict(_capacities(path, metadata, args.memory))
+        summary["sequences"] = {
+            "memory": args.memory,
+            "n_ctx": metadata.get(f"{metadata.get('general.architecture')}.context_length"),
+            **{name: capacity(path, args.memory, hh=hh) for name, hh in _BUDGETS.items()},
+        }
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:
         names = ("name", "type", "shape", "bytes")
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     count = metadata.get("split.count", 1)
     part = f", file {metadata.get('split.no', 0) + 1} of {count}" if count != 1 else ""
     print(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
-    _print_table({key: _text(key, value) for key, value in summary.items()})
+    _print_table({key.replace("_", " "): _text(key, value) for key, value in summary.items()})
     if args.metadata:
         print("\nmetadata")
         _print_table({key: json.dumps(value) for key, value in short.items()})
@@ -65,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def summarise(
     metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
 ) -> Iterator[tuple[str, Any]]:
-    """What there is to say, by name; keys that the file lacks are left out."""
+    """What there is to say, by names that are identifiers; what the file lacks is left out."""
     architecture = metadata.get("general.architecture", "")
 
     def of_model(key: str) -> Any:
@@ -74,36 +80,47 @@ def summarise(
     found = {
         "name": metadata.get("general.name"),
         "architecture": architecture,
-        "context length": of_model("context_length"),
+        "context_length": of_model("context_length"),
         "layers": of_model("block_count"),
         "width": of_model("embedding_length"),
-        "feed-forward width": of_model("feed_forward_length"),
+        "feed_forward_width": of_model("feed_forward_length"),
         "heads": of_model("attention.head_count"),
         "kv_heads": of_model("attention.head_count_kv") or of_model("attention.head_count"),
         "tokenizer": metadata.get("tokenizer.ggml.model"),
-        "pre-tokenizer": metadata.get("tokenizer.ggml.pre"),
+        "pre_tokenizer": metadata.get("tokenizer.ggml.pre"),
         "tokens": len(metadata.get("tokenizer.ggml.tokens", ())) or None,
-        "chat template": "tokenizer.chat_template" in metadata,
+        "chat_template": "tokenizer.chat_template" in metadata,
+        "budget": _budget(metadata),
     }
     yield from ((key, value) for key, value in found.items() if value not in (None, ""))
     yield "parameters", sum(prod(shape) for _, _, shape, _ in tensors)
     yield "bytes", sum(nbytes for *_, nbytes in tensors)
     yield "types", dict(Counter(dtype for _, dtype, _, _ in tensors))
     if shape := ModelShape.of_metadata(metadata):
-        for name, hh in (("full", None), ("hh=0.2", 0.2)):
-            policy = budget_policy(hh, None, _CACHE_TOKENS)
-            yield (
-                f"cache of {_CACHE_TOKENS} tokens, {name}",
-                slab_bytes(
-                    shape, policy, n_ctx=_CACHE_TOKENS, kv_dtype="f16", positions="original"
-                ),
-            )
+        yield (
+            "cache",
+            {
+                "n_tokens": _CACHE_TOKENS,
+                **{
+                    name: slab_bytes(
+                        shape,
+                        budget_policy(hh, None, _CACHE_TOKENS),
+                        n_ctx=_CACHE_TOKENS,
+                        kv_dtype="f16",
+                        positions="original",
+                    )
+                    for name, hh in _BUDGETS.items()
+                },
+            },
+        )
 
 
-def _capacities(file: str, metadata: Mapping[str, Any], memory: str) -> Iterator[tuple[str, int]]:
-    n_ctx = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    for name, hh in (("full", None), ("hh=0.2", 0.2)):
-        yield f"sequences of {n_ctx} tokens in {memory}, {name}", capacity(file, memory, hh=hh)
+def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the file recommends for --hh auto; None: nothing."""
+    if HH not in metadata:
+        return None
+    keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS}
+    return {name: metadata.get(key) for name, key in keys.items()}
 
 
 def mebibytes(n: int) -> str:
@@ -112,8 +129,16 @@ def mebibytes(n: int) -> str:
 
 
 def _text(key: str, value: Any) -> str:
-    if key == "bytes" or key.startswith("cache"):
+    if key == "bytes":
         return mebibytes(value)
+    if key == "cache":
+        full, small = mebibytes(value["full"]), mebibytes(value["hh_20"])
+        return f"{full} for {value['n_tokens']} tokens, {small} with --hh 0.2"
+    if key == "sequences":
+        what = f"of {value['n_ctx']} tokens in {value['memory']}"
+        return f"{value['full']:,} {what}, {value['hh_20']:,} with --hh 0.2"
+    if key == "budget":
+        return _budget_text(**value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -121,6 +146,15 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{n} {dtype}" for dtype, n in value.items())
     return str(value)
+
+
+def _budget_text(hh: object, policy: object, n_ctx: object, loss: object) -> str:
+    """What --hh auto takes, and what that was found to cost."""
+    text = f"--hh auto is {hh:g}" if isinstance(hh, float) else f"--hh auto is {hh!r}"
+    text += f" by {policy}" if policy is not None else ""
+    if isinstance(loss, float):
+        text += f", which costs {loss:.2%}" + (f" at {n_ctx} tokens" if n_ctx is not None else "")
+    return text
 
 
 def _print_table(rows: Mapping[str, str]) -> None:

@@ -306,6 +306,13 @@ def add_threads(parser: Arguments) -> None:
     )
 
 
+def add_force(parser: Arguments) -> None:
+    """Add --force, of a command that writes one file."""
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file if it exists (default: refuse)"
+    )
+
+
 def add_csv(parser: Arguments) -> None:
     """Add --csv, the file for write_csv."""
     parser.add_argument(

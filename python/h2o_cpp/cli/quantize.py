@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_threads
+from h2o_cpp.cli.options import add_force, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.quantize import MIXES, quantize
 
@@ -28,6 +28,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="take tensors that are already quantised to fewer than 8 bits (default: refuse them)",
     )
+    add_force(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         args.type,
         threads=args.threads,
         allow_requantize=args.allow_requantize,
+        overwrite=args.force,
     )
     print(f"wrote {args.output} ({mebibytes(args.output.stat().st_size)})", file=sys.stderr)
     return 0

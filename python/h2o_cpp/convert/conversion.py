@@ -17,7 +17,7 @@ from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.atomic import atomic_output, check_absent
 
 # config.json's architectures[0] -> family; a new family is a file beside opt.py and a row here.
 FAMILIES = {
@@ -39,7 +39,14 @@ OUTTYPES = {
 }
 
 
-def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: bool = True) -> None:
+def convert(
+    checkpoint: Path,
+    output: Path,
+    outtype: str = "f16",
+    *,
+    overwrite: bool = True,
+    progress: bool = True,
+) -> None:
     """Converts the checkpoint in a directory to the GGUF file `output`.
 
     `outtype` (f32, f16, bf16, q8_0) is the type of the weight matrices; norms, biases and learned
@@ -48,14 +55,19 @@ def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: b
     file that was there is untouched. `progress` shows a bar when stderr is a terminal.
 
     Raises FileNotFoundError when the checkpoint, one of its files or the directory of `output`
-    does not exist, ValueError for an unknown `outtype` and for a checkpoint that is damaged or
-    that GGUF cannot represent.
+    does not exist, FileExistsError when there is a file `output`, unless `overwrite`, and
+    ValueError for an unknown `outtype`, for an `output` that is a file of the
+    checkpoint, by whatever name, and for a checkpoint that is damaged or that GGUF cannot
+    represent.
     """
     if outtype not in OUTTYPES:
         raise ValueError(f"unknown outtype {outtype!r}; choose from {', '.join(OUTTYPES)}")
     weight_type, file_type = OUTTYPES[outtype]
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"{checkpoint}: no such directory")
+    _check_output(output, checkpoint)
+    if not overwrite:
+        check_absent(output)
     config = read_json(checkpoint / "config.json")
     family = _family(config)
     metadata = family.metadata(config)
@@ -78,6 +90,15 @@ def convert(checkpoint: Path, output: Path, outtype: str = "f16", *, progress: b
             _add(writer, key if key.startswith("h2o.") else f"{family.architecture}.{key}", value)
         vocabulary.write(writer)
         _write_tensors(writer, tensors, progress)
+
+
+def _check_output(output: Path, checkpoint: Path) -> None:
+    """Refuse to replace what is read; a GGUF file that lies beside it is not."""
+    if not output.exists():
+        return
+    for file in checkpoint.iterdir():
+        if file.suffix != ".gguf" and file.is_file() and file.samefile(output):
+            raise ValueError(f"{output}: the output is {file}, a file of the checkpoint")
 
 
 def _family(config: Config) -> Family:

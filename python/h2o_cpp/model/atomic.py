@@ -29,3 +29,9 @@ def atomic_output(output: Path) -> Iterator[Path]:
         if error.errno is None:  # as numpy's of a short write
             raise OSError(f"{output}: could not be completed; is the disk full?") from error
         raise OSError(error.errno, os.strerror(error.errno), str(output)) from None
+
+
+def check_absent(output: Path) -> None:
+    """Raises FileExistsError if `output` would replace a file."""
+    if output.is_file() or output.is_symlink():
+        raise FileExistsError(f"{output}: the file exists already (--force replaces it)")

@@ -15,7 +15,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.atomic import atomic_output
+from h2o_cpp.model.atomic import atomic_output, check_absent
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
@@ -85,6 +85,7 @@ def quantize(
     *,
     threads: int | None = None,
     allow_requantize: bool = False,
+    overwrite: bool = True,
     progress: bool = True,
 ) -> None:
     """Writes the model `source` to `output` with its matrices quantised.
@@ -99,7 +100,8 @@ def quantize(
 
     Raises FileNotFoundError when `source` or the directory of `output` does not exist, ValueError
     for an unknown type, for a file that is damaged or has weights that are not finite, and for
-    weights that are already quantised to fewer than 8 bits, unless `allow_requantize`.
+    weights that are already quantised to fewer than 8 bits, unless `allow_requantize`; and
+    FileExistsError when there is a file `output`, unless `overwrite`.
     """
     mix = MIXES.get(type_name.upper())
     if mix is None:
@@ -109,6 +111,8 @@ def quantize(
     files = _core.GgufShards(find_model(source)).files
     if any(output.exists() and output.samefile(file.path) for file in files):
         raise ValueError(f"{output}: the output is the input")
+    if not overwrite:
+        check_absent(output)
     metadata = files[0].metadata()
     tensors = _plan(files, mix, Model.of(metadata))
     for tensor in tensors:
