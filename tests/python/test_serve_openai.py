@@ -299,6 +299,59 @@ class TestChat:
         other = client.chat.completions.create(model="tiny", messages=MESSAGES, **SAMPLED)
         assert one.choices[0].message.content == other.choices[0].message.content
 
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"tools": [], "tool_choice": "none", "parallel_tool_calls": False},
+            {"functions": [], "function_call": "auto"},
+            {"response_format": {"type": "text"}, "modalities": ["text"]},
+            {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1},
+            {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "top_logprobs": 0},
+            {"prompt_cache_key": "k", "safety_identifier": "s", "user": "u"},
+            {"stop": None, "tools": None, "response_format": None, "logprobs": None},
+            {"extra_body": {"cache_prompt": True, "reasoning_effort": "none"}},
+        ],
+    )
+    def test_fields_that_change_nothing(self, client: Any, fields: dict[str, Any]) -> None:
+        ask = partial(client.chat.completions.create, model="tiny", messages=MESSAGES, **SAMPLED)
+        assert ask(**fields).choices[0].message.content == ask().choices[0].message.content
+
+    def test_roles(self, client: Any, server: Server) -> None:
+        """What the template gets of a conversation in which a tool was called."""
+        call = {"name": "f", "arguments": '{"x": 1}'}
+        found = server.app.state.service.template
+        messages = [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "A ship?", "name": "ann"},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "tool_calls": [{"id": "a", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "yes"},
+        ]
+        seen: list[Any] = []
+
+        def tokens(messages: Any, most: int) -> list[int]:
+            seen.extend(messages)
+            return [5]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(found, "tokens", tokens)
+            client.chat.completions.create(model="tiny", messages=messages, **SAMPLED)
+        called = {"name": "f", "arguments": {"x": 1}}
+        assert seen == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "A ship?", "name": "ann"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "a", "type": "function", "function": called}],
+            },
+            {"role": "tool", "content": "yes", "tool_call_id": "a"},
+        ]
+
 
 def test_many_tasks_at_once(server: Server, alone: Generator) -> None:
     prompts = [PROMPT[: 8 + 2 * i] for i in range(20)]
@@ -363,6 +416,10 @@ def test_completions_that_are_refused(
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": "the sea " * 600}]}, "n_ctx is 512"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "not both"),
+        ({"messages": [{"role": "user"}]}, "content is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "content is missing"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],

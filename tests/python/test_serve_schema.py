@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,20 @@ def test_every_answer_is_as_documented(
 
     check()
     assert not server.engine.closed
+
+
+def test_the_page_of_it(server: Server) -> None:
+    """Every operation and every field is on /docs, which loads nothing from elsewhere."""
+    answer = server.ask("/docs")
+    assert answer.status == 200
+    assert "text/html" in answer.headers["Content-Type"]
+    page = unescape(answer.body.decode())
+    document = server.ask("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    for name in ("CompletionRequest", "ChatRequest", "Message", "StreamSettings"):
+        for field, schema in document["components"]["schemas"][name]["properties"].items():
+            assert f"<code>{field}</code>" in page
+            assert schema.get("description", "") in page
+    assert "//" not in page

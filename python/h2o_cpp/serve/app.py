@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -21,6 +21,7 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.serve import chat, completions, models
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.dependencies import ServiceOf, bearer
+from h2o_cpp.serve.docs_page import docs_page
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.guard import Guard
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
@@ -96,7 +97,7 @@ def create_app(
         version=__version__,
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
         lifespan=lifespan,
-        docs_url=None,  # pages that a browser would load from elsewhere
+        docs_url=None,  # its pages load what they need from elsewhere
         redoc_url=None,
         responses=_ERRORS,
     )
@@ -132,6 +133,10 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(static / "index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
 
 
 def _add_state(

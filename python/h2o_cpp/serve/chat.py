@@ -45,7 +45,7 @@ def _submit(service: Service, sent: bytes) -> _Chat:
     body = parse(ChatRequest, sent)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
     outputs = service.submit(
         [service.chat_tokens([message.plain() for message in body.messages])],

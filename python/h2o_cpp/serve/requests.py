@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from h2o_cpp.generation.request import StreamOptions
 # What OpenAI allows, and is only taken where it changes nothing.
 _Zero = Annotated[float, Field(ge=0, le=0)]
 _One = Annotated[int, Field(ge=1, le=1)]
+_Empty = Annotated[list[Any], Field(max_length=0)]
 
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 # Lists end at their first error: one is reported, and there may be very many.
@@ -53,6 +55,7 @@ class StreamSettings(_Schema):
     """How to stream."""
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage")
+    include_obfuscation: bool | None = Field(None, description="ignored")
 
 
 class GenerationRequest(_Schema):
@@ -89,6 +92,10 @@ class GenerationRequest(_Schema):
     user: str | None = Field(None, description="ignored")
     metadata: dict[str, str] | None = Field(None, max_length=16, description="ignored")
     store: bool | None = Field(None, description="ignored")
+    service_tier: str | None = Field(None, description="ignored")
+    safety_identifier: str | None = Field(None, description="ignored")
+    prompt_cache_key: str | None = Field(None, description="ignored")
+    cache_prompt: bool | None = Field(None, description="ignored; llama.cpp has it")
     frequency_penalty: _Zero | None = None
     presence_penalty: _Zero | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=0)
@@ -134,17 +141,77 @@ class ContentPart(_Schema):
     text: str
 
 
-class Message(_Schema):
-    """A message of the conversation."""
+class CalledFunction(_Schema):
+    """What the assistant has called, and with what."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+    name: str
+    arguments: str = Field(description="JSON")
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
+        """As a chat template takes it: with an object of arguments, where they are one."""
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(_Schema):
+    """That it has called it, in an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description="ignored")
+
+    def plain(self) -> dict[str, Any]:
         """As a chat template takes it."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+        return {"id": self.id, "type": self.type, "function": self.function.plain()}
+
+
+class Message(_Schema):
+    """A message of the conversation. Its chat template decides what it can be."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is taken as system"
+    )
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+        None, description="left out only beside tool_calls"
+    )
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = Field(None, description="ignored")
+    annotations: _Empty | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing_content", "content is missing")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As a chat template takes it."""
+        role = "system" if self.role == "developer" else self.role
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        message: dict[str, Any] = {"role": role, "content": content}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return message
+
+
+class TextFormat(_Schema):
+    """Text, of any form."""
+
+    type: Literal["text"]
 
 
 class ChatRequest(GenerationRequest):
@@ -155,3 +222,13 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, newer name")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="of the likeliest at each")
+
+    # Of OpenAI's, what says that there is nothing special about the answer.
+    tools: _Empty | None = None
+    functions: _Empty | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = Field(None, description="ignored: there are no tools")
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    reasoning_effort: Literal["none"] | None = None
