@@ -132,7 +132,7 @@ void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64
           for (int64_t c = 0; c < kQuantColumns; ++c) {
             __builtin_prefetch(columns.vector(j)[c] + next, 0, 2);
           }
-          Type::quants(q + j, columns.vector(j), at, g);
+          Type::quants(q + j, BlocksInRows{columns.vector(j), at}, g);
         }
         transpose_quads(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, q);
       }
