@@ -54,7 +54,7 @@ class CudaBackend final : public Backend {
 
   bool maps_weights() const override { return false; }
 
-  void expect_weights(size_t bytes) override {
+  bool expect_weights(size_t bytes) override {
     use_device();
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "memory");
@@ -62,6 +62,7 @@ class CudaBackend final : public Backend {
       throw OutOfMemory(text("[cuda] the weights take ", bytes, " bytes, ", free,
                              " of the device's ", total, " are free"));
     }
+    return true;
   }
 
   size_t upload_bytes(const Tensor& host) const override {

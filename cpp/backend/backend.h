@@ -70,17 +70,19 @@ class Backend {
   // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
 
-  // Are weights read where they are in the mapped file, rather than copied?
+  // Can weights be read where they are in the mapped file, rather than copied?
   virtual bool maps_weights() const = 0;
 
-  // Throws OutOfMemory, with the numbers, if copies of weights of this size do not fit.
-  virtual void expect_weights(size_t bytes) = 0;
+  // Are copies of weights of this size to be made? false where there is no room for them, or they
+  // are not wanted, and weights can be read in place. Throws OutOfMemory, with the numbers, where
+  // they cannot.
+  virtual bool expect_weights(size_t bytes) = 0;
 
-  // Bytes of the copy that upload() makes of a tensor; 0 where it is read in place.
+  // Bytes of the copy that upload() makes of a tensor; 0 where it is as well read in place.
   virtual size_t upload_bytes(const Tensor& host) const = 0;
 
-  // The tensor as this back end computes on it: itself where it can be read in place, otherwise a
-  // copy at `to`, of so many bytes of its memory. Rows stay rows: the caller takes ranges of them.
+  // The tensor as this back end computes on it: a copy at `to`, of so many bytes of its memory, in
+  // an order of its own; or itself, where that is nullptr and weights can be read in place.
   // Several tensors may take rope_table at one `to`; places must not overlap otherwise.
   virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
 

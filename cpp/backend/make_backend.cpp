@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "core/error.h"
 #include "cpu/cpu_backend.h"
@@ -12,7 +13,9 @@ namespace h2o {
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) {
   if (device == "cpu" || (device == "auto" && cuda_device_count() == 0)) {
     const char* isa = std::getenv("H2O_ISA");
-    return make_cpu_backend(n_threads, isa != nullptr ? isa : "");
+    const char* repack = std::getenv("H2O_REPACK");
+    return make_cpu_backend(n_threads, isa != nullptr ? isa : "",
+                            repack == nullptr || std::string_view(repack) != "0");
   }
   if (device == "cuda" || device == "auto") return make_cuda_backend(0);
 

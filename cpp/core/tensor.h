@@ -15,6 +15,7 @@ struct Tensor {
   DType dtype = DType::f32;
   int64_t rows = 0;
   int64_t cols = 0;
+  bool interleaved = false;  // a back end's own order of the same bytes: there are no rows to view
 
   explicit operator bool() const { return data != nullptr; }
   int64_t row_bytes() const { return byte_size(dtype, cols); }

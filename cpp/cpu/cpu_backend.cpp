@@ -8,6 +8,8 @@
 #include "cpu/attention/attention.h"
 #include "cpu/attention/rotate.h"
 #include "cpu/isa/detect.h"
+#include "cpu/machine.h"
+#include "cpu/matmul/interleave.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -23,8 +25,11 @@ constexpr int64_t kParallelWork = 100'000;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int n_threads, const CpuKernels& kernels)
-      : kernels_(kernels), pool_(n_threads), panels_(allocate(n_threads * kWorkspace)) {}
+  CpuBackend(int n_threads, const CpuKernels& kernels, bool repacks)
+      : kernels_(kernels),
+        repacks_(repacks),
+        pool_(n_threads),
+        panels_(allocate(n_threads * kWorkspace)) {}
 
   std::string name() const override {
     return text("cpu (", kernels_.isa, ", ", pool_.size(),
@@ -51,16 +56,25 @@ class CpuBackend final : public Backend {
 
   bool maps_weights() const override { return true; }
 
-  void expect_weights(size_t) override {}
+  bool expect_weights(size_t bytes) override { return repacks_ && bytes <= available_memory(); }
 
-  size_t upload_bytes(const Tensor&) const override { return 0; }
+  size_t upload_bytes(const Tensor& host) const override {
+    return kernels_.of(host.dtype).interleaved_matmul != nullptr ? interleaved_bytes(host) : 0;
+  }
 
-  Tensor upload(const Tensor& host, std::byte*) override {
+  Tensor upload(const Tensor& host, std::byte* to) override {
     // Here, because nothing allocates in a forward pass.
     const TypeKernels& type = kernels_.of(host.dtype);
     if (type.int8_matmul != nullptr) reserve(int8_bytes(host.cols));
     if (type.bf16_matmul != nullptr) reserve(bf16_bytes(host.cols));
-    return host;
+    if (to == nullptr) return host;
+    pool_.parallel_for((host.rows + kInterleaved - 1) / kInterleaved,
+                       [&](int, int64_t begin, int64_t end) {
+                         for (int64_t i = begin; i < end; ++i) {
+                           interleave(to + i * kInterleaved * host.row_bytes(), host, i);
+                         }
+                       });
+    return {to, host.dtype, host.rows, host.cols, true};
   }
 
   void read(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
@@ -87,7 +101,13 @@ class CpuBackend final : public Backend {
   void embed(Tensor x, const Tensor& table, const Batch& batch) override {
     const TypeKernels& type = kernels_.of(table.dtype);
     for (int64_t i = 0; i < x.rows; ++i) {
-      type.decode(row(x, i), table.row(batch.tokens[i]), x.cols);
+      const std::byte* values = rows_.data();
+      if (table.interleaved) {
+        read_interleaved_row(rows_.data(), table, batch.tokens[i]);
+      } else {
+        values = table.row(batch.tokens[i]);
+      }
+      type.decode(row(x, i), values, x.cols);
     }
   }
 
@@ -254,7 +274,8 @@ class CpuBackend final : public Backend {
                    .y_stride = y.cols,
                    .add = add};
     if (type.int8_matmul != nullptr) {
-      multiply_int8(type, m, w.weight.rows);
+      multiply_int8(type, w.weight.interleaved ? type.interleaved_matmul : type.int8_matmul, m,
+                    w.weight.rows);
     } else if (type.bf16_matmul != nullptr) {
       multiply_bf16(type, m, w.weight.rows);
     } else {
@@ -264,7 +285,8 @@ class CpuBackend final : public Backend {
   }
 
   // Rounds kInt8Rows rows of x at a time, then multiplies.
-  void multiply_int8(const TypeKernels& type, Matmul m, int64_t n_out) {
+  void multiply_int8(const TypeKernels& type, decltype(type.int8_matmul) kernel, Matmul m,
+                     int64_t n_out) {
     reserve(int8_bytes(m.n_in));
     const int64_t n_rows = m.n_rows;
     for (int64_t row = 0; row < n_rows; row += kInt8Rows) {
@@ -274,7 +296,7 @@ class CpuBackend final : public Backend {
         kernels_.quantize_rows(x, m.x, begin, end);
       });
       for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
-        type.int8_matmul(m, x, begin, end, panels_.data() + thread * kWorkspace);
+        kernel(m, x, begin, end, panels_.data() + thread * kWorkspace);
       });
       m.x += m.n_rows * m.n_in;
       m.y += m.n_rows * m.y_stride;
@@ -331,6 +353,7 @@ class CpuBackend final : public Backend {
   }
 
   const CpuKernels& kernels_;
+  const bool repacks_;  // weights, where there is memory
   ThreadPool pool_;
   Buffer panels_;  // kWorkspace bytes for each thread
   Buffer rows_;    // of x, rounded
@@ -338,11 +361,11 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa) {
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, bool repacks) {
   require(n_threads >= 0 && n_threads <= 1024, "[cpu] threads is ", n_threads,
           ", it must be 0 (all cores) to 1024");
   if (n_threads == 0) n_threads = physical_cores();
-  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa));
+  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa), repacks);
 }
 
 }  // namespace h2o

@@ -8,8 +8,10 @@
 
 namespace h2o {
 
-// n_threads = 0: one for each core. isa empty: the fastest this CPU runs.
-// Throws InvalidArgument for an instruction set this CPU does not run.
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa);
+// n_threads = 0: one for each core. isa empty: the fastest this CPU runs. repacks: whether
+// quantised weights are copied in the order of cpu/matmul/interleave.h, where there is memory for
+// that. Throws InvalidArgument for an instruction set this CPU does not run.
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa,
+                                          bool repacks = true);
 
 }  // namespace h2o

@@ -292,17 +292,29 @@ void add_rows(const AddRows& a) {
 // integers, keys in float.
 template <class Type>
 constexpr TypeKernels plain(void (*encode)(std::byte*, const float*, int64_t)) {
-  return {matmul<Type>, nullptr, 0, decode<Type>, encode, add_rows<Type>};
+  return {matmul<Type>, nullptr, nullptr, 0, decode<Type>, encode, add_rows<Type>};
 }
 template <class Type, class Int8>
 constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
-  return {matmul<Type>, int8_matmul<Int8>, Int8::kGroup, decode<Type>, encode, add_rows<Type>};
+  return {matmul<Type>,
+          int8_matmul<Int8, false>,
+          int8_matmul<Int8, true>,
+          Int8::kGroup,
+          decode<Type>,
+          encode,
+          add_rows<Type>};
 }
 
 // Of a type that only weights have.
 template <class Type, class Int8>
 constexpr TypeKernels weights() {
-  return {nullptr, int8_matmul<Int8>, Int8::kGroup, decode<Type>, nullptr, nullptr};
+  return {nullptr,
+          int8_matmul<Int8, false>,
+          int8_matmul<Int8, true>,
+          Int8::kGroup,
+          decode<Type>,
+          nullptr,
+          nullptr};
 }
 
 constexpr CpuKernels kernels_for(const char* isa) {

@@ -35,6 +35,9 @@ struct Int8Rows {
   int64_t group;
 };
 
+// So many columns of weights lie side by side where they are interleaved.
+constexpr int64_t kInterleaved = 16;
+
 // The limits of one call of int8_matmul, and the workspace that it needs: a panel of weights, and
 // sums of the rows over the panels before it.
 constexpr int64_t kInt8Rows = 512;
@@ -77,7 +80,11 @@ struct TypeKernels {
   // `workspace` is kInt8Workspace bytes, aligned to 64. nullptr for types that are not quantised.
   void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                       std::byte* workspace);
-  int64_t int8_group;  // what int8_matmul expects in x.group
+  // The same, to the same bits, with weights as cpu/matmul/interleave.h has them; `begin` is a
+  // multiple of kInterleaved.
+  void (*interleaved_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
+                             std::byte* workspace);
+  int64_t int8_group;  // what both expect in x.group
   // y[n] = x[n], to and from float. encode is nullptr for types that are never written.
   void (*decode)(float* y, const std::byte* x, int64_t n);
   void (*encode)(std::byte* y, const float* x, int64_t n);

@@ -5,12 +5,24 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include "core/error.h"
 #include "cpu/thread_pool.h"
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#include <windows.h>
+#else
+#include <unistd.h>
+#endif
 
 namespace h2o {
 namespace {
@@ -28,7 +40,43 @@ uint64_t sum(const Line* lines, int64_t begin, int64_t end) {
   return total;
 }
 
+#ifdef __linux__
+
+// The number after `name` in a file of lines "name number"; with an empty name the first. `none`
+// where there is none.
+size_t number_in(const char* path, std::string_view name, size_t none) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!line.starts_with(name)) continue;
+    const size_t digit = line.find_first_of("0123456789", name.size());
+    if (digit == line.npos) return none;  // "max"
+    return std::strtoull(line.c_str() + digit, nullptr, 10);
+  }
+  return none;
+}
+
+#endif
+
 }  // namespace
+
+size_t available_memory() {
+#ifdef __linux__
+  const size_t kib = number_in("/proc/meminfo", "MemAvailable:", SIZE_MAX / 1024);
+  const size_t limit = number_in("/sys/fs/cgroup/memory.max", "", SIZE_MAX);
+  const size_t used = number_in("/sys/fs/cgroup/memory.current", "", 0);
+  const size_t cached = number_in("/sys/fs/cgroup/memory.stat", "file ", 0);
+  const size_t in_use = used - std::min(used, cached);
+  return std::min(kib * 1024, limit - std::min(limit, in_use));
+#elif defined(_WIN32)
+  MEMORYSTATUSEX status = {};
+  status.dwLength = sizeof(status);
+  GlobalMemoryStatusEx(&status);
+  return static_cast<size_t>(status.ullAvailPhys);
+#else
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 2;
+#endif
+}
 
 double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
   const auto n_lines = static_cast<int64_t>(bytes / sizeof(Line));

@@ -1,4 +1,4 @@
-// What this machine can do at most: the limits that benchmarks compare with.
+// What this machine can do at most.
 #pragma once
 
 #include <cstddef>
@@ -9,5 +9,8 @@ namespace h2o {
 // of `bytes` bytes, which should be several times the size of the caches. Throws InvalidArgument
 // for what is not positive, OutOfMemory.
 double read_bandwidth(size_t bytes, int n_threads, int n_passes);
+
+// Bytes that can be allocated without swapping, as the system and, of a container, its limit say.
+size_t available_memory();
 
 }  // namespace h2o

@@ -62,9 +62,6 @@ class GgufFile {
   const std::string& path() const { return file_.path(); }
   uint32_t version() const { return version_; }
 
-  // Reads all of it into memory now.
-  void populate() const { MappedFile::populate(file_.bytes()); }
-
   // Metadata, in the order of the file.
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }
   const GgufValue* find(std::string_view key) const;  // nullptr where there is none

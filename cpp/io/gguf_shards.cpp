@@ -66,8 +66,4 @@ Tensor GgufShards::tensor(std::string_view name) const {
   return {};
 }
 
-void GgufShards::populate() const {
-  for (const GgufFile& file : files_) file.populate();
-}
-
 }  // namespace h2o

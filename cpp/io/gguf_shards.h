@@ -25,9 +25,6 @@ class GgufShards {
   // Throws FormatError for a type that h2o does not compute on, or more than two dimensions.
   Tensor tensor(std::string_view name) const;
 
-  // Reads all of it into memory now.
-  void populate() const;
-
  private:
   std::vector<GgufFile> files_;
 };

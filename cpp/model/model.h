@@ -20,19 +20,16 @@ struct Model {
         const LoadProgress& progress = nullptr, size_t max_resident = 0)
       : file(path),
         config(read_config(file)),
+        fingerprint(h2o::fingerprint(file)),
         backend(std::move(on)),
-        weights(load_weights(file, config, *backend, max_resident, progress)),
-        fingerprint(h2o::fingerprint(file)) {
-    // The first tokens need every weight; and memory then stands still while text is generated.
-    if (backend->maps_weights() && max_resident == 0) file.populate();
-  }
+        weights(load_weights(file, config, *backend, max_resident, progress)) {}
 
   GgufShards file;
   Config config;
+  uint64_t fingerprint;  // of snapshots
   std::unique_ptr<Backend> backend;
   Weights weights;
-  uint64_t fingerprint;  // of snapshots
-  std::mutex mutex;      // a back end runs one forward pass at a time
+  std::mutex mutex;  // a back end runs one forward pass at a time
 };
 
 }  // namespace h2o

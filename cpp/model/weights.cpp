@@ -1,11 +1,13 @@
 #include "model/weights.h"
 
 #include <cmath>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
 
 #include "core/error.h"
+#include "io/mapped_file.h"
 #include "model/copied_layer_offload.h"
 #include "model/mapped_layer_offload.h"
 #include "model/rope.h"
@@ -203,10 +205,12 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     }
   }
   CopiedLayerOffload* copied = nullptr;
+  bool in_place = false;
   if (max_resident == 0) {
-    backend.expect_weights(of_others + of_layers);
+    in_place = !backend.expect_weights(of_others + of_layers);
   } else if (backend.maps_weights()) {
     w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
+    in_place = true;
   } else {
     auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);
     copied = stream.get();
@@ -216,12 +220,20 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   size_t loaded = 0;
   const auto upload = [&](Tensor& tensor, const auto& to) {
     if (!tensor) return;
-    const auto bytes = static_cast<size_t>(tensor.bytes());
+    const std::span<const std::byte> host(tensor.data, static_cast<size_t>(tensor.bytes()));
     tensor = to(tensor);
-    loaded += bytes;
+    if (tensor.data != host.data()) {
+      MappedFile::release(host);  // not in memory twice
+    } else if (max_resident == 0) {
+      // The first tokens need every weight; and memory then stands still while text is generated.
+      MappedFile::populate(host);
+    }
+    loaded += host.size();
     if (progress) progress(loaded, total);
   };
-  const auto to_stay = [&](const Tensor& host) { return backend.upload(host, w.owned); };
+  const auto to_stay = [&](const Tensor& host) {
+    return in_place ? backend.upload(host, nullptr) : backend.upload(host, w.owned);
+  };
   for (Tensor* tensor : others) upload(*tensor, to_stay);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     for (size_t i = 0; i < layers[l].size(); ++i) {

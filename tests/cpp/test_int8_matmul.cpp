@@ -6,6 +6,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/isa/detect.h"
+#include "cpu/matmul/interleave.h"
 #include "testing.h"
 
 namespace h2o {
@@ -47,8 +48,9 @@ std::vector<float> random_integers(Random& random, int64_t n) {
   return x;
 }
 
-// y[n_rows, n_out], of which columns [begin, end) are written.
-void multiply(const CpuKernels& table, DType dtype, const Matmul& m, int64_t begin, int64_t end) {
+// y[n_rows, n_out], of which columns [begin, end) are written: by the weights in rows and, where
+// `begin` allows it, by the same side by side, to the same bits.
+void multiply(const CpuKernels& table, DType dtype, Matmul m, int64_t begin, int64_t end) {
   const TypeKernels& type = table.of(dtype);
   std::vector<int8_t> q(m.n_rows * m.n_in);
   std::vector<float> scales(m.n_rows * m.n_in / 32);
@@ -57,7 +59,19 @@ void multiply(const CpuKernels& table, DType dtype, const Matmul& m, int64_t beg
   table.quantize_rows(x, m.x, 0, m.n_rows);
   const auto backend = make_cpu_backend(1, "scalar");
   const Buffer workspace = backend->allocate(kInt8Workspace);
+  std::vector<float> again(m.y, m.y + m.n_rows * m.y_stride);
   type.int8_matmul(m, x, begin, end, workspace.data());
+  if (begin % kInterleaved != 0) return;
+  const Tensor rows{const_cast<std::byte*>(m.w), dtype, m.y_stride, m.n_in};
+  const Buffer interleaved = backend->allocate(interleaved_bytes(rows));
+  for (int64_t i = 0; i * kInterleaved < rows.rows; ++i) {
+    interleave(interleaved.data() + i * kInterleaved * rows.row_bytes(), rows, i);
+  }
+  const std::span<const float> expected(m.y, again.size());
+  m.y = again.data();
+  m.w = interleaved.data();
+  type.interleaved_matmul(m, x, begin, end, workspace.data());
+  CHECK(same_bits(again, expected));
 }
 
 TEST_CASE("int8_matmul is exact where x needs no rounding, and writes its columns only") {
@@ -72,7 +86,8 @@ TEST_CASE("int8_matmul is exact where x needs no rounding, and writes its column
                              (trial < 10 ? 0 : kInt8Depth);
         const int64_t n_out = random.integer(1, 64);
         const int64_t n_rows = random.integer(1, 9);
-        const int64_t begin = random.integer(0, static_cast<int32_t>(n_out));
+        int64_t begin = random.integer(0, static_cast<int32_t>(n_out));
+        if (random.flip()) begin -= begin % kInterleaved;
         const int64_t end =
             random.integer(static_cast<int32_t>(begin), static_cast<int32_t>(n_out));
         const bool add = random.flip();
@@ -146,7 +161,7 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
         m.x = x.data() + row * n_in;
         std::vector<float> part(m.n_rows * n_out);
         m.y = part.data();
-        const int64_t middle = random.integer(0, n_out);
+        const int64_t middle = random.integer(0, n_out / kInterleaved) * kInterleaved;
         multiply(*table, type.dtype, m, 0, middle);
         multiply(*table, type.dtype, m, middle, n_out);
         CHECK(same_bits(part, std::span(whole).subspan(row * n_out)));

@@ -15,14 +15,14 @@
 #pragma once
 
 #include "cpu/kernels.h"
-#include "cpu/matmul/int8_row-inl.h"
+#include "cpu/matmul/int8_interleaved-inl.h"
 
 namespace h2o {
 namespace {
 
 constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
 
-static_assert(kColumns <= kInt8Columns);
+static_assert(kColumns <= kInt8Columns && kColumns % kInterleaved == 0);
 
 // ---- Activations ----
 
@@ -132,9 +132,49 @@ void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64
           for (int64_t c = 0; c < kQuantColumns; ++c) {
             __builtin_prefetch(columns.vector(j)[c] + next, 0, 2);
           }
-          Type::quants(q + j, columns.vector(j), at, g);
+          Type::quants(q + j, BlocksInRows{columns.vector(j), at}, g);
         }
         transpose_quads(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, q);
+      }
+    }
+  }
+}
+
+// Elements [g, g + 32) of a block as bytes: of each four those of kInterleaved columns.
+template <class Type>
+H2O_INLINE void unpack_quads(int8_t* to, int64_t stride, const std::byte* block, int g) {
+#pragma GCC unroll 8
+  for (int e = 0; e < 32; e += kQuad) {
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < kInterleaved * kQuad; at += static_cast<int64_t>(sizeof(Quants))) {
+      Quants q;
+      Type::quants(&q, InterleavedBlocks<typename Type::Block>{block + at, e}, g);
+      __builtin_memcpy(to + e / kQuad * stride + at, &q, sizeof(q));
+    }
+  }
+}
+
+// The same where kInterleaved columns lie side by side: bytes are in order, and need only be
+// unpacked.
+template <class Type>
+void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k,
+                      int64_t n) {
+  constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
+  for (int64_t v = 0; v < kColumns && begin + v < end; v += kInterleaved) {
+    const std::byte* block = m.w + (begin + v) * m.w_row_bytes + k / Type::kBlock * kBlockBytes;
+    for (int64_t i = 0; i < n; i += Type::kBlock, block += kBlockBytes) {
+#pragma GCC unroll 8
+      for (int g = 0; g < Type::kBlock; g += 32) {
+        unpack_quads<Type>(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, block, g);
+      }
+      for (int64_t column = 0; column < kInterleaved; column += kWidth) {
+        const BlockScales<Type> scales(block, column);
+        const int64_t to = i / Type::kGroup * kColumns + v + column;
+#pragma GCC unroll 16
+        for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
+          store(panel.scales + to + g * kColumns, scales.scale(g));
+          if constexpr (Type::kMins) store(panel.mins + to + g * kColumns, scales.min(g));
+        }
       }
     }
   }
@@ -202,15 +242,17 @@ void int8_tile_of(int64_t n_rows, const Panel& panel, const Int8Rows& x, float* 
   int8_tile<Type, R>(panel, x, sums, n, first);
 }
 
-template <class Type>
+template <class Type, bool kIsInterleaved>
 void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                  std::byte* workspace) {
+  if (m.n_rows == 1 && kIsInterleaved) return interleaved_row<Type>(m, x, begin, end);
   if (m.n_rows == 1) return int8_row<Type>(m, x, begin, end, workspace);
+  constexpr auto pack_columns = kIsInterleaved ? pack_interleaved<Type> : pack<Type>;
   const Panel panel(workspace);
   for (int64_t o = begin; o < end; o += kColumns) {
     for (int64_t k = 0; k < m.n_in; k += kInt8Depth) {
       const int64_t n = m.n_in - k < kInt8Depth ? m.n_in - k : kInt8Depth;
-      pack<Type>(panel, m, o, end, k, n);
+      pack_columns(panel, m, o, end, k, n);
       for (int64_t r = 0; r < m.n_rows; r += kTileRows) {
         const RowTile tile(r, m.n_rows);
         Int8Rows from = x;

@@ -56,16 +56,17 @@ void read_superblock_scales(float* scales, float* mins, int64_t stride, const So
   transpose_quads(bytes, kWidth * kQuad, packed);
   Ints words[8];
   for (int64_t i = 0; i < 8; ++i) words[i] = load_quads(bytes + i * kWidth * kQuad);
-  const Vec d = Type::d(words);
+  const ScalesInRows<Type> packed_words{words};
+  const Vec d = Type::d(packed_words);
 #pragma GCC unroll 16
   for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
-    store(scales + g * stride, mul(d, to_float(Type::scale(words, g))));
+    store(scales + g * stride, mul(d, to_float(Type::scale(packed_words, g))));
   }
   if constexpr (Type::kMins) {
-    const Vec dmin = Type::dmin(words);
+    const Vec dmin = Type::dmin(packed_words);
 #pragma GCC unroll 16
     for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
-      store(mins + g * stride, mul(dmin, to_float(Type::min(words, g))));
+      store(mins + g * stride, mul(dmin, to_float(Type::min(packed_words, g))));
     }
   }
 }
@@ -123,7 +124,7 @@ H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t
 #pragma GCC unroll 8
   for (int64_t j = 0; j < kQuantVectors; ++j) {
     Quants q;
-    Type::quants(&q, columns.vector(j), at, i);
+    Type::quants(&q, BlocksInRows{columns.vector(j), at}, i);
 #pragma GCC unroll 8
     for (int64_t part = 0; part < kParts; ++part) {
       const Ints w = load_quads(reinterpret_cast<const int8_t*>(&q) + part * kWidth * kQuad);

@@ -112,7 +112,7 @@ Vec high_halves(Ints a) { return low_halves(shift_right(a, ints(16))); }
 
 // ---- Four bytes in a lane ----
 
-constexpr int kTileVectors = 4;
+constexpr int kTileVectors = 16;
 
 constexpr int kQuantColumns = 1;
 typedef int8_t Quants __attribute__((vector_size(32)));

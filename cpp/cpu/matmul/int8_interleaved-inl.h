@@ -1,0 +1,193 @@
+// Weights of which kInterleaved columns lie side by side (cpu/matmul/interleave.h), compiled once
+// per instruction set, under the rules at the top of cpu/kernels-inl.h.
+//
+// A vector of them is four elements of each column, so that nothing is transposed: unpacked, it is
+// multiplied by the four elements of x in every lane. What is added, and in which order, is as in
+// int8_matmul-inl.h.
+#pragma once
+
+#include "cpu/matmul/int8_row-inl.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kStripVectors = kInterleaved / kWidth;
+
+// Where byte `offset` of a block is: after the f16's, if each block has an odd one.
+template <class Block>
+constexpr int64_t interleaved_at(int64_t offset) {
+  return sizeof(Block) % kQuad * kInterleaved + offset / kQuad * kQuad * kInterleaved;
+}
+
+// Of 32 elements: those four from `element`, of so many columns as Quants holds.
+template <class Block>
+struct InterleavedBlocks {
+  const std::byte* block;  // that of the first of these columns
+  int element;
+
+  H2O_INLINE void bytes(Quants* to, int64_t offset) const { load(to, offset + element); }
+  H2O_INLINE void bits(Bits* to, int64_t offset, int right, uint32_t mask) const {
+    Quants all;
+    bytes(&all, offset);
+    shift_bytes(to, all, right, mask);
+  }
+  H2O_INLINE void nibbles(Quants* to, int64_t offset) const {
+    Quants all;
+    Bits half;
+    load(&all, offset + element % 16);
+    shift_bytes(&half, all, element / 16 * 4, 15);
+    *to = (Quants)half;
+  }
+  H2O_INLINE void fifth_bits(Quants* to, int64_t offset) const {
+    Quants all;
+    load(&all, offset);
+    spread_fifth_bits(to, (Bits)all >> element & 15);
+  }
+
+ private:
+  H2O_INLINE void load(Quants* to, int64_t offset) const {
+    __builtin_memcpy(to, block + interleaved_at<Block>(offset), sizeof(*to));
+  }
+};
+
+// What scales are worked out from, of kWidth columns.
+template <class Block>
+struct InterleavedScales {
+  const std::byte* block;  // of all columns
+  int64_t column;
+
+  Ints word(int64_t offset) const {
+    return load_quads(reinterpret_cast<const int8_t*>(block) + interleaved_at<Block>(offset) +
+                      column * kQuad);
+  }
+  Ints byte(int64_t offset) const { return byte_of(word(offset / kQuad * kQuad), offset % kQuad); }
+  Vec half(int64_t offset) const {
+    if constexpr (sizeof(Block) % kQuad != 0) {
+      return load(reinterpret_cast<const F16*>(block) + column);
+    } else {
+      return half_of(word(offset / kQuad * kQuad), offset % kQuad);
+    }
+  }
+};
+
+// The scale and the min of group g of a block.
+template <class Type>
+struct BlockScales {
+  using Source = InterleavedScales<typename Type::Block>;
+
+  Source source;
+  Vec d, dmin;
+
+  H2O_INLINE BlockScales(const std::byte* block, int64_t column) : source{block, column} {
+    if constexpr (Type::kBlock == 256) {
+      d = Type::d(source);
+      if constexpr (Type::kMins) dmin = Type::dmin(source);
+    } else {
+      d = source.half(offsetof(typename Type::Block, d));
+      if constexpr (Type::kMins) dmin = source.half(offsetof(typename Type::Block, m));
+    }
+  }
+  H2O_INLINE Vec scale(int64_t g) const {
+    if constexpr (Type::kBlock == 256) return mul(d, to_float(Type::scale(source, g)));
+    return d;
+  }
+  H2O_INLINE Vec min(int64_t g) const {
+    if constexpr (Type::kBlock == 256) return mul(dmin, to_float(Type::min(source, g)));
+    return dmin;
+  }
+};
+
+// A row of x and kInterleaved columns.
+template <class Type>
+struct Strip {
+  static constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
+  static constexpr int64_t kLines = (kBlockBytes + kLine - 1) / kLine;
+
+  const int8_t* x_q;
+  const float* x_scales;
+  const int32_t* x_sums;
+  Vec totals[kStripVectors];
+
+  // Elements [i, i + kBlock).
+  H2O_INLINE void add_block(const std::byte* block, int64_t i) {
+#pragma GCC unroll 64
+    for (int64_t l = 0; l < kLines; ++l) __builtin_prefetch(block + 4096 + l * kLine);
+#pragma GCC unroll 8
+    for (int g = 0; g < Type::kBlock; g += 32) {
+      Ints dots[2][kStripVectors];
+      start(dots, (i + g) / Type::kGroup);
+#pragma GCC unroll 8
+      for (int e = 0; e < 32; e += kQuad) add_quads(dots[e / 16], block, g, e, x_q + i + g + e);
+      const Vec x_scale = broadcast(x_scales[(i + g) / kActivations]);
+#pragma GCC unroll 16
+      for (int64_t v = 0; v < kStripVectors; ++v) {
+        const BlockScales<Type> scales(block, v * kWidth);
+        if constexpr (Type::kGroup == 32) {
+          add_group(scales, v, add(dots[0][v], dots[1][v]), x_scale, i, g);
+        } else {
+          add_group(scales, v, dots[0][v], x_scale, i, g);
+          add_group(scales, v, dots[1][v], x_scale, i, g + 16);
+        }
+      }
+    }
+  }
+
+ private:
+  H2O_INLINE void start(Ints (&dots)[2][kStripVectors], int64_t group) const {
+#pragma GCC unroll 2
+    for (int64_t h = 0; h < 2; ++h) {
+      const bool is_group = h == 0 || Type::kGroup == 16;
+      const Ints value = ints(is_group ? dot_start<Type>(x_sums[group + h]) : 0);
+#pragma GCC unroll 16
+      for (int64_t v = 0; v < kStripVectors; ++v) dots[h][v] = value;
+    }
+  }
+
+  H2O_INLINE static void add_quads(Ints (&dots)[kStripVectors], const std::byte* block, int g,
+                                   int e, const int8_t* x) {
+    constexpr int64_t kParts = sizeof(Quants) / kQuad / kWidth;
+    const Ints xq = broadcast_quad(x);
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < kStripVectors / kParts; ++j) {
+      Quants q;
+      const std::byte* columns = block + j * static_cast<int64_t>(sizeof(Quants));
+      Type::quants(&q, InterleavedBlocks<typename Type::Block>{columns, e}, g);
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < kParts; ++part) {
+        const Ints w = load_quads(reinterpret_cast<const int8_t*>(&q) + part * kWidth * kQuad);
+        Ints& sums = dots[j * kParts + part];
+        sums = dot<Type>(sums, w, xq);
+      }
+    }
+  }
+
+  H2O_INLINE void add_group(const BlockScales<Type>& scales, int64_t v, Ints dot, Vec x_scale,
+                            int64_t i, int g) {
+    const Vec d = mul(scales.scale(g / Type::kGroup), x_scale);
+    totals[v] = add(totals[v], mul(to_float(dot), d));
+    if constexpr (Type::kMins) {
+      const int64_t at = (i + g) / kActivations;
+      const float sum = x_scales[at] * static_cast<float>(x_sums[(i + g) / Type::kGroup]);
+      totals[v] = add(totals[v], mul(scales.min(g / Type::kGroup), broadcast(sum)));
+    }
+  }
+};
+
+// One row of x times columns [begin, end).
+template <class Type>
+void interleaved_row(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end) {
+  for (int64_t o = begin; o < end; o += kInterleaved) {
+    Strip<Type> strip{.x_q = x.q, .x_scales = x.scales, .x_sums = x.sums, .totals = {}};
+    for (Vec& total : strip.totals) total = zero();
+    const std::byte* block = m.w + o * m.w_row_bytes;
+    for (int64_t i = 0; i < m.n_in; i += Type::kBlock, block += Strip<Type>::kBlockBytes) {
+      strip.add_block(block, i);
+    }
+    float sums[kInterleaved];
+    for (int64_t v = 0; v < kStripVectors; ++v) store(sums + v * kWidth, strip.totals[v]);
+    write_outputs(m, 0, o, end - o < kInterleaved ? end - o : kInterleaved, sums);
+  }
+}
+
+}  // namespace
+}  // namespace h2o

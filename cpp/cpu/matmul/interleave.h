@@ -1,0 +1,25 @@
+// Weights in the order in which matmul reads them fastest: the blocks of kInterleaved rows side by
+// side, so that one load gives four elements of each row. Only the order of bytes differs.
+//
+// Of each block of kInterleaved rows in turn: the f16 that makes the size of a block no multiple of
+// four, of each row, if there is one; then the first four bytes of what is left, of each row; then
+// the next four; and so on. Rows that are missing in the last kInterleaved are zeros.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "cpu/kernels.h"
+
+namespace h2o {
+
+int64_t interleaved_bytes(const Tensor& rows);
+
+// Rows kInterleaved * strip and following of `from`, to the beginning of `to`.
+void interleave(std::byte* to, const Tensor& from, int64_t strip);
+
+// Row i of what was interleaved, in the order of the file: row_bytes() of it.
+void read_interleaved_row(std::byte* to, const Tensor& from, int64_t i);
+
+}  // namespace h2o

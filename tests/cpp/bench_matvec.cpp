@@ -1,0 +1,164 @@
+// How fast one row of activations passes over quantised weights, beside only reading as many bytes:
+// GB/s of each type, layout and instruction set with one thread and with all.
+//
+// ninja h2o_bench_matvec && tests/cpp/h2o_bench_matvec [MiB of weights [rounds [TYPE,TYPE...]]]
+//
+// All take turns in each round, and the median round counts: another program that runs for a while
+// slows all of them.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/isa/detect.h"
+#include "cpu/matmul/interleave.h"
+#include "cpu/thread_pool.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kDepth = 2048;
+
+// Of one thread the processor's time, which other programs take no part of.
+double seconds(int n_threads, const std::function<void()>& work) {
+  const auto begun = std::chrono::steady_clock::now();
+  const std::clock_t processor = std::clock();
+  work();
+  if (n_threads == 1) return static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+uint64_t sum_of(const std::byte* data, int64_t begin, int64_t end) {
+  uint64_t sums[32] = {};
+  for (int64_t i = begin; i + 256 <= end; i += 256) {
+    uint64_t words[32];
+    std::memcpy(words, data + i, sizeof(words));
+    for (int j = 0; j < 32; ++j) sums[j] += words[j];
+  }
+  uint64_t total = 0;
+  for (const uint64_t sum : sums) total += sum;
+  return total;
+}
+
+class Bench {
+ public:
+  Bench(int64_t bytes, int n_threads)
+      : backend_(make_cpu_backend(1, "")),
+        pool_(n_threads),
+        weights_(backend_->allocate(bytes)),
+        workspaces_(backend_->allocate(n_threads * kInt8Workspace)),
+        x_(kDepth),
+        q_(kDepth),
+        scales_(kDepth / 32),
+        sums_(kDepth / kInt8Group),
+        y_(bytes / byte_size(DType::q2_k, kDepth) + kInterleaved) {
+    // Halves of any sign that are finite, whichever bytes of a block they are in.
+    pool_.parallel_for(bytes, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        weights_.data()[i] = static_cast<std::byte>((i * 2654435761u >> 16) & 0xbb);
+      }
+    });
+    for (int64_t i = 0; i < kDepth; ++i) x_[i] = static_cast<float>(i * 37 % 200 - 100);
+  }
+
+  void read() {
+    pool_.parallel_for(std::ssize(weights_bytes()) / 4096, [&](int, int64_t begin, int64_t end) {
+      total_ = total_ + sum_of(weights_.data(), begin * 4096, end * 4096);
+    });
+  }
+
+  int64_t multiply(const CpuKernels& table, DType dtype, bool interleaved) {
+    const TypeKernels& type = table.of(dtype);
+    const Int8Rows x{q_.data(), scales_.data(), sums_.data(), 1, kDepth, type.int8_group};
+    table.quantize_rows(x, x_.data(), 0, 1);
+    const int64_t row_bytes = byte_size(dtype, kDepth);
+    const int64_t n_out =
+        static_cast<int64_t>(weights_.size()) / row_bytes / kInt8Columns * kInt8Columns;
+    const Matmul m{.y = y_.data(),
+                   .x = x_.data(),
+                   .w = weights_.data(),
+                   .bias = nullptr,
+                   .n_rows = 1,
+                   .n_in = kDepth,
+                   .w_row_bytes = row_bytes,
+                   .y_stride = n_out,
+                   .add = false};
+    const auto kernel = interleaved ? type.interleaved_matmul : type.int8_matmul;
+    pool_.parallel_for(n_out / kInt8Columns, [&](int thread, int64_t begin, int64_t end) {
+      kernel(m, x, begin * kInt8Columns, end * kInt8Columns,
+             workspaces_.data() + thread * kInt8Workspace);
+    });
+    return n_out * row_bytes;
+  }
+
+  std::span<const std::byte> weights_bytes() const { return {weights_.data(), weights_.size()}; }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  ThreadPool pool_;
+  Buffer weights_, workspaces_;
+  std::vector<float> x_;
+  std::vector<int8_t> q_;
+  std::vector<float> scales_;
+  std::vector<int32_t> sums_;
+  std::vector<float> y_;
+  volatile uint64_t total_ = 0;
+};
+
+void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types) {
+  Bench bench(bytes, n_threads);
+  std::map<std::string, std::vector<double>> rates;
+  const auto record = [&](const std::string& name, const std::function<int64_t()>& work) {
+    int64_t done = 0;
+    const double time = seconds(n_threads, [&] { done = work(); });
+    rates[name].push_back(static_cast<double>(done) / time / 1e9);
+  };
+  for (int round = 0; round < n_rounds; ++round) {
+    record(" reading", [&] {
+      bench.read();
+      return bytes;
+    });
+    for (const DType dtype : computable_dtypes()) {
+      const std::string type(info(dtype).name);
+      if (info(dtype).block_size == 1 ||
+          ("," + types + ",").find("," + type + ",") == std::string::npos) {
+        continue;
+      }
+      for (const CpuKernels* table : supported_kernels()) {
+        if (table->bf16.bf16_matmul != nullptr || std::string(table->isa) == "scalar") continue;
+        for (const bool interleaved : {false, true}) {
+          record(type + (interleaved ? " interleaved " : " in place    ") + table->isa,
+                 [&] { return bench.multiply(*table, dtype, interleaved); });
+        }
+      }
+    }
+  }
+  const double reading = median(rates[" reading"]);
+  for (const auto& [name, values] : rates) {
+    std::printf("%-40s %d threads %6.1f GB/s (best %5.1f) %4.0f%%\n", name.c_str(), n_threads,
+                median(values), *std::ranges::max_element(values), 100 * median(values) / reading);
+  }
+}
+
+}  // namespace
+}  // namespace h2o
+
+int main(int argc, char** argv) {
+  const int64_t bytes = (argc > 1 ? std::atoll(argv[1]) : 256) << 20;
+  const int n_rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  const std::string types = argc > 3 ? argv[3] : "Q8_0,Q4_0,Q4_K,Q5_K,Q6_K,IQ4_XS";
+  h2o::run(bytes, 1, n_rounds, types);
+  if (h2o::physical_cores() > 1) h2o::run(bytes, h2o::physical_cores(), n_rounds, types);
+}

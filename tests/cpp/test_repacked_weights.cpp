@@ -1,0 +1,56 @@
+// Models whose weights are repacked when they are opened, and left in the file: the same bits.
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/machine.h"
+#include "session_rig.h"
+
+namespace h2o {
+namespace {
+
+constexpr const char* kModel = H2O_SOURCE_DIR "/models/tiny-opt.gguf";  // Q8_0, tied embeddings
+
+std::vector<float> logits_of(const std::shared_ptr<Model>& model) {
+  Session session(model, {.policies = {{}}, .n_ctx = 64});
+  Random random(1);
+  const std::vector<int32_t> prompt = random_tokens(random, *model, 20);
+  std::vector<float> all = feed(session, 0, prompt);
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<float> next = feed(session, 0, random_tokens(random, *model, 1));
+    all.insert(all.end(), next.begin(), next.end());
+  }
+  return all;
+}
+
+TEST_CASE("repacked weights give the same bits as those in the file") {
+  REQUIRE(available_memory() > 64 << 20);
+  const auto open = [](int n_threads, bool repacks, size_t max_resident = 0) {
+    return std::make_shared<Model>(kModel, make_cpu_backend(n_threads, "", repacks), nullptr,
+                                   max_resident);
+  };
+  const auto repacked = open(3, true), in_place = open(1, false);
+  const auto is_repacked = [](const Model& model) {
+    const Weights& w = model.weights;
+    CHECK(w.token_embd.interleaved == w.output.weight.interleaved);
+    CHECK(w.layers[0].ffn_down.weight.interleaved == w.output.weight.interleaved);
+    CHECK_FALSE(w.position_embd.interleaved);
+    return w.output.weight.interleaved;
+  };
+  CHECK(is_repacked(*repacked));
+  CHECK_FALSE(is_repacked(*in_place));
+  CHECK(same_bits(logits_of(repacked), logits_of(in_place)));
+  // Copies would be in memory whatever their bound.
+  CHECK_FALSE(is_repacked(*open(1, true, size_t{1} << 40)));
+}
+
+TEST_CASE("weights are not repacked where there is no memory for it") {
+  const auto backend = make_cpu_backend(1, "");
+  CHECK(backend->expect_weights(1));
+  CHECK_FALSE(backend->expect_weights(std::numeric_limits<size_t>::max()));
+  CHECK_FALSE(make_cpu_backend(1, "", false)->expect_weights(1));
+}
+
+}  // namespace
+}  // namespace h2o
