@@ -153,6 +153,15 @@ class CudaBackend final : public Backend {
     cuda::swiglu(stream_, up, gate);
   }
 
+  bool computes_mixtures() const override { return false; }
+  void route(const Routes&, Tensor) override { no_mixtures(); }
+  void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
+  void matmul_experts(Tensor, const Tensor&, const Tensor&, const Routes&) override {
+    no_mixtures();
+  }
+  void combine_add(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
+  void gate_rows(Tensor, const Tensor&) override { no_mixtures(); }
+
   void gather(Tensor y, const Tensor& x, const Batch&) override {
     matmul_.forget();
     cuda::gather(stream_, y, x, batch_.logits_rows);
@@ -192,6 +201,10 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  [[noreturn]] static void no_mixtures() {
+    throw InvalidArgument("[cuda] mixtures of experts are computed on the CPU only");
+  }
+
   // Each thread of the host has a device of its own.
   void use_device() const { check(cudaSetDevice(stream_.device()), "choose the device"); }
 

@@ -45,6 +45,22 @@ struct Attention {
                        // of the cache keeps none beyond it.
 };
 
+// Where the rows of a batch go in a mixture of experts. Their copies lie one after another by
+// expert: those of expert e in the rows [offsets[e], offsets[e + 1]) of n * n_used. In the back
+// end's memory.
+struct Routes {
+  int32_t n_experts;
+  int32_t n_used;    // experts of a row
+  bool normalized;   // the weights of a row sum to `scale`, not to what all experts' would
+  float scale;       // of the weights
+  float* weights;    // [n, n_used]
+  int32_t* places;   // [n, n_used] where the copies of a row lie
+  int32_t* offsets;  // [n_experts + 1]
+};
+
+// Uploaded matrices are divided between rows that are multiples of this.
+inline constexpr int32_t kRowGroup = 32;
+
 // A copy from the host's memory to a back end's.
 struct HostCopy {
   std::byte* to;
@@ -82,8 +98,9 @@ class Backend {
   virtual size_t upload_bytes(const Tensor& host) const = 0;
 
   // The tensor as this back end computes on it: a copy at `to`, of so many bytes of its memory, in
-  // an order of its own; or itself, where that is nullptr and weights can be read in place.
-  // Several tensors may take rope_table at one `to`; places must not overlap otherwise.
+  // an order of its own, of which ranges of rows begin at multiples of kRowGroup; or itself, where
+  // that is nullptr and weights can be read in place. Several tensors may take rope_table at one
+  // `to`; places must not overlap otherwise.
   virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
 
   // The same in memory of its own, which `owner` gets.
@@ -148,6 +165,26 @@ class Backend {
 
   // up = gate / (1 + e^-gate) * up
   virtual void swiglu(Tensor up, const Tensor& gate) = 0;
+
+  // Can this back end do what follows, which mixtures of experts need?
+  virtual bool computes_mixtures() const = 0;
+
+  // Chooses the experts of each row, those of the largest logits [n, n_experts], of equals the
+  // first; their weights are the softmax of the logits, which are lost. Fills in the arrays.
+  virtual void route(const Routes& routes, Tensor logits) = 0;
+
+  // y [n * n_used, cols] = the copies of the rows of x
+  virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;
+
+  // y = x w[e]^T for the copies x of each expert e; w [n_experts * y.cols, x.cols] has the matrices
+  // of the experts one after another. Those that were not chosen are not read.
+  virtual void matmul_experts(Tensor y, const Tensor& x, const Tensor& w, const Routes& routes) = 0;
+
+  // y[i] += sum_j weights[i, j] * x[places[i, j]]
+  virtual void combine_add(Tensor y, const Tensor& x, const Routes& routes) = 0;
+
+  // x[i] /= 1 + e^-gate[i], gate [n, 1]
+  virtual void gate_rows(Tensor x, const Tensor& gate) = 0;
 
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;

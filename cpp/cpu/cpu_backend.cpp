@@ -1,6 +1,7 @@
 #include "cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -10,6 +11,7 @@
 #include "cpu/isa/detect.h"
 #include "cpu/machine.h"
 #include "cpu/matmul/interleave.h"
+#include "cpu/routes.h"
 #include "cpu/thread_pool.h"
 
 namespace h2o {
@@ -149,6 +151,57 @@ class CpuBackend final : public Backend {
 
   void swiglu(Tensor up, const Tensor& gate) override {
     for_rows(up, [&](int64_t i) { kernels_.swiglu(row(up, i), row(gate, i), up.cols); });
+  }
+
+  bool computes_mixtures() const override { return true; }
+
+  void route(const Routes& routes, Tensor logits) override {
+    for_rows(logits, [&](int64_t i) {
+      kernels_.softmax(row(logits, i), logits.cols, 1);
+      choose_experts(routes, row(logits, i), i);
+    });
+    place_rows(routes, logits.rows);
+  }
+
+  void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {
+    for_rows(x, [&](int64_t i) {
+      for (int32_t j = 0; j < routes.n_used; ++j) {
+        std::memcpy(row(y, routes.places[i * routes.n_used + j]), row(x, i), x.row_bytes());
+      }
+    });
+  }
+
+  void matmul_experts(Tensor y, const Tensor& x, const Tensor& w, const Routes& routes) override {
+    const auto part = [](const Tensor& t, int64_t begin, int64_t end) {
+      return Tensor{t.row(begin), t.dtype, end - begin, t.cols, t.interleaved};
+    };
+    for (int32_t e = 0; e < routes.n_experts; ++e) {
+      const int64_t begin = routes.offsets[e], end = routes.offsets[e + 1];
+      if (begin == end) continue;
+      const Tensor expert = part(w, e * y.cols, (e + 1) * y.cols);
+      multiply(part(y, begin, end), part(x, begin, end), {expert, {}}, false);
+    }
+  }
+
+  void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
+    for_rows(y, [&](int64_t i) {
+      for (int64_t j = i * routes.n_used; j < (i + 1) * routes.n_used; ++j) {
+        kernels_.f32.add_rows({.y = row(y, i),
+                               .p = &routes.weights[j],
+                               .rows = x.row(routes.places[j]),
+                               .n_out = 1,
+                               .n_rows = 1,
+                               .n = x.cols,
+                               .row_bytes = x.row_bytes(),
+                               .p_stride = 1});
+      }
+    });
+  }
+
+  void gate_rows(Tensor x, const Tensor& gate) override {
+    for_rows(x, [&](int64_t i) {
+      kernels_.scale(row(x, i), x.cols, 1 / (1 + std::exp(-*row(gate, i))));
+    });
   }
 
   void gather(Tensor y, const Tensor& x, const Batch& batch) override {

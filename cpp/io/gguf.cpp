@@ -401,9 +401,10 @@ Tensor GgufFile::view(const GgufTensor& tensor) const {
     fail(path(), label, "type ", find_dtype(tensor.type)->name,
          " is not supported; supported: ", dtype_names(computable_dtypes()));
   }
-  if (tensor.n_dims > 2) fail(path(), label, tensor.n_dims, " dimensions, expected 1 or 2");
+  if (tensor.n_dims > 3) fail(path(), label, tensor.n_dims, " dimensions, expected 1 to 3");
   std::byte* data = const_cast<std::byte*>(tensor.data.data());
-  return {data, static_cast<DType>(tensor.type), tensor.dims[1], tensor.dims[0]};
+  const int64_t rows = tensor.dims[1] * tensor.dims[2];
+  return {data, static_cast<DType>(tensor.type), rows, tensor.dims[0]};
 }
 
 }  // namespace h2o

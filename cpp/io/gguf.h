@@ -96,8 +96,9 @@ class GgufFile {
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* find_tensor(std::string_view name) const;  // nullptr where there is none
 
-  // One of these tensors as the kernels see it: a matrix, or a vector as its single row.
-  // Throws FormatError for a type that h2o does not compute on, or for more than two dimensions.
+  // One of these tensors as the kernels see it: a matrix, a vector as its single row, or the
+  // matrices of three dimensions one below another. Throws FormatError for a type that h2o does not
+  // compute on, or for four dimensions.
   // Its bytes are the mapping's: they can be read only.
   Tensor view(const GgufTensor& tensor) const;
 

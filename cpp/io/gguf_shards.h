@@ -22,7 +22,7 @@ class GgufShards {
   const std::string& path() const { return head().path(); }
 
   // A tensor of any of the files; an empty Tensor where there is none.
-  // Throws FormatError for a type that h2o does not compute on, or more than two dimensions.
+  // Throws FormatError for a type that h2o does not compute on, or for four dimensions.
   Tensor tensor(std::string_view name) const;
 
  private:

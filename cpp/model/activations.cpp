@@ -5,14 +5,55 @@
 #include "core/layout.h"
 
 namespace h2o {
+namespace {
+
+Tensor matrix(int64_t rows, int64_t cols) { return {nullptr, DType::f32, rows, cols}; }
+
+MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
+  const MixtureConfig& m = c.mixture;
+  const int64_t n_copies = m.n_experts > 0 ? n_rows * m.n_used : 0;
+  const int64_t n_shared = m.n_ff_shared > 0 ? n_rows : 0;
+  return {
+      .logits = matrix(n_copies > 0 ? n_rows : 0, m.n_experts),
+      .x = matrix(n_copies, c.n_embd),
+      .up = matrix(n_copies, m.n_ff),
+      .gate = matrix(n_copies, m.n_ff),
+      .shared_up = matrix(n_shared, m.n_ff_shared),
+      .shared_gate = matrix(n_shared, m.n_ff_shared),
+      .shared_logit = matrix(n_shared, 1),
+      .routes = {.n_experts = m.n_experts,
+                 .n_used = m.n_used,
+                 .normalized = m.normalized,
+                 .scale = m.scale,
+                 .weights = nullptr,
+                 .places = nullptr,
+                 .offsets = nullptr},
+  };
+}
+
+MixtureActivations first(const MixtureActivations& e, int64_t n_rows) {
+  if (e.routes.n_experts == 0) return e;
+  const int64_t n_shared = e.shared_up.rows > 0 ? n_rows : 0;
+  return {
+      .logits = e.logits.first(n_rows),
+      .x = e.x.first(n_rows * e.routes.n_used),
+      .up = e.up.first(n_rows * e.routes.n_used),
+      .gate = e.gate.first(n_rows * e.routes.n_used),
+      .shared_up = e.shared_up.first(n_shared),
+      .shared_gate = e.shared_gate.first(n_shared),
+      .shared_logit = e.shared_logit.first(n_shared),
+      .routes = e.routes,
+  };
+}
+
+}  // namespace
 
 Activations allocate_activations(Backend& backend, const Config& c, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
-  const auto matrix = [](int64_t rows, int64_t cols) {
-    return Tensor{nullptr, DType::f32, rows, cols};
-  };
+  const bool experts = c.mixture.n_experts > 0;
+  const bool gated = c.family->activation == Activation::swiglu && !experts;
   Activations a{
       .x = matrix(n_rows, c.n_embd),
       .h = matrix(n_rows, c.n_embd),
@@ -20,22 +61,34 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
       .k = matrix(n_rows, kv_width),
       .v = matrix(n_rows, kv_width),
       .attn = matrix(n_rows, q_width),
-      .up = matrix(n_rows, c.n_ff),
-      .gate = matrix(c.family->activation == Activation::swiglu ? n_rows : 0, c.n_ff),
+      .up = matrix(experts ? 0 : n_rows, c.n_ff),
+      .gate = matrix(gated ? n_rows : 0, c.n_ff),
+      .experts = mixture_activations(c, n_rows),
       .last = matrix(n_logits, c.n_embd),
       .logits = matrix(n_logits, c.n_vocab),
   };
 
-  Tensor* const all[] = {&a.x, &a.h, &a.q, &a.k, &a.v, &a.attn, &a.up, &a.gate, &a.last, &a.logits};
+  MixtureActivations& e = a.experts;
+  Tensor* const all[] = {&a.x,    &a.h,      &a.q,         &a.k,           &a.v,           &a.attn,
+                         &a.up,   &a.gate,   &a.last,      &a.logits,      &e.x,           &e.up,
+                         &e.gate, &e.logits, &e.shared_up, &e.shared_gate, &e.shared_logit};
   Layout layout;
   std::vector<int64_t> offsets;
   for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
+  constexpr int64_t kBytes = 4;  // of a float, and of an int32_t
+  const int64_t weights = layout.place(e.x.rows * kBytes);
+  const int64_t places = layout.place(e.x.rows * kBytes);
+  const int64_t experts_ends = layout.place((e.routes.n_experts + 1) * kBytes);
   storage = backend.allocate(layout.size());
   for (size_t i = 0; i < offsets.size(); ++i) all[i]->data = storage.data() + offsets[i];
+  e.routes.weights = reinterpret_cast<float*>(storage.data() + weights);
+  e.routes.places = reinterpret_cast<int32_t*>(storage.data() + places);
+  e.routes.offsets = reinterpret_cast<int32_t*>(storage.data() + experts_ends);
   return a;
 }
 
 Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
+  const auto rows = [&](const Tensor& t) { return t.first(t.rows > 0 ? n_rows : 0); };
   return {
       .x = a.x.first(n_rows),
       .h = a.h.first(n_rows),
@@ -43,8 +96,9 @@ Activations first(const Activations& a, int64_t n_rows, int64_t n_logits) {
       .k = a.k.first(n_rows),
       .v = a.v.first(n_rows),
       .attn = a.attn.first(n_rows),
-      .up = a.up.first(n_rows),
-      .gate = a.gate.first(n_rows),
+      .up = rows(a.up),
+      .gate = rows(a.gate),
+      .experts = first(a.experts, n_rows),
       .last = a.last.first(n_logits),
       .logits = a.logits.first(n_logits),
   };

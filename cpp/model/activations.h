@@ -8,16 +8,29 @@
 
 namespace h2o {
 
+// Of a mixture of experts: n_rows * n_used copies of rows, which lie by expert. All f32.
+struct MixtureActivations {
+  Tensor logits;        // [n_rows, n_experts] of the router
+  Tensor x;             // [n_rows * n_used, n_embd] what goes into the experts, and what comes out
+  Tensor up;            // [n_rows * n_used, n_ff] of one expert
+  Tensor gate;          // [n_rows * n_used, n_ff]
+  Tensor shared_up;     // [n_rows, n_ff_shared]
+  Tensor shared_gate;   // [n_rows, n_ff_shared]
+  Tensor shared_logit;  // [n_rows, 1]
+  Routes routes;
+};
+
 // All f32.
 struct Activations {
-  Tensor x;     // [n_rows, n_embd]  the residual stream
-  Tensor h;     // [n_rows, n_embd]  normalised input of a block
-  Tensor q;     // [n_rows, n_heads * head_dim]
-  Tensor k;     // [n_rows, n_kv_heads * head_dim]
-  Tensor v;     // [n_rows, n_kv_heads * head_dim]
-  Tensor attn;  // [n_rows, n_heads * head_dim]
-  Tensor up;    // [n_rows, n_ff]
-  Tensor gate;  // [n_rows, n_ff]; no rows where the family has no gate
+  Tensor x;                    // [n_rows, n_embd]  the residual stream
+  Tensor h;                    // [n_rows, n_embd]  normalised input of a block
+  Tensor q;                    // [n_rows, n_heads * head_dim]
+  Tensor k;                    // [n_rows, n_kv_heads * head_dim]
+  Tensor v;                    // [n_rows, n_kv_heads * head_dim]
+  Tensor attn;                 // [n_rows, n_heads * head_dim]
+  Tensor up;                   // [n_rows, n_ff]
+  Tensor gate;                 // [n_rows, n_ff]; no rows where the family has no gate
+  MixtureActivations experts;  // no rows unless there are any; then `up` and `gate` have none
 
   Tensor last;    // [n_logits, n_embd]  rows whose logits are wanted
   Tensor logits;  // [n_logits, n_vocab]

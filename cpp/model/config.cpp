@@ -34,9 +34,12 @@ struct Neutral {
   double value;
 };
 constexpr Neutral kNeutral[] = {
-    {"attention.causal", 1},       {"attention.clamp_kqv", 0},     {"attention.max_alibi_bias", 0},
-    {"attn_logit_softcapping", 0}, {"embedding_scale", 1},         {"expert_count", 0},
-    {"expert_used_count", 0},      {"final_logit_softcapping", 0}, {"logit_scale", 1},
+    {"attention.causal", 1},         {"attention.clamp_kqv", 0},
+    {"attention.max_alibi_bias", 0}, {"attn_logit_softcapping", 0},
+    {"embedding_scale", 1},          {"expert_count", 0},
+    {"expert_used_count", 0},        {"expert_shared_count", 0},
+    {"expert_group_count", 0},       {"leading_dense_block_count", 0},
+    {"final_logit_softcapping", 0},  {"logit_scale", 1},
     {"residual_scale", 1},
 };
 
@@ -190,6 +193,31 @@ SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
   return window;
 }
 
+MixtureConfig read_mixture(Keys& keys, const Config& c) {
+  MixtureConfig m;
+  if (!c.family->experts || keys.zero_or_missing("expert_count")) return m;
+  m.n_experts = keys.count("expert_count");
+  m.n_used = keys.count("expert_used_count");
+  if (m.n_used > m.n_experts) {
+    keys.fail(keys.full("expert_used_count"), " is ", m.n_used, ", expected 1 to expert_count ",
+              m.n_experts);
+  }
+  m.n_ff = keys.count_or("expert_feed_forward_length", c.n_ff);
+  if (!keys.zero_or_missing("expert_shared_feed_forward_length")) {
+    m.n_ff_shared = keys.count("expert_shared_feed_forward_length");
+  }
+  m.normalized = keys.flag_or("expert_weights_norm", c.family->experts_normalized);
+  if (!keys.zero_or_missing("expert_weights_scale")) {
+    m.scale = keys.positive("expert_weights_scale");
+  }
+  constexpr int32_t kSoftmax = 1;
+  const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
+  if (gating != kSoftmax) {
+    keys.fail(keys.full("expert_gating_func"), " is ", gating, ", supported: 1 (softmax)");
+  }
+  return m;
+}
+
 bool read_gelu_erf(const Keys& keys, const GgufFile& file) {
   const std::string_view name = file.string_or("h2o.activation", "gelu_tanh");
   if (name != "gelu_erf" && name != "gelu_tanh") {
@@ -237,6 +265,7 @@ Config read_config(const GgufShards& model) {
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
   c.sliding_window = read_sliding_window(keys, c);
+  c.mixture = read_mixture(keys, c);
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 

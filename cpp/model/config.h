@@ -30,6 +30,16 @@ struct SlidingWindow {
   std::vector<bool> layers;  // or one flag for each; {a}.attention.sliding_window_pattern says both
 };
 
+// The feed-forward block is a mixture: each row goes to the experts that a router chooses.
+struct MixtureConfig {
+  int32_t n_experts = 0;    // {a}.expert_count; 0: there is none
+  int32_t n_used = 0;       // {a}.expert_used_count
+  int32_t n_ff = 0;         // {a}.expert_feed_forward_length, default feed_forward_length
+  int32_t n_ff_shared = 0;  // {a}.expert_shared_feed_forward_length; 0: no expert is shared
+  bool normalized = true;   // {a}.expert_weights_norm
+  float scale = 1;          // {a}.expert_weights_scale
+};
+
 struct Config {
   const Family* family = nullptr;  // by general.architecture, the "{a}" of the keys below
   int32_t n_ctx_train = 0;         // {a}.context_length: the longest text it was trained on
@@ -46,6 +56,7 @@ struct Config {
   bool gelu_erf = false;           // h2o.activation is gelu_erf: the exact form
   RopeConfig rope;
   SlidingWindow sliding_window;
+  MixtureConfig mixture;
 
   // Of a layer; 0: it has none.
   int32_t window(int32_t layer) const;

@@ -7,21 +7,38 @@
 namespace h2o {
 namespace {
 
-// clang-format off
 constexpr Family kFamilies[] = {
-    //                                                                                    qk_norm parallel
     // OPT (learned positions)
-    {"opt",     NormKind::layer, RopeLayout::none,   Activation::relu,   Biases::all,      false, false},
-    // Llama 1 to 3.2, Mistral, TinyLlama, SmolLM (converters permute Q and K for adjacent pairs)
-    {"llama",   NormKind::rms,   RopeLayout::pairs,  Activation::swiglu, Biases::optional, false, false},
+    {.architecture = "opt",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::none,
+     .activation = Activation::relu,
+     .biases = Biases::all},
+    // Llama 1 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM (converters permute Q and K for pairs)
+    {.architecture = "llama", .rope = RopeLayout::pairs, .experts = true},
     // GPT-NeoX, Pythia (partial rotary; Q, K, V in one tensor)
-    {"gptneox", NormKind::layer, RopeLayout::halves, Activation::gelu,   Biases::all,      false, true},
+    {.architecture = "gptneox",
+     .norm = NormKind::layer,
+     .activation = Activation::gelu,
+     .biases = Biases::all,
+     .parallel_residual = true},
     // Qwen2, Qwen2.5
-    {"qwen2",   NormKind::rms,   RopeLayout::halves, Activation::swiglu, Biases::qkv,      false, false},
+    {.architecture = "qwen2", .biases = Biases::qkv},
+    // Qwen1.5-MoE and Qwen2-57B-A14B (an expert that all rows share)
+    {.architecture = "qwen2moe",
+     .biases = Biases::qkv,
+     .experts = true,
+     .experts_normalized = false},
     // Qwen3 (head size independent of width)
-    {"qwen3",   NormKind::rms,   RopeLayout::halves, Activation::swiglu, Biases::optional, true,  false},
+    {.architecture = "qwen3", .qk_norm = QkNorm::heads},
+    // Qwen3-30B-A3B and its like
+    {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
+    // OLMoE
+    {.architecture = "olmoe",
+     .qk_norm = QkNorm::whole,
+     .experts = true,
+     .experts_normalized = false},
 };
-// clang-format on
 
 // What the models of other architectures need that is not computed here.
 struct Missing {

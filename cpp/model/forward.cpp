@@ -1,6 +1,8 @@
 // The model, every family of it. Start reading here.
 #include "model/forward.h"
 
+#include "model/mixture.h"
+
 namespace h2o {
 namespace {
 
@@ -12,9 +14,10 @@ void norm(Backend& b, const Config& c, const Tensor& y, const Tensor& x, const A
   }
 }
 
-// x [n, n_heads * head_dim] seen as one row per head.
-Tensor heads(const Tensor& x, int64_t head_dim) {
-  return {x.data, x.dtype, x.rows * x.cols / head_dim, head_dim};
+// x [n, n_heads * head_dim] seen as rows of as many elements as the norm has: one head or all.
+void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weight) {
+  const Tensor rows{x.data, x.dtype, x.rows * x.cols / weight.cols, weight.cols};
+  b.rms_norm(rows, rows, weight, c.norm_eps);
 }
 
 void activate(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
@@ -49,8 +52,8 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     b.matmul(a.k, a.h, layer.attn_k);
     b.matmul(a.v, a.h, layer.attn_v);
     if (layer.attn_q_norm) {
-      b.rms_norm(heads(a.q, c.head_dim), heads(a.q, c.head_dim), layer.attn_q_norm, c.norm_eps);
-      b.rms_norm(heads(a.k, c.head_dim), heads(a.k, c.head_dim), layer.attn_k_norm, c.norm_eps);
+      norm_heads(b, c, a.q, layer.attn_q_norm);
+      norm_heads(b, c, a.k, layer.attn_k_norm);
     }
     b.attend({a.attn, a.q, a.k, a.v, w.rope, c.attn_scale, c.window(l)}, cache.layer(l), batch);
 
@@ -59,9 +62,13 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     norm(b, c, a.h, a.x, layer.ffn_norm);
     if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
 
-    b.matmul(a.up, a.h, layer.ffn_up);
-    activate(b, c, layer, a);
-    b.matmul_add(a.x, a.up, layer.ffn_down);
+    if (c.mixture.n_experts > 0) {
+      add_mixture(b, c, layer.mixture, a);
+    } else {
+      b.matmul(a.up, a.h, layer.ffn_up);
+      activate(b, c, layer, a);
+      b.matmul_add(a.x, a.up, layer.ffn_down);
+    }
   }
 }
 

@@ -48,6 +48,11 @@ class Finder {
     return present(name, floats_or_none(name, rows, cols));
   }
 
+  // The matrices of all experts, one below another; shape [n, rows, cols] in the file.
+  Tensor experts(const std::string& name, int64_t n, int64_t rows, int64_t cols) {
+    return matrix(name, n * rows, cols);
+  }
+
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
     const Tensor weight = matrix(name + ".weight", out, in);
     const Tensor bias = floats_or_none(name + ".bias", 1, out);
@@ -101,6 +106,23 @@ Affine slice(const Affine& whole, int64_t begin, int64_t end) {
           {reinterpret_cast<std::byte*>(whole.bias.floats() + begin), DType::f32, 1, end - begin}};
 }
 
+Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
+  const MixtureConfig& m = c.mixture;
+  Mixture mixture;
+  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, false);
+  mixture.gate = find.experts(blk + "ffn_gate_exps.weight", m.n_experts, m.n_ff, c.n_embd);
+  mixture.up = find.experts(blk + "ffn_up_exps.weight", m.n_experts, m.n_ff, c.n_embd);
+  mixture.down = find.experts(blk + "ffn_down_exps.weight", m.n_experts, c.n_embd, m.n_ff);
+  if (m.n_ff_shared > 0) {
+    mixture.shared_router.weight =
+        find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
+    mixture.shared_gate = find.linear(blk + "ffn_gate_shexp", m.n_ff_shared, c.n_embd, false);
+    mixture.shared_up = find.linear(blk + "ffn_up_shexp", m.n_ff_shared, c.n_embd, false);
+    mixture.shared_down = find.linear(blk + "ffn_down_shexp", c.n_embd, m.n_ff_shared, false);
+  }
+  return mixture;
+}
+
 Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
@@ -119,12 +141,17 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_k = find.linear(blk + "attn_k", kv_width, c.n_embd, qkv_biases);
     layer.attn_v = find.linear(blk + "attn_v", kv_width, c.n_embd, qkv_biases);
   }
-  if (c.family->qk_norm) {
-    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, c.head_dim);
-    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, c.head_dim);
+  if (c.family->qk_norm != QkNorm::none) {
+    const bool whole = c.family->qk_norm == QkNorm::whole;
+    layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
+    layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
   }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
   layer.ffn_norm = find.norm(blk + "ffn_norm");
+  if (c.mixture.n_experts > 0) {
+    layer.mixture = find_mixture(find, c, blk);
+    return layer;
+  }
   if (c.family->activation == Activation::swiglu) {
     layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
   }
@@ -160,7 +187,11 @@ LayerTensors tensors_of(Layer& layer) {
         &layer.ffn_norm, &layer.ffn_gate, &layer.ffn_up, &layer.ffn_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
-  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm});
+  Mixture& m = layer.mixture;
+  for (Affine* one : {&m.router, &m.shared_router, &m.shared_gate, &m.shared_up, &m.shared_down}) {
+    all.insert(all.end(), {&one->weight, &one->bias});
+  }
+  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &m.gate, &m.up, &m.down});
   return all;
 }
 
@@ -184,6 +215,10 @@ Tensor upload_frequencies(const GgufShards& model, const Config& c, const Tensor
 
 Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
                      size_t max_resident, const LoadProgress& progress) {
+  if (c.mixture.n_experts > 0 && !backend.computes_mixtures()) {
+    throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
+                               backend.name(), " does not compute; use device=cpu"));
+  }
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c, w.rope.frequencies, backend, w.owned);
@@ -207,7 +242,10 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   CopiedLayerOffload* copied = nullptr;
   bool in_place = false;
   if (max_resident == 0) {
-    in_place = !backend.expect_weights(of_others + of_layers);
+    // Experts are ranges of rows.
+    const bool divisible = c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0;
+    in_place =
+        (c.mixture.n_experts > 0 && !divisible) || !backend.expect_weights(of_others + of_layers);
   } else if (backend.maps_weights()) {
     w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
     in_place = true;

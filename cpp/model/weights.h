@@ -12,6 +12,18 @@
 
 namespace h2o {
 
+// A mixture of experts; the matrices of one kind are one tensor, expert by expert.
+struct Mixture {
+  Affine router;         // ffn_gate_inp [n_experts, n_embd]
+  Tensor gate;           // ffn_gate_exps [n_experts * n_ff, n_embd]
+  Tensor up;             // ffn_up_exps, the same
+  Tensor down;           // ffn_down_exps [n_experts * n_embd, n_ff]
+  Affine shared_router;  // ffn_gate_inp_shexp [1, n_embd]: how much of the shared expert
+  Affine shared_gate;    // ffn_gate_shexp [n_ff_shared, n_embd]
+  Affine shared_up;      // ffn_up_shexp, the same
+  Affine shared_down;    // ffn_down_shexp [n_embd, n_ff_shared]
+};
+
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. What a family
 // does not have is empty.
 struct Layer {
@@ -26,6 +38,7 @@ struct Layer {
   Affine ffn_gate;     // [n_ff, n_embd]
   Affine ffn_up;       // [n_ff, n_embd]
   Affine ffn_down;     // [n_embd, n_ff]
+  Mixture mixture;     // instead of these three
 };
 
 struct Weights {

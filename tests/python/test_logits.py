@@ -23,7 +23,15 @@ from support.random_models import (
 )
 
 # One of each family, and the odd shapes; committed, so that no other package is needed.
-GOLDEN = ["opt_odd_heads", "opt_untied", "opt_head_dim_one", "llama_gqa2_tied", "gptneox", "qwen3"]
+GOLDEN = [
+    "opt_odd_heads",
+    "opt_untied",
+    "opt_head_dim_one",
+    "llama_gqa2_tied",
+    "gptneox",
+    "qwen3",
+    "qwen3moe",
+]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -12,7 +12,7 @@ from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gptneox import GPTNEOX
-from h2o_cpp.convert.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from h2o_cpp.convert.llama import LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
@@ -28,6 +28,10 @@ FAMILIES = {
     "GPTNeoXForCausalLM": GPTNEOX,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
+    "MixtralForCausalLM": MIXTRAL,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "OlmoeForCausalLM": OLMOE,
 }
 
 # outtype -> type of the weight matrices, general.file_type

@@ -19,7 +19,8 @@ Sizes = Mapping[str, int]
 class TensorSpec:
     """A tensor to write: `gguf` is its name in the file, `hf` its name in the checkpoint.
 
-    `shape` is the shape in the checkpoint, in PyTorch order (rows, columns); the first
+    With `stack` it is so many tensors of that shape one after another, `hf` having {} for their
+    numbers. `shape` is the shape in the checkpoint, in PyTorch order (rows, columns); the first
     `skip_rows` rows are not written. `transform` re-orders the values without changing the shape.
     """
 
@@ -28,11 +29,17 @@ class TensorSpec:
     shape: tuple[int, ...]
     skip_rows: int = 0
     transform: Callable[[Values], Values] | None = None
+    stack: int = 0
+
+    def sources(self) -> list[str]:
+        """The names in the checkpoint."""
+        return [self.hf.format(i) for i in range(self.stack)] if self.stack else [self.hf]
 
 
 class Module(NamedTuple):
     """A module with a weight and perhaps a bias; `shape` names the sizes of the weight.
 
+    Where `hf` has {}, there is one for each expert.
     `reorder` re-orders the rows of both, given the size of a head.
     """
 
@@ -56,6 +63,7 @@ class Module(NamedTuple):
                     f"{self.hf}.{part}",
                     part_shape,
                     transform=self._transform(sizes),
+                    stack=sizes["experts"] if "{}" in self.hf else 0,
                 )
 
     def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:

@@ -1,6 +1,6 @@
 """Which tensors a GGUF file gets from a checkpoint, in which types."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,14 +20,15 @@ class PlannedTensor:
     """A tensor of the file, before its values are read; its names and shape are in `spec`."""
 
     spec: TensorSpec
-    read: Callable[[], Values]
+    reads: Sequence[Callable[[], Values]]
     type: GGMLQuantizationType
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape to write, in PyTorch order."""
         rows, *columns = self.spec.shape
-        return (rows - self.spec.skip_rows, *columns)
+        stack = [self.spec.stack] if self.spec.stack else []
+        return (*stack, rows - self.spec.skip_rows, *columns)
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +38,10 @@ class PlannedTensor:
 
     def encode(self) -> npt.NDArray[Any]:
         """Reads the values and returns the `nbytes` to write; ValueError if f16 overflows."""
-        values = self.read()[self.spec.skip_rows :]
+        return np.concatenate([self._encode(read()) for read in self.reads])
+
+    def _encode(self, values: Values) -> npt.NDArray[Any]:
+        values = values[self.spec.skip_rows :]
         if self.spec.transform is not None:
             values = self.spec.transform(values)
         if self.type is not GGMLQuantizationType.F16:
@@ -65,18 +69,13 @@ def plan_tensors(
     names = {name.removeprefix(family.base_prefix): name for name in tensors}
     plan = []
     for spec in family.tensors(config):
-        name = names.pop(spec.hf, None)
-        if name is None:
-            raise ValueError(f"tensor {spec.hf} is missing from the checkpoint")
-        source = tensors[name]
-        if source.read is None:
-            raise ValueError(f"tensor {name} has a type other than f64, f32, f16 and bf16")
-        if source.shape != spec.shape:
-            raise ValueError(
-                f"tensor {name} has shape {list(source.shape)},"
-                f" but config.json asks for {list(spec.shape)}"
-            )
-        plan.append(PlannedTensor(spec, source.read, _type(spec, weight_type)))
+        reads = []
+        for hf in spec.sources():
+            name = names.pop(hf, None)
+            if name is None:
+                raise ValueError(f"tensor {hf} is missing from the checkpoint")
+            reads.append(_reader(name, tensors[name], spec))
+        plan.append(PlannedTensor(spec, reads, _type(spec, weight_type)))
     for hf, name in names.items():
         if not family.ignored.fullmatch(hf):
             raise ValueError(
@@ -87,15 +86,26 @@ def plan_tensors(
     return plan
 
 
+def _reader(name: str, source: SourceTensor, spec: TensorSpec) -> Callable[[], Values]:
+    if source.read is None:
+        raise ValueError(f"tensor {name} has a type other than f64, f32, f16 and bf16")
+    if source.shape != spec.shape:
+        raise ValueError(
+            f"tensor {name} has shape {list(source.shape)},"
+            f" but config.json asks for {list(spec.shape)}"
+        )
+    return source.read
+
+
 def _computed(gguf: str, values: Values) -> PlannedTensor:
     spec = TensorSpec(gguf, hf="", shape=values.shape)
-    return PlannedTensor(spec, lambda: values, GGMLQuantizationType.F32)
+    return PlannedTensor(spec, [lambda: values], GGMLQuantizationType.F32)
 
 
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
     """As llama.cpp's converter: F32 for all but matrices, F16 for rows of incomplete blocks."""
     is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
-    if not is_matrix or spec.gguf == "position_embd.weight":
+    if not is_matrix or spec.gguf == "position_embd.weight" or ".ffn_gate_inp" in spec.gguf:
         return GGMLQuantizationType.F32
     block_size, _ = GGML_QUANT_SIZES[weight_type]
     return GGMLQuantizationType.F16 if spec.shape[-1] % block_size else weight_type

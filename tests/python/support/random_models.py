@@ -57,6 +57,10 @@ def _gqa(n_kv_heads: int, **options: object) -> dict[str, Any]:
     return {"num_key_value_heads": n_kv_heads, **options}
 
 
+def _experts(n: int, used: int) -> dict[str, Any]:
+    return {"num_experts": n, "num_experts_per_tok": used, "moe_intermediate_size": 24}
+
+
 _LLAMA3_ROPE = _rope(
     500.0,
     rope_type="llama3",
@@ -91,6 +95,21 @@ RECIPES = {
         "Qwen2", 32, 4, 56, n_layers=3,
         options=_gqa(2, use_sliding_window=True, sliding_window=5, max_window_layers=1),
     ),
+    "mixtral": Recipe(
+        "Mixtral", 32, 4, 40, options=_gqa(2, num_local_experts=5, num_experts_per_tok=2)
+    ),
+    "qwen2moe": Recipe(
+        "Qwen2Moe", 32, 4, 40, options=_gqa(2, shared_expert_intermediate_size=36, **_experts(6, 3))
+    ),
+    "qwen3moe": Recipe(
+        "Qwen3Moe", 40, 4, 48, options=_gqa(2, head_dim=14, norm_topk_prob=True, **_experts(9, 4))
+    ),
+    "qwen3moe_sums": Recipe(
+        "Qwen3Moe", 40, 4, 48, options=_gqa(2, head_dim=14, norm_topk_prob=False, **_experts(3, 1))
+    ),
+    "olmoe": Recipe(
+        "Olmoe", 32, 4, 28, options=_gqa(2, num_experts=4, num_experts_per_tok=4)
+    ),
     "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
     "gptneox_serial_tanh": Recipe(
         "GPTNeoX", 32, 2, 100,
@@ -112,14 +131,16 @@ def make_model(recipe: Recipe, seed: int) -> Any:
 
     model: Any = getattr(transformers, f"{recipe.model}ForCausalLM")(recipe.config())
     model.eval()
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # which knows double precision
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, 1, generator=generator)
             if "norm" in name and name.endswith("weight"):
                 parameter.mul_(0.2).add_(1)
-            elif parameter.ndim == 2:
-                parameter.div_(parameter.shape[1] ** 0.5)  # outputs about as large as inputs
+            elif parameter.ndim >= 2:
+                parameter.div_(parameter.shape[-1] ** 0.5)  # outputs about as large as inputs
     return model
 
 

@@ -1,0 +1,27 @@
+#include "model/mixture.h"
+
+namespace h2o {
+
+void add_mixture(Backend& b, const Config& c, const Mixture& m, const Activations& a) {
+  const MixtureActivations& e = a.experts;
+  b.matmul(e.logits, a.h, m.router);
+  b.route(e.routes, e.logits);
+  b.dispatch(e.x, a.h, e.routes);
+  b.matmul_experts(e.up, e.x, m.up, e.routes);
+  b.matmul_experts(e.gate, e.x, m.gate, e.routes);
+  b.swiglu(e.up, e.gate);
+  b.matmul_experts(e.x, e.up, m.down, e.routes);
+  b.combine_add(a.x, e.x, e.routes);
+
+  if (c.mixture.n_ff_shared == 0) return;
+  b.matmul(e.shared_up, a.h, m.shared_up);
+  b.matmul(e.shared_gate, a.h, m.shared_gate);
+  b.swiglu(e.shared_up, e.shared_gate);
+  if (m.shared_router.weight) {
+    b.matmul(e.shared_logit, a.h, m.shared_router);
+    b.gate_rows(e.shared_up, e.shared_logit);
+  }
+  b.matmul_add(a.x, e.shared_up, m.shared_down);
+}
+
+}  // namespace h2o

@@ -1,0 +1,109 @@
+"""Mixtures of experts in models of Llama's layout: their metadata and modules."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from h2o_cpp.convert.config import Config, dimension, flag, refuse
+from h2o_cpp.convert.family import Metadata, Module
+
+
+class Mixture(NamedTuple):
+    """How a family names the parts of its mixtures, and what its files take for granted."""
+
+    router: str
+    experts: str
+    """With {} for the number of the expert."""
+    projections: tuple[str, str, str]
+    """Gate, up, down."""
+    ff: str
+    """The key of an expert's width."""
+    normalized: bool
+    """The weights of a row's experts sum to 1, unless the file says otherwise."""
+    says_normalized: bool = True
+    """config.json does, by norm_topk_prob."""
+    checks: Callable[[Config], None] = lambda config: None
+    shared: bool = False
+    """There is an expert for all rows, by how much a gate says."""
+
+    def metadata(self, config: Config) -> Metadata:
+        """The keys of a mixture; ValueError for one that the files cannot express."""
+        self.checks(config)
+        n_experts, n_used = _counts(config)
+        if n_used > n_experts:
+            raise ValueError(
+                f"config.json: num_experts_per_tok is {n_used}, of {n_experts} experts"
+            )
+        values: Metadata = {"expert_count": n_experts, "expert_used_count": n_used}
+        if self.ff != "intermediate_size":
+            values["expert_feed_forward_length"] = dimension(config, self.ff)
+        if self.shared:
+            size = dimension(config, "shared_expert_intermediate_size")
+            values["expert_shared_feed_forward_length"] = size
+        if self.says_normalized:
+            normalized = flag(config, "norm_topk_prob", False)
+            if normalized != self.normalized:
+                values["expert_weights_norm"] = normalized
+        return values
+
+    def sizes(self, config: Config) -> dict[str, int]:
+        """What the shapes of the modules are made of."""
+        sizes = {"experts": _counts(config)[0], "expert_ff": dimension(config, self.ff), "one": 1}
+        if self.shared:
+            sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
+        return sizes
+
+    def modules(self) -> Iterator[Module]:
+        """Of a layer."""
+        gate, up, down = self.projections
+        yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
+        yield Module("ffn_gate_exps", f"{self.experts}.{gate}", ("expert_ff", "embd"))
+        yield Module("ffn_up_exps", f"{self.experts}.{up}", ("expert_ff", "embd"))
+        yield Module("ffn_down_exps", f"{self.experts}.{down}", ("embd", "expert_ff"))
+        if self.shared:
+            yield Module("ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("one", "embd"))
+            yield Module("ffn_gate_shexp", "mlp.shared_expert.gate_proj", ("shared_ff", "embd"))
+            yield Module("ffn_up_shexp", "mlp.shared_expert.up_proj", ("shared_ff", "embd"))
+            yield Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff"))
+
+
+def _counts(config: Config) -> tuple[int, int]:
+    """How many experts there are, and how many of them a row goes to."""
+    key = "num_local_experts" if config.get("num_experts") is None else "num_experts"
+    return dimension(config, key), dimension(config, "num_experts_per_tok")
+
+
+def _every_layer(config: Config) -> None:
+    """Refuses Qwens of which some layers have no experts."""
+    for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        value = config.get(key)
+        if value is not None and value != expected:
+            raise refuse("qwen", key, value, "some layers have no experts")
+
+
+def _no_clamp(config: Config) -> None:
+    if config.get("clip_qkv") is not None:
+        raise refuse("olmoe", "clip_qkv", config["clip_qkv"], "q, k and v are clamped")
+
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_EXPERTS = "mlp.experts.{}"
+
+MIXTRAL_EXPERTS = Mixture(
+    "block_sparse_moe.gate",
+    "block_sparse_moe.experts.{}",
+    ("w1", "w3", "w2"),
+    "intermediate_size",
+    normalized=True,
+    says_normalized=False,
+)
+QWEN2_EXPERTS = Mixture(
+    "mlp.gate",
+    _EXPERTS,
+    _PROJECTIONS,
+    "moe_intermediate_size",
+    normalized=False,
+    checks=_every_layer,
+    shared=True,
+)
+QWEN3_EXPERTS = QWEN2_EXPERTS._replace(normalized=True, shared=False)
+OLMOE_EXPERTS = QWEN2_EXPERTS._replace(ff="intermediate_size", checks=_no_clamp, shared=False)

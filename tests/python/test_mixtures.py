@@ -1,0 +1,153 @@
+"""Mixtures of experts: which rows go where must not show, and what a file may not say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFValueType
+
+from h2o_cpp import Generator
+from h2o_cpp.convert import convert
+from support.changed_gguf import changed
+from support.needs import packages
+from support.opt_checkpoint import read_tensors, write_json
+from support.random_models import RECIPES, Recipe, make_model, random_tokens, save_checkpoint
+
+U32, F32 = GGUFValueType.UINT32, GGUFValueType.FLOAT32
+
+# Whole blocks of every type, a shared expert, and some experts that get no row.
+WIDE = Recipe(
+    "Qwen2Moe",
+    64,
+    4,
+    64,
+    options={
+        "num_key_value_heads": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
+)
+
+
+@packages("torch", "transformers")
+@pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])
+def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path, outtype: str) -> None:
+    """A row's logits are the same bits, alone or among rows that share experts with it."""
+    save_checkpoint(make_model(WIDE, 5), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", outtype)
+    tokens = random_tokens(5)
+    logits = []
+    for n_batch, threads in ((1, 1), (40, 1), (7, 2), (40, 3)):
+        with Generator(tmp_path / "model.gguf", n_batch=n_batch, threads=threads) as generator:
+            logits.append(generator.logits(tokens))
+    for other in logits[1:]:
+        np.testing.assert_array_equal(other, logits[0])
+
+
+_SHARED = {
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+}
+
+
+@packages("torch", "transformers", "safetensors")
+@pytest.mark.parametrize(
+    ("recipe", "experts", "router", "shared"),
+    [
+        (WIDE, "mlp.experts.{}.{}_proj.weight", "mlp.gate.weight", _SHARED),
+        (
+            RECIPES["mixtral"],
+            "block_sparse_moe.experts.{}.{}.weight",
+            "block_sparse_moe.gate.weight",
+            {},
+        ),
+    ],
+)
+def test_names_and_types(
+    tmp_path: Path, recipe: Recipe, experts: str, router: str, shared: dict[str, str]
+) -> None:
+    """As llama.cpp's converter writes them: one tensor of three dimensions, the routers in F32."""
+    from safetensors.numpy import load_file
+
+    save_checkpoint(make_model(recipe, 1), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f16")
+    weights = load_file(tmp_path / "model.safetensors")
+    tensors = read_tensors(tmp_path / "model.gguf")
+    n_experts = recipe.options.get("num_experts", 5)
+    layer = "model.layers.1."
+    mixtral = {"gate": "w1", "up": "w3", "down": "w2"}
+    for part in ("gate", "up", "down"):
+        dtype, values = tensors.pop(f"blk.1.ffn_{part}_exps.weight")
+        hf = mixtral[part] if "block_sparse" in experts else part
+        names = [layer + experts.format(i, hf) for i in range(n_experts)]
+        assert dtype is GGMLQuantizationType.F16
+        np.testing.assert_array_equal(values, np.stack([weights[n] for n in names]).astype("f2"))
+    others = {"ffn_gate_inp.weight": router} | shared
+    for gguf, hf in others.items():
+        dtype, values = tensors.pop(f"blk.1.{gguf}")
+        routes = gguf.startswith("ffn_gate_inp")
+        assert dtype is (GGMLQuantizationType.F32 if routes else GGMLQuantizationType.F16)
+        np.testing.assert_array_equal(values, weights[layer + hf].astype("f4" if routes else "f2"))
+    assert not any(name.startswith("blk.1.ffn") and "norm" not in name for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2: some layers have no experts"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]: some layers have no experts"),
+        ({"num_experts_per_tok": 33}, "num_experts_per_tok is 33, of 32 experts"),
+        ({"num_experts": 33}, "missing|has shape"),
+    ],
+)
+@packages("torch", "transformers")
+def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    save_checkpoint(make_model(WIDE, 1), tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", settings | config)
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_used_count": (10, U32)}, "expert_used_count is 10, expected 1 to expert_count 9"),
+        ({"expert_used_count": (0, U32)}, "expert_used_count is 0, expected 1 to"),
+        ({"expert_gating_func": (2, U32)}, r"expert_gating_func is 2, supported: 1 \(softmax\)"),
+        ({"expert_count": (8, U32)}, r"blk\.0\.ffn_gate_inp\.weight has shape \[9, 40\], expected"),
+        ({"expert_feed_forward_length": (25, U32)}, r"ffn_gate_exps\.weight has shape \[216, 40\]"),
+        ({"expert_count": (0, U32)}, "expert_used_count' is 4, which changes"),
+        ({"expert_group_count": (2, U32)}, "expert_group_count' is 2, which changes"),
+        ({"expert_shared_feed_forward_length": (8, U32)}, r"ffn_gate_shexp\.weight is missing"),
+    ],
+)
+def test_what_a_file_may_not_say(
+    data: Path, tmp_path: Path, keys: dict[str, tuple[Any, GGUFValueType]], message: str
+) -> None:
+    keys = {f"qwen3moe.{key}": value for key, value in keys.items()}
+    file = changed(data / "golden" / "qwen3moe.gguf", tmp_path / "m.gguf", keys, {})
+    with pytest.raises(ValueError, match=message):
+        Generator(file)
+
+
+def test_the_scale_of_the_weights(data: Path, tmp_path: Path) -> None:
+    """Weights times 0 are no block at all; times 1 they are the same."""
+    tokens = random_tokens(1)
+    logits = {}
+    for scale in (None, 0.0, 1.0, 1e-20):
+        keys = {} if scale is None else {"qwen3moe.expert_weights_scale": (scale, F32)}
+        file = changed(data / "golden" / "qwen3moe.gguf", tmp_path / "m.gguf", keys, {})
+        with Generator(file) as generator:
+            logits[scale] = generator.logits(tokens)
+    for none in (0.0, 1.0):  # files write 0 for no scale
+        np.testing.assert_array_equal(logits[none], logits[None])
+    assert np.abs(logits[1e-20] - logits[None]).max() > 0.1
