@@ -22,9 +22,6 @@ constexpr size_t kCacheLine = 64;
 // Of a thread. What it does not use is never touched, and takes no memory.
 constexpr int64_t kWorkspace = std::max(kInt8Workspace, kBf16Workspace);
 
-// Multiply-adds below which handing work to other threads costs more than it saves.
-constexpr int64_t kParallelWork = 100'000;
-
 class CpuBackend final : public Backend {
  public:
   CpuBackend(int n_threads, const CpuKernels& kernels, bool repacks)
@@ -157,7 +154,9 @@ class CpuBackend final : public Backend {
 
   void route(const Routes& routes, Tensor logits) override {
     for_rows(logits, [&](int64_t i) {
-      kernels_.softmax(row(logits, i), logits.cols, 1);
+      float largest = 0;
+      const float total = kernels_.powers(row(logits, i), logits.cols, 1, &largest);
+      kernels_.scale(row(logits, i), logits.cols, 1 / total);
       choose_experts(routes, row(logits, i), i);
     });
     place_rows(routes, logits.rows);
@@ -225,25 +224,11 @@ class CpuBackend final : public Backend {
   }
 
   size_t attend_workspace(const KvView& shape) const override {
-    return pool_.size() * head_workspace(shape);
+    return h2o::attend_workspace(shape, pool_.size());
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    if (attention.rope.layout != RopeLayout::none) rotate_qk(attention, cache, batch);
-    int64_t work = 0;
-    for (const Segment& s : batch.segments) {
-      const int64_t keys = std::min(s.position, cache.slots) + int64_t{s.n_rows};
-      work += int64_t{2} * s.n_rows * keys * cache.n_heads * cache.head_dim;
-    }
-    const int64_t tasks = static_cast<int64_t>(batch.segments.size()) * cache.n_kv_heads;
-    const size_t workspace = head_workspace(cache);
-    parallel(tasks, work, [&](int thread, int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        attend_head(kernels_, attention, cache, batch.segments[task / cache.n_kv_heads],
-                    static_cast<int32_t>(task % cache.n_kv_heads),
-                    cache.workspace + thread * workspace);
-      }
-    });
+    h2o::attend(kernels_, pool_, attention, cache, batch);
   }
 
   void compute_rope_table(Tensor rope_table, const Rope& rope) override {
@@ -259,58 +244,15 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // The queries and, but for rolling segments, the keys.
-  void rotate_qk(const Attention& attention, const KvView& cache, const Batch& batch) {
-    const int64_t head_dim = cache.head_dim;
-    const auto rotate_heads = [&](const Tensor& x, int64_t i, const float* rope_table) {
-      for (float* head = row(x, i); head < row(x, i + 1); head += head_dim) {
-        h2o::rotate(kernels_, head, rope_table, attention.rope);
-      }
-    };
-    const auto rotate_row = [&](const Segment& segment, int64_t i, float* rope_table) {
-      const int32_t before = segment.rolling
-                                 ? cache.policies[segment.sequence].kept(segment.position)
-                                 : segment.position;
-      const int32_t position = before + static_cast<int32_t>(i - segment.row);
-      h2o::compute_rope_table(rope_table, attention.rope, position);
-      rotate_heads(attention.q, i, rope_table);
-      if (!segment.rolling) rotate_heads(attention.k, i, rope_table);
-    };
-    const size_t workspace = head_workspace(cache);
-    parallel(batch.n_rows(), attention.q.rows * attention.q.cols,
-             [&](int thread, int64_t begin, int64_t end) {
-               float* rope_table = reinterpret_cast<float*>(cache.workspace + thread * workspace);
-               const Segment* segment = &batch.segments[0];
-               for (int64_t i = begin; i < end; ++i) {
-                 while (i >= segment->row + segment->n_rows) ++segment;
-                 rotate_row(*segment, i, rope_table);
-               }
-             });
-  }
-
   static void copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
 
   static float* row(const Tensor& x, int64_t i) { return x.floats() + i * x.cols; }
 
-  // Of one thread; whole cache lines, so that threads do not share one.
-  static size_t head_workspace(const KvView& shape) {
-    return (attend_head_workspace(shape) + kCacheLine - 1) / kCacheLine * kCacheLine;
-  }
-
-  template <class Body>
-  void parallel(int64_t n, int64_t work, const Body& body) {
-    if (work < kParallelWork) {
-      body(0, int64_t{0}, n);
-    } else {
-      pool_.parallel_for(n, body);
-    }
-  }
-
   template <class Body>
   void for_rows(const Tensor& x, const Body& body) {
-    parallel(x.rows, x.rows * x.cols, [&](int, int64_t begin, int64_t end) {
+    pool_.parallel_for(x.rows, x.rows * x.cols, [&](int, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(i);
     });
   }
@@ -345,7 +287,7 @@ class CpuBackend final : public Backend {
     for (int64_t row = 0; row < n_rows; row += kInt8Rows) {
       m.n_rows = std::min(n_rows - row, kInt8Rows);
       const Int8Rows x = int8_rows(m.n_rows, m.n_in, type.int8_group);
-      parallel(m.n_rows, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
+      pool_.parallel_for(m.n_rows, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
         kernels_.quantize_rows(x, m.x, begin, end);
       });
       for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
@@ -364,7 +306,7 @@ class CpuBackend final : public Backend {
       m.n_rows = std::min(n_rows - row, kBf16Rows);
       const Bf16Rows x{rows_.as<BF16>(), m.n_rows, m.n_in};
       const int64_t n_blocks = (m.n_rows + kBf16Block - 1) / kBf16Block;
-      parallel(n_blocks, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
+      pool_.parallel_for(n_blocks, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
         kernels_.round_rows(x, m.x, begin * kBf16Block, std::min(end * kBf16Block, m.n_rows));
       });
       for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
@@ -379,9 +321,10 @@ class CpuBackend final : public Backend {
   template <class Body>
   void for_columns(const Matmul& m, int64_t n_out, const Body& body) {
     const int64_t n_panels = (n_out + kInt8Columns - 1) / kInt8Columns;
-    parallel(n_panels, m.n_rows * m.n_in * n_out, [&](int thread, int64_t begin, int64_t end) {
-      body(thread, begin * kInt8Columns, std::min(end * kInt8Columns, n_out));
-    });
+    pool_.parallel_for(n_panels, m.n_rows * m.n_in * n_out,
+                       [&](int thread, int64_t begin, int64_t end) {
+                         body(thread, begin * kInt8Columns, std::min(end * kInt8Columns, n_out));
+                       });
   }
 
   // What the rounded rows of one call take.

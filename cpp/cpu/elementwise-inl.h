@@ -1,4 +1,4 @@
-// The kernels over plain vectors: sums, norms, softmax, activations. Compiled once per instruction
+// The kernels over plain vectors: sums, norms, activations. Compiled once per instruction
 // set, under the rules at the top of cpu/kernels-inl.h.
 #pragma once
 
@@ -104,35 +104,6 @@ Vec exp_negative(Vec x) {
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(mul(p, r), r, add(r, broadcast(1.0f)));
   return times_power_of_two(p, n);
-}
-
-void softmax(float* x, int64_t n, float scale) {
-  float largest = x[0];
-  int64_t i = 0;
-  if (n >= kWidth) {
-    Vec m = load(x);
-    for (i = kWidth; i + kWidth <= n; i += kWidth) m = max(m, load(x + i));
-    largest = maximum(m);
-  }
-  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-
-  const Vec shift = broadcast(-largest);
-  const Vec factor = broadcast(scale);
-  Vec sums = zero();
-  for (i = 0; i + kWidth <= n; i += kWidth) {
-    const Vec e = exp_negative(mul(add(load(x + i), shift), factor));
-    store(x + i, e);
-    sums = add(sums, e);
-  }
-  float total = sum(sums);
-  if (i < n) {
-    store_first(x + i, exp_negative(mul(add(load_first(x + i, n - i), shift), factor)), n - i);
-    for (int64_t j = i; j < n; ++j) total += x[j];
-  }
-
-  const float inverse = 1.0f / total;
-  for (i = 0; i + kWidth <= n; i += kWidth) store(x + i, mul(load(x + i), broadcast(inverse)));
-  for (; i < n; ++i) x[i] *= inverse;
 }
 
 void layer_norm(float* y, const float* x, const float* weight, const float* bias, int64_t n,

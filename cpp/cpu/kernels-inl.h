@@ -9,6 +9,7 @@
 // to_float, lookup(table of 16, indices).
 #pragma once
 
+#include "cpu/attention/softmax-inl.h"
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
@@ -342,9 +343,14 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .gelu_tanh = gelu_tanh,
       .gelu_erf = gelu_erf,
       .swiglu = swiglu,
-      .softmax = softmax,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
+      .powers = powers,
+      .merge_sums = merge_sums,
+      .weights_of = weights_of,
+      .mix = mix,
+      .weigh = weigh,
+      .add_weighed = add_weighed,
       .lowest = lowest,
       .rotate = rotate,
   };

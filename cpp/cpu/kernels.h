@@ -71,6 +71,13 @@ struct AddRows {
   int64_t p_stride;
 };
 
+// Of a softmax, for each of some queries: the largest logit so far, and the sum of the powers
+// e^(scale * (logit - largest)).
+struct SoftmaxSums {
+  float* largest;
+  float* total;
+};
+
 // The kernels that read or write one element type.
 struct TypeKernels {
   // Output columns [begin, end). The sum of an output runs in the same order whatever the ranges
@@ -116,11 +123,25 @@ struct CpuKernels {
   void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
   void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
-  void (*softmax)(float* x, int64_t n,
-                  float scale);  // x = softmax(scale * x), scale > 0; never NaN
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
+
+  // Softmax over keys that come in parts. x = e^(scale * (x - largest)), scale > 0; returns their
+  // sum. Whatever x was, largest is finite and the powers are from e^-70 to 1.
+  float (*powers)(float* x, int64_t n, float scale, float* largest);
+  // Adds the sums of a part to those of the parts before, for n queries. What was multiplied by
+  // powers is then x = keep * x + take * (that of the part). -FLT_MAX and 0 are the sums of
+  // nothing.
+  void (*merge_sums)(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, float* take,
+                     int64_t n, float scale);
+  // What turns powers of a part into probabilities, once the sums of all parts are known.
+  void (*weights_of)(float* weights, const float* largest, const SoftmaxSums& all, int64_t n,
+                     float scale);
+  void (*mix)(float* y, const float* x, int64_t n, float keep, float take);  // see merge_sums
+  // y = weight * y and y += weight * x for powers; no probability is denormal.
+  void (*weigh)(float* y, int64_t n, float weight);
+  void (*add_weighed)(float* y, const float* x, int64_t n, float weight);
 
   // Of the positions [n] from `begin` to `end` - 1 the index of the one with the lowest importance,
   // of equals the largest position; -1 if there is none. Without importances (nullptr) all are

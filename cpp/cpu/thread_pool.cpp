@@ -57,6 +57,7 @@ int physical_cores() {
 
 // Delegating: should a thread not start, the destructor stops those that did.
 ThreadPool::ThreadPool(int n_threads) : ThreadPool() {
+  n_threads_ = n_threads;
   n_parts_ = kPartsPerThread * n_threads;
   workers_.reserve(n_threads - 1);
   for (int thread = 1; thread < n_threads; ++thread) {
@@ -83,6 +84,27 @@ void ThreadPool::run(const Job& job) {
   for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != n_parts_;) {
     wait_while(done_, done);
   }
+}
+
+// Every thread takes one i after the other. Those before i have been taken, by threads that are at
+// work, so that waiting for them ends.
+void ThreadPool::run_in_order(const OrderedJob& job) {
+  next_.store(0, std::memory_order_relaxed);
+  finished_.store(0, std::memory_order_relaxed);
+  parallel_for(n_threads_, [&](int thread, int64_t, int64_t) {
+    while (true) {
+      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= job.n) return;
+      job.body(job.context, thread, i);
+      if (job.finish == nullptr) continue;
+      for (int spins = 1; finished_.load(std::memory_order_acquire) != i; ++spins) {
+        relax();
+        if (spins % kSpinsPerLook == 0) std::this_thread::yield();
+      }
+      job.finish(job.context, thread, i);
+      finished_.store(i + 1, std::memory_order_release);
+    }
+  });
 }
 
 // A thread that comes late finds no parts left, or those of the next job, which are as good.

@@ -13,6 +13,9 @@ namespace h2o {
 // as there are processors where the system does not say.
 int physical_cores();
 
+// Multiply-adds below which handing work to other threads costs more than it saves.
+constexpr int64_t kParallelWork = 100'000;
+
 class ThreadPool {
  public:
   // n_threads >= 1, counting the caller's. Throws std::system_error if one cannot be started.
@@ -21,14 +24,14 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
+  int size() const { return n_threads_; }
 
-  // Calls body(thread, begin, end) on consecutive parts of [0, n) and waits for all. Whoever is
-  // free takes the next part: on a busy machine the caller does the work of threads that have not
+  // Calls body(thread, begin, end) on consecutive parts of [0, n) and waits for all. Any free
+  // thread takes the next part: on a busy machine the caller does the work of threads that have not
   // been woken yet. body must not throw. One caller at a time.
   template <class Body>
   void parallel_for(int64_t n, const Body& body) {
-    if (workers_.empty() || n <= 1) {
+    if (n_threads_ == 1 || n <= 1) {
       body(0, int64_t{0}, n);
       return;
     }
@@ -36,6 +39,41 @@ class ThreadPool {
            (*static_cast<const Body*>(context))(thread, begin, end);
          },
          &body, n});
+  }
+
+  // The same, by the caller alone where it is little work: so many multiply-adds.
+  template <class Body>
+  void parallel_for(int64_t n, int64_t work, const Body& body) {
+    if (work < kParallelWork) {
+      body(0, int64_t{0}, n);
+    } else {
+      parallel_for(n, body);
+    }
+  }
+
+  // Calls body(thread, i) for each i below n, any free thread taking the next i, and waits for all.
+  template <class Body>
+  void for_each(int64_t n, const Body& body) {
+    run_in_order({[](const void* context, int thread, int64_t i) {
+                    (*static_cast<const Body*>(context))(thread, i);
+                  },
+                  nullptr, &body, n});
+  }
+
+  // The same; the thread then calls finish(thread, i), after finish(i - 1) has returned.
+  template <class Body, class Finish>
+  void in_order(int64_t n, const Body& body, const Finish& finish) {
+    struct Both {
+      const Body& body;
+      const Finish& finish;
+    } const both{body, finish};
+    run_in_order({[](const void* context, int thread, int64_t i) {
+                    static_cast<const Both*>(context)->body(thread, i);
+                  },
+                  [](const void* context, int thread, int64_t i) {
+                    static_cast<const Both*>(context)->finish(thread, i);
+                  },
+                  &both, n});
   }
 
  private:
@@ -47,16 +85,27 @@ class ThreadPool {
     int64_t n = 0;
   };
 
+  struct OrderedJob {
+    void (*body)(const void* context, int thread, int64_t i);
+    void (*finish)(const void* context, int thread, int64_t i);  // nullptr: nothing
+    const void* context;
+    int64_t n;
+  };
+
   void run(const Job& job);
+  void run_in_order(const OrderedJob& job);
   void take_parts(int thread);
   void work(int thread);
 
+  int n_threads_ = 1;
   Job job_;                              // read only by who has a part of it
   uint32_t n_parts_ = 0;                 // of every job
   std::atomic<uint64_t> ticket_{0};      // generation of the job << 32 | its next part
   std::atomic<uint32_t> done_{0};        // parts of the job that are finished
   std::atomic<uint32_t> generation_{0};  // of the newest job: what idle threads wait for
   std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> next_{0};      // of an ordered job
+  std::atomic<int64_t> finished_{0};  // how many of it are
   std::vector<std::thread> workers_;
 };
 

@@ -112,6 +112,54 @@ TEST_CASE("the number of threads does not show" * doctest::skip(on_cuda())) {
   });
 }
 
+// With several blocks of keys: attention is divided by rows of long chunks, and by keys where there
+// are few rows.
+TEST_CASE("the number of threads does not show in long sequences" * doctest::skip(on_cuda())) {
+  const std::vector<std::vector<Piece>> batches = {{{0, 650}},
+                                                   {{0, 250}, {1, 40}, {2, 1}},
+                                                   {{0, 1}, {1, 1}, {2, 1}},
+                                                   {{1, 600}, {0, 1}},
+                                                   {{0, 30}, {1, 30}},
+                                                   {{1, 1}},
+                                                   {{0, 3}, {2, 560}},
+                                                   {{0, 1}, {2, 1}}};
+  // The last evicts within chunks and while decoding.
+  const KvPolicy policies[] = {kFull,
+                               {.sinks = 1, .heavy = 700, .recent = 500},
+                               {.sinks = 0, .heavy = 400, .recent = 150, .decay = 0.9f}};
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+    for (const int32_t n_kv_heads : {1, 2, 4}) {
+      for (const KvPolicy& policy : policies) {
+        CAPTURE(info(dtype).name);
+        CAPTURE(n_kv_heads);
+        CAPTURE(policy.heavy);
+        KvShape shape = shape_of(3, {dtype, false});
+        shape.n_heads = 4;
+        shape.n_kv_heads = n_kv_heads;
+        shape.head_dim = 32;
+        shape.max_tokens = 1100;
+        shape.max_rows = 700;
+        Rig one(policy, shape, 1);
+        std::vector<std::unique_ptr<Rig>> others;
+        for (const int n_threads : {2, 3, 7, 16}) {
+          others.push_back(std::make_unique<Rig>(policy, shape, n_threads));
+        }
+        Random random(10);
+        for (const std::vector<Piece>& pieces : batches) {
+          const Qkv in = random_qkv(random, shape, n_rows(pieces));
+          const std::vector<float> out = one.attend(pieces, in);
+          for (const auto& other : others) {
+            CHECK(same_bits(other->attend(pieces, in), out));
+            for (int sequence = 0; sequence < 3; ++sequence) {
+              CHECK(same_entries(one, sequence, *other, sequence, n_kv_heads));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a sequence that was reset is new, and the others are as they were") {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(2, kind);
@@ -190,6 +238,34 @@ TEST_CASE("a chunk that fits is its tokens one by one" * doctest::skip(on_cuda()
       CHECK(same_entries(chunk, 0, steps, 0, shape.n_kv_heads));
     }
   });
+}
+
+// Over the end of a block of keys.
+TEST_CASE("long chunks that fit are their tokens one by one" * doctest::skip(on_cuda())) {
+  for (const int n_threads : {1, 3}) {
+    for (const bool may_roll : {false, true}) {
+      const KvShape shape = [&] {
+        KvShape s = shape_of(1, {DType::f16, may_roll});
+        s.max_tokens = 1200;
+        s.max_rows = 700;
+        return s;
+      }();
+      const KvPolicy policy{.sinks = 0, .heavy = 600, .recent = 490};
+      Rig chunks(policy, shape, n_threads);
+      Rig steps(policy, shape, n_threads);
+      Random random(11);
+      for (const int32_t n : {490, 60, 500, 41}) {
+        const Qkv in = random_qkv(random, shape, n);
+        std::vector<float> expected;
+        for (int32_t i = 0; i < n; ++i) {
+          const std::vector<float> out = steps.attend({{0, 1}}, in.rows(shape, i, 1));
+          expected.insert(expected.end(), out.begin(), out.end());
+        }
+        CHECK(same_bits(chunks.attend({{0, n}}, in), expected));
+        CHECK(same_entries(chunks, 0, steps, 0, shape.n_kv_heads));
+      }
+    }
+  }
 }
 
 TEST_CASE("layers do not see each other") {

@@ -86,6 +86,32 @@ TEST_CASE("fewer indices than threads, many times") {
   CHECK(counts[2] == 1000);
 }
 
+TEST_CASE("each index once, and in order where that is asked for") {
+  for (int n_threads = 1; n_threads <= 4; ++n_threads) {
+    CAPTURE(n_threads);
+    ThreadPool pool(n_threads);
+    for (const int64_t n : {0, 1, 2, 7, 500}) {
+      std::vector<int> visits(n);
+      pool.for_each(n, [&](int, int64_t i) { ++visits.at(i); });
+      std::vector<int64_t> own(n_threads);  // what the thread computed and is to hand on
+      std::vector<int64_t> order;
+      pool.in_order(
+          n,
+          [&](int thread, int64_t i) {
+            ++visits.at(i);
+            own.at(thread) = i;
+          },
+          [&](int thread, int64_t i) {
+            CHECK(own.at(thread) == i);
+            order.push_back(i);
+          });
+      CHECK(std::count(visits.begin(), visits.end(), 2) == n);
+      CHECK(std::ssize(order) == n);
+      CHECK(std::is_sorted(order.begin(), order.end()));
+    }
+  }
+}
+
 TEST_CASE("a pool that fell asleep wakes up, and waits for a slow part") {
   for (int n_threads = 2; n_threads <= 4; ++n_threads) {
     ThreadPool pool(n_threads);

@@ -5,17 +5,16 @@
 
 #include "backend/backend.h"
 #include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
 #include "kv/view.h"
 
 namespace h2o {
 
-// Bytes of workspace that one call of attend_head() needs.
-size_t attend_head_workspace(const KvView& shape);
+// Bytes of workspace that attend() needs with so many threads.
+size_t attend_workspace(const KvView& shape, int n_threads);
 
-// The new rows of `segment` join the slots of `kv_head`, each attends to the kept tokens and to
-// the new rows up to itself, the probabilities are added to the scores, and what no longer fits is
-// evicted. One call owns one score row: no atomics, and no dependence on the number of threads.
-void attend_head(const CpuKernels& kernels, const Attention& attention, const KvView& cache,
-                 const Segment& segment, int32_t kv_head, std::byte* workspace);
+// Backend::attend(). Neither the number of threads nor what else is in the batch changes a bit.
+void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,
+            const KvView& cache, const Batch& batch);
 
 }  // namespace h2o

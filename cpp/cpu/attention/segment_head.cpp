@@ -1,0 +1,35 @@
+#include "cpu/attention/segment_head.h"
+
+#include <cmath>
+#include <limits>
+
+namespace h2o {
+namespace {
+
+// |v|_1 in f32, in order; finite whatever v is, so that importances have an order.
+float value_norm(const float* v, int64_t n) {
+  float sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  return sum < kLargest ? sum : kLargest;
+}
+
+}  // namespace
+
+void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, int32_t row) const {
+  const KvRow to =
+      fits_ ? slot_row(cache_, head_, first_ + row) : chunk_row(cache_, head_, chunk_, row);
+  const int64_t column = int64_t{kv_head_} * cache_.head_dim;
+  const float* k = attention.k.floats() + (segment_.row + row) * attention.k.cols + column;
+  const float* v = attention.v.floats() + (segment_.row + row) * attention.v.cols + column;
+  kernels.of(cache_.k_dtype).encode(to.k, k, cache_.head_dim);
+  kernels.of(cache_.v_dtype).encode(to.v, v, cache_.head_dim);
+  if (to.score != nullptr) *to.score = 0.0f;
+  if (to.value_norm != nullptr) *to.value_norm = value_norm(v, cache_.head_dim);
+  if (fits_) {
+    head_.positions[first_ + row] = segment_.position + row;
+    if (segment_.rolling) head_.ranks[first_ + row] = kept_ + row;
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,99 @@
+// Softmax over keys that come in parts, compiled once per instruction set, under the rules at the
+// top of cpu/kernels-inl.h. The sums of parts are merged as in FlashAttention (arXiv 2205.14135).
+#pragma once
+
+#include "cpu/elementwise-inl.h"
+#include "cpu/kernels.h"
+
+namespace h2o {
+namespace {
+
+constexpr float kLargestFloat = 3.402823466e+38f;
+
+float powers(float* x, int64_t n, float scale, float* largest) {
+  // Whatever x is the largest is finite, so that differences of two are never NaN.
+  Vec m = broadcast(-kLargestFloat);
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) m = max(load(x + i), m);
+  float most = maximum(m);
+  for (; i < n; ++i) most = x[i] > most ? x[i] : most;
+  most = most < kLargestFloat ? most : kLargestFloat;
+  *largest = most;
+
+  const Vec shift = broadcast(-most);
+  const Vec factor = broadcast(scale);
+  Vec sums = zero();
+  for (i = 0; i + kWidth <= n; i += kWidth) {
+    const Vec power = exp_negative(mul(add(load(x + i), shift), factor));
+    store(x + i, power);
+    sums = add(sums, power);
+  }
+  float total = sum(sums);
+  if (i < n) {
+    store_first(x + i, exp_negative(mul(add(load_first(x + i, n - i), shift), factor)), n - i);
+    for (; i < n; ++i) total += x[i];
+  }
+  return total;
+}
+
+// Calls body(load, store, i) for kWidth of n numbers at a time: load(p) gives those of p from i.
+template <class Body>
+void for_vectors(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    body([i](const float* p) { return load(p + i); }, [i](float* p, Vec v) { store(p + i, v); });
+  }
+  if (i < n) {
+    body([i, n](const float* p) { return load_first(p + i, n - i); },
+         [i, n](float* p, Vec v) { store_first(p + i, v, n - i); });
+  }
+}
+
+void merge_sums(const SoftmaxSums& to, const SoftmaxSums& part, float* keep, float* take, int64_t n,
+                float scale) {
+  const Vec factor = broadcast(scale);
+  for_vectors(n, [&](const auto& load, const auto& store) {
+    const Vec before = load(to.largest);
+    const Vec others = load(part.largest);
+    const Vec largest = max(before, others);
+    const Vec a = exp_negative(mul(sub(before, largest), factor));
+    const Vec b = exp_negative(mul(sub(others, largest), factor));
+    store(to.total, fma(load(to.total), a, mul(load(part.total), b)));
+    store(to.largest, largest);
+    store(keep, a);
+    store(take, b);
+  });
+}
+
+void weights_of(float* weights, const float* largest, const SoftmaxSums& all, int64_t n,
+                float scale) {
+  for_vectors(n, [&](const auto& load, const auto& store) {
+    const Vec power = exp_negative(mul(sub(load(largest), load(all.largest)), broadcast(scale)));
+    store(weights, div(power, load(all.total)));
+  });
+}
+
+void mix(float* y, const float* x, int64_t n, float keep, float take) {
+  for_vectors(n, [&](const auto& load, const auto& store) {
+    store(y, fma(load(y), broadcast(keep), mul(load(x), broadcast(take))));
+  });
+}
+
+// A floor keeps probabilities out of the denormals, however many there are.
+Vec probability(Vec power, float weight) {
+  return max(mul(power, broadcast(weight)), broadcast(1e-30f));
+}
+
+void weigh(float* y, int64_t n, float weight) {
+  for_vectors(n,
+              [&](const auto& load, const auto& store) { store(y, probability(load(y), weight)); });
+}
+
+void add_weighed(float* y, const float* x, int64_t n, float weight) {
+  for_vectors(n, [&](const auto& load, const auto& store) {
+    store(y, add(load(y), probability(load(x), weight)));
+  });
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,217 @@
+#include "cpu/attention/tile.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/attention/rotate.h"
+
+namespace h2o {
+namespace {
+
+constexpr int64_t kTogether = 32;  // queries whose sums are merged, or weighed, in one call
+
+}  // namespace
+
+Tile::Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
+           int64_t first, int64_t n)
+    : kernels_(kernels),
+      attention_(attention),
+      keys_(keys),
+      cache_(keys.cache()),
+      k_kernels_(kernels.of(cache_.k_dtype)),
+      v_kernels_(kernels.of(cache_.v_dtype)),
+      first_(first),
+      n_(n),
+      group_(cache_.n_heads / cache_.n_kv_heads) {}
+
+float* Tile::row_of(const Tensor& x, int64_t i) const {
+  const int64_t column = keys_.kv_head() * group_ * cache_.head_dim;
+  return x.floats() + (keys_.segment().row + first_ + i) * x.cols + column;
+}
+
+void Tile::load_queries(float* q) const {
+  const int64_t width = group_ * cache_.head_dim;
+  for (int64_t i = 0; i < n_; ++i) std::copy_n(row_of(attention_.q, i), width, q + i * width);
+}
+
+void Tile::attend(int64_t block, const float* q, float* powers, float* rotated,
+                  const TileSums& to) const {
+  const int64_t row = first_row(block);
+  multiply(block, q, powers, rotated, row);
+  const bool windowed = attention_.window > 0 && keys_.segment().n_rows > 1;
+  for (int64_t i = row * group_; i < n_queries(); ++i) {
+    if (windowed) {
+      powers_in_window(block, i, powers + i * kKeyBlock, to.softmax);
+      continue;
+    }
+    to.softmax.total[i] = kernels_.powers(powers + i * kKeyBlock, n_keys(block, i / group_),
+                                          attention_.scale, to.softmax.largest + i);
+  }
+
+  // The keys that all rows see, and then what each later row sees besides.
+  const auto from_query = [&](int64_t i) { return to.out + i * group_ * cache_.head_dim; };
+  const int64_t begin = block * kKeyBlock;
+  const int64_t common = n_keys(block, row);
+  std::fill(from_query(row), from_query(n_), 0.0f);
+  add_values(begin, begin + common, (n_ - row) * group_, powers + row * group_ * kKeyBlock,
+             from_query(row));
+  for (int64_t i = row + 1; i < n_; ++i) {
+    add_values(begin + common, begin + n_keys(block, i), group_,
+               powers + i * group_ * kKeyBlock + common, from_query(i));
+  }
+}
+
+// logits [queries from that of `row`, kKeyBlock] = q keys^T, for more keys than earlier rows see.
+void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated,
+                    int64_t row) const {
+  const int64_t begin = block * kKeyBlock;
+  const SegmentHead::Parts parts = keys_.keys(begin, begin + n_keys(block, n_ - 1));
+  const int64_t query = row * group_;
+  float* y = logits + query * kKeyBlock;
+  const auto dots = [&](const TypeKernels& type, const std::byte* k, int64_t k_bytes, int64_t n) {
+    const Matmul m{.y = y,
+                   .x = q + query * cache_.head_dim,
+                   .w = k,
+                   .bias = nullptr,
+                   .n_rows = n_queries() - query,
+                   .n_in = cache_.head_dim,
+                   .w_row_bytes = k_bytes,
+                   .y_stride = kKeyBlock,
+                   .add = false};
+    type.matmul(m, 0, n);
+    y += n;
+  };
+  if (keys_.segment().rolling) {
+    rotate_keys(parts, rotated);
+    dots(kernels_.f32, reinterpret_cast<const std::byte*>(rotated),
+         cache_.head_dim * int64_t{sizeof(float)}, n_keys(block, n_ - 1));
+  } else {
+    for (const KvRows& part : parts) dots(k_kernels_, part.k, cache_.k_row_bytes, part.n);
+  }
+}
+
+// The powers of query i, with 0 for the keys beyond its window. Where a segment is one row, the
+// cache keeps none of them.
+void Tile::powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const {
+  const int64_t row = i / group_;
+  const int64_t n = n_keys(block, row);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (set_beyond_window(block, row, powers, -kInfinity) == n) {  // no sums, as before all blocks
+    to.largest[i] = -std::numeric_limits<float>::max();
+    to.total[i] = 0;
+  } else {
+    to.total[i] = kernels_.powers(powers, n, attention_.scale, to.largest + i);
+  }
+  set_beyond_window(block, row, powers, 0);  // and not only very small
+}
+
+// Sets the elements of p [keys of the block] of tokens too old for a row to see; how many there
+// are.
+int64_t Tile::set_beyond_window(int64_t block, int64_t row, float* p, float value) const {
+  const int64_t oldest = keys_.segment().position + first_ + row - attention_.window + 1;
+  const int64_t begin = block * kKeyBlock;
+  int64_t n_old = 0;
+  for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, row))) {
+    for (int64_t i = 0; i < part.n; ++i) {
+      if (part.position(i) >= oldest) continue;
+      p[i] = value;
+      ++n_old;
+    }
+    p += part.n;
+  }
+  return n_old;
+}
+
+// By their ranks.
+void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
+  for (const KvRows& part : parts) {
+    for (int64_t i = 0; i < part.n; ++i, rotated += cache_.head_dim) {
+      k_kernels_.decode(rotated, part.k + i * cache_.k_row_bytes, cache_.head_dim);
+      rotate(kernels_, rotated, cache_.rope_table + part.rank(i) * attention_.rope.n_rot(),
+             attention_.rope);
+    }
+  }
+}
+
+// out [n_queries, head_dim] += powers [n_queries, end - begin] values
+void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float* powers,
+                      float* out) const {
+  for (const KvRows& part : keys_.keys(begin, end)) {
+    v_kernels_.add_rows({.y = out,
+                         .p = powers,
+                         .rows = part.v,
+                         .n_out = n_queries,
+                         .n_rows = part.n,
+                         .n = cache_.head_dim,
+                         .row_bytes = cache_.v_row_bytes,
+                         .p_stride = kKeyBlock});
+    powers += part.n;
+  }
+}
+
+void Tile::start(const TileSums& sums, int64_t begin, int64_t end) const {
+  std::fill(sums.softmax.largest + begin, sums.softmax.largest + end,
+            -std::numeric_limits<float>::max());
+  std::fill(sums.softmax.total + begin, sums.softmax.total + end, 0.0f);
+  std::fill(sums.out + begin * cache_.head_dim, sums.out + end * cache_.head_dim, 0.0f);
+}
+
+void Tile::merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
+                 int64_t end) const {
+  float keep[kTogether];
+  float take[kTogether];
+  begin = std::max(begin, first_row(block) * group_);
+  for (; begin < end; begin += kTogether) {
+    const int64_t n = std::min(end - begin, kTogether);
+    kernels_.merge_sums({to.softmax.largest + begin, to.softmax.total + begin},
+                        {part.softmax.largest + begin, part.softmax.total + begin}, keep, take, n,
+                        attention_.scale);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = (begin + i) * cache_.head_dim;
+      kernels_.mix(to.out + at, part.out + at, cache_.head_dim, keep[i], take[i]);
+    }
+  }
+}
+
+void Tile::write(const TileSums& sums, int64_t begin, int64_t end) const {
+  const int64_t head_dim = cache_.head_dim;
+  for (int64_t i = begin; i < end; ++i) {
+    float* out = row_of(attention_.out, i / group_) + i % group_ * head_dim;
+    std::copy_n(sums.out + i * head_dim, head_dim, out);
+    kernels_.scale(out, head_dim, 1 / sums.softmax.total[i]);
+  }
+}
+
+void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* powers) const {
+  float weights[kTogether];
+  for (int64_t begin = first_row(block) * group_; begin < n_queries(); begin += kTogether) {
+    const int64_t end = std::min(begin + kTogether, n_queries());
+    kernels_.weights_of(weights, largest + begin, {all.largest + begin, all.total + begin},
+                        end - begin, attention_.scale);
+    for (int64_t query = begin; query < end; ++query) {
+      float* const power = powers + query * kKeyBlock;
+      const int64_t n = n_keys(block, query / group_);
+      const int64_t head = query % group_;
+      if (head == 0) {
+        kernels_.weigh(power, n, weights[query - begin]);
+      } else {
+        kernels_.add_weighed(power - head * kKeyBlock, power, n, weights[query - begin]);
+      }
+    }
+  }
+}
+
+void Tile::add_to_scores(int64_t block, const float* received) const {
+  const float decay = keys_.head().policy.decay;
+  for (int64_t i = first_row(block); i < n_; ++i) {
+    const float* attention = received + i * group_ * kKeyBlock;
+    const int64_t begin = block * kKeyBlock;
+    for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, i))) {
+      if (decay != 1) kernels_.scale(part.scores, part.n, decay);
+      kernels_.add(part.scores, attention, part.n);
+      attention += part.n;
+    }
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,92 @@
+// Tile: some rows of a segment, with all query heads of one kv_head, attend block by block of keys.
+//
+// The division into blocks is fixed, and the sums of blocks are merged in order. So the bits of a
+// result depend neither on which rows make a tile nor on which threads have which blocks.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "cpu/attention/segment_head.h"
+#include "cpu/kernels.h"
+
+namespace h2o {
+
+// Small enough for the powers of a tile, and keys and values, to stay in a second-level cache,
+// large enough for merging to cost next to nothing.
+constexpr int64_t kKeyBlock = 512;
+
+// Of some keys, for each query of a tile.
+struct TileSums {
+  SoftmaxSums softmax;  // [queries]
+  float* out;           // [queries, head_dim]: values times powers
+};
+
+class Tile {
+ public:
+  // Query rows, over all heads of the group, that read keys and values together.
+  static constexpr int64_t kQueries = 24;
+  static int64_t rows(int64_t group) { return group < kQueries ? kQueries / group : 1; }
+
+  // Rows [first, first + n) of the segment.
+  Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
+       int64_t first, int64_t n);
+
+  int64_t n_queries() const { return n_ * group_; }
+  int64_t n_blocks() const {
+    return (keys_.n_visible(first_ + n_ - 1) + kKeyBlock - 1) / kKeyBlock;
+  }
+
+  // q [queries, head_dim]
+  void load_queries(float* q) const;
+
+  // The sums of one block. Leaves the powers [queries, kKeyBlock], each row's up to the keys that
+  // it sees. `rotated`: scratch, [kKeyBlock, head_dim] if the segment is rolling.
+  void attend(int64_t block, const float* q, float* powers, float* rotated,
+              const TileSums& to) const;
+
+  // Adds the sums of a block to those of the blocks before it, for queries [begin, end).
+  void merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
+             int64_t end) const;
+  void start(const TileSums& sums, int64_t begin, int64_t end) const;  // those of no block
+
+  // Writes the output of queries [begin, end), whose sums are those of all blocks.
+  void write(const TileSums& sums, int64_t begin, int64_t end) const;
+
+  // powers of a block, whose largest logits are `largest`, become the attention that its keys
+  // received: [rows, kKeyBlock], in the powers of each row's first head.
+  void weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* powers) const;
+
+  // Adds it to the scores, row by row.
+  void add_to_scores(int64_t block, const float* received) const;
+
+ private:
+  // The first row of the tile that sees keys of a block.
+  int64_t first_row(int64_t block) const {
+    return std::max<int64_t>(0, block * kKeyBlock - keys_.n_visible(first_) + 1);
+  }
+  // How many keys of a block row i of the tile sees.
+  int64_t n_keys(int64_t block, int64_t i) const {
+    return std::min(kKeyBlock, keys_.n_visible(first_ + i) - block * kKeyBlock);
+  }
+
+  void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t row) const;
+  void powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const;
+  int64_t set_beyond_window(int64_t block, int64_t row, float* p, float value) const;
+  void rotate_keys(const SegmentHead::Parts& parts, float* rotated) const;
+  void add_values(int64_t begin, int64_t end, int64_t n_queries, const float* powers,
+                  float* out) const;
+  float* row_of(const Tensor& x, int64_t i) const;
+
+  const CpuKernels& kernels_;
+  const Attention& attention_;
+  const SegmentHead& keys_;
+  const KvView& cache_;
+  const TypeKernels& k_kernels_;
+  const TypeKernels& v_kernels_;
+  const int64_t first_;
+  const int64_t n_;
+  const int64_t group_;  // query heads that share this kv_head
+};
+
+}  // namespace h2o

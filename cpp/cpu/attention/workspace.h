@@ -1,0 +1,120 @@
+// What attention computes with: of each thread, and of tiles whose keys are divided over threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "cpu/attention/tile.h"
+#include "kv/view.h"
+
+namespace h2o {
+
+// Fewer tiles than this leave threads without work, or with a tile more than others.
+constexpr int64_t kTilesPerThread = 8;
+
+// Where the sums of a tile are, and of its blocks.
+struct TileSpace {
+  TileSums all;
+  TileSums blocks;      // of the first; with room for one, each block's `out` is in its place
+  float* powers;        // of the first block
+  int64_t sums_step;    // from the total and out of one block to those of the next, in queries
+  int64_t powers_step;  // from the powers of one block to those of the next
+  int64_t queries;
+  int64_t head_dim;
+
+  TileSums block(int64_t i) const {
+    return {{blocks.softmax.largest + i * queries, blocks.softmax.total + i * sums_step},
+            blocks.out + i * sums_step * head_dim};
+  }
+  float* powers_of(int64_t block) const { return powers + block * powers_step; }
+};
+
+class Workspace {
+ public:
+  Workspace(const KvView& shape, int n_threads)
+      : base_(reinterpret_cast<float*>(shape.workspace)),
+        n_threads_(n_threads),
+        group_(shape.n_heads / shape.n_kv_heads),
+        queries_(Tile::rows(group_) * group_),
+        head_dim_(shape.head_dim),
+        keys_(int64_t{shape.slots} + shape.max_rows),
+        blocks_((keys_ + kKeyBlock - 1) / kKeyBlock),
+        scores_(shape.scores != nullptr),
+        rolls_(shape.ranks != nullptr) {
+    const int64_t tiles =
+        (shape.n_sequences + shape.max_rows / Tile::rows(group_) + 1) * int64_t{shape.n_kv_heads};
+    n_tiles_ = n_threads == 1 ? 0 : std::min(tiles, kTilesPerThread * n_threads);
+  }
+
+  size_t bytes() const {
+    return (n_threads_ * thread_floats() + n_tiles_ * tile_floats()) * sizeof(float);
+  }
+
+  // Of a thread.
+  float* q(int thread) const { return base_ + thread * thread_floats(); }  // [queries, head_dim]
+  float* rotated(int thread) const { return q(thread) + queries_ * head_dim_; }
+  // [keys] victims, importances or ranks; or a row of the rotary table
+  std::byte* victims(int thread) const {
+    return reinterpret_cast<std::byte*>(rotated(thread) + rotated_floats());
+  }
+  TileSpace of_thread(int thread) const {
+    return space(rotated(thread) + rotated_floats() + victim_floats(), 1);
+  }
+
+  // Of a tile whose blocks several threads have. Without scores, nobody reads its powers again.
+  TileSpace of_tile(int64_t tile, int thread) const {
+    TileSpace shared = space(base_ + n_threads_ * thread_floats() + tile * tile_floats(), blocks_);
+    if (!scores_) shared.powers = of_thread(thread).powers;
+    return shared;
+  }
+
+ private:
+  // Whole cache lines, so that threads do not share one.
+  static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+  int64_t rotated_floats() const { return rolls_ ? kKeyBlock * head_dim_ : 0; }
+  int64_t victim_floats() const {
+    return std::max(keys_ * int64_t{sizeof(Victim) / sizeof(float)}, head_dim_);
+  }
+  int64_t sums_floats(int64_t n_blocks) const {
+    return queries_ * (2 + head_dim_ + blocks_ + n_blocks * (1 + head_dim_));
+  }
+  int64_t powers_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
+  int64_t thread_floats() const {
+    return padded(queries_ * head_dim_ + rotated_floats() + victim_floats() + sums_floats(1) +
+                  powers_floats(scores_ ? blocks_ : 1));
+  }
+  int64_t tile_floats() const {
+    return padded(sums_floats(blocks_) + powers_floats(scores_ ? blocks_ : 0));
+  }
+
+  // Sums for n_blocks at once: one or all of them.
+  TileSpace space(float* at, int64_t n_blocks) const {
+    const auto take = [&at](int64_t n) { return std::exchange(at, at + n); };
+    TileSpace space;
+    space.queries = queries_;
+    space.head_dim = head_dim_;
+    space.sums_step = n_blocks == 1 ? 0 : queries_;
+    space.powers_step = scores_ ? queries_ * kKeyBlock : 0;
+    space.all = {{take(queries_), take(queries_)}, take(queries_ * head_dim_)};
+    space.blocks = {{take(blocks_ * queries_), take(n_blocks * queries_)},
+                    take(n_blocks * queries_ * head_dim_)};
+    space.powers = at;
+    return space;
+  }
+
+  float* base_;
+  int64_t n_threads_;
+  int64_t n_tiles_;
+  int64_t group_;
+  int64_t queries_;  // of a tile
+  int64_t head_dim_;
+  int64_t keys_;    // as many as there can be
+  int64_t blocks_;  // of them
+  bool scores_;
+  bool rolls_;
+};
+
+}  // namespace h2o
