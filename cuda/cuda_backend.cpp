@@ -32,7 +32,10 @@ class CudaBackend final : public Backend {
   std::string name() const override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, stream_.device()), "device");
-    return text("cuda (", properties.name, ", ", matmul_.name(), ")");
+    const std::string reason = graphs_.reason();
+    return text("cuda (", properties.name, ", ", matmul_.name(),
+                stream_.overlaps_launches() ? "" : ", launches do not overlap",
+                reason.empty() ? "" : ", no graphs: " + reason, ")");
   }
 
   Buffer allocate(size_t bytes) override {
@@ -104,7 +107,10 @@ class CudaBackend final : public Backend {
                                      [](const Segment& segment) { return segment.n_rows == 1; });
     if (!decodes) return pass();
     if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
-    static_cast<cuda::GraphCache&>(*graph).run(stream_, batch.n_rows(), pass);
+    static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, batch.n_rows(), [&] {
+      matmul_.forget();  // it may run twice
+      pass();
+    });
   }
 
   void embed(Tensor x, const Tensor& table, const Batch&) override {
@@ -222,6 +228,7 @@ class CudaBackend final : public Backend {
   }
 
   const cuda::Stream stream_;
+  cuda::GraphSwitch graphs_;
   cuda::AsyncCopy copies_;
   cuda::BatchCopier batches_;
   cuda::DeviceBatch batch_{};  // of the pass that runs
@@ -242,7 +249,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    throw InvalidArgument(text("[cuda] no device can be used: ", cudaGetErrorString(error)));
+    throw InvalidArgument(text("[cuda] no device can be used: ", cuda::describe(error)));
   }
   require(device >= 0 && device < count, "[cuda] device ", device, ", this machine has ", count);
   return std::make_unique<CudaBackend>(device);

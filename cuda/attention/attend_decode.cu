@@ -37,7 +37,7 @@ __device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) 
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
-// Two blocks for each (kv_head, segment): one merges the outputs, the other does the scores.
+// Two blocks for each (segment, kv_head): one merges the outputs, the other does the scores.
 __global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax
@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kFinishThreads)
   let_next_start();
   wait_for_previous();
 
-  const Segment segment = batch.segments[blockIdx.y];
+  const Segment segment = batch.segments[blockIdx.x];
   if (segment.n_rows != 1) return;
-  const int kv_head = blockIdx.x;
+  const int kv_head = blockIdx.y;
   const int group = cache.n_heads / cache.n_kv_heads;
   const KvHead head = cache.head(segment.sequence, kv_head);
   const int used = head.policy.kept(segment.position) + 1;
@@ -114,7 +114,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
     decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);
-  launch(stream, finish_kernel, dim3(cache.n_kv_heads, n_segments, 2), dim3(kFinishThreads), shared,
+  launch(stream, finish_kernel, dim3(n_segments, cache.n_kv_heads, 2), dim3(kFinishThreads), shared,
          decode, cache, batch);
 }
 

@@ -12,7 +12,7 @@
 namespace h2o::cuda {
 namespace {
 
-// One block for each (split, heads of a group, segment).
+// One block for each (segment, heads of a group, split): along x there may be 2^31.
 template <class Row, int kLanes, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads)
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kTeamThreads)
   let_next_start();
   wait_for_previous();
 
-  const Segment segment = batch.segments[blockIdx.z];
+  const Segment segment = batch.segments[blockIdx.x];
   if (segment.n_rows != 1) return;
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kTeamThreads)
   const KvHead head = cache.head(segment.sequence, kv_head);
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
-  const int begin = blockIdx.x * partials.splits.length;
+  const int split = static_cast<int>(blockIdx.z);
+  const int begin = split * partials.splits.length;
   const int end = min(begin + partials.splits.length, used);
   if (begin >= end) return;
 
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kTeamThreads)
   } else {
     team.attend(Whole<Row>{cache, head}, begin, end, n_heads, logits, partials.stride);
   }
-  team.merge(shared, partials, query, n_heads, cache.head_dim);
+  team.merge(shared, partials, split, query, n_heads, cache.head_dim);
 }
 
 template <class Row, int kLanes, int kOctets, int kHeads>
@@ -55,7 +56,7 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
                    const DeviceBatch& batch, int32_t n_segments) {
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
-  const dim3 grid(Splits(cache.slots).n, cache.n_kv_heads * tiles, n_segments);
+  const dim3 grid(n_segments, cache.n_kv_heads * tiles, Splits(cache.slots).n);
   using Blocks = Team<kLanes, kOctets, kHeads>;
   const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
   launch(stream, decode_kernel<Row, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,

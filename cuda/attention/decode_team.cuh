@@ -220,8 +220,8 @@ struct Team {
 
   // One after the other: merges the teams of the block, in order, into out [n_heads, n_splits,
   // head_dim], and the softmax of each head. `shared`: [kTeams, kHeads, kWidth + 2].
-  __device__ void merge(float* shared, const Partials& partials, int64_t query, int n_heads,
-                        int head_dim) const {
+  __device__ void merge(float* shared, const Partials& partials, int split_index, int64_t query,
+                        int n_heads, int head_dim) const {
     float* const sums = shared + kTeams * kHeads * 2;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -249,7 +249,7 @@ struct Team {
         sum = fmaf(weight, sums[(t * kHeads + h) * kWidth + e], sum);
         weights = fmaf(weight, softmax[1], weights);
       }
-      const int64_t split = (query + h) * partials.splits.n + blockIdx.x;
+      const int64_t split = (query + h) * partials.splits.n + split_index;
       partials.out[split * head_dim + e] = sum;
       if (e == 0) {
         partials.largest[split] = most;

@@ -17,9 +17,10 @@ __device__ void store_pair(uint16_t* to, float low, float high) {
 __global__ void __launch_bounds__(kWarps* kWarp) dequantize_rows_kernel(PrefillStep step) {
   let_next_start();
   wait_for_previous();
-  const auto kv_head = static_cast<int32_t>(blockIdx.x);
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
-  const auto i = static_cast<int32_t>(blockIdx.y * kWarps + threadIdx.x / kWarp);
+  const auto i = static_cast<int32_t>(block.tile * kWarps + threadIdx.x / kWarp);
   if (i >= keys.kept + step.segment.n_rows) return;
   const StoredRow row(step, keys, i);
   const int64_t to = step.first_unpacked(kv_head) + int64_t{i} * step.cache.head_dim;
@@ -32,9 +33,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) dequantize_rows_kernel(PrefillS
 }  // namespace
 
 void dequantize_rows(const Stream& stream, const PrefillStep& step) {
-  launch(stream, dequantize_rows_kernel,
-         dim3(step.cache.n_kv_heads, (step.max_keys() + kWarps - 1) / kWarps), dim3(kWarps * kWarp),
-         0, step);
+  launch(stream, dequantize_rows_kernel, Tiles::grid(step.cache, step.max_keys(), kWarps),
+         dim3(kWarps * kWarp), 0, step);
 }
 
 }  // namespace h2o::cuda

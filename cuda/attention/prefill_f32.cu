@@ -99,8 +99,9 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   std::byte* const shared = dynamic_shared<std::byte>();
   Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int32_t head_dim = step.cache.head_dim;
-  const auto kv_head = static_cast<int32_t>(blockIdx.x);
-  const auto first_query = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y) * kQueries;
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
+  const int32_t first_query = (block.last - block.tile) * kQueries;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t last_query = min(first_query + kQueries, step.n_queries()) - 1;
   const int32_t n_keys = last_visible(step, keys, last_query) + 1;
@@ -172,8 +173,9 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
   wait_for_previous();
   std::byte* const shared = dynamic_shared<std::byte>();
   Tile& tile = *reinterpret_cast<Tile*>(shared);
-  const auto kv_head = static_cast<int32_t>(blockIdx.x);
-  const auto first_key = static_cast<int32_t>(blockIdx.y) * kKeys;
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
+  const int32_t first_key = block.tile * kKeys;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t n_keys = keys.kept + step.segment.n_rows;
   if (keys.head.scores == nullptr || first_key >= n_keys) return;
@@ -202,19 +204,17 @@ __global__ void __launch_bounds__(kThreads, 4) score_rows_kernel(PrefillStep ste
   add_score(step, keys, first_key + lane_index(), received);
 }
 
-int32_t tiles(int32_t n, int32_t tile) { return (n + tile - 1) / tile; }
-
 }  // namespace
 
 void prefill_f32(const Stream& stream, const PrefillStep& step) {
   const size_t sums = size_t{kQueries} * step.cache.head_dim * sizeof(float);
-  launch(stream, prefill_f32_kernel, dim3(step.cache.n_kv_heads, tiles(step.n_queries(), kQueries)),
+  launch(stream, prefill_f32_kernel, Tiles::grid(step.cache, step.n_queries(), kQueries),
          dim3(kThreads), sizeof(Tile) + sums, step);
 }
 
 void score_rows(const Stream& stream, const PrefillStep& step) {
-  launch(stream, score_rows_kernel, dim3(step.cache.n_kv_heads, tiles(step.max_keys(), kKeys)),
-         dim3(kThreads), sizeof(Tile), step);
+  launch(stream, score_rows_kernel, Tiles::grid(step.cache, step.max_keys(), kKeys), dim3(kThreads),
+         sizeof(Tile), step);
 }
 
 }  // namespace h2o::cuda

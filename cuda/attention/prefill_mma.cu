@@ -224,8 +224,9 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   const uint32_t v_tile = k_tile + S::kKeys * S::kStride;
 
   // The queries that see most keys begin first.
-  const auto kv_head = static_cast<int32_t>(blockIdx.x);
-  const auto first_query = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y) * S::kQueries;
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
+  const int32_t first_query = (block.last - block.tile) * S::kQueries;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t last_query = min(first_query + S::kQueries, step.n_queries()) - 1;
   const int32_t n_keys = keys.kept + last_query / step.group + 1;
@@ -265,8 +266,7 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
 template <int kDim>
 void attend(const Stream& stream, const PrefillStep& step) {
   using S = Shape<kDim>;
-  launch(stream, prefill_mma_kernel<S>,
-         dim3(step.cache.n_kv_heads, (step.n_queries() + S::kQueries - 1) / S::kQueries),
+  launch(stream, prefill_mma_kernel<S>, Tiles::grid(step.cache, step.n_queries(), S::kQueries),
          dim3(S::kThreads), S::kSharedBytes, step);
 }
 

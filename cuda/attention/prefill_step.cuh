@@ -56,6 +56,25 @@ struct PrefillStep {
   }
 };
 
+// One block for each tile, of queries or of keys, and kv_head. All along x, where there may be 2^31
+// of them: along y a context of half a million tokens would have too many.
+struct Tiles {
+  static dim3 grid(const KvView& cache, int32_t n, int32_t tile) {
+    const int64_t n_tiles = (int64_t{n} + tile - 1) / tile;
+    return dim3(static_cast<unsigned>(n_tiles * cache.n_kv_heads));
+  }
+
+  // Of this block.
+  __device__ explicit Tiles(const KvView& cache)
+      : kv_head(static_cast<int32_t>(blockIdx.x % static_cast<unsigned>(cache.n_kv_heads))),
+        tile(static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(cache.n_kv_heads))),
+        last(static_cast<int32_t>(gridDim.x / static_cast<unsigned>(cache.n_kv_heads)) - 1) {}
+
+  int32_t kv_head;
+  int32_t tile;
+  int32_t last;  // tile of the kv_head
+};
+
 // 2^x for x <= 0, never NaN whatever x is: scores must have an order. Below e^-70 it stays there.
 __device__ inline float exp2_negative(float x) { return exp2_fast(fminf(fmaxf(x, -101.0f), 0.0f)); }
 

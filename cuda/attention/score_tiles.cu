@@ -116,8 +116,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   std::byte* const shared = dynamic_shared<std::byte>();
   auto* const tiles = reinterpret_cast<QueryTile<S>*>(shared);  // one is copied while one is used
 
-  const auto kv_head = static_cast<int32_t>(blockIdx.x);
-  const auto block_key = static_cast<int32_t>(blockIdx.y) * S::kKeys;
+  const Tiles block(step.cache);
+  const int32_t kv_head = block.kv_head;
+  const int32_t block_key = block.tile * S::kKeys;
   const SegmentKeys keys(step.cache, step.segment, kv_head);
   const int32_t n_keys = keys.kept + step.segment.n_rows;
   if (keys.head.scores == nullptr || block_key >= n_keys) return;
@@ -166,8 +167,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
 template <int kDim>
 void score(const Stream& stream, const PrefillStep& step) {
   using S = Shape<kDim>;
-  launch(stream, score_tiles_kernel<S>,
-         dim3(step.cache.n_kv_heads, (step.max_keys() + S::kKeys - 1) / S::kKeys),
+  launch(stream, score_tiles_kernel<S>, Tiles::grid(step.cache, step.max_keys(), S::kKeys),
          dim3(S::kThreads), 2 * sizeof(QueryTile<S>), step);
 }
 

@@ -11,11 +11,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-dim3 blocks_of(int64_t n, int64_t n_rows = 1) {
-  return {static_cast<unsigned>((n + kThreads - 1) / kThreads), static_cast<unsigned>(n_rows)};
-}
+// The blocks of n elements.
+unsigned blocks_of(int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
+
+// Rows along x, as there may be more than 65,535 of them, and their elements along y.
+dim3 row_blocks(int64_t n_rows, int64_t n) { return {static_cast<unsigned>(n_rows), blocks_of(n)}; }
 
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+__device__ int64_t index_in_row() { return int64_t{blockIdx.y} * kThreads + threadIdx.x; }
 
 __device__ __half saturated(float x) {
   constexpr float kMost = 65504;
@@ -69,11 +72,11 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   wait_for_previous();
   const int n_groups = static_cast<int>(table.cols / kGroup);
-  const int64_t g = thread_index();
+  const int64_t g = index_in_row();
   if (g >= n_groups) return;
-  const auto raw = Format::load_raw(table.row(tokens[blockIdx.y]), n_groups, static_cast<int>(g));
+  const auto raw = Format::load_raw(table.row(tokens[blockIdx.x]), n_groups, static_cast<int>(g));
   const auto group = Format::unpack(raw, static_cast<int>(g));
-  auto* out = reinterpret_cast<float4*>(x + blockIdx.y * table.cols + g * kGroup);
+  auto* out = reinterpret_cast<float4*>(x + int64_t{blockIdx.x} * table.cols + g * kGroup);
 #pragma unroll
   for (int j = 0; j < 8; ++j) out[j] = values<Format>(group, j);
 }
@@ -87,10 +90,10 @@ __global__ void __launch_bounds__(kThreads)
     embed_plain_kernel(float* x, Weights table, const int32_t* tokens) {
   let_next_start();
   wait_for_previous();
-  const int64_t i = thread_index();
+  const int64_t i = index_in_row();
   if (i >= table.cols) return;
-  const auto* row = reinterpret_cast<const T*>(table.row(tokens[blockIdx.y]));
-  x[blockIdx.y * table.cols + i] = as_float(row[i]);
+  const auto* row = reinterpret_cast<const T*>(table.row(tokens[blockIdx.x]));
+  x[int64_t{blockIdx.x} * table.cols + i] = as_float(row[i]);
 }
 
 __device__ void store_as(__half* to, float x) { *to = saturated(x); }
@@ -107,11 +110,11 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(T* to, const float* x
 __global__ void __launch_bounds__(kThreads)
     bias_kernel(float* y, int64_t y_stride, const float* bias, bool add) {
   let_next_start();
-  const int64_t i = thread_index();
+  const int64_t i = index_in_row();
   const float value = i < y_stride ? bias[i] : 0;
   wait_for_previous();
   if (i >= y_stride) return;
-  float* to = y + blockIdx.y * y_stride + i;
+  float* to = y + int64_t{blockIdx.x} * y_stride + i;
   *to = add ? *to + value : value;
 }
 
@@ -126,7 +129,7 @@ void dequantize(const Stream& stream, void* to, const Weights& w, int64_t begin,
 
 void embed(const Stream& stream, const Tensor& x, const Weights& table, const int32_t* tokens) {
   const auto plain = [&](auto kernel) {
-    launch(stream, kernel, blocks_of(table.cols, x.rows), kThreads, 0, x.floats(), table, tokens);
+    launch(stream, kernel, row_blocks(x.rows, table.cols), kThreads, 0, x.floats(), table, tokens);
   };
   switch (table.dtype) {
     case DType::f32:
@@ -137,7 +140,7 @@ void embed(const Stream& stream, const Tensor& x, const Weights& table, const in
       return plain(embed_plain_kernel<BF16>);
     default:
       with_format(table.dtype, [&]<class Format>() {
-        launch(stream, embed_kernel<Format>, blocks_of(table.cols / kGroup, x.rows), kThreads, 0,
+        launch(stream, embed_kernel<Format>, row_blocks(x.rows, table.cols / kGroup), kThreads, 0,
                x.floats(), table, tokens);
       });
   }
@@ -155,7 +158,7 @@ void convert(const Stream& stream, void* to, DType dtype, const Tensor& x) {
 }
 
 void start_with_bias(const Stream& stream, const Tensor& y, const float* bias, bool add) {
-  launch(stream, bias_kernel, blocks_of(y.cols, y.rows), kThreads, 0, y.floats(), y.cols, bias,
+  launch(stream, bias_kernel, row_blocks(y.rows, y.cols), kThreads, 0, y.floats(), y.cols, bias,
          add);
 }
 

@@ -1,5 +1,9 @@
 #include "cuda/runtime/captured_graph.h"
 
+#include <utility>
+
+#include "core/error.h"
+
 namespace h2o::cuda {
 namespace {
 
@@ -18,7 +22,29 @@ cudaGraph_t record(const Stream& stream, const std::function<void()>& pass) {
   return graph;
 }
 
+cudaGraphExec_t instantiate(cudaGraph_t graph) {
+  cudaGraphExec_t instance = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&instance, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "make a graph");
+  return instance;
+}
+
 }  // namespace
+
+GraphSwitch::GraphSwitch() {
+  if (!is_switched_on("H2O_CUDA_GRAPHS")) reason_ = "H2O_CUDA_GRAPHS=0";
+}
+
+void GraphSwitch::turn_off(std::string reason) {
+  const std::lock_guard lock(mutex_);
+  if (reason_.empty()) reason_ = std::move(reason);
+}
+
+std::string GraphSwitch::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
 
 GraphCache::~GraphCache() {
   for (const auto& [n_rows, graph] : graphs_) {
@@ -26,20 +52,18 @@ GraphCache::~GraphCache() {
   }
 }
 
-void GraphCache::run(const Stream& stream, int32_t n_rows, const std::function<void()>& pass) {
-  const auto entry = graphs_.find(n_rows);
-  if (entry == graphs_.end()) {
-    pass();
-    graphs_[n_rows] = nullptr;
-    return;
+void GraphCache::run(const Stream& stream, GraphSwitch& graphs, int32_t n_rows,
+                     const std::function<void()>& pass) {
+  if (!graphs.reason().empty()) return pass();
+  const auto [entry, is_first] = graphs_.try_emplace(n_rows, nullptr);
+  if (is_first) return pass();
+  try {
+    if (entry->second == nullptr) entry->second = instantiate(record(stream, pass));
+    return check(cudaGraphLaunch(entry->second, stream.get()), "replay a graph");
+  } catch (const std::exception& error) {
+    graphs.turn_off(error.what());
   }
-  if (entry->second == nullptr) {
-    cudaGraph_t graph = record(stream, pass);
-    const cudaError_t error = cudaGraphInstantiate(&entry->second, graph, 0);
-    cudaGraphDestroy(graph);
-    check(error, "record");
-  }
-  check(cudaGraphLaunch(entry->second, stream.get()), "replay");
+  pass();  // nothing has been done yet; what is wrong with the pass itself is thrown now
 }
 
 }  // namespace h2o::cuda

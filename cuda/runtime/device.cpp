@@ -1,15 +1,50 @@
 #include "cuda/runtime/device.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "core/error.h"
+#include "cuda/runtime/overlap.h"
 
 namespace h2o::cuda {
 
 void check(cudaError_t error, const char* operation) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // an error that is not sticky shall not be found again
-  const std::string message = text("[cuda] ", operation, ": ", cudaGetErrorString(error));
+  const std::string message = text("[cuda] ", operation, ": ", describe(error));
   if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
   throw DeviceError(message);
+}
+
+std::string describe(cudaError_t error) {
+  const char* const said = cudaGetErrorString(error);
+  switch (error) {
+    case cudaErrorInsufficientDriver: {
+      int driver = 0;
+      cudaDriverGetVersion(&driver);
+      if (driver == 0) return "no NVIDIA driver is installed";
+      return text("the driver knows CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                  ", this build needs ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
+    }
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorNoKernelImageForDevice:
+      return text(said, ": this build has no kernels for this GPU");
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorECCUncorrectable:
+      return text(said, "; this process can no longer use the device");
+    default:
+      return said;
+  }
+}
+
+bool is_switched_on(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value == nullptr || std::string_view(value) != "0";
 }
 
 Buffer allocate_device(size_t bytes) {
@@ -41,11 +76,17 @@ Buffer allocate_pinned(size_t bytes) {
 
 Stream::Stream(int device) : device_(device) {
   check(cudaSetDevice(device), "choose the device");
-  int major = 0;
+  int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device");
+  if (major < 8) {
+    throw InvalidArgument(text("[cuda] device ", device, " has compute capability ", major, ".",
+                               minor, ", needed is 8.0 or later"));
+  }
   check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
         "device");
-  overlaps_launches_ = major >= 9;
+  const bool waits = kernels_can_overlap();
+  overlaps_launches_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
   // Not the default stream: two back ends of a process do not wait for each other.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
 }

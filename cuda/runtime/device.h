@@ -4,13 +4,20 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <string>
 
 #include "core/buffer.h"
 
 namespace h2o::cuda {
 
-// Throws OutOfMemory or DeviceError: "[operation] what CUDA says of it".
+// Throws OutOfMemory or DeviceError: "[cuda] operation: what CUDA says of it", in one sentence.
 void check(cudaError_t error, const char* operation);
+
+// What CUDA says of an error, and what to do about it where that is known.
+std::string describe(cudaError_t error);
+
+// Whether the environment has not set a variable to "0".
+bool is_switched_on(const char* variable);
 
 // Memory of the current device, as it comes; and of the host, pinned, so that copies are fast.
 // Throws OutOfMemory, with the numbers.
@@ -27,7 +34,8 @@ class Stream {
   cudaStream_t get() const { return stream_; }
   int device() const { return device_; }
   int n_multiprocessors() const { return n_multiprocessors_; }
-  bool overlaps_launches() const { return overlaps_launches_; }  // compute capability 9 and later
+  // Compute capability 9 and later, unless H2O_CUDA_OVERLAP=0.
+  bool overlaps_launches() const { return overlaps_launches_; }
 
   void synchronize() const;
 

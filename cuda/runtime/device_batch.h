@@ -21,7 +21,7 @@ struct DeviceBatch {
 // sizes alone, so that a recorded pass finds the next batch of the same sizes.
 class BatchCopier {
  public:
-  static constexpr int32_t kMaxRows = 65535;  // of blocks along y
+  static constexpr int32_t kMaxRows = 65536;  // as a Session has at most
 
   explicit BatchCopier(const Stream& stream);
   BatchCopier(const BatchCopier&) = delete;

@@ -26,6 +26,9 @@ extern Place here;
 // Throws std::logic_error where a thread has left and its warp waits for it.
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 
+// What the device says of a launch, which is remembered for take_launches().
+cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes);
+
 // The same when the stream gets to it: at once, or with each replay of what it records.
 void submit(cudaStream_t stream, std::function<void()> kernel);
 

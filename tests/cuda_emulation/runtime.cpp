@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "block.h"
+#include "control.h"
 
 using Work = std::vector<std::function<void()>>;
 
@@ -55,6 +56,14 @@ std::map<void*, size_t> pinned;
 size_t used = 0;
 std::set<CUstream_st*> streams;
 
+std::vector<h2o::cuda::emulation::Launch> launches;
+bool skips = false;
+std::set<h2o::cuda::emulation::Call> failing;
+
+cudaError_t fails(h2o::cuda::emulation::Call call) {
+  return failing.erase(call) > 0 ? cudaErrorUnknown : cudaSuccess;
+}
+
 Kind late() {
   static const Kind kind = [] {
     const char* name = std::getenv("H2O_EMULATION_LATE");
@@ -83,7 +92,23 @@ void ask(CUstream_st* stream, Kind kind, CUstream_st::Item item) {
 
 namespace h2o::cuda::emulation {
 
+std::vector<Launch> take_launches() { return std::exchange(launches, {}); }
+void skip_kernels(bool skip) { skips = skip; }
+void fail_next(Call call) { failing.insert(call); }
+
+cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes) {
+  const std::lock_guard lock(mutex);
+  const Launch launch{
+      {grid.x, grid.y, grid.z}, uint64_t{block.x} * block.y * block.z, shared_bytes};
+  launches.push_back(launch);
+  const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7fffffff &&
+                    grid.y <= 65535 && grid.z <= 65535 && launch.threads >= 1 &&
+                    launch.threads <= 1024 && shared_bytes <= 227 << 10;
+  return fits ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
 void submit(cudaStream_t stream, std::function<void()> kernel) {
+  if (skips) kernel = [] {};
   if (stream->recorded != nullptr) {
     stream->recorded->work.push_back(std::move(kernel));
   } else {
@@ -103,11 +128,33 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : "invalid value";
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorUnknown:
+      return "unknown error";
+    default:
+      return "invalid value";
+  }
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 8 : 4;  // or multiprocessors
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
+           : attribute == cudaDevAttrComputeCapabilityMinor ? 0
+                                                            : 4;  // multiprocessors
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = 90;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
   return cudaSuccess;
 }
 
@@ -238,11 +285,14 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = std::exchange(stream->recorded, nullptr);
-  return cudaSuccess;
+  const cudaError_t error = fails(h2o::cuda::emulation::Call::end_capture);
+  if (error != cudaSuccess) delete std::exchange(*graph, nullptr);
+  return error;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  *exec = new CUgraphExec_st{graph->work};
-  return cudaSuccess;
+  const cudaError_t error = fails(h2o::cuda::emulation::Call::instantiate);
+  if (error == cudaSuccess) *exec = new CUgraphExec_st{graph->work};
+  return error;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;
@@ -253,6 +303,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  const cudaError_t error = fails(h2o::cuda::emulation::Call::replay);
+  if (error != cudaSuccess) return error;
   for (const auto& kernel : exec->work) h2o::cuda::emulation::submit(stream, kernel);
   return cudaSuccess;
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -72,29 +70,26 @@ def measure_machine(bench: Bench) -> None:
 
 
 def measure_decode(bench: Bench) -> None:
-    """One token at a time after a short context, beside transformers on the same GPU.
+    """One token at a time after a short context; then transformers on the same GPU.
 
-    Every engine is a process; those of one shape take turns.
+    Every engine is a process. Ours of a shape have been measured, and have ended, before the first
+    other one is opened.
     """
     plan = bench.plan
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        comparisons = {
-            shape: stack.enter_context(Comparison(bench.results, DECODE, shape))
-            for shape in plan.shapes
-        }
-        # All at once, because compiling takes long, and on the CPU.
-        bench.progress("opening transformers")
-        baselines = [
-            (shape, baseline) for shape in plan.shapes for baseline in _baselines(bench, shape)
-        ]
-        list(pool.map(lambda pair: comparisons[pair[0]].open([pair[1]]), baselines))
-        for shape, comparison in comparisons.items():
-            with comparison:
-                bench.progress(f"{shape}: opening")
-                list(pool.map(partial(_open_ours, bench, comparison, shape), plan.types))
+    request = Request(plan.n_decode, plan.context)
+    for shape in plan.shapes:
+        for type_name in plan.types:
+            with Comparison(bench.results, DECODE, shape) as comparison:
+                bench.progress(f"{shape} {type_name}: opening")
+                _open_ours(bench, comparison, shape, type_name)
                 comparison.warm_up()
-                bench.progress(f"{shape}: decoding")
-                comparison.ask([Request(plan.n_decode, plan.context)], plan.rounds)
+                comparison.ask([request], plan.rounds)
+        for baseline in _baselines(bench, shape):
+            with Comparison(bench.results, DECODE, shape) as comparison:
+                bench.progress(f"{shape} {baseline.name}: opening")
+                comparison.open([baseline])
+                comparison.warm_up()
+                comparison.ask([request], plan.rounds)
 
 
 def _baselines(bench: Bench, shape: str) -> Iterable[Baseline]:

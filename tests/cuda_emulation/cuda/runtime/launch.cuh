@@ -18,6 +18,7 @@ T* dynamic_shared() {
 template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
+  check(emulation::launched(grid, block, shared_bytes), "launch");
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   emulation::submit(stream.get(), [=] {
     emulation::run_blocks(grid, block, shared_bytes, [&] { std::apply(kernel, values); });

@@ -1,0 +1,126 @@
+// What the back end asks of a device, where the device is emulated: launches of sizes that it takes
+// whatever the shape, and going on when a graph cannot be had.
+#include <algorithm>
+
+#include "attention_rig.h"
+#include "control.h"
+#include "core/error.h"
+#include "session_rig.h"
+
+namespace h2o {
+namespace {
+
+using namespace cuda::emulation;
+
+// Kernels that do nothing, for shapes that are too large to compute here. What a device would not
+// launch throws.
+class Skipping {
+ public:
+  Skipping() {
+    take_launches();
+    skip_kernels(true);
+  }
+  Skipping(const Skipping&) = delete;
+  Skipping& operator=(const Skipping&) = delete;
+  ~Skipping() { skip_kernels(false); }
+};
+
+uint64_t most_along_x() {
+  uint64_t most = 0;
+  for (const Launch& launch : take_launches()) most = std::max(most, launch.grid[0]);
+  return most;
+}
+
+TEST_CASE("a context of a million tokens, in batches of 65,536 rows" * doctest::skip(!on_cuda())) {
+  constexpr int32_t kTokens = 1 << 20, kRows = 1 << 16;
+  // Tiles of tensor cores, and what is computed in f32.
+  for (const auto& [dtype, head_dim] : {std::pair(DType::q4_0, 64), std::pair(DType::f32, 4)}) {
+    const KvShape shape{.n_layers = 1,
+                        .n_sequences = 1,
+                        .n_heads = 1,
+                        .n_kv_heads = 1,
+                        .head_dim = head_dim,
+                        .max_tokens = kTokens,
+                        .max_rows = kRows,
+                        .k_dtype = dtype,
+                        .v_dtype = dtype};
+    const Skipping skipping;
+    Rig rig({.sinks = 0, .heavy = kTokens / 2, .recent = kTokens / 2}, shape);
+    Random random(1);
+    const Qkv rows = random_qkv(random, shape, kRows);
+    for (int32_t i = 0; i < kTokens / kRows - 1; ++i) rig.attend({{0, kRows}}, rows);
+    rig.attend({{0, kRows - 1}}, rows.rows(shape, 0, kRows - 1));
+    CHECK(most_along_x() > 65535);
+    rig.attend({{0, 1}}, rows.rows(shape, 0, 1));
+    CHECK(most_along_x() > 0);
+  }
+}
+
+TEST_CASE("a token of each of 65,536 sequences" * doctest::skip(!on_cuda())) {
+  constexpr int32_t kSequences = 1 << 16;
+  const KvShape shape{.n_layers = 1,
+                      .n_sequences = kSequences,
+                      .n_heads = 1,
+                      .n_kv_heads = 1,
+                      .head_dim = 8,
+                      .max_tokens = 2,
+                      .max_rows = kSequences};
+  const Skipping skipping;
+  Rig rig(KvPolicy{}, shape);
+  std::vector<Piece> pieces;
+  for (int32_t s = 0; s < kSequences; ++s) pieces.push_back({s, 1});
+  Random random(1);
+  rig.attend(pieces, random_qkv(random, shape, kSequences));
+  CHECK(most_along_x() == kSequences);
+}
+
+TEST_CASE("embeddings of 65,536 rows" * doctest::skip(!on_cuda())) {
+  constexpr int32_t kRows = 1 << 16, kCols = 32;
+  const auto backend = test_backend();
+  Random random(1);
+  const std::vector<float> values = random.reals(2 * kCols);
+  auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
+  const Tensor host{data, DType::f32, 2, kCols};
+  const Buffer memory = backend->allocate(backend->upload_bytes(host));
+  const Tensor table = backend->upload(host, memory.data());
+  const DeviceMatrix x(*backend, kRows, kCols);
+  const Skipping skipping;
+  run_rows(*backend, kRows, [&](const Batch& batch) { backend->embed(x, table, batch); });
+  CHECK(most_along_x() == kRows);
+}
+
+// Logits of steps of the tiny model, with something that fails when the second is recorded.
+std::vector<float> logits_of_steps(Session& session, const Model& model, const Call* fails) {
+  Random random(3);
+  std::vector<float> all;
+  feed(session, 0, random_tokens(random, model, 5));
+  for (int step = 0; step < 4; ++step) {
+    if (step == 1 && fails != nullptr) fail_next(*fails);
+    const std::vector<float> logits = feed(session, 0, random_tokens(random, model, 1));
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+TEST_CASE("a step that cannot be recorded runs as it is, and so do those after it" *
+          doctest::skip(!on_cuda())) {
+  const auto run = [](const Call* fails) {
+    const std::shared_ptr<Model> model = tiny_model(1);
+    Session session(model, {.policies = {KvPolicy{.sinks = 0, .heavy = 3, .recent = 2}}});
+    const std::vector<float> logits = logits_of_steps(session, *model, fails);
+    return std::pair(logits, model->backend->name());
+  };
+  const auto [expected, name] = run(nullptr);
+  CHECK(name.find("no graphs") == std::string::npos);
+  for (const auto& [call, reason] : {std::pair(Call::end_capture, "record: unknown error"),
+                                     std::pair(Call::instantiate, "make a graph: unknown error"),
+                                     std::pair(Call::replay, "replay a graph: unknown error")}) {
+    CAPTURE(reason);
+    const auto [logits, name_then] = run(&call);
+    CHECK(same_bits(logits, expected));
+    CHECK(name_then.ends_with(std::string("no graphs: [cuda] ") + reason + ")"));
+  }
+}
+
+}  // namespace
+}  // namespace h2o

@@ -1,0 +1,310 @@
+"""tools/gpu_check, rehearsed without a GPU: limits, kills, a full disk, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from h2o_bench.gpu_check import built, smoke, steps
+from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Log, Result, counts_of, run
+from h2o_bench.gpu_check.journal import Journal, sources_digest, table
+from h2o_bench.gpu_check.steps import STEPS, Check, commands
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, seconds: float = 60) -> Command:
+    return Command("some", [sys.executable, "-c", code], seconds)
+
+
+def run_python(code: str, log: Path, limit: float = 60) -> tuple[Result, str]:
+    return run("tests", python(code), Log(log), limit, {}, ROOT)
+
+
+def fifo(directory: Path) -> Path:
+    os.mkfifo(directory / "fifo")
+    return directory / "fifo"
+
+
+def test_a_command(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    result, output = run_python("print('said'); raise SystemExit(3)", log)
+    assert (result.step, result.name, result.status) == ("tests", "some", "exit 3")
+    assert output == "said\n"
+    assert log.read_text().splitlines()[-1] == "said"
+    assert run_python("", log)[0].passed
+    assert log.read_text().count("$ ") == 2  # it is added to
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    result, _ = run("build", Command("none", ["/no/such/program"], 1), log, 1, {}, ROOT)
+    assert result.status == "cannot start"
+    assert not result.passed
+
+
+def test_a_limit_ends_what_was_started(tmp_path: Path) -> None:
+    """Its children too."""
+    pipe = fifo(tmp_path)
+    script = f"sleep 600 3>{pipe} & exec sleep 600 3>{pipe}"
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    command = Command("some", ["sh", "-c", script], 9)
+    result, _ = run("tests", command, Log(tmp_path / "log"), 1, {}, ROOT)
+    assert result.status == "stopped at 1 s"
+    os.set_blocking(reading, True)
+    assert os.read(reading, 1) == b""  # nobody has the other end
+    os.close(reading)
+
+
+def test_no_time(tmp_path: Path) -> None:
+    result, _ = run_python("raise SystemExit", tmp_path / "log", limit=-1)
+    assert result.status == "no time"
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What is found is said, if it cannot be kept."""
+    log = Log(Path("/dev/full"))
+    result, output = run("tests", python("print('said')"), log, 60, {}, ROOT)
+    assert result.passed
+    assert output == "said\n"
+    assert capsys.readouterr().out == "the log is not complete: full: No space left on device\n"
+
+    (tmp_path / "check.new").symlink_to("/dev/full")
+    journal = Journal(tmp_path / "check.json", "sources")
+    journal.add(result)
+    assert "No space left" in capsys.readouterr().out
+    assert journal.passed("tests", "some")
+
+
+def test_the_journal_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "check.json"
+    first = Journal(path, "sources")
+    first.add(Result("tests", "C++", "begun"))
+    first.add(Result("build", "compile", OK, 7.0))
+    assert not Journal(path, "sources").passed("tests", "C++")  # it was killed
+    first.add(Result("tests", "C++", OK, 3.0, {"passed": 5}))
+    then = Journal(path, "sources")
+    assert then.passed("tests", "C++")
+    assert [r.name for r in then.results] == ["C++", "compile"]
+    assert [r.name for r in then.of(["build"])] == ["compile"]
+    assert "tests: C++" in table(then.results)
+    assert not Journal(path, "other sources").results
+    path.write_text(path.read_text()[:20])
+    assert not Journal(path, "sources").results
+
+
+def test_the_digest_is_of_what_is_compiled(tmp_path: Path) -> None:
+    for name in ("cuda", "cpp", "python/bindings", "tests/cpp", "tests/cuda_emulation", "docs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "CMakeLists.txt").write_text("")
+    source = tmp_path / "cuda" / "a.cu"
+    source.write_text("1")
+    digest = sources_digest(tmp_path)
+    (tmp_path / "docs" / "b.md").write_text("1")
+    assert sources_digest(tmp_path) == digest
+    source.write_text("2")
+    assert sources_digest(tmp_path) != digest
+
+
+def fake_build(tmp_path: Path) -> tuple[Path, Path]:
+    build, package = tmp_path / "build", tmp_path / "build" / "package"
+    built.test_program(build).parent.mkdir(parents=True)
+    (package / "h2o_cpp").mkdir(parents=True)
+    shutil.copy(os.path.realpath(sys.executable), built.test_program(build))
+    shutil.copy(os.path.realpath(sys.executable), package / "h2o_cpp" / "_core.x.so")
+    (built.test_program(build).parent / "CTestTestfile.cmake").write_text("add_test()")
+    return build, package
+
+
+def test_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, package = fake_build(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    built.keep(build, package, out)
+    shutil.rmtree(build)
+    with pytest.raises(FileNotFoundError, match="has no h2o_tests"):
+        built.kept_files(build, package)
+    built.restore(out, build, package)
+    assert len(built.kept_files(build, package)) == 3
+    assert os.access(built.test_program(build), os.X_OK)
+    done = subprocess.run([built.test_program(build), "-c", "print(7)"], capture_output=True)
+    assert done.stdout == b"7\n"
+
+    monkeypatch.setattr(built, "MOST_BYTES", 100)
+    with pytest.raises(ValueError, match="at most 100"):
+        built.keep(build, package, out)
+    with pytest.raises(FileNotFoundError, match="begin with a build"):
+        built.restore(out, build, package)  # no half of it is left
+
+
+def test_commands(tmp_path: Path) -> None:
+    check = Check(ROOT, tmp_path, tmp_path, variables=dict(os.environ))
+    names = {step: [c.name for c in commands(step, check)] for step in STEPS if step != "build"}
+    assert list(names) == ["smoke", "tests", "ours", "sanitize", "peers"]
+    for step in names:
+        assert all(command.seconds <= 600 for command in commands(step, check))
+    # No command of ours opens another engine.
+    for command in commands("ours", check):
+        assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
+    refused = Result("sanitize", "memcheck", "exit 1")
+    assert steps.judged(refused, "Error: Device not supported").status == NOT_SUPPORTED
+    failed = Result("tests", "C++", "exit 1")
+    assert steps.judged(failed, "Device not supported").status == "exit 1"
+
+
+def test_pytest_takes_the_options(tmp_path: Path) -> None:
+    """With no plugins but those that are named, and this project's own options."""
+    check = Check(ROOT, tmp_path, tmp_path, device="cpu")
+    (command,) = (c for c in commands("tests", check) if c.name == "Python")
+    words = [*command.words[:-5], "--collect-only", command.words[-4]]
+    environment = {**os.environ, **command.variables}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: all are deselected
+
+
+def test_cublas_is_found(tmp_path: Path) -> None:
+    library = tmp_path / "b" / "nvidia" / "cu13" / "lib" / "libcublas.so.13"
+    assert not steps.find_cublas([str(tmp_path / "a"), str(tmp_path / "b")])
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert steps.find_cublas([str(tmp_path / "a"), str(tmp_path / "b")]) == [library.parent]
+
+
+def test_models_are_where_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    left = tmp_path / "h2o_gpu_check" / "left.gguf"
+    left.parent.mkdir()
+    left.touch()
+    everything = 1 << 62
+    assert steps.models_directory(everything) == left.parent
+    assert not left.exists()  # of a run that was killed
+
+
+def test_smoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(ROOT / "tests" / "data" / "golden" / "llama_gqa2_tied.gguf")
+    monkeypatch.setattr(sys, "argv", ["smoke", "cpu", model])
+    assert smoke.main() == 0
+    said = capsys.readouterr().out
+    assert said.count("the same bits") == 3
+    assert "0.00e+00 from the CPU" in said
+
+
+def test_smoke_finds_other_bits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(device: str, models: object, variables: dict[str, str]) -> object:
+        logits = np.ones((4, 2, 5), np.float32)
+        if "H2O_CUDA_GRAPHS" not in variables and device != "cpu":
+            logits[2:, 0, 0] = np.nextafter(np.float32(1), np.float32(2))
+        if "H2O_CUDA_OVERLAP" not in variables and device != "cpu":
+            raise RuntimeError("exit 1: [cuda] launch: no")
+        return "cuda (x, no cuBLAS)", {"tiny, full": logits}
+
+    monkeypatch.setattr(smoke, "_decode", decode)
+    monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "--no-cublas", "tiny"])
+    assert smoke.main() == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "without either: cuda (x, no cuBLAS)"
+    assert said[1] == "without overlap: cuda (x, no cuBLAS): OTHER BITS"
+    assert said[2] == "  tiny, full: steps 2 to 3, 2 of 4"
+    assert said[3] == "without graphs: exit 1: [cuda] launch: no"
+    monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "tiny"])
+    assert smoke.main() == 1
+    assert "there is no cuBLAS" in capsys.readouterr().out
+
+
+def test_counts() -> None:
+    assert counts_of("4 passed, 2 skipped, 1 error in 0.5s") == {
+        "passed": 4,
+        "skipped": 2,
+        "failed": 1,
+    }
+    line = "test cases: 3 | 2 passed | 1 failed | 0 skipped\n"
+    assert counts_of(line * 2) == {"passed": 4, "failed": 2}
+
+
+def gpu_check(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "gpu_check"), *words],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+
+
+def with_fake_tools(tmp_path: Path, **scripts: str) -> dict[str, str]:
+    """An environment in which these programs are found first."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in scripts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_nothing_is_built(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path / "out"), "--build", str(tmp_path / "build")]
+    done = gpu_check(*words, "--only", "tests")
+    assert done.returncode == 1
+    assert done.stdout == "nothing is built here or kept in out: begin with a build\n"
+    assert gpu_check(*words, "--only", "test").returncode == 2
+
+
+def test_a_call_goes_on_where_another_ended(tmp_path: Path) -> None:
+    """What passed is not run again; what failed is, with the binaries that were kept."""
+    fake_build(tmp_path)
+    calls = tmp_path / "calls"
+    env = with_fake_tools(
+        tmp_path, cmake=f'echo "$1" >>{calls}', ctest=f"echo ctest >>{calls}; exit 8"
+    )
+    words = ["--build", str(tmp_path / "build"), "--jobs", "1"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = gpu_check("--out", str(first), *words, "--only", "build", env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert calls.read_text().split() == ["-G", "--build", "--install"]
+    assert {file.name for file in first.iterdir()} == {
+        *("h2o_tests", "CTestTestfile.cmake", "_core.x.so", "check.json", "check.log")
+    }
+
+    shutil.rmtree(tmp_path / "build")  # another machine
+    again = [*words, "--from", str(first), "--only", "build,tests", "--limit", "30"]
+    done = gpu_check("--out", str(second), *again, env=env)
+    assert done.returncode == 1
+    assert calls.read_text().split()[3:] == ["ctest"]
+    found = json.loads((second / "check.json").read_text())["results"]
+    rows = {row["name"]: row["status"] for row in found}
+    assert rows["compile"] == OK
+    assert rows["C++"] == "exit 8"
+    assert rows["Python"] != OK  # that _core is none
+
+
+def test_a_kill_in_the_middle(tmp_path: Path) -> None:
+    """The command ends too, and its row says that it had begun."""
+    fake_build(tmp_path)
+    pipe = fifo(tmp_path)
+    env = with_fake_tools(tmp_path, ctest=f"exec 3>{pipe}; echo begun >&3; exec sleep 600")
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--only", "tests", "--build", str(tmp_path / "build")]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "gpu_check"), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+    with pipe.open() as held:
+        assert held.readline() == "begun\n"
+        process.terminate()
+        said, _ = process.communicate()
+        assert held.read() == ""  # nobody has the other end
+    assert process.returncode == 143
+    assert "begun" in said  # the table
+    rows = json.loads((out / "check.json").read_text())["results"]
+    assert [(row["name"], row["status"]) for row in rows] == [("C++", "begun")]

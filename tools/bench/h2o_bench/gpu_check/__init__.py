@@ -1,0 +1,1 @@
+"""The steps of tools/gpu_check. Nothing here needs what they build."""

@@ -1,0 +1,151 @@
+"""Commands with a time limit, and a log of what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+OK = "ok"
+NOT_SUPPORTED = "not supported"  # by the machine: not a failure
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a step."""
+
+    name: str
+    words: list[str]
+    seconds: float  # its limit
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """How a command ended: a row of the table."""
+
+    step: str
+    name: str
+    status: str
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is nothing to be done about it."""
+        return self.status in (OK, NOT_SUPPORTED)
+
+
+class Log:
+    """A file that is added to. When it cannot be written, that is said once and the check goes on.
+
+    `complaint` is why it could not be, or "".
+    """
+
+    def __init__(self, path: Path) -> None:
+        """What is in the file stays."""
+        self._path = path
+        self.complaint = ""
+
+    def write(self, output: bytes) -> None:
+        """At the end."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(output)
+        except OSError as error:
+            if not self.complaint:
+                self.complaint = f"{self._path.name}: {error.strerror}"
+                print(f"the log is not complete: {self.complaint}", flush=True)
+
+
+def run(
+    step: str, command: Command, log: Log, limit: float, variables: Mapping[str, str], cwd: Path
+) -> tuple[Result, str]:
+    """Run a command; its result, and what it printed.
+
+    With all that it has started it ends at the limit, and when this process is interrupted.
+    """
+    if limit <= 0:
+        return Result(step, command.name, "no time"), ""
+    begin = perf_counter()
+    log.write(f"$ {' '.join(command.words)}\n".encode())
+    try:
+        process = subprocess.Popen(
+            command.words,
+            cwd=cwd,
+            env={**os.environ, **variables, **command.variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=os.setpgrp,  # not a session: what ends this process's ends it too
+        )
+    except OSError as error:
+        log.write(f"{error}\n".encode())
+        return Result(step, command.name, "cannot start"), str(error)
+    output = bytearray()
+    stopped = False
+    try:
+        stopped = not _read(process, output, log, begin + limit)
+    finally:
+        # What it left running has its group, whether it has ended or not.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    text = output.decode(errors="replace")
+    status = OK if code == 0 else f"exit {code}"
+    if stopped:
+        status = f"stopped at {limit:.0f} s"
+    elif "***Skipped" in text:
+        status = "skipped"
+    return Result(step, command.name, status, perf_counter() - begin, counts_of(text)), text
+
+
+def _read(process: subprocess.Popen[bytes], output: bytearray, log: Log, end: float) -> bool:
+    """What the process prints, until it has ended. False if it has not in time."""
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    ended = False
+    while True:
+        left = end - perf_counter()
+        if left <= 0:
+            return ended
+        # Others may hold the pipe open when the process has ended: what is in it is read, no more.
+        wait = 0.0 if ended else min(left, 0.2)
+        if select.select([pipe], [], [], wait)[0]:
+            some = os.read(pipe, 1 << 16)
+            output += some
+            log.write(some)
+            if not some:
+                try:
+                    process.wait(left)
+                except subprocess.TimeoutExpired:
+                    return False
+                return True
+        elif ended:
+            return True
+        elif process.poll() is not None:
+            ended = True
+
+
+def counts_of(log: str) -> dict[str, int]:
+    """Tests that passed, failed and were skipped, as doctest or pytest say at the end of `log`."""
+    doctest = re.findall(r"test cases: +\d+ \| +(\d+) passed \| +(\d+) failed", log)
+    if doctest:  # of each of CTest's entries
+        passed, failed = (sum(map(int, column)) for column in zip(*doctest, strict=True))
+        return {"passed": passed, "failed": failed}
+    summary = re.findall(r"^.*\d+ (?:passed|failed|skipped|errors?).* in [\d.]+s.*$", log, re.M)
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)", summary[-1]) if summary else []
+    counts: dict[str, int] = {}
+    for number, word in found:
+        word = "failed" if word == "error" else word
+        counts[word] = counts.get(word, 0) + int(number)
+    return counts

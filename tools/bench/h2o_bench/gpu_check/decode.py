@@ -1,0 +1,53 @@
+"""Decode steps whose logits are compared with those of other settings, and other devices.
+
+    python -m h2o_bench.gpu_check.decode DEVICE TO MODEL...
+
+writes the logits to an .npz, named by model and policy, and prints the back end's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp import _core
+from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import open_session
+
+_PROMPT, _STEPS, _SEQUENCES = 16, 20, 3
+_POLICIES = {"full": Policy.full(), "h2o": Policy.h2o(heavy=8, recent=8)}
+
+
+def decode(model: _core.Model, policy: Policy) -> NDArray[np.float32]:
+    """Logits [steps, sequences, n_vocab] of decode steps, of tokens that are always the same."""
+    n_ctx = _PROMPT + _STEPS + 1
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=_PROMPT, n_sequences=_SEQUENCES)
+    random = np.random.default_rng(1)
+    texts = random.integers(3, model.n_vocab, (_SEQUENCES, n_ctx), np.int32)
+    for sequence, text in enumerate(texts):
+        session.step([(sequence, text[:_PROMPT])])
+    return np.stack(
+        [
+            session.step([(s, text[i : i + 1]) for s, text in enumerate(texts)])
+            for i in range(_PROMPT, _PROMPT + _STEPS)
+        ]
+    )
+
+
+def main(device: str, to: Path, paths: list[Path]) -> None:
+    """Decode with each model and policy."""
+    found = {}
+    for path in paths:
+        model = _core.Model(path, device=device, threads=2)
+        for name, policy in _POLICIES.items():
+            found[f"{path.stem}, {name}"] = decode(model, policy)
+        backend = model.backend
+    np.savez(to, allow_pickle=False, **found)
+    print(backend, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]])

@@ -1,0 +1,90 @@
+"""What has been found so far, in a file: a check goes on where an earlier one ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+from h2o_bench.gpu_check.command import Result
+
+_COMPILED = [
+    "CMakeLists.txt",
+    "cpp",
+    "cuda",
+    "python/bindings",
+    "tests/cpp",
+    "tests/cuda_emulation",
+]
+
+
+def sources_digest(root: Path) -> str:
+    """Of what is compiled, and of where it lies: the tests' program knows that."""
+    digest = sha256(str(root).encode())
+    for name in _COMPILED:
+        path = root / name
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            digest.update(f"{file.relative_to(root)}\0".encode())
+            digest.update(sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class Journal:
+    """The results, in the order in which commands first ran.
+
+    When the file cannot be written, that is said once, and results are only in memory.
+    """
+
+    def __init__(self, path: Path, sources: str) -> None:
+        """Take up what the file has, unless it is of other sources or cannot be read."""
+        self._path = path
+        self._sources = sources
+        self._complained = False
+        self.results: list[Result] = []
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["sources"] == sources:
+                self.results = [Result(**row) for row in found["results"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    def passed(self, step: str, name: str) -> bool:
+        """Whether this command has."""
+        return any(r.passed for r in self.results if (r.step, r.name) == (step, name))
+
+    def add(self, result: Result) -> None:
+        """In place of what was known of the command."""
+        for i, known in enumerate(self.results):
+            if (known.step, known.name) == (result.step, result.name):
+                self.results[i] = result
+                break
+        else:
+            self.results.append(result)
+        written = {"sources": self._sources, "results": [asdict(r) for r in self.results]}
+        beside = self._path.with_suffix(".new")
+        try:
+            beside.write_text(json.dumps(written, indent=1), encoding="utf-8")
+            beside.replace(self._path)  # a kill leaves the old one or the new one
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            if not self._complained:
+                self._complained = True
+                print(f"results are not kept: {self._path.name}: {error.strerror}", flush=True)
+
+    def of(self, steps: Iterable[str]) -> list[Result]:
+        """The results of these steps."""
+        wanted = set(steps)
+        return [r for r in self.results if r.step in wanted]
+
+
+def table(results: Sequence[Result]) -> str:
+    """The rows, aligned."""
+    columns = ("passed", "failed", "skipped")
+    lines = [f"{'':<34}{'status':<18}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
+    for r in results:
+        counts = "".join(f"{r.counts.get(name, ''):>8}" for name in columns)
+        lines.append(f"{f'{r.step}: {r.name}':<34}{r.status:<18}{counts}{r.seconds:>9.1f}")
+    return "\n".join(lines)

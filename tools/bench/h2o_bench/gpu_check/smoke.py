@@ -1,0 +1,113 @@
+"""The first minute on a GPU: is it there, is cuBLAS, and do the same steps give the same bits?
+
+    python -m h2o_bench.gpu_check.smoke DEVICE [--no-cublas] MODEL...
+
+Steps run as they come, and with what is new on a GPU switched off: launches that overlap, and
+graphs. Each setting is a process, so that one that fails says nothing of the next. Then logits are
+compared with the CPU's. Exits with 1 unless all is well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_bench.engine_process import module_environment
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "without either": {"H2O_CUDA_OVERLAP": "0", "H2O_CUDA_GRAPHS": "0"},
+    "without overlap": {"H2O_CUDA_OVERLAP": "0"},
+    "without graphs": {"H2O_CUDA_GRAPHS": "0"},
+    "as it comes": {},
+}
+_MOST_FROM_CPU = 0.02  # |logits - those of the CPU| / |those of the CPU|: 8-bit and f16 rounding
+
+Logits = Mapping[str, NDArray[np.float32]]
+
+
+def _decode(device: str, models: list[str], variables: Mapping[str, str]) -> tuple[str, Logits]:
+    """The back end's name, and logits. Raises RuntimeError."""
+    with TemporaryDirectory() as directory:
+        to = Path(directory) / "logits.npz"
+        done = subprocess.run(
+            [sys.executable, "-m", "h2o_bench.gpu_check.decode", device, str(to), *models],
+            capture_output=True,
+            text=True,
+            env=module_environment() | dict(variables),
+        )
+        if done.returncode:
+            last = (done.stderr.splitlines() or ["nothing was said"])[-1]
+            raise RuntimeError(f"exit {done.returncode}: {last}")
+        with np.load(to) as found:
+            return done.stdout.strip(), dict(found)
+
+
+def differing(found: Logits, expected: Logits) -> list[str]:
+    """Where the bits differ: which steps of which model."""
+    lines = []
+    for name, logits in found.items():
+        same = (logits.view(np.uint32) == expected[name].view(np.uint32)).all((1, 2))
+        if not same.all():
+            steps = np.flatnonzero(~same)
+            lines.append(f"{name}: steps {steps[0]} to {steps[-1]}, {len(steps)} of {len(same)}")
+    return lines
+
+
+def distance(found: Logits, expected: Logits) -> float:
+    """The largest |found - expected| / |expected| of a model; NaN is infinitely far."""
+    most = 0.0
+    for name, logits in found.items():
+        if not name.endswith("full"):  # who is evicted may turn on a rounding error
+            continue
+        norm = np.linalg.norm(logits - expected[name]) / np.linalg.norm(expected[name])
+        most = max(most, float(norm) if np.isfinite(norm) else float("inf"))
+    return most
+
+
+def main() -> int:
+    """Say what is found as soon as it is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--no-cublas", action="store_true")
+    args = parser.parse_args()
+    failed = False
+    first: Logits | None = None
+    last: Logits | None = None
+    for setting, variables in SETTINGS.items():
+        try:
+            backend, logits = _decode(args.device, args.models, variables)
+        except RuntimeError as error:
+            print(f"{setting}: {error}", flush=True)
+            failed = True
+            continue
+        if first is None:
+            first = logits
+            print(f"{setting}: {backend}", flush=True)
+            if "no cuBLAS" in backend and not args.no_cublas:
+                print(f"there is no cuBLAS in {os.environ.get('LD_LIBRARY_PATH', 'the system')}")
+                failed = True
+        elif lines := differing(logits, first):
+            print(f"{setting}: {backend}: OTHER BITS", *lines, sep="\n  ", flush=True)
+            failed = True
+        else:
+            print(f"{setting}: {backend}: the same bits", flush=True)
+        last = logits
+    if last is None:
+        return 1
+    _, expected = _decode("cpu", args.models, {})
+    far = distance(last, expected)
+    print(f"{far:.2e} from the CPU, at most {_MOST_FROM_CPU}", flush=True)
+    return int(failed or far > _MOST_FROM_CPU)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

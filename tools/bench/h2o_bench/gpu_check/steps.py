@@ -1,0 +1,250 @@
+"""The commands of each step of a check."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from h2o_bench.gpu_check.built import test_program
+from h2o_bench.gpu_check.command import NOT_SUPPORTED, OK, Command, Result
+
+STEPS = ["build", "smoke", "tests", "ours", "sanitize", "peers"]
+
+_PYTHON_TESTS = [
+    "test_device.py",
+    "test_conformance.py",
+    "test_cache_properties.py",
+    "test_generator.py",
+    "test_snapshot.py",
+]
+
+# Small cases of every kernel: under the sanitizers they take a hundred times as long.
+_SANITIZED = ",".join(
+    [
+        "relu",
+        "gelu*",
+        "swiglu",
+        "rms_norm",
+        "gather*",
+        "of equal scores*",
+        "K and V of two types",
+        "each layer keeps*",
+        "a sequence begins to roll*",
+        "operations of one pass*",
+        "recordings do not disturb*",
+    ]
+)
+
+_MODELS = ["tests/data/golden/llama_gqa2_tied.gguf", "models/tiny-opt.gguf"]
+
+# One shape and type a command: what is measured stays whatever becomes of the next.
+_OURS = [
+    ("LLaMA-7B", "F16"),
+    ("LLaMA-7B", "Q4_K_M"),
+    ("LLaMA-7B", "Q8_0"),
+    ("LLaMA-3-8B", "F16"),
+    ("LLaMA-3-8B", "Q4_K_M"),
+    ("OPT-6.7B", "F16"),
+]
+_SECTIONS = {"prefill": 4, "eviction": 2, "scores": 3}
+_PEERS = ["LLaMA-7B", "LLaMA-3-8B", "OPT-6.7B"]
+
+_MODEL_BYTES = 20 << 30  # of the largest file that a command writes
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the commands depend on."""
+
+    root: Path
+    out: Path
+    build: Path
+    device: str = "cuda"
+    arch: str = "90"
+    jobs: int = 2
+    doctest: Path | None = None
+    defines: Iterable[str] = ()
+    cublas: bool = True  # is needed
+    quick: bool = False  # small models
+    models: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)  # of every command
+
+    @property
+    def package(self) -> Path:
+        """Where h2o_cpp is imported from."""
+        return self.build / "package"
+
+    @property
+    def site(self) -> Path:
+        """Where wheels are installed."""
+        return self.build / "site"
+
+
+def commands(step: str, check: Check) -> list[Command]:
+    """The commands of a step. Raises RuntimeError or FileNotFoundError if they cannot be told."""
+    return {
+        "build": _build,
+        "smoke": _smoke,
+        "tests": _tests,
+        "ours": _ours,
+        "sanitize": _sanitize,
+        "peers": _peers,
+    }[step](check)
+
+
+def judged(result: Result, output: str) -> Result:
+    """The result of a sanitizer that refuses the device, as some virtual ones, is no failure."""
+    if result.step == "sanitize" and result.status != OK and "Device not supported" in output:
+        result.status = NOT_SUPPORTED
+    return result
+
+
+def find_doctest(directory: Path, build: Path) -> str:
+    """Where CMake finds the package doctest, made of the header alone."""
+    if not (directory / "doctest" / "doctest.h").is_file():
+        raise FileNotFoundError(f"{directory} has no doctest/doctest.h")
+    package = build / "doctest"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "doctestConfig.cmake").write_text(
+        "if(NOT TARGET doctest::doctest)\n"
+        "  add_library(doctest::doctest INTERFACE IMPORTED)\n"
+        "  set_target_properties(doctest::doctest PROPERTIES"
+        f' INTERFACE_INCLUDE_DIRECTORIES "{directory.resolve()}")\n'
+        "endif()\n"
+    )
+    return f"-Ddoctest_DIR={package}"
+
+
+def find_cublas(paths: Iterable[str]) -> list[Path]:
+    """The directories of cuBLAS among those where Python looks for packages."""
+    places = [Path(path) / "nvidia" / name / "lib" for path in paths for name in ("cu13", "cublas")]
+    return [place for place in places if any(place.glob("libcublas.so.*"))]
+
+
+def install_wheels(wheels: Path, site: Path) -> None:
+    """Install what is in a directory into another, with no network."""
+    files = sorted(map(str, wheels.glob("*.whl")))
+    if not files:
+        raise FileNotFoundError(f"{wheels} has no wheels")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    subprocess.run(
+        [*pip, "--no-compile", "--no-cache-dir", "--upgrade", "--target", str(site), *files],
+        check=True,
+    )
+
+
+def models_directory(nbytes: int = _MODEL_BYTES) -> Path:
+    """A directory for models, empty: in memory if that has room, else where files are temporary.
+
+    It is always called the same, so that what a killed run has left is removed by the next.
+    """
+    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    for place in places:
+        shutil.rmtree(place / "h2o_gpu_check", ignore_errors=True)
+    roomy = [p for p in places if p.is_dir() and shutil.disk_usage(p).free >= nbytes]
+    directory = (roomy or places[-1:])[0] / "h2o_gpu_check"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _build(check: Check) -> list[Command]:
+    """What makes the C++ tests, and a package that can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"],
+        capture_output=True,
+        text=True,
+        env=dict(check.variables),
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.splitlines() or ["python -m pybind11 failed"])[-1])
+    configure = [
+        "cmake", "-G", "Ninja", "-S", ".", "-B", str(check.build),
+        "-DCMAKE_BUILD_TYPE=Release", "-DH2O_TESTS=ON", "-DH2O_PYTHON=ON", "-DH2O_CUDA=ON",
+        f"-DCMAKE_CUDA_ARCHITECTURES={check.arch}",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={done.stdout.strip()}",
+    ]  # fmt: skip
+    if check.doctest:
+        configure.append(find_doctest(check.doctest, check.build))
+    configure += [f"-D{define}" for define in check.defines]
+    build = str(check.build)
+    return [
+        Command("configure", configure, 60),
+        Command("compile", ["cmake", "--build", build, "-j", str(check.jobs)], 540),
+        Command("install", ["cmake", "--install", build, "--prefix", str(check.package)], 60),
+    ]
+
+
+def _smoke(check: Check) -> list[Command]:
+    words = [sys.executable, "-m", "h2o_bench.gpu_check.smoke", check.device]
+    words += [] if check.cublas else ["--no-cublas"]
+    models = _MODELS[:1] if check.quick else _MODELS
+    return [Command("decode", [*words, *(str(check.root / path) for path in models)], 90)]
+
+
+def _tests(check: Check) -> list[Command]:
+    ctest = ["ctest", "--test-dir", str(test_program(check.build).parent), "-L", "cuda", "-V"]
+    return [
+        Command("C++", [*ctest, "-j3"], 300),
+        Command(
+            "Python",
+            # Plugins that happen to be there are none of the tests'. Not in parallel: some compare
+            # the device's free memory before and after.
+            [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n0", "-p", "no:cacheprovider",
+             "-k", "cuda or test_device", *(f"tests/python/{name}" for name in _PYTHON_TESTS)],
+            300,
+            {"H2O_TEST_DEVICE": check.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        ),
+    ]  # fmt: skip
+
+
+def _bench(check: Check, name: str, seconds: float, *words: str) -> Command:
+    models = check.models or check.build
+    return Command(
+        name,
+        [sys.executable, "tools/bench/gpu", "--results", str(check.out / "gpu.jsonl"),
+         "--page", str(check.out / "gpu.md"), "--models", str(models), "--device", check.device,
+         *(["--quick"] if check.quick else []), *words],
+        seconds,
+    )  # fmt: skip
+
+
+def _ours(check: Check) -> list[Command]:
+    decode = [
+        _bench(
+            check, f"decode {shape} {type_name}", 120,
+            "--sections", "1", "--no-baselines", "--shapes", shape, "--types", type_name,
+        )
+        for shape, type_name in _OURS
+    ]  # fmt: skip
+    others = [
+        _bench(check, name, 240, "--sections", str(number)) for name, number in _SECTIONS.items()
+    ]
+    return decode + others
+
+
+def _sanitize(check: Check) -> list[Command]:
+    return [
+        Command(
+            tool,
+            ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1",
+             str(test_program(check.build)), f"--test-case={_SANITIZED}"],
+            240,
+            {"H2O_TEST_DEVICE": check.device},
+        )
+        for tool in ("memcheck", "racecheck")
+    ]  # fmt: skip
+
+
+def _peers(check: Check) -> list[Command]:
+    return [
+        _bench(check, "machine", 60, "--sections", "0"),
+        *(
+            _bench(check, f"decode {s}", 240, "--sections", "1", "--types", "", "--shapes", s)
+            for s in _PEERS
+        ),
+    ]
