@@ -94,10 +94,11 @@ SamplerOptions sampler_options(const h2o_sampling& sampling) {
 
 StreamOptions stream_options(const h2o_stream_options* options) {
   const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
-  require(o.max_tokens >= 0, "max_tokens is ", o.max_tokens, ", expected 0 (no limit) or more");
+  require(o.max_tokens >= kEndless, "max_tokens is ", o.max_tokens,
+          ", expected 1 or more, 0 (up to n_ctx) or -1 (endless)");
   require(o.stop != nullptr || o.n_stop == 0, "an array of ", o.n_stop, " stop strings is NULL");
   StreamOptions made = {.ignore_end = o.ignore_end != 0, .parse_special = o.parse_special != 0};
-  if (o.max_tokens > 0) made.max_tokens = o.max_tokens;
+  if (o.max_tokens != 0) made.max_tokens = o.max_tokens;
   for (size_t i = 0; i < o.n_stop; ++i) {
     require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
             " is empty, which would end everything at once");

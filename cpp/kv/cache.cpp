@@ -328,8 +328,9 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
     require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
             "[kv cache] the policy needs norms of values, which this cache was made without");
     // Whoever was told that texts are endless here must not find one that ends.
-    require(!shape_.may_roll() || policy.evicts(layers_[l].slots),
-            "[kv cache] the policy does not evict, in a cache whose sequences may roll");
+    require(
+        !shape_.may_roll() || policy.evicts(layers_[l].slots),
+        "the policy keeps everything, but sequences here may be endless: give it a smaller budget");
   }
 }
 

@@ -59,8 +59,8 @@ Engine::Handle Engine::submit(Request request) {
 
 void Engine::check(Request& request, Generation& generation) const {
   Sampler(request.sampling, 1);  // throws for what is out of range
-  require(!request.max_tokens || *request.max_tokens >= 0, "[request] max_tokens is ",
-          request.max_tokens.value_or(0), ", expected 0 or more");
+  require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
+          request.max_tokens.value_or(0), ", expected 0 or more, or -1 (endless)");
   size_t n_read = 0;
   if (!request.after.bytes.empty()) {
     SnapshotText text = open_snapshot(request.after.bytes).text;
@@ -89,8 +89,10 @@ void Engine::check(Request& request, Generation& generation) const {
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
   }
-  if (request.ends_at_context && !request.max_tokens) {  // the last one is not fed
-    request.max_tokens = static_cast<int32_t>(n <= n_ctx ? n_ctx - n + 1 : n_ctx);
+  if (!request.max_tokens) {
+    generation.n_most_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last one is not read
+  } else {
+    generation.n_most_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
   }
 }
 

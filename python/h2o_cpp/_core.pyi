@@ -266,7 +266,6 @@ class Engine:
         sampling: Sampling,
         seeded: bool = True,
         max_tokens: int | None = None,
-        ends_at_context: bool = False,
         stop: Sequence[str] = (),
         ignore_end: bool = False,
         policies: Sequence[KvPolicy] = (),

@@ -79,8 +79,8 @@ class Generator(Closing):
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
             h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
-        n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
-            there, prompt included, unless its positions can roll.
+        n_ctx: the context, of which hh is a fraction, and where a text ends, prompt included,
+            unless it is endless; default: as trained, up to 4096; 0, and the most: as trained.
         positions: of the tokens of a rotary model. "original": where they are in the text.
             "rolling": their ranks among what the cache keeps, so that a text never ends. "auto":
             original up to the trained length, and then rolling, where the policy evicts. Models
@@ -173,8 +173,8 @@ class Generator(Closing):
 
         Options, and their defaults:
 
-        max_tokens=None: at most this many; None: until the end of text or of the context, if it
-            has one (see `endless`).
+        max_tokens=None: at most this many; None: up to n_ctx, or n_ctx more if the prompt is longer
+            already; -1: until the end of text, or n_ctx unless the Generator is `endless`.
         temperature=0.8: 0 is greedy.
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
         repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
@@ -219,15 +219,11 @@ class Generator(Closing):
 
         A list of prompts gives a list of texts, each the one that its prompt gives alone; they are
         computed, and `each` is, as in stream_many().
-
-        Without max_tokens a text ends at n_ctx, endless or not; after n_ctx more tokens if it is
-        longer already.
         """
         if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
             return [generation for _, generation in sorted(self.run(requests), key=itemgetter(0))]
-        request = self._request(prompt, after, options).within_context()
-        with Stream(self._runtime, request) as stream:
+        with self.stream(prompt, after=after, **options) as stream:
             for _ in stream:
                 pass
         return stream.generation()
@@ -282,8 +278,7 @@ class Generator(Closing):
         as with generate().
         """
         runtime = self._runtime()
-        within = (request.within_context() for request in requests)
-        for piece in run_batch(runtime.engine, within, runtime.n_sequences):
+        for piece in run_batch(runtime.engine, map(_checked, requests), runtime.n_sequences):
             if piece.last:
                 yield piece.index, Generation.of(piece.state)
 

@@ -41,6 +41,7 @@ void in_threads(int n, const Body& body) {
 Request endless() {
   Request request;
   request.prompt = {3, 4};
+  request.max_tokens = kEndless;
   request.constraint = only_a();
   return request;
 }
@@ -324,7 +325,7 @@ TEST_CASE("what begins in the step that is being computed is cancelled too") {
     Gate gate;
     Request request = gate.request();
     request.prompt = {3};
-    request.max_tokens = {};
+    request.max_tokens = kEndless;
     request.eager = true;
     const auto generation = engine->submit(std::move(request));
     gate.computing.acquire();  // in its first step

@@ -318,7 +318,7 @@ TEST_CASE("a sampler is asked for what the vocabulary has, and prompts for what 
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
   request = letters(0);
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
-  request = letters(1, -1);
+  request = letters(1, -2);
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
   SessionOptions options = engine_options(2);
   options.n_batch = 0;

@@ -156,7 +156,9 @@ def test_prompts_longer_than_everything(llama: Path) -> None:
         assert generator.logits(prompt[:100]).shape == (100, N_VOCAB)
 
 
-def test_generate_without_a_limit_ends_at_the_context(llama: Path) -> None:
+def test_without_a_limit_a_text_ends_at_the_context(llama: Path) -> None:
+    prompt = [5, 6, 7]
+    options: StreamOptions = {"ignore_eos": True, "seed": 1}
     with Generator(llama, hh=0.5) as generator:
         short = generator.generate([5, 6, 7], ignore_eos=True)
         assert (short.completion_tokens, short.finish_reason) == (N_TRAIN - 3 + 1, "length")
@@ -171,7 +173,8 @@ from h2o_cpp import Generator
 from h2o_cpp.measure.machine import rss_bytes
 
 with Generator(sys.argv[1], hh=0.5) as g:
-    stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)
+    endless = {"max_tokens": -1, "ignore_eos": True}
+    stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, **endless)
     cache_bytes = g.stats().cache_bytes
     for _ in stream:
         if len(stream.tokens) >= 2000:
@@ -182,6 +185,17 @@ with Generator(sys.argv[1], hh=0.5) as g:
             break
     grown = rss_bytes() - before
     # The text itself grows by 18,000 tokens, twice, and their characters; a cache would by 3.4 MB.
+def test_an_endless_text_is_asked_for(llama: Path) -> None:
+    options: StreamOptions = {"ignore_eos": True, "max_tokens": -1}
+    with Generator(llama, hh=0.5) as generator:
+        stream = generator.stream([5, 6, 7], **options)
+        while len(stream.tokens) < 4 * N_TRAIN:
+            next(stream)
+        assert stream.finish_reason is None
+    with Generator(llama) as full:
+        assert full.generate([5, 6, 7], **options).completion_tokens == N_TRAIN - 3 + 1
+
+
     assert grown < 1.5 * 2**20, grown
     stats = g.stats()
     assert stats.cache_bytes == cache_bytes

@@ -15,7 +15,7 @@ from h2o_cpp import BUNDLED_MODEL, Generator, _core
 from h2o_cpp.cli.argument_types import amount, budget, kv_types, n_ctx, names, seed
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Once, Parser
-from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
@@ -48,7 +48,17 @@ _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
 
 def add_generation(parser: Parser) -> None:
     """Add all that StreamOptions and Generator take, but the model."""
-    add_max_tokens(parser, 128, "generate at most N tokens; -1: until the model ends the text")
+    limits = parser.add_mutually_exclusive_group()
+    add_max_tokens(limits, 128, "generate at most N tokens; -1: as --endless")
+    limits.add_argument(
+        "--endless",
+        dest="max_tokens",
+        action="store_const",
+        const=ENDLESS,
+        default=argparse.SUPPRESS,
+        help="until the model ends the text, past --n-ctx too where its positions roll "
+        "(default: --max-tokens)",
+    )
 
     add_cache(parser)
 
@@ -214,7 +224,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
     add_n_ctx(
         cache,
         "the context: --hh is a fraction of it, and a sequence has at most so many tokens unless "
-        "its positions roll (default and limit: as trained)",
+        f"it is --endless; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
     )
     cache.add_argument(
         "--positions",

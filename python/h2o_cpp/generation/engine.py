@@ -59,8 +59,6 @@ class Engine(Closing):
     ) -> Completion:
         """Have a prompt continued; waits while the queue is full. Options as for stream().
 
-        Without max_tokens a text ends at n_ctx, endless or not.
-
         hh, policy: of this request's cache, as Generator has them; default: the Generator's. It
             must do with the slots, and the scores, that the Generator's policy has.
         record: a new Record, for what is to be written down of this sequence.
@@ -117,7 +115,6 @@ class Engine(Closing):
         request = make_request(
             self._runtime, self._seeds, prompt, options, after=after, policy=own, record=record
         )
-        return request.within_context()
 
     def _enqueue(self, request: Request) -> _core.Generation:
         self._check_open()

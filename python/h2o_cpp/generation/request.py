@@ -37,6 +37,8 @@ class StreamOptions(TypedDict, total=False):
     max_tokens: int | None
     temperature: float
     top_k: int
+ENDLESS = -1  # as max_tokens
+
     top_p: float
     min_p: float
     repeat_penalty: float
@@ -56,17 +58,12 @@ class Request:
     after: Snapshot | None
     sampling: _core.Sampling
     seeded: bool  # otherwise the random numbers of `after` go on
-    max_tokens: int | None
+    max_tokens: int | None  # None: up to n_ctx; ENDLESS
     stop: Sequence[str]
     ignore_eos: bool
     constraint: Constraint | None
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
     record: Record | None = None  # what is to be written down of it
-    ends_at_context: bool = False  # without max_tokens: at n_ctx, or n_ctx tokens past it
-
-    def within_context(self) -> Request:
-        """The same request, which ends at n_ctx if it has no other limit."""
-        return replace(self, ends_at_context=True)
 
     def submit(
         self,
@@ -83,7 +80,6 @@ class Request:
             sampling=self.sampling,
             seeded=self.seeded,
             max_tokens=self.max_tokens,
-            ends_at_context=self.ends_at_context,
             stop=self.stop,
             ignore_end=self.ignore_eos,
             policies=() if self.policy is None else core_policies(self.policy),
@@ -120,7 +116,7 @@ def make_request(
         after,
         sampling,
         seeded=seed is not None,
-        max_tokens=max_tokens,
+        max_tokens=_token_limit(options.get("max_tokens")),
         stop=_stop_strings(options.get("stop")),
         ignore_eos=bool(options.get("ignore_eos", False)),
         constraint=options.get("constraint"),
@@ -146,7 +142,7 @@ def make_requests(
         raise ValueError(f"each has {len(each)} options for {len(prompts)} prompts")
     every: list[StreamOptions] = [{**options, **own} for own in each]
     requests = [
-        make_request(runtime, seeds, prompt, own, after=after).within_context()
+        make_request(runtime, seeds, prompt, own, after=after)
         for prompt, own in zip(prompts, every, strict=True)
     ]
     for request in requests:
@@ -228,3 +224,12 @@ def _stop_strings(stop: object) -> list[str]:
     if not all(strings):
         raise ValueError("stop has an empty string, which would end every text at once")
     return [*strings]
+def _token_limit(max_tokens: int | None) -> int | None:
+    if max_tokens is None:
+        return None
+    number = check_int("max_tokens", max_tokens, ENDLESS, None)
+    if number == 0:
+        raise ValueError("max_tokens=0, expected 1 or more, or -1 for no limit")
+    return min(number, INT32_MAX)
+
+

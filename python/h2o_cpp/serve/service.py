@@ -58,7 +58,7 @@ class Service:
             created=self.created,
             h2o=ModelLimits(
                 n_ctx=generator.n_ctx,
-                endless=generator.endless,
+                endless=generator.endless and self.max_tokens > generator.n_ctx,
                 chat=self.template is not None,
                 policy=policy_counts(generator.policy),
                 n_sequences=n,
