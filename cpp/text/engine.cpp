@@ -40,7 +40,14 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
 
 Engine::~Engine() { close(); }
 
+void Engine::check_process() const {
+  if (!forked()) return;
+  throw std::runtime_error(
+      "the model was opened by another process, which this one was forked from: open it again");
+}
+
 Engine::Handle Engine::submit(Request request) {
+  check_process();
   const auto generation = std::make_shared<Generation>(monitor_, std::move(request));
   Generation& g = *generation;
   {
@@ -109,6 +116,7 @@ void Engine::enqueue(const Handle& generation) {
 }
 
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
+  check_process();
   Generation& g = *generation;
   Lock lock(monitor_->mutex);
   if (!g.submitted_ && !g.ended()) {
@@ -148,6 +156,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
 }
 
 std::optional<Piece> Engine::poll(const Handle& generation) {
+  check_process();
   Generation& g = *generation;
   const Lock lock(monitor_->mutex);
   if (!g.pieces_.empty()) return g.take_all();
@@ -156,6 +165,7 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
 }
 
 void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
+  check_process();
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
   // One that it is known to already has heard of the admission.
@@ -165,6 +175,7 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
 }
 
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
+  check_process();
   using Clock = std::chrono::steady_clock;
   const auto limit = Clock::now() + std::chrono::duration<double>(std::max(seconds, 0.0));
   Lock lock(monitor_->mutex);
@@ -181,6 +192,7 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 }
 
 void Engine::cancel(const Handle& generation) {
+  if (forked()) return;
   Lock lock(monitor_->mutex);
   end_cancelled(generation);
   monitor_->changed.notify_all();
@@ -188,6 +200,7 @@ void Engine::cancel(const Handle& generation) {
 }
 
 void Engine::wait_ended(const Handle& generation) {
+  if (forked()) return;
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [&] { return generation->ended(); });
 }
@@ -210,6 +223,7 @@ void Engine::end_cancelled(const Handle& generation) {
 
 std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
                                     const Between& between) {
+  check_process();
   Generation& g = *generation;
   Lock lock(monitor_->mutex);
   await_step(lock, between);
@@ -228,6 +242,7 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
 
 Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
   const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
+  check_process();
   Lock lock(monitor_->mutex);
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
@@ -277,16 +292,19 @@ void Engine::await_step(Lock& lock, const Between& between) {
 
 Engine::Handle Engine::last() const {
   const Lock lock(monitor_->mutex);
+  check_process();
   return last_;
 }
 
 int32_t Engine::last_sequence() const {
   const Lock lock(monitor_->mutex);
+  check_process();
   return last_sequence_;
 }
 
 void Engine::set_max_queue(int32_t n) {
   const Lock lock(monitor_->mutex);
+  if (forked()) return;
   max_queue_ = n;
   admit();
   monitor_->changed.notify_all();
@@ -294,6 +312,7 @@ void Engine::set_max_queue(int32_t n) {
 
 void Engine::cancel_all(bool only_eager) {
   std::vector<Handle> all;  // destroyed without the lock
+  if (forked()) return;
   Lock lock(monitor_->mutex);
   const auto collect_from = [&](const auto& list) {
     std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
@@ -312,6 +331,12 @@ void Engine::cancel_all(bool only_eager) {
 
 void Engine::close() {
   std::thread worker;  // of several threads that close, one joins it
+  if (forked()) {
+    // What other threads waited on at the fork, or were, cannot be destroyed.
+    new std::shared_ptr(monitor_);
+    if (worker_.joinable()) new std::thread(std::move(worker_));
+    return;
+  }
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
@@ -334,11 +359,13 @@ void Engine::close() {
 
 bool Engine::closed() const {
   const Lock lock(monitor_->mutex);
+  if (forked()) return closed_;
   return closed_;
 }
 
 EngineStats Engine::stats() const {
   const Lock lock(monitor_->mutex);
+  check_process();
   return {n_sequences_,
           static_cast<int32_t>(active_.size()),
           n_queued_ + static_cast<int32_t>(outside_.size()),
