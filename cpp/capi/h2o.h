@@ -164,7 +164,7 @@ typedef struct h2o_session_options {
                       of n_ctx (1: all of it), from 2 on a whole number of tokens; 0: everything */
   double recent;   /* how much of hh is recent tokens, likewise; negative: half of it */
   int32_t n_sinks; /* how many of hh are the first tokens, besides */
-  int32_t n_ctx;   /* the context; 0: as trained, which is the most */
+  int32_t n_ctx;   /* the context, at most as trained; 0: as trained, up to 4096 */
   int32_t n_batch; /* prompt tokens that are read at a time, with eviction after each time */
   int32_t positions;
   const char* k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q4_0"; NULL: "f16" */

@@ -62,7 +62,7 @@ int32_t finish_of(Finish finish) {
 
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
   const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
-  const int32_t n_ctx = o.n_ctx == 0 ? n_ctx_train : o.n_ctx;
+  const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
           .n_ctx = n_ctx,

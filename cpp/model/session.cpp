@@ -16,12 +16,12 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.policies.empty()) options.policies.emplace_back();
   options.policies = layer_policies(config, options.policies);
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
-  require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
-          options.n_ctx, ", expected 1 to ", config.n_ctx_train, ", as trained");
-  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
-          ", it must be 1 to 65536");
-  require(options.n_sequences > 0 && options.n_sequences <= 65536, "[session] n_sequences is ",
-          options.n_sequences, ", it must be 1 to 65536");
+  require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "n_ctx is ", options.n_ctx,
+          ", expected 1 to ", config.n_ctx_train, ", as trained");
+  require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
+          ", expected 1 to 65536");
+  require(options.n_sequences > 0 && options.n_sequences <= 65536, "n_sequences is ",
+          options.n_sequences, ", expected 1 to 65536");
   if (options.max_sequences == 0) options.max_sequences = options.n_sequences;
   require(options.max_sequences >= options.n_sequences && options.max_sequences <= 65536,
           "[session] max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
@@ -64,6 +64,16 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
   };
 }
 
+KvCache make_cache(const Model& model, const SessionOptions& options) {
+  try {
+    return KvCache(*model.backend, options.policies, shape_of(model, options));
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(text("the cache of ", options.n_sequences, " x n_ctx ", options.n_ctx,
+                           " tokens cannot be allocated (", error.what(),
+                           "); a smaller n_ctx (-c) or a budget hh (--hh) takes less"));
+  }
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
@@ -73,7 +83,7 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
                  const std::lock_guard<std::mutex>&)
     : model_(model),
       options_(resolve(model_->config, options)),
-      cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
+      cache_(make_cache(*model_, options_)) {
   const int32_t n_logits =
       std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
   activations_ =

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
+DEFAULT_N_CTX: int
 
 def isas() -> list[str]: ...
 def cuda_device_count() -> int: ...

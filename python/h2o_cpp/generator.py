@@ -145,6 +145,11 @@ class Generator(Closing):
         return self._runtime().engine.endless
 
     @property
+    @property
+    def n_ctx_train(self) -> int:
+        """The most that n_ctx can be: how many tokens the model was trained to read."""
+        return self._runtime().model.n_ctx_train
+
     def max_sequences(self) -> int:
         """How many prompts can be continued at once."""
         return self._runtime().n_sequences

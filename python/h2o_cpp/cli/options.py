@@ -170,7 +170,7 @@ def add_text_tokens(parser: Arguments, default: str) -> None:
 def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
     """Add --n-ctx."""
     parser.add_argument(
-        "-c", "--n-ctx", "--ctx-size", *aliases, type=n_ctx, metavar="N", help=meaning
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N", help=meaning
     )
 
 
@@ -355,6 +355,13 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         max_resident=args.max_resident,
     )
 
+    if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
+        print(
+            f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "
+            "the model was trained for; -c N sets it, -c 0 takes all",
+            file=sys.stderr,
+        )
+    return generator
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:
     """How to generate, as the arguments say."""

@@ -31,6 +31,36 @@ def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX
 def check_float(name: str, value: object) -> float:
     """`value` as a float; ValueError, naming the argument, if it is not a number."""
     if isinstance(value, Real) and not isinstance(value, bool):
+def check_context(n_ctx: int | None, n_ctx_train: int) -> int:
+    """A context: as given, where 0 is as trained; default: as trained, up to DEFAULT_N_CTX."""
+    if n_ctx is None:
+        return min(n_ctx_train, _core.DEFAULT_N_CTX)
+    number = check_int("n_ctx", n_ctx, 0)
+    if number > n_ctx_train:
+        raise ValueError(f"n_ctx={n_ctx}, expected up to {n_ctx_train}, as the model was trained")
+    return number or n_ctx_train
+
+
+def check_str(name: str, value: object) -> str:
+    """`value` if it is text; TypeError, naming the argument, otherwise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={short(value)}, expected text (a str)")
+    return value
+
+
+def check_bool(name: str, value: object) -> bool:
+    """`value` as a bool; TypeError, naming the argument, if it is another thing."""
+    if isinstance(value, str) or value not in (False, True):
+        raise TypeError(f"{name}={short(value)}, expected True or False")
+    return bool(value)
+
+
+def short(value: object) -> str:
+    """How an error shows a value: in some words."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
         with suppress(OverflowError):
             return float(value)
     raise ValueError(f"{name}={value!r}, expected a number")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_int, kv_dtypes
+from h2o_cpp.model.arguments import check_context, check_int, kv_dtypes
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, core_policies, open_model
@@ -47,7 +47,7 @@ def open_runtime(
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1)
     model = open_model(path, device=device, threads=threads, max_resident=max_resident)
-    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
+    n_ctx = check_context(n_ctx, model.n_ctx_train)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is not None and max_sequences is not None:
