@@ -85,7 +85,7 @@ H2O_API const char* h2o_status_text(h2o_status status) H2O_NOEXCEPT;
 
 typedef struct h2o_model_options {
   size_t size;
-  const char* device; /* "auto", "cpu", "cuda" or "cuda:N"; NULL: "auto" */
+  const char* device; /* "auto" (the CPU), "cpu", "cuda" or "cuda:N"; NULL: "auto" */
   int32_t n_threads;  /* of the CPU; 0: one for each core */
   int32_t reserved;   /* 0 */
 } h2o_model_options;

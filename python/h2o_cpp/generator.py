@@ -89,7 +89,7 @@ class Generator(Closing):
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             where 32 divides the head size, "q8_0" or "q4_0".
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.

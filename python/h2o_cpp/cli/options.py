@@ -243,7 +243,7 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+        help="auto (the CPU), cpu, cuda or cuda:N (default: %(default)s)",
     )
     machine.add_argument(
         "-ngl",

@@ -87,6 +87,20 @@ def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
 
 
 def chunks(
+def check_device(device: object) -> str:
+    """A device's name as text; the core knows which there are. Raises TypeError."""
+    if not isinstance(device, str):
+        raise TypeError(f"device={device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    return device
+
+
+def check_positions(positions: object) -> Positions:
+    """Raises ValueError for other than those."""
+    if positions not in ("auto", "original", "rolling"):
+        raise ValueError(f"positions={positions!r}, expected 'auto', 'original' or 'rolling'")
+    return positions
+
+
     session: _core.Session,
     tokens: NDArray[np.int32],
     sequence: int = 0,
