@@ -26,7 +26,7 @@ std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) 
     const auto parsed = std::from_chars(device.data() + 5, end, index);
     if (parsed.ec != std::errc() || parsed.ptr != end) index = -1;
   }
-  require(index >= 0, "[device] '", device, "' is not auto, cpu, cuda or cuda:N");
+  require(index >= 0, "device is '", device, "', expected auto, cpu, cuda or cuda:N");
   return make_cuda_backend(index);
 }
 

@@ -214,7 +214,8 @@ typedef int32_t (*h2o_piece_callback)(void* user, const char* piece, size_t n_by
 
 typedef struct h2o_stream_options {
   size_t size;
-  int32_t max_tokens;      /* 0: until the model ends, or the context if it has an end */
+  int32_t max_tokens;      /* 0: up to n_ctx, or n_ctx more if the sequence is longer already; -1:
+                              until the model ends, or n_ctx where positions cannot roll */
   int32_t ignore_end;      /* 1: go on after tokens that end a sequence or a turn */
   int32_t parse_special;   /* 1: special tokens that are spelled in the prompt are those tokens */
   size_t n_stop;           /* number of */

@@ -1,5 +1,6 @@
 #include "capi/options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 

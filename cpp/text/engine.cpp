@@ -14,8 +14,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{100};  // then a thread that waits looks at signals
 
 SessionOptions with_rows(SessionOptions options) {
-  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
-          ", it must be 1 to 65536");
+  require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
+          ", expected 1 to 65536");
   const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
   options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
   return options;
@@ -228,7 +228,8 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
   Lock lock(monitor_->mutex);
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
-  if (!g.began_) throw std::runtime_error("nothing has been read yet");
+  if (!g.began_)
+    throw std::runtime_error("nothing has been read yet: ask for a piece of the text first");
   SnapshotText text;
   text.note = std::move(note);
   if (g.sampler_ != nullptr) text.random_state = g.sampler_->random_state();
@@ -241,8 +242,8 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
 }
 
 Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
-  const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
   check_process();
+  const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
   Lock lock(monitor_->mutex);
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
@@ -291,28 +292,28 @@ void Engine::await_step(Lock& lock, const Between& between) {
 }
 
 Engine::Handle Engine::last() const {
-  const Lock lock(monitor_->mutex);
   check_process();
+  const Lock lock(monitor_->mutex);
   return last_;
 }
 
 int32_t Engine::last_sequence() const {
-  const Lock lock(monitor_->mutex);
   check_process();
+  const Lock lock(monitor_->mutex);
   return last_sequence_;
 }
 
 void Engine::set_max_queue(int32_t n) {
-  const Lock lock(monitor_->mutex);
   if (forked()) return;
+  const Lock lock(monitor_->mutex);
   max_queue_ = n;
   admit();
   monitor_->changed.notify_all();
 }
 
 void Engine::cancel_all(bool only_eager) {
-  std::vector<Handle> all;  // destroyed without the lock
   if (forked()) return;
+  std::vector<Handle> all;  // destroyed without the lock
   Lock lock(monitor_->mutex);
   const auto collect_from = [&](const auto& list) {
     std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
@@ -330,13 +331,13 @@ void Engine::cancel_all(bool only_eager) {
 }
 
 void Engine::close() {
-  std::thread worker;  // of several threads that close, one joins it
   if (forked()) {
     // What other threads waited on at the fork, or were, cannot be destroyed.
     new std::shared_ptr(monitor_);
     if (worker_.joinable()) new std::thread(std::move(worker_));
     return;
   }
+  std::thread worker;  // of several threads that close, one joins it
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
@@ -358,14 +359,14 @@ void Engine::close() {
 }
 
 bool Engine::closed() const {
-  const Lock lock(monitor_->mutex);
   if (forked()) return closed_;
+  const Lock lock(monitor_->mutex);
   return closed_;
 }
 
 EngineStats Engine::stats() const {
-  const Lock lock(monitor_->mutex);
   check_process();
+  const Lock lock(monitor_->mutex);
   return {n_sequences_,
           static_cast<int32_t>(active_.size()),
           n_queued_ + static_cast<int32_t>(outside_.size()),

@@ -25,11 +25,12 @@ from h2o_cpp.generation.request import (
     make_request,
     make_requests,
     text_tokens,
+    token_ids,
 )
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import bytes_of, check_int, short
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
@@ -63,7 +64,7 @@ class Generator(Closing):
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
-        snapshot_bytes: int = 256 * 2**20,
+        snapshot_bytes: int | str = 256 * 2**20,
         max_sequences: int | None = None,
         memory: int | str | None = None,
         max_resident: int | str | None = None,
@@ -100,9 +101,14 @@ class Generator(Closing):
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
 
-        Raises FileNotFoundError, ValueError (a file or an option that makes no sense), OSError (the
-        Hub) and MemoryError.
+        Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
+        OSError (the Hub) and MemoryError.
         """
+        if seed is not None:
+            check_int("seed", seed, 0, None)
+        if isinstance(snapshot_bytes, str):
+            snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes)
+        check_int("snapshot_bytes", snapshot_bytes, 0, None)
         self._open: Runtime | None = open_runtime(
             path,
             hh=hh,
@@ -122,7 +128,7 @@ class Generator(Closing):
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too
         self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
         self._seeds = random.Random(seed)
-        self._snapshots = SnapshotCache(check_int("snapshot_bytes", snapshot_bytes, 0, None))
+        self._snapshots = SnapshotCache(snapshot_bytes)
 
     def _runtime(self) -> Runtime:
         if self._open is None:
@@ -140,16 +146,16 @@ class Generator(Closing):
         return self._runtime().engine.session.n_ctx
 
     @property
+    def n_ctx_train(self) -> int:
+        """The most that n_ctx can be: how many tokens the model was trained to read."""
+        return self._runtime().model.n_ctx_train
+
+    @property
     def endless(self) -> bool:
         """Whether a text can go on past n_ctx: its positions can roll."""
         return self._runtime().engine.endless
 
     @property
-    @property
-    def n_ctx_train(self) -> int:
-        """The most that n_ctx can be: how many tokens the model was trained to read."""
-        return self._runtime().model.n_ctx_train
-
     def max_sequences(self) -> int:
         """How many prompts can be continued at once."""
         return self._runtime().n_sequences
@@ -279,9 +285,10 @@ class Generator(Closing):
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
         """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
 
-        A request is asked for when it can begin, so there may be any number of them. A text ends
-        as with generate().
+        A request is asked for when it can begin, so there may be any number of them.
         """
+        if not isinstance(requests, Iterable):
+            raise TypeError(f"requests={requests!r}, expected what Generator.request() gives")
         runtime = self._runtime()
         for piece in run_batch(runtime.engine, map(_checked, requests), runtime.n_sequences):
             if piece.last:
@@ -344,8 +351,9 @@ class Generator(Closing):
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         runtime = self._runtime()
-        check_vocabulary(tokens, runtime.model.n_vocab)
-        return runtime.tokenizer.decode(tokens)
+        ids = token_ids("tokens", tokens)
+        check_vocabulary(ids, runtime.model.n_vocab)
+        return runtime.tokenizer.decode(ids)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
@@ -419,3 +427,9 @@ class Generator(Closing):
         """End all streams, after the token that is being computed; free model and caches."""
         self._open = None
         self._finalizer()
+
+
+def _checked(request: Request) -> Request:
+    if not isinstance(request, Request):
+        raise TypeError(f"requests has {short(request)}, expected what Generator.request() gives")
+    return request

@@ -187,7 +187,8 @@ TEST_CASE("the error of one request is its own") {
     CHECK(bad->progress().finish == Finish::cancelled);
     CHECK(!engine->next(bad, go_on));  // it is thrown once
     if (which == 1) {
-      CHECK_THROWS_WITH(engine->save(bad, "", go_on), "nothing has been read yet");
+      CHECK_THROWS_WITH(engine->save(bad, "", go_on),
+                        "nothing has been read yet: ask for a piece of the text first");
     } else {  // what it has read is still there
       CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
     }

@@ -61,8 +61,10 @@ else:
 @LINUX  # elsewhere Python does not fork
 @pytest.mark.parametrize("engine", ["computing", "idle"])
 def test_a_forked_child_raises_at_once(llama: Path, engine: str) -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, llama, engine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
+    done = subprocess.run(
+        [*command, str(llama), engine], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     *lines, status = done.stdout.splitlines()
     assert status == "status 0", done.stdout + done.stderr

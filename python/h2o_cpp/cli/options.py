@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
-from h2o_cpp.cli.argument_types import amount, budget, kv_types, n_ctx, names, seed
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names, seed
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Once, Parser
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
@@ -219,7 +219,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"keep --hh by another policy, one of {','.join(POLICIES)} (default: h2o)",
+        help=f"keep --hh by another policy, one of {', '.join(POLICIES)}; mean loses less of most "
+        "texts than the paper's (default: h2o, the paper's)",
     )
     add_n_ctx(
         cache,
@@ -277,9 +278,9 @@ def add_policies(parser: Arguments) -> None:
     parser.add_argument(
         "--policy",
         type=names,
-        default=["h2o", "window", "sinks"],
+        default=["h2o", "mean", "window", "sinks"],
         metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        help=f"of {','.join(POLICIES)} (default: h2o,mean,window,sinks); the full cache is always "
         "measured",
     )
 
@@ -339,7 +340,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
     max_sequences = args.max_sequences if many else None
     if many and max_sequences is None and memory is None:
         max_sequences = _MAX_SEQUENCES
-    return Generator(
+    generator = Generator(
         args.model,
         hh=args.hh,
         recent=args.recent,
@@ -354,7 +355,6 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         memory=memory,
         max_resident=args.max_resident,
     )
-
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
             f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "
@@ -363,10 +363,11 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         )
     return generator
 
+
 def stream_options(args: argparse.Namespace) -> StreamOptions:
     """How to generate, as the arguments say."""
     return {
-        "max_tokens": None if args.max_tokens == -1 else args.max_tokens,
+        "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,

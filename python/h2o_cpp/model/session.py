@@ -44,7 +44,7 @@ def open_model(
 
         return _core.Model(
             file,
-            device=device,
+            device=check_device(device),
             threads=thread_count(threads),
             progress=tell,
             max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
@@ -67,6 +67,7 @@ def open_session(
 
     Raises ValueError and MemoryError.
     """
+    check_positions(positions)
     return _core.Session(
         model,
         policies=core_policies(policy),
@@ -86,7 +87,6 @@ def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
     return [one.core() for one in policies]
 
 
-def chunks(
 def check_device(device: object) -> str:
     """A device's name as text; the core knows which there are. Raises TypeError."""
     if not isinstance(device, str):
@@ -101,6 +101,7 @@ def check_positions(positions: object) -> Positions:
     return positions
 
 
+def chunks(
     session: _core.Session,
     tokens: NDArray[np.int32],
     sequence: int = 0,
