@@ -11,13 +11,14 @@
 namespace h2o {
 
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) {
-  if (device == "cpu" || (device == "auto" && cuda_device_count() == 0)) {
+  // "auto" is the CPU until the CUDA back end has been measured on a GPU.
+  if (device == "cpu" || device == "auto") {
     const char* isa = std::getenv("H2O_ISA");
     const char* repack = std::getenv("H2O_REPACK");
     return make_cpu_backend(n_threads, isa != nullptr ? isa : "",
                             repack == nullptr || std::string_view(repack) != "0");
   }
-  if (device == "cuda" || device == "auto") return make_cuda_backend(0);
+  if (device == "cuda") return make_cuda_backend(0);
 
   int index = -1;
   if (device.starts_with("cuda:")) {
@@ -25,7 +26,7 @@ std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) 
     const auto parsed = std::from_chars(device.data() + 5, end, index);
     if (parsed.ec != std::errc() || parsed.ptr != end) index = -1;
   }
-  require(index >= 0, "[device] '", device, "' is not auto, cpu, cuda or cuda:N");
+  require(index >= 0, "device is '", device, "', expected auto, cpu, cuda or cuda:N");
   return make_cuda_backend(index);
 }
 

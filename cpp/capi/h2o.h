@@ -85,7 +85,7 @@ H2O_API const char* h2o_status_text(h2o_status status) H2O_NOEXCEPT;
 
 typedef struct h2o_model_options {
   size_t size;
-  const char* device; /* "auto", "cpu", "cuda" or "cuda:N"; NULL: "auto" */
+  const char* device; /* "auto" (the CPU), "cpu", "cuda" or "cuda:N"; NULL: "auto" */
   int32_t n_threads;  /* of the CPU; 0: one for each core */
   int32_t reserved;   /* 0 */
 } h2o_model_options;
@@ -164,7 +164,7 @@ typedef struct h2o_session_options {
                       of n_ctx (1: all of it), from 2 on a whole number of tokens; 0: everything */
   double recent;   /* how much of hh is recent tokens, likewise; negative: half of it */
   int32_t n_sinks; /* how many of hh are the first tokens, besides */
-  int32_t n_ctx;   /* the context; 0: as trained, which is the most */
+  int32_t n_ctx;   /* the context, at most as trained; 0: as trained, up to 4096 */
   int32_t n_batch; /* prompt tokens that are read at a time, with eviction after each time */
   int32_t positions;
   const char* k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q4_0"; NULL: "f16" */
@@ -214,7 +214,8 @@ typedef int32_t (*h2o_piece_callback)(void* user, const char* piece, size_t n_by
 
 typedef struct h2o_stream_options {
   size_t size;
-  int32_t max_tokens;      /* 0: until the model ends, or the context if it has an end */
+  int32_t max_tokens;      /* 0: up to n_ctx, or n_ctx more if the sequence is longer already; -1:
+                              until the model ends, or n_ctx where positions cannot roll */
   int32_t ignore_end;      /* 1: go on after tokens that end a sequence or a turn */
   int32_t parse_special;   /* 1: special tokens that are spelled in the prompt are those tokens */
   size_t n_stop;           /* number of */

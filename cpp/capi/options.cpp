@@ -1,5 +1,6 @@
 #include "capi/options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -62,7 +63,7 @@ int32_t finish_of(Finish finish) {
 
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train) {
   const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
-  const int32_t n_ctx = o.n_ctx == 0 ? n_ctx_train : o.n_ctx;
+  const int32_t n_ctx = o.n_ctx == 0 ? std::min(n_ctx_train, kDefaultContext) : o.n_ctx;
   require(n_ctx > 0, "n_ctx is ", n_ctx, ", expected 1 or more");
   return {.policies = {policy_of(o, n_ctx)},
           .n_ctx = n_ctx,
@@ -94,10 +95,11 @@ SamplerOptions sampler_options(const h2o_sampling& sampling) {
 
 StreamOptions stream_options(const h2o_stream_options* options) {
   const auto o = given(options, h2o_stream_options H2O_STREAM_OPTIONS);
-  require(o.max_tokens >= 0, "max_tokens is ", o.max_tokens, ", expected 0 (no limit) or more");
+  require(o.max_tokens >= kEndless, "max_tokens is ", o.max_tokens,
+          ", expected 1 or more, 0 (up to n_ctx) or -1 (endless)");
   require(o.stop != nullptr || o.n_stop == 0, "an array of ", o.n_stop, " stop strings is NULL");
   StreamOptions made = {.ignore_end = o.ignore_end != 0, .parse_special = o.parse_special != 0};
-  if (o.max_tokens > 0) made.max_tokens = o.max_tokens;
+  if (o.max_tokens != 0) made.max_tokens = o.max_tokens;
   for (size_t i = 0; i < o.n_stop; ++i) {
     require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
             " is empty, which would end everything at once");

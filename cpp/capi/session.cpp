@@ -126,7 +126,8 @@ h2o_status h2o_snapshot_save(h2o_session* session, void** bytes, size_t* n_bytes
     require(bytes != nullptr && n_bytes != nullptr, "the snapshot or its size go to NULL");
     const std::vector<std::byte> saved = s.save();
     void* copy = std::malloc(saved.size());
-    if (copy == nullptr) throw OutOfMemory(text("[snapshot] ", saved.size(), " bytes"));
+    if (copy == nullptr)
+      throw OutOfMemory(text("cannot allocate ", saved.size(), " bytes for a snapshot"));
     std::memcpy(copy, saved.data(), saved.size());
     *bytes = copy;
     *n_bytes = saved.size();

@@ -18,7 +18,7 @@
 namespace h2o::capi {
 
 struct StreamOptions {
-  std::optional<int32_t> max_tokens = {};  // none: no limit
+  std::optional<int32_t> max_tokens = {};  // as Request has it
   bool ignore_end = false;
   bool parse_special = false;
   std::vector<std::string> stop = {};

@@ -40,7 +40,7 @@ class CpuBackend final : public Backend {
     // calloc, because the system gives zeroed pages only when they are touched. The block it
     // returned is remembered in the cache line before the data.
     char* block = static_cast<char*>(std::calloc(1, bytes + 2 * kCacheLine));
-    if (block == nullptr) throw OutOfMemory(text("[cpu] cannot allocate ", bytes, " bytes"));
+    if (block == nullptr) throw OutOfMemory(text("cannot allocate ", bytes, " bytes"));
     const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;
     char* data = block + 2 * kCacheLine - past;
     std::memcpy(data - sizeof(block), &block, sizeof(block));
@@ -358,8 +358,8 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, bool repacks) {
-  require(n_threads >= 0 && n_threads <= 1024, "[cpu] threads is ", n_threads,
-          ", it must be 0 (all cores) to 1024");
+  require(n_threads >= 0 && n_threads <= 1024, "threads is ", n_threads,
+          ", expected 1 to 1024, or 0 for all cores");
   if (n_threads == 0) n_threads = physical_cores();
   return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa), repacks);
 }

@@ -37,7 +37,7 @@ const TypeKernels& CpuKernels::of(DType dtype) const {
     case DType::iq4_xs:
       return iq4_xs;
   }
-  throw InvalidArgument(text("[cpu] no kernels for type ", static_cast<uint32_t>(dtype)));
+  throw InvalidArgument(text("no kernels for type ", static_cast<uint32_t>(dtype)));
 }
 
 }  // namespace h2o

@@ -55,24 +55,21 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
 
 void validate_dtype(DType dtype, int32_t head_dim) {
   const std::span<const DType> dtypes = kv_dtypes();
-  require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "[kv cache] type ",
-          info(dtype).name, " is not one of ", dtype_names(dtypes));
-  require(head_dim % info(dtype).block_size == 0, "[kv cache] type ", info(dtype).name,
-          " comes in blocks of ", info(dtype).block_size, ", which head_dim ", head_dim,
-          " is no multiple of");
+  require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "type ", info(dtype).name,
+          " is not one of ", dtype_names(dtypes));
+  require(head_dim % info(dtype).block_size == 0, "type ", info(dtype).name, " comes in blocks of ",
+          info(dtype).block_size, ", which head_dim ", head_dim, " is no multiple of");
 }
 
 void validate(const KvShape& shape) {
   require(shape.n_layers > 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
               shape.n_kv_heads > 0 && shape.head_dim > 0,
-          "[kv cache] layers ", shape.n_layers, ", sequences ", shape.n_sequences, ", heads ",
-          shape.n_heads, ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim,
-          ": all must be positive");
-  require(shape.n_heads % shape.n_kv_heads == 0, "[kv cache] ", shape.n_heads,
-          " heads cannot share ", shape.n_kv_heads, " kv_heads evenly");
-  require(shape.max_tokens > 0, "[kv cache] max_tokens is ", shape.max_tokens,
-          ", it must be positive");
-  require(shape.max_rows > 0, "[kv cache] max_rows is ", shape.max_rows, ", it must be positive");
+          "layers ", shape.n_layers, ", sequences ", shape.n_sequences, ", heads ", shape.n_heads,
+          ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim, ": all must be positive");
+  require(shape.n_heads % shape.n_kv_heads == 0, shape.n_heads, " heads cannot share ",
+          shape.n_kv_heads, " kv_heads evenly");
+  require(shape.max_tokens > 0, "max_tokens is ", shape.max_tokens, ", expected 1 or more");
+  require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
   validate_dtype(shape.k_dtype, shape.head_dim);
   validate_dtype(shape.v_dtype, shape.head_dim);
   // Above this byte counts could overflow: up to 16 bytes for each element, in a workspace for
@@ -80,12 +77,12 @@ void validate(const KvShape& shape) {
   const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
                           (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim;
   if (elements > 1e15) {
-    throw OutOfMemory(text("[kv cache] ", elements, " elements do not fit in memory"));
+    throw OutOfMemory(text(elements, " elements do not fit in memory"));
   }
 }
 
 void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
-  require(policies.size() == 1 || std::ssize(policies) == n_layers, "[kv cache] ", policies.size(),
+  require(policies.size() == 1 || std::ssize(policies) == n_layers, policies.size(),
           " policies for ", n_layers, " layers, expected one, or one for each");
   for (const KvPolicy& policy : policies) validate(policy);
 }
@@ -106,7 +103,7 @@ DType kv_dtype(std::string_view name) {
     if (lower == name) return dtype;
     names += text(names.empty() ? "" : ", ", lower);
   }
-  throw InvalidArgument(text("[kv cache] kv_dtype is ", quoted(name), ", expected one of ", names));
+  throw InvalidArgument(text("kv_dtype is ", quoted(name), ", expected one of ", names));
 }
 
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
@@ -292,7 +289,7 @@ bool KvCache::rolling(int32_t sequence) const {
 
 void KvCache::roll(int32_t sequence) {
   require(
-      can_roll(sequence), "[kv cache] sequence ", sequence,
+      can_roll(sequence), "sequence ", sequence,
       " cannot take rolling positions: that needs a cache made for it and a policy that evicts");
   if (rolling_[sequence]) return;
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
@@ -321,15 +318,20 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     const KvPolicy& policy = of_layer(policies, l);
     const int32_t slots = policy.slots(shape_.max_tokens);
-    require(slots <= layers_[l].slots, "[kv cache] the policy needs ", slots, " slots, layer ", l,
-            " has ", layers_[l].slots);
+    require(slots <= layers_[l].slots, "the policy needs ", slots, " slots, layer ", l, " has ",
+            layers_[l].slots);
     require(!policy.keeps_scores() || layers_[l].scores != nullptr,
-            "[kv cache] the policy needs scores, which this cache was made without");
+            "the policy needs scores of heavy hitters, which this cache was made without: open it "
+            "with a "
+            "policy that keeps them");
     require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
-            "[kv cache] the policy needs norms of values, which this cache was made without");
+            "the policy needs norms of values, which this cache was made without: open it with a "
+            "policy "
+            "that weighs them");
     // Whoever was told that texts are endless here must not find one that ends.
-    require(!shape_.may_roll() || policy.evicts(layers_[l].slots),
-            "[kv cache] the policy does not evict, in a cache whose sequences may roll");
+    require(
+        !shape_.may_roll() || policy.evicts(layers_[l].slots),
+        "the policy keeps everything, but sequences here may be endless: give it a smaller budget");
   }
 }
 
@@ -343,8 +345,8 @@ void KvCache::set_policies(int32_t sequence, std::span<const KvPolicy> policies)
 std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
   check_sequence(sequence);
   check_layer(layer);
-  require(kv_head >= 0 && kv_head < shape_.n_kv_heads, "[kv cache] kv_head ", kv_head,
-          ", a layer has ", shape_.n_kv_heads);
+  require(kv_head >= 0 && kv_head < shape_.n_kv_heads, "kv_head ", kv_head, ", a layer has ",
+          shape_.n_kv_heads);
 
   const KvView& view = layers_[layer];
   const KvHead head = view.head(policy(layer, sequence), sequence, kv_head);
@@ -367,12 +369,12 @@ std::vector<KvEntry> KvCache::entries(int32_t layer, int32_t sequence, int32_t k
 }
 
 void KvCache::check_sequence(int32_t sequence) const {
-  require(sequence >= 0 && sequence < shape_.n_sequences, "[kv cache] sequence ", sequence,
-          ", the cache has ", shape_.n_sequences);
+  require(sequence >= 0 && sequence < shape_.n_sequences, "sequence ", sequence, ", the cache has ",
+          shape_.n_sequences);
 }
 
 void KvCache::check_layer(int32_t layer) const {
-  require(layer >= 0 && layer < shape_.n_layers, "[kv cache] layer ", layer, ", the model has ",
+  require(layer >= 0 && layer < shape_.n_layers, "layer ", layer, ", the model has ",
           shape_.n_layers);
 }
 

@@ -50,6 +50,12 @@ void write_policy(const KvPolicy& policy, ByteWriter& writer) {
   writer.put(uint8_t{policy.value_norm});
 }
 
+std::string describe(const KvPolicy& policy) {
+  if (policy.recent == KvPolicy().recent) return "everything";
+  return text(policy.sinks, " sinks, ", policy.heavy, " heavy hitters and ", policy.recent,
+              " recent tokens");
+}
+
 void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   const auto sinks = reader.get<int32_t>();
   const auto heavy = reader.get<int32_t>();
@@ -59,10 +65,13 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   const auto value_norm = reader.get<uint8_t>();
   if (sinks != policy.sinks || heavy != policy.heavy || recent != policy.recent ||
       scoring != policy.scoring || decay != policy.decay || value_norm != policy.value_norm) {
-    throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it has ",
-                           sinks, " sinks, ", heavy, " heavy, ", recent, " recent, here are ",
-                           policy.sinks, ", ", policy.heavy, ", ", policy.recent,
-                           " (or their scores differ)"));
+    throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
+                           describe({.sinks = sinks, .heavy = heavy, .recent = recent}),
+                           ", this cache ", describe(policy),
+                           sinks == policy.sinks && heavy == policy.heavy && recent == policy.recent
+                               ? ", scored in another way"
+                               : "",
+                           "; open it with the hh, policy and n_ctx that it was saved with"));
   }
 }
 

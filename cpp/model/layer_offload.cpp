@@ -13,7 +13,7 @@ LayerOffload::LayerOffload(std::vector<size_t> sizes, size_t others, size_t max_
     : sizes_(std::move(sizes)) {
   for (size_t size : sizes_) place = std::max(place, size);
   const size_t least = others + 2 * place;
-  require(max_resident >= least, "[weights] max_resident is ", max_resident,
+  require(max_resident >= least, "max_resident is ", max_resident,
           " bytes; two layers and what is not part of any take ", least);
 
   size_t left = max_resident - least;

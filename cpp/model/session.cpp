@@ -16,15 +16,15 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.policies.empty()) options.policies.emplace_back();
   options.policies = layer_policies(config, options.policies);
   if (options.n_ctx == 0) options.n_ctx = config.n_ctx_train;
-  require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "[session] n_ctx is ",
-          options.n_ctx, ", expected 1 to ", config.n_ctx_train, ", as trained");
-  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
-          ", it must be 1 to 65536");
-  require(options.n_sequences > 0 && options.n_sequences <= 65536, "[session] n_sequences is ",
-          options.n_sequences, ", it must be 1 to 65536");
+  require(options.n_ctx > 0 && options.n_ctx <= config.n_ctx_train, "n_ctx is ", options.n_ctx,
+          ", expected 1 to ", config.n_ctx_train, ", as trained");
+  require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
+          ", expected 1 to 65536");
+  require(options.n_sequences > 0 && options.n_sequences <= 65536, "n_sequences is ",
+          options.n_sequences, ", expected 1 to 65536");
   if (options.max_sequences == 0) options.max_sequences = options.n_sequences;
   require(options.max_sequences >= options.n_sequences && options.max_sequences <= 65536,
-          "[session] max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
+          "max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
           " to 65536");
   // No batch can hold more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
@@ -39,10 +39,10 @@ bool may_roll(const Config& config, const SessionOptions& options) {
       std::all_of(options.policies.begin(), options.policies.end(),
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
-    require(config.family->rope != RopeLayout::none, "[session] ", config.family->architecture,
-            " has learned positions, which cannot roll");
-    require(bounded, "[session] rolling positions need a policy that keeps fewer tokens than ",
-            options.n_ctx, " in every layer");
+    require(config.family->rope != RopeLayout::none, config.family->architecture,
+            " has learned positions, which cannot roll: leave positions at auto");
+    require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
+            " in every layer");
   }
   return bounded && config.family->rope != RopeLayout::none &&
          options.positions != Positions::original;
@@ -64,6 +64,16 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
   };
 }
 
+KvCache make_cache(const Model& model, const SessionOptions& options) {
+  try {
+    return KvCache(*model.backend, options.policies, shape_of(model, options));
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(text("the cache of ", options.n_sequences, " x n_ctx ", options.n_ctx,
+                           " tokens cannot be allocated (", error.what(),
+                           "); a smaller n_ctx (-c) or a budget hh (--hh) takes less"));
+  }
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
@@ -73,7 +83,7 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
                  const std::lock_guard<std::mutex>&)
     : model_(model),
       options_(resolve(model_->config, options)),
-      cache_(*model_->backend, options_.policies, shape_of(*model_, options_)) {
+      cache_(make_cache(*model_, options_)) {
   const int32_t n_logits =
       std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
   activations_ =
@@ -153,8 +163,7 @@ void Session::score(const Input& input,
 
 void Session::reserve_sequences(int32_t n) {
   const std::lock_guard lock(model_->mutex);
-  require(n <= options_.max_sequences, "[session] ", n, " sequences, at most ",
-          options_.max_sequences);
+  require(n <= options_.max_sequences, n, " sequences, at most ", options_.max_sequences);
   cache_.reserve_sequences(n);
   steps_.reset();  // they were captured with the addresses from before
   greedy_.reset();
@@ -175,7 +184,7 @@ void Session::reset(int32_t sequence, std::span<const KvPolicy> policies) {
 std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const {
   const std::lock_guard lock(model_->mutex);
   text.n_read = cache_.length(sequence);
-  require(std::ssize(text.tokens) >= text.n_read, "[session] a text of ", text.tokens.size(),
+  require(std::ssize(text.tokens) >= text.n_read, "a text of ", text.tokens.size(),
           " tokens for sequence ", sequence, ", which has read ", text.n_read);
   const auto positions = static_cast<uint8_t>(positions_of(sequence));
   ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
@@ -186,24 +195,24 @@ std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const 
 SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
   const std::lock_guard lock(model_->mutex);
   OpenSnapshot open = open_snapshot(snapshot);
-  if (open.model != model_->fingerprint) throw FormatError("[snapshot] it is of another model");
+  if (open.model != model_->fingerprint) throw FormatError("the snapshot is of another model");
   if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
-    throw FormatError("[snapshot] its positions are of another kind: original, rolling or auto");
+    throw FormatError("the snapshot's positions are of another kind: original, rolling or auto");
   }
   for (int32_t token : open.text.tokens) {
     if (token < 0 || token >= model_->config.n_vocab) {
       throw FormatError(
-          text("[snapshot] it has token ", token, ", the vocabulary has ", model_->config.n_vocab));
+          text("the snapshot has token ", token, ", the vocabulary has ", model_->config.n_vocab));
     }
   }
   const size_t n_logits = open.text.logits.size();
   if (n_logits != 0 && n_logits != static_cast<size_t>(model_->config.n_vocab)) {
-    throw FormatError(text("[snapshot] it has ", n_logits, " logits, the vocabulary has ",
+    throw FormatError(text("the snapshot has ", n_logits, " logits, the vocabulary has ",
                            model_->config.n_vocab));
   }
   const int32_t n_read = open.text.n_read;
   if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
-    throw FormatError(text("[snapshot] it has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
+    throw FormatError(text("the snapshot has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
   }
   read_sequence(cache_, sequence, n_read, open.cache);
   return std::move(open.text);
@@ -291,27 +300,27 @@ void Session::roll_on(std::span<const Input> inputs) {
 }
 
 void Session::check(std::span<const Input> inputs) const {
-  require(!inputs.empty(), "[session] no tokens to process");
+  require(!inputs.empty(), "no tokens to process");
   size_t n_rows = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& [sequence, tokens] = inputs[i];
-    require(!tokens.empty(), "[session] no tokens for sequence ", sequence);
+    require(!tokens.empty(), "no tokens for sequence ", sequence);
     const int64_t left = room_unlocked(sequence);
-    require(std::ssize(tokens) <= left, "[session] ", tokens.size(), " more tokens for sequence ",
-            sequence, ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
+    require(std::ssize(tokens) <= left, tokens.size(), " more tokens for sequence ", sequence,
+            ", it has room for ", left, " (n_ctx ", options_.n_ctx, ")");
     const int64_t chunk = chunk_unlocked(sequence);
-    require(std::ssize(tokens) <= chunk, "[session] ", tokens.size(), " tokens of sequence ",
-            sequence, " in one step, it can take ", chunk);
+    require(std::ssize(tokens) <= chunk, tokens.size(), " tokens of sequence ", sequence,
+            " in one step, it can take ", chunk);
     for (size_t j = 0; j < i; ++j) {
-      require(inputs[j].sequence != sequence, "[session] sequence ", sequence, " is named twice");
+      require(inputs[j].sequence != sequence, "sequence ", sequence, " is named twice");
     }
     for (int32_t token : tokens) {
-      require(token >= 0 && token < model_->config.n_vocab, "[session] token ", token,
+      require(token >= 0 && token < model_->config.n_vocab, "token ", token,
               " is not in the vocabulary of ", model_->config.n_vocab);
     }
     n_rows += tokens.size();
   }
-  require(n_rows <= static_cast<size_t>(options_.n_batch), "[session] ", n_rows,
+  require(n_rows <= static_cast<size_t>(options_.n_batch), n_rows,
           " tokens in one step, at most n_batch = ", options_.n_batch);
 }
 

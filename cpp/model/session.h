@@ -22,6 +22,10 @@ enum class Positions {
   automatic  // original up to the trained length, then rolling, if the policy evicts
 };
 
+// What a context is where none is asked for and the model is trained for more: the cache of a full
+// context grows with it, and hh is a fraction of it.
+constexpr int32_t kDefaultContext = 4096;
+
 struct SessionOptions {
   std::vector<KvPolicy> policies;  // one, or one for each layer; none = full cache
   int32_t n_ctx = 0;      // the most tokens a sequence can have unless it can roll; 0 = as trained

@@ -16,7 +16,7 @@ void split_note(SnapshotText& text) {
   const std::string_view note = text.note;
   const size_t end = note.find(kNote);
   if (!note.starts_with(kState) || end == note.npos || !note.ends_with('}')) {
-    throw FormatError("[snapshot] it was not saved by h2o");
+    throw FormatError("the snapshot was not saved by h2o");
   }
   std::string_view state = note.substr(kState.size(), end - kState.size());
   if (state == "null") state = {};
@@ -76,20 +76,20 @@ std::vector<std::byte> end_snapshot(ByteWriter writer) {
 }
 
 OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
-  ByteReader reader("[snapshot] it", bytes);
+  ByteReader reader("the snapshot", bytes);
   const std::span<const std::byte> magic = reader.take(std::min(kMagic.size(), bytes.size()));
   if (!std::ranges::equal(magic, std::as_bytes(std::span(kMagic)))) {
-    throw FormatError("[snapshot] it is no snapshot");
+    throw FormatError("this is no snapshot");
   }
   const auto version = reader.get<uint32_t>();
   if (version != 2 && version != kSnapshotVersion) {
     throw FormatError(
-        h2o::text("[snapshot] it has version ", version, ", expected 2 or ", kSnapshotVersion));
+        h2o::text("the snapshot has version ", version, ", expected 2 or ", kSnapshotVersion));
   }
   const auto size = reader.get<uint64_t>();
   const auto sum = reader.get<uint64_t>();
   if (size != reader.left() || sum != checksum(bytes.last(reader.left()))) {
-    throw FormatError("[snapshot] it is damaged: size or checksum is wrong");
+    throw FormatError("the snapshot is damaged: size or checksum is wrong");
   }
   const auto model = reader.get<uint64_t>();
   SnapshotText text;
@@ -107,7 +107,7 @@ OpenSnapshot open_snapshot(std::span<const std::byte> bytes) {
   const auto positions = reader.get<uint8_t>();
   if (text.n_read < 0 || text.n_read > std::ssize(text.tokens)) {
     throw FormatError(
-        h2o::text("[snapshot] it has read ", text.n_read, " of ", text.tokens.size(), " tokens"));
+        h2o::text("the snapshot has read ", text.n_read, " of ", text.tokens.size(), " tokens"));
   }
   return {model, std::move(text), positions, reader};
 }

@@ -14,8 +14,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{100};  // then a thread that waits looks at signals
 
 SessionOptions with_rows(SessionOptions options) {
-  require(options.n_batch > 0 && options.n_batch <= 65536, "[session] n_batch is ", options.n_batch,
-          ", it must be 1 to 65536");
+  require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
+          ", expected 1 to 65536");
   const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
   options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
   return options;
@@ -40,7 +40,14 @@ Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> to
 
 Engine::~Engine() { close(); }
 
+void Engine::check_process() const {
+  if (!forked()) return;
+  throw std::runtime_error(
+      "the model was opened by another process, which this one was forked from: open it again");
+}
+
 Engine::Handle Engine::submit(Request request) {
+  check_process();
   const auto generation = std::make_shared<Generation>(monitor_, std::move(request));
   Generation& g = *generation;
   {
@@ -59,8 +66,8 @@ Engine::Handle Engine::submit(Request request) {
 
 void Engine::check(Request& request, Generation& generation) const {
   Sampler(request.sampling, 1);  // throws for what is out of range
-  require(!request.max_tokens || *request.max_tokens >= 0, "[request] max_tokens is ",
-          request.max_tokens.value_or(0), ", expected 0 or more");
+  require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
+          request.max_tokens.value_or(0), ", expected 0 or more, or -1 (endless)");
   size_t n_read = 0;
   if (!request.after.bytes.empty()) {
     SnapshotText text = open_snapshot(request.after.bytes).text;
@@ -89,8 +96,10 @@ void Engine::check(Request& request, Generation& generation) const {
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
   }
-  if (request.ends_at_context && !request.max_tokens) {  // the last one is not fed
-    request.max_tokens = static_cast<int32_t>(n <= n_ctx ? n_ctx - n + 1 : n_ctx);
+  if (!request.max_tokens) {
+    generation.n_most_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last one is not read
+  } else {
+    generation.n_most_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
   }
 }
 
@@ -107,6 +116,7 @@ void Engine::enqueue(const Handle& generation) {
 }
 
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
+  check_process();
   Generation& g = *generation;
   Lock lock(monitor_->mutex);
   if (!g.submitted_ && !g.ended()) {
@@ -146,6 +156,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
 }
 
 std::optional<Piece> Engine::poll(const Handle& generation) {
+  check_process();
   Generation& g = *generation;
   const Lock lock(monitor_->mutex);
   if (!g.pieces_.empty()) return g.take_all();
@@ -154,6 +165,7 @@ std::optional<Piece> Engine::poll(const Handle& generation) {
 }
 
 void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox) {
+  check_process();
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
   // One that it is known to already has heard of the admission.
@@ -163,6 +175,7 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
 }
 
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
+  check_process();
   using Clock = std::chrono::steady_clock;
   const auto limit = Clock::now() + std::chrono::duration<double>(std::max(seconds, 0.0));
   Lock lock(monitor_->mutex);
@@ -179,6 +192,7 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
 }
 
 void Engine::cancel(const Handle& generation) {
+  if (forked()) return;
   Lock lock(monitor_->mutex);
   end_cancelled(generation);
   monitor_->changed.notify_all();
@@ -186,6 +200,7 @@ void Engine::cancel(const Handle& generation) {
 }
 
 void Engine::wait_ended(const Handle& generation) {
+  if (forked()) return;
   Lock lock(monitor_->mutex);
   monitor_->changed.wait(lock, [&] { return generation->ended(); });
 }
@@ -208,11 +223,13 @@ void Engine::end_cancelled(const Handle& generation) {
 
 std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
                                     const Between& between) {
+  check_process();
   Generation& g = *generation;
   Lock lock(monitor_->mutex);
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
-  if (!g.began_) throw std::runtime_error("nothing has been read yet");
+  if (!g.began_)
+    throw std::runtime_error("nothing has been read yet: ask for a piece of the text first");
   SnapshotText text;
   text.note = std::move(note);
   if (g.sampler_ != nullptr) text.random_state = g.sampler_->random_state();
@@ -225,6 +242,7 @@ std::vector<std::byte> Engine::save(const Handle& generation, std::string note,
 }
 
 Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Between& between) {
+  check_process();
   const auto generation = std::make_shared<Generation>(monitor_, Request{.max_tokens = 0});
   Lock lock(monitor_->mutex);
   await_step(lock, between);
@@ -274,16 +292,19 @@ void Engine::await_step(Lock& lock, const Between& between) {
 }
 
 Engine::Handle Engine::last() const {
+  check_process();
   const Lock lock(monitor_->mutex);
   return last_;
 }
 
 int32_t Engine::last_sequence() const {
+  check_process();
   const Lock lock(monitor_->mutex);
   return last_sequence_;
 }
 
 void Engine::set_max_queue(int32_t n) {
+  if (forked()) return;
   const Lock lock(monitor_->mutex);
   max_queue_ = n;
   admit();
@@ -291,6 +312,7 @@ void Engine::set_max_queue(int32_t n) {
 }
 
 void Engine::cancel_all(bool only_eager) {
+  if (forked()) return;
   std::vector<Handle> all;  // destroyed without the lock
   Lock lock(monitor_->mutex);
   const auto collect_from = [&](const auto& list) {
@@ -309,6 +331,12 @@ void Engine::cancel_all(bool only_eager) {
 }
 
 void Engine::close() {
+  if (forked()) {
+    // What other threads waited on at the fork, or were, cannot be destroyed.
+    new std::shared_ptr(monitor_);
+    if (worker_.joinable()) new std::thread(std::move(worker_));
+    return;
+  }
   std::thread worker;  // of several threads that close, one joins it
   {
     const Lock lock(monitor_->mutex);
@@ -331,11 +359,13 @@ void Engine::close() {
 }
 
 bool Engine::closed() const {
+  if (forked()) return closed_;
   const Lock lock(monitor_->mutex);
   return closed_;
 }
 
 EngineStats Engine::stats() const {
+  check_process();
   const Lock lock(monitor_->mutex);
   return {n_sequences_,
           static_cast<int32_t>(active_.size()),

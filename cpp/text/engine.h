@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/process.h"
 #include "text/generation.h"
 #include "text/scheduler.h"
 
@@ -42,6 +43,10 @@ class Engine {
   // Called between steps and every tenth of a second by a thread that waits, without any lock. What
   // it throws ends the wait.
   using Between = std::function<void()>;
+
+  // It belongs to the process that made it. In a forked child, which has none of its threads and
+  // perhaps a lock that one of them held, calls throw std::runtime_error, and those that end
+  // something do nothing.
 
   // options.n_batch: prompt tokens of one sequence that are read at a time. Throws InvalidArgument,
   // OutOfMemory.
@@ -108,6 +113,8 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  bool forked() const { return process_id() != process_; }
+  void check_process() const;
   static constexpr std::chrono::milliseconds kRetry{10};  // where nothing can be computed now
   static thread_local bool worker_closed_it_;             // its own thread has closed an engine
 
@@ -147,6 +154,7 @@ class Engine {
   void await_step(Lock& lock, const Between& between);
   void between_steps(Lock& lock, const std::function<void()>& body);
 
+  const int64_t process_ = process_id();
   std::shared_ptr<Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;

@@ -86,6 +86,7 @@ class Generation {
 
   std::vector<int32_t> tokens_;
   size_t n_given_ = 0;  // tokens of the snapshot and of the prompt
+  size_t n_most_ = 0;   // tokens to generate
   Progress progress_;
   std::exception_ptr error_;  // thrown where its pieces are waited for, once
   std::string text_;

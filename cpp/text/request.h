@@ -33,6 +33,8 @@ struct SnapshotBytes {
   std::shared_ptr<const void> owner = nullptr;
 };
 
+constexpr int32_t kEndless = -1;  // of Request::max_tokens
+
 struct Request {
   std::vector<int32_t> prompt = {};
 
@@ -54,9 +56,9 @@ struct Request {
 
   std::string held = {};  // bytes of text that come first, as those that a snapshot held back
 
-  std::optional<int32_t> max_tokens = {};  // none: no limit; 0: only reads the prompt
-  bool ends_at_context =
-      false;  // without max_tokens: at n_ctx, or n_ctx tokens later if it is past
+  // none: up to n_ctx, or n_ctx more where the tokens before it are past that; 0: only reads the
+  // prompt; kEndless: until the model ends it, or the context where positions cannot roll.
+  std::optional<int32_t> max_tokens = {};
   std::vector<std::string> stop = {};
   bool ignore_end = false;  // goes on after tokens that end a turn
 

@@ -39,17 +39,16 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
     : options_(options), random_(options.seed) {
   const SamplerOptions& o = options;
   // Written so that NaN fails too.
-  require(o.temperature >= 0 && std::isfinite(o.temperature), "[sampler] temperature is ",
-          o.temperature, ", it must be 0 or more");
-  require(o.top_k >= 0, "[sampler] top_k is ", o.top_k, ", it must be 0 (all) or more");
-  require(o.top_p > 0 && o.top_p <= 1, "[sampler] top_p is ", o.top_p,
-          ", it must be above 0 and at most 1");
-  require(o.min_p >= 0 && o.min_p <= 1, "[sampler] min_p is ", o.min_p, ", it must be 0 to 1");
-  require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty), "[sampler] repeat_penalty is ",
-          o.repeat_penalty, ", it must be above 0");
-  require(o.repeat_last_n >= -1, "[sampler] repeat_last_n is ", o.repeat_last_n,
-          ", it must be -1 (all) or more");
-  require(n_vocab > 0, "[sampler] n_vocab is ", n_vocab, ", it must be positive");
+  require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature is ", o.temperature,
+          ", expected 0 (greedy) or more");
+  require(o.top_k >= 0, "top_k is ", o.top_k, ", expected 0 (all) or more");
+  require(o.top_p > 0 && o.top_p <= 1, "top_p is ", o.top_p, ", expected above 0, up to 1 (all)");
+  require(o.min_p >= 0 && o.min_p <= 1, "min_p is ", o.min_p, ", expected 0 (all) to 1");
+  require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty), "repeat_penalty is ",
+          o.repeat_penalty, ", expected above 0, 1 (none) or more to avoid repeats");
+  require(o.repeat_last_n >= -1, "repeat_last_n is ", o.repeat_last_n,
+          ", expected -1 (all) or more");
+  require(n_vocab > 0, "n_vocab is ", n_vocab, ", expected 1 or more");
   const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
   counts_.resize(n_vocab);
   logits_.resize(padded, -kInfinity);
@@ -72,14 +71,14 @@ void Sampler::set_random_state(const std::string& state) {
   in.imbue(std::locale::classic());
   std::mt19937_64 random;
   in >> random;
-  require(!in.fail(), "[sampler] the random state is invalid");
+  require(!in.fail(), "the random state is invalid");
   random_ = random;
 }
 
 void Sampler::accept(std::span<const int32_t> tokens) {
   if (options_.repeat_penalty == 1.0f || options_.repeat_last_n == 0) return;
   for (const int32_t token : tokens) {
-    require(token >= 0 && token < std::ssize(counts_), "[sampler] token ", token,
+    require(token >= 0 && token < std::ssize(counts_), "token ", token,
             " is not in the vocabulary of ", counts_.size());
   }
   // All the memory is allocated first, so that nothing can fail halfway.
@@ -105,11 +104,10 @@ void Sampler::remember(int32_t token) {
 
 int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> allowed) {
   const size_t n_vocab = counts_.size();
-  require(logits.size() == n_vocab, "[sampler] ", logits.size(), " logits for a vocabulary of ",
-          n_vocab);
-  require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, "[sampler] ", allowed.size(),
+  require(logits.size() == n_vocab, logits.size(), " logits for a vocabulary of ", n_vocab);
+  require(allowed.empty() || allowed.size() == (n_vocab + 31) / 32, allowed.size(),
           " words of allowed tokens for a vocabulary of ", n_vocab);
-  require(allows_any(allowed, n_vocab), "[sampler] no token is allowed");
+  require(allows_any(allowed, n_vocab), "no token is allowed");
   read(logits, allowed);
   penalise(logits, allowed);
   find_extremes();

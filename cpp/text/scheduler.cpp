@@ -7,10 +7,28 @@
 #include "core/error.h"
 
 namespace h2o {
+namespace {
+
+// Why a text ends.
+std::string describe_limit(const Session& session) {
+  const Config& config = session.model().config;
+  const int32_t n_ctx = session.options().n_ctx;
+  if (session.can_roll(0)) return text("n_ctx is ", n_ctx, "; with max_tokens -1 it goes on");
+  if (config.family->rope != RopeLayout::none) {
+    return text("n_ctx is ", n_ctx,
+                "; a text goes on only where the policy evicts and positions roll");
+  }
+  if (n_ctx < config.n_ctx_train) return text("n_ctx is ", n_ctx);
+  return text("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
+}
+
+}  // namespace
+
 Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch)
     : session_(session),
       tokenizer_(tokenizer),
       n_batch_(n_batch),
+      limit_(describe_limit(session)),
       max_sequences_(session.options().max_sequences),
       slots_(session.options().n_sequences) {}
 
@@ -261,10 +279,9 @@ void Scheduler::choose_one(StepOutput& output, std::span<const float> logits, in
   const size_t n_generated = g.tokens_.size() - g.n_given_ + 1;
   if (g.detokenizer_.stopped()) {
     end(Finish::stop);
-  } else if (request.max_tokens && n_generated == static_cast<size_t>(*request.max_tokens)) {
-    end(Finish::length);
-  } else if (!has_room) {
-    output.finish_message = text("the context is full: ", limit());
+  } else if (n_generated == g.n_most_ || !has_room) {
+    const bool asked = request.max_tokens && n_generated == g.n_most_;
+    if (!asked) output.finish_message = text("the context is full: ", limit());
     end(Finish::length);
   }
 }

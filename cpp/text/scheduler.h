@@ -73,7 +73,7 @@ class Scheduler {
   int64_t evictions() const { return evictions_; }
 
   // Why a text ends.
-  std::string limit() const;
+  const std::string& limit() const { return limit_; }
 
  private:
   struct Slot {
@@ -107,6 +107,7 @@ class Scheduler {
   Session& session_;
   const Tokenizer& tokenizer_;
   const int32_t n_batch_;
+  const std::string limit_;  // made once: the session is locked while tokens are chosen
   int32_t max_sequences_;
   std::vector<Slot> slots_;
   std::vector<std::vector<uint32_t>> masks_;  // of constrained rows

@@ -70,17 +70,6 @@ std::vector<std::byte> Scheduler::save(const Generation& g, SnapshotText text) c
   return session_.save(g.sequence_, std::move(text));
 }
 
-std::string Scheduler::limit() const {
-  const Config& config = session_.model().config;
-  const int32_t n_ctx = session_.options().n_ctx;
-  if (config.family->rope != RopeLayout::none) {
-    return text("n_ctx is ", n_ctx,
-                "; a text goes on only where the policy evicts and positions roll");
-  }
-  if (n_ctx < config.n_ctx_train) return text("n_ctx is ", n_ctx);
-  return text("n_ctx is ", n_ctx, ", and the model has learned no positions after that");
-}
-
 // The sequence in which a generation can go on from the one that it follows; -1: none. A token has
 // to be left to read, or the logits after the last one to be known.
 int32_t Scheduler::followed_slot(const Generation& g) const {

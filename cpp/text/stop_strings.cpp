@@ -10,8 +10,8 @@ namespace h2o {
 StopStrings::StopStrings(std::span<const std::string> strings) : nodes_(1) {
   std::vector<std::string_view> sorted(strings.begin(), strings.end());
   for (const std::string_view s : sorted) {
-    require(!s.empty(), "[stop] a stop string is empty, expected at least one character");
-    require(is_utf8(s), "[stop] a stop string is not valid UTF-8");
+    require(!s.empty(), "a stop string is empty, expected at least one character");
+    require(is_utf8(s), "a stop string is not valid UTF-8");
   }
   std::ranges::sort(sorted);
 

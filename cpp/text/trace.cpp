@@ -30,11 +30,10 @@ std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
 }  // namespace
 
 Trace::Trace(const TraceOptions& options) : options_(options) {
-  require(options.n_top >= -1, "[trace] n_top is ", options.n_top, ", expected 0 or more");
+  require(options.n_top >= -1, "n_top is ", options.n_top, ", expected 0 or more");
   require(!options.prompt || options.n_top >= 0,
-          "[trace] log-probabilities of the prompt need n_top, how many of the likeliest to note");
-  require(options.kept_every >= 0, "[trace] kept_every is ", options.kept_every,
-          ", expected 1 or more");
+          "log-probabilities of the prompt need n_top, how many of the likeliest to note");
+  require(options.kept_every >= 0, "kept_every is ", options.kept_every, ", expected 1 or more");
 }
 
 void Trace::add(std::span<const float> logits, int32_t token) {

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "cpu/isa/detect.h"
 #include "cuda/cuda_backend.h"
+#include "model/session.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -31,6 +32,7 @@ py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   m.doc() = "The C++ core of h2o_cpp.";
   m.attr("__version__") = H2O_VERSION;
+  m.attr("DEFAULT_N_CTX") = h2o::kDefaultContext;
 
   // std::bad_alloc is MemoryError by pybind11's own rules.
   py::register_exception_translator([](std::exception_ptr p) {

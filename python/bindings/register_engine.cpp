@@ -113,14 +113,12 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
 Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
               const std::optional<py::bytes>& after, const std::optional<Handle>& follows,
               const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
-              bool ends_at_context, std::vector<std::string> stop, bool ignore_end,
-              std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace, py::object constraint,
-              bool eager) {
+              std::vector<std::string> stop, bool ignore_end, std::vector<KvPolicy> policies,
+              std::shared_ptr<Trace> trace, py::object constraint, bool eager) {
   Request request{.prompt = vector_of(prompt),
                   .sampling = sampling,
                   .seeded = seeded,
                   .max_tokens = max_tokens,
-                  .ends_at_context = ends_at_context,
                   .stop = std::move(stop),
                   .ignore_end = ignore_end,
                   .policies = std::move(policies),
@@ -325,10 +323,10 @@ void register_engine(py::module_& m) {
            py::arg("positions"))
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
-           py::arg("max_tokens") = py::none(), py::arg("ends_at_context") = false,
-           py::arg("stop") = std::vector<std::string>{}, py::arg("ignore_end") = false,
-           py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
-           py::arg("constraint") = py::none(), py::arg("eager") = false)
+           py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},
+           py::arg("ignore_end") = false, py::arg("policies") = std::vector<KvPolicy>{},
+           py::arg("trace") = py::none(), py::arg("constraint") = py::none(),
+           py::arg("eager") = false)
       .def("logits", &logits, py::arg("tokens"))
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
       .def("cancel_eager", &Engine::cancel_eager, py::call_guard<py::gil_scoped_release>())

@@ -32,7 +32,7 @@ KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
       return {sinks, heavy, recent.value_or(KvPolicy::kUnbounded), scoring, decay, value_norm};
     }
   }
-  throw InvalidArgument(text("[policy] score is '", score, "', expected sum, mean or inverse"));
+  throw InvalidArgument(text("score is '", score, "', expected sum, mean or inverse"));
 }
 
 // Rotary positions of a cache, or none.
@@ -103,8 +103,7 @@ class AttentionCache {
   Rope upload(const std::optional<Rotary>& rotary, int32_t head_dim) {
     if (!rotary) return {};
     const auto n = std::ssize(rotary->frequencies);
-    require(n > 0 && 2 * n <= head_dim, "[kv cache] ", n,
-            " rotary frequencies, expected 1 to head_dim / 2");
+    require(n > 0 && 2 * n <= head_dim, n, " rotary frequencies, expected 1 to head_dim / 2");
     frequencies_ = backend_->allocate(n * sizeof(float));
     backend_->write(frequencies_.data(), rotary->frequencies.data(), n * sizeof(float));
     return {.layout = rotary->pairs ? RopeLayout::pairs : RopeLayout::halves,
@@ -124,8 +123,8 @@ class AttentionCache {
     const int32_t head_dim = cache_.shape().head_dim;
     std::string got;
     for (py::ssize_t i = 0; i < x.ndim(); ++i) got += text(i > 0 ? ", " : "", x.shape(i));
-    require(x.ndim() == 3 && x.shape(0) == n && x.shape(1) == heads && x.shape(2) == head_dim,
-            "[attend] ", name, " has shape [", got, "], expected [n, ", heads, ", ", head_dim,
+    require(x.ndim() == 3 && x.shape(0) == n && x.shape(1) == heads && x.shape(2) == head_dim, name,
+            " has shape [", got, "], expected [n, ", heads, ", ", head_dim,
             "] with the same n for q, k and v");
   }
 
@@ -133,16 +132,16 @@ class AttentionCache {
     int64_t total = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
       const auto [sequence, rows] = lengths[i];
-      require(rows > 0, "[attend] sequence ", sequence, " has no rows, expected at least one");
-      require(rows <= cache_.room(sequence), "[attend] ", rows, " more tokens for sequence ",
-              sequence, ", the cache has room for ", cache_.room(sequence), " (max_tokens ",
+      require(rows > 0, "sequence ", sequence, " has no rows, expected at least one");
+      require(rows <= cache_.room(sequence), rows, " more tokens for sequence ", sequence,
+              ", the cache has room for ", cache_.room(sequence), " (max_tokens ",
               cache_.shape().max_tokens, ")");
       for (size_t j = 0; j < i; ++j) {
-        require(lengths[j].first != sequence, "[attend] sequence ", sequence, " is named twice");
+        require(lengths[j].first != sequence, "sequence ", sequence, " is named twice");
       }
       total += rows;
     }
-    require(total == n && n > 0, "[attend] the sequences have ", total, " rows, q has ", n,
+    require(total == n && n > 0, "the sequences have ", total, " rows, q has ", n,
             ", expected the same number and at least one");
   }
 

@@ -146,8 +146,7 @@ Positions positions_named(const std::string& name) {
   if (name == "original") return Positions::original;
   if (name == "rolling") return Positions::rolling;
   if (name == "auto") return Positions::automatic;
-  throw InvalidArgument(
-      text("[session] positions is '", name, "', expected original, rolling or auto"));
+  throw InvalidArgument(text("positions is '", name, "', expected original, rolling or auto"));
 }
 
 void register_session(py::module_& m) {

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
+DEFAULT_N_CTX: int
 
 def isas() -> list[str]: ...
 def cuda_device_count() -> int: ...
@@ -266,7 +267,6 @@ class Engine:
         sampling: Sampling,
         seeded: bool = True,
         max_tokens: int | None = None,
-        ends_at_context: bool = False,
         stop: Sequence[str] = (),
         ignore_end: bool = False,
         policies: Sequence[KvPolicy] = (),

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int, kv_dtypes, thread_count
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.model.session import check_device
 
 _DLPACK_CPU = 1  # kDLCPU
 
@@ -90,9 +91,11 @@ class KVCache:
         kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
         for K and V.
         """
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy={policy!r}, expected a Policy such as Policy.h2o(20, 20)")
         if max_tokens is None:
             if policy.budget is None:
-                raise ValueError("KVCache: Policy.full() needs max_tokens")
+                raise ValueError("Policy.full() needs max_tokens, how long a sequence may get")
             max_tokens = min(policy.budget + 1, INT32_MAX)
         n_sequences = check_int("n_sequences", n_sequences, 1)
         self._policies = [policy] * n_sequences
@@ -105,7 +108,7 @@ class KVCache:
             rotary=None if rope is None else rope.core(check_int("head_dim", head_dim, 1)),
             max_tokens=check_int("max_tokens", max_tokens, 1),
             **kv_dtypes(kv_dtype),
-            device=device,
+            device=check_device(device),
             threads=thread_count(threads),
         )
 

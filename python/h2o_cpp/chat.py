@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stream import Stream
+from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.chat_template import Message
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class Chat:
 
         Raises ValueError if there is no template, or it makes no sense.
         """
+        if not hasattr(generator, "chat_template"):
+            raise TypeError(
+                f"generator={short(generator)}, expected a Generator: Chat(Generator(...))"
+            )
+        if system is not None:
+            check_str("system", system)
         self._generator = generator
         self._template = generator.chat_template(template)
         self._said: list[Message] = []
@@ -66,7 +73,7 @@ class Chat:
         Raises ValueError for a conversation longer than n_ctx, a message that the template
         refuses, and options out of range; the conversation is then as before.
         """
-        message: Message = {"role": "user", "content": text}
+        message: Message = {"role": "user", "content": check_str("text", text)}
         last = self._reply
         if last is None:
             reply = self._begin(message, options)
@@ -154,7 +161,7 @@ class Chat:
 
     def _heard(self) -> Stream | _Past:
         if self._reply is None:
-            raise RuntimeError("the conversation has not begun")
+            raise RuntimeError("the conversation has not begun: say something first")
         return self._reply
 
     def _snapshot(self) -> Snapshot:

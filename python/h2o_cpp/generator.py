@@ -25,11 +25,12 @@ from h2o_cpp.generation.request import (
     make_request,
     make_requests,
     text_tokens,
+    token_ids,
 )
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import bytes_of, check_int, short
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
@@ -63,7 +64,7 @@ class Generator(Closing):
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
-        snapshot_bytes: int = 256 * 2**20,
+        snapshot_bytes: int | str = 256 * 2**20,
         max_sequences: int | None = None,
         memory: int | str | None = None,
         max_resident: int | str | None = None,
@@ -79,8 +80,8 @@ class Generator(Closing):
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
             h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
-        n_ctx: the context, of which hh is a fraction; default and limit: as trained. A text ends
-            there, prompt included, unless its positions can roll.
+        n_ctx: the context, of which hh is a fraction, and where a text ends, prompt included,
+            unless it is endless; default: as trained, up to 4096; 0, and the most: as trained.
         positions: of the tokens of a rotary model. "original": where they are in the text.
             "rolling": their ranks among what the cache keeps, so that a text never ends. "auto":
             original up to the trained length, and then rolling, where the policy evicts. Models
@@ -89,7 +90,7 @@ class Generator(Closing):
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             where 32 divides the head size, "q8_0" or "q4_0".
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
@@ -100,9 +101,14 @@ class Generator(Closing):
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
 
-        Raises FileNotFoundError, ValueError (a file or an option that makes no sense), OSError (the
-        Hub) and MemoryError.
+        Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
+        OSError (the Hub) and MemoryError.
         """
+        if seed is not None:
+            check_int("seed", seed, 0, None)
+        if isinstance(snapshot_bytes, str):
+            snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes)
+        check_int("snapshot_bytes", snapshot_bytes, 0, None)
         self._open: Runtime | None = open_runtime(
             path,
             hh=hh,
@@ -122,7 +128,7 @@ class Generator(Closing):
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too
         self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
         self._seeds = random.Random(seed)
-        self._snapshots = SnapshotCache(check_int("snapshot_bytes", snapshot_bytes, 0, None))
+        self._snapshots = SnapshotCache(snapshot_bytes)
 
     def _runtime(self) -> Runtime:
         if self._open is None:
@@ -138,6 +144,11 @@ class Generator(Closing):
     def n_ctx(self) -> int:
         """The context: the most tokens of a text, prompt included, unless it is endless."""
         return self._runtime().engine.session.n_ctx
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The most that n_ctx can be: how many tokens the model was trained to read."""
+        return self._runtime().model.n_ctx_train
 
     @property
     def endless(self) -> bool:
@@ -173,8 +184,8 @@ class Generator(Closing):
 
         Options, and their defaults:
 
-        max_tokens=None: at most this many; None: until the end of text or of the context, if it
-            has one (see `endless`).
+        max_tokens=None: at most this many; None: up to n_ctx, or n_ctx more if the prompt is longer
+            already; -1: until the end of text, or n_ctx unless the Generator is `endless`.
         temperature=0.8: 0 is greedy.
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
         repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
@@ -219,15 +230,11 @@ class Generator(Closing):
 
         A list of prompts gives a list of texts, each the one that its prompt gives alone; they are
         computed, and `each` is, as in stream_many().
-
-        Without max_tokens a text ends at n_ctx, endless or not; after n_ctx more tokens if it is
-        longer already.
         """
         if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
             return [generation for _, generation in sorted(self.run(requests), key=itemgetter(0))]
-        request = self._request(prompt, after, options).within_context()
-        with Stream(self._runtime, request) as stream:
+        with self.stream(prompt, after=after, **options) as stream:
             for _ in stream:
                 pass
         return stream.generation()
@@ -278,12 +285,12 @@ class Generator(Closing):
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
         """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
 
-        A request is asked for when it can begin, so there may be any number of them. A text ends
-        as with generate().
+        A request is asked for when it can begin, so there may be any number of them.
         """
+        if not isinstance(requests, Iterable):
+            raise TypeError(f"requests={requests!r}, expected what Generator.request() gives")
         runtime = self._runtime()
-        within = (request.within_context() for request in requests)
-        for piece in run_batch(runtime.engine, within, runtime.n_sequences):
+        for piece in run_batch(runtime.engine, map(_checked, requests), runtime.n_sequences):
             if piece.last:
                 yield piece.index, Generation.of(piece.state)
 
@@ -344,8 +351,9 @@ class Generator(Closing):
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         runtime = self._runtime()
-        check_vocabulary(tokens, runtime.model.n_vocab)
-        return runtime.tokenizer.decode(tokens)
+        ids = token_ids("tokens", tokens)
+        check_vocabulary(ids, runtime.model.n_vocab)
+        return runtime.tokenizer.decode(ids)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
@@ -419,3 +427,9 @@ class Generator(Closing):
         """End all streams, after the token that is being computed; free model and caches."""
         self._open = None
         self._finalizer()
+
+
+def _checked(request: Request) -> Request:
+    if not isinstance(request, Request):
+        raise TypeError(f"requests has {short(request)}, expected what Generator.request() gives")
+    return request

@@ -96,6 +96,30 @@ TEST_CASE("the next stream goes on, and a reset begins anew") {
   CHECK(parts.tokens() == whole.tokens());
 }
 
+TEST_CASE("a text that could go on for ever ends at n_ctx, unless it is to be endless") {
+  const api::Model model = load_model(kRotaryModel);
+  h2o_generation generation = H2O_GENERATION;
+  api::Session session = open_session(model, with_budget(8, 24));
+  streamed(session, kPrompt, most(0), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last one is not read
+  streamed(session, "", most(0), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_generated == 24);
+
+  session = open_session(model, with_budget(8, 24));
+  int n_pieces = 0;
+  generation =
+      session.stream(kPrompt, [&](std::string_view) { return ++n_pieces < 100; }, most(-1));
+  CHECK(generation.finish == H2O_FINISH_CANCELLED);
+  CHECK(n_pieces == 100);
+
+  session = open_session(model, with_budget(0, 24));  // which has an end
+  streamed(session, kPrompt, most(-1), &generation);
+  CHECK(generation.finish == H2O_FINISH_LENGTH);
+  CHECK(generation.n_prompt + generation.n_generated == 25);
+}
+
 TEST_CASE("a text ends at max_tokens, at a stop string and with the context") {
   const api::Model model = load_model();
   h2o_generation generation = H2O_GENERATION;

@@ -180,7 +180,7 @@ TEST_CASE("a constraint says which tokens may come") {
 TEST_CASE("another thread ends a request") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 2, with_budget(8));
-  api::Request request = engine.submit("a", Options(0).request);  // for ever
+  api::Request request = engine.submit("a", Options(-1).request);  // for ever
   api::Request other = engine.submit("b", Options(20).request);
   REQUIRE(request.next());
   std::thread canceller([&] { request.cancel(); });
@@ -195,8 +195,8 @@ TEST_CASE("another thread ends a request") {
 TEST_CASE("a request that a thread waits for is busy") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 1, with_budget(8));
-  api::Request first = engine.submit("a", Options(0).request);
-  api::Request second = engine.submit("a", Options(0).request);  // waits until the first has ended
+  api::Request first = engine.submit("a", Options(-1).request);
+  api::Request second = engine.submit("a", Options(-1).request);  // waits until the first has ended
   REQUIRE(first.next());
   std::thread waiter([&] {
     const char* piece = nullptr;
@@ -219,7 +219,7 @@ TEST_CASE("requests are freed while they are computed, and may outlive the engin
   std::optional<api::Engine> engine(std::in_place, model, 2, with_budget(8));
   std::vector<api::Request> left;
   for (int round = 0; round < 6; ++round) {
-    api::Request request = engine->submit("a", Options(0).request);
+    api::Request request = engine->submit("a", Options(-1).request);
     if (round % 2 == 0) REQUIRE(request.next());
     if (round >= 4) left.push_back(std::move(request));
   }
@@ -279,7 +279,7 @@ TEST_CASE("engines and requests with invalid arguments say why") {
   CHECK(status("a", [](Options& o) { o.request.reserved = 1; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("a", [](Options& o) { o.request.size += 8; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("a", [](Options& o) { o.sampling.top_p = 2; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("a", [](Options& o) { o.limits.max_tokens = -1; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("a", [](Options& o) { o.limits.max_tokens = -2; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("\xff", [](Options&) {}) == H2O_INVALID_ARGUMENT);
   CHECK(status("", [](Options& o) { o.request.n_tokens = 1; }) == H2O_INVALID_ARGUMENT);
   CHECK(status("", [&](Options& o) { o.request.tokens = &no_token, o.request.n_tokens = 1; }) ==

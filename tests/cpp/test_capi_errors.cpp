@@ -189,7 +189,7 @@ const Call kRefused[] = {
        const std::string text(1000, '0');
        return h2o_stream(s, text.data(), text.size(), nullptr, ignore, nullptr, nullptr);
      }},
-    {H2O_INVALID_ARGUMENT, [](auto* s) { return stream(s, [](auto& o) { o.max_tokens = -1; }); }},
+    {H2O_INVALID_ARGUMENT, [](auto* s) { return stream(s, [](auto& o) { o.max_tokens = -2; }); }},
     {H2O_INVALID_ARGUMENT, [](auto* s) { return stream(s, [](auto& o) { o.n_stop = 1; }); }},
     {H2O_INVALID_ARGUMENT, [](auto* s) { return stream(s, [](auto& o) { o.size = SIZE_MAX; }); }},
     {H2O_INVALID_ARGUMENT,

@@ -34,7 +34,7 @@ TEST_CASE("another thread ends a stream") {
         if (++n_pieces == 1) other = std::thread([&] { session.cancel(); });
         return true;
       },
-      most(0));  // for ever
+      most(-1));  // for ever
   other.join();
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces >= 1);
@@ -137,7 +137,7 @@ TEST_CASE("sessions are opened, cancelled and freed while others work") {
           h2o_session_stats stats = H2O_SESSION_STATS;
           CHECK(h2o_stats(session, &stats) == H2O_BUSY);
         });
-        const h2o_stream_options forever = most(0);
+        const h2o_stream_options forever = most(-1);
         struct Call {
           std::atomic<bool>& started;
           std::thread& other;
@@ -181,7 +181,7 @@ TEST_CASE("a callback may look, but not change") {
         }).join();
         return ++n_pieces < 3;
       },
-      most(0));
+      most(-1));
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces == 3);
   session.reset();

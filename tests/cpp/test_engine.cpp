@@ -41,6 +41,7 @@ void in_threads(int n, const Body& body) {
 Request endless() {
   Request request;
   request.prompt = {3, 4};
+  request.max_tokens = kEndless;
   request.constraint = only_a();
   return request;
 }
@@ -324,7 +325,7 @@ TEST_CASE("what begins in the step that is being computed is cancelled too") {
     Gate gate;
     Request request = gate.request();
     request.prompt = {3};
-    request.max_tokens = {};
+    request.max_tokens = kEndless;
     request.eager = true;
     const auto generation = engine->submit(std::move(request));
     gate.computing.acquire();  // in its first step
@@ -545,7 +546,8 @@ TEST_CASE("a generation that is left in the queue gets in line again") {
 TEST_CASE("what has not begun, or is no longer there, cannot be saved") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   const auto first = engine->submit(endless()), second = engine->submit(endless());
-  CHECK_THROWS_WITH(engine->save(first, "", go_on), "nothing has been read yet");
+  CHECK_THROWS_WITH(engine->save(first, "", go_on),
+                    "nothing has been read yet: ask for a piece of the text first");
   engine->next(first, go_on);
   engine->next(second, go_on);  // the first is parked
   CHECK(open_snapshot(engine->save(first, "", go_on)).text.tokens == first->tokens());

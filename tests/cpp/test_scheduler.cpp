@@ -187,7 +187,8 @@ TEST_CASE("the error of one request is its own") {
     CHECK(bad->progress().finish == Finish::cancelled);
     CHECK(!engine->next(bad, go_on));  // it is thrown once
     if (which == 1) {
-      CHECK_THROWS_WITH(engine->save(bad, "", go_on), "nothing has been read yet");
+      CHECK_THROWS_WITH(engine->save(bad, "", go_on),
+                        "nothing has been read yet: ask for a piece of the text first");
     } else {  // what it has read is still there
       CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
     }
@@ -318,7 +319,7 @@ TEST_CASE("a sampler is asked for what the vocabulary has, and prompts for what 
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
   request = letters(0);
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
-  request = letters(1, -1);
+  request = letters(1, -2);
   CHECK_THROWS_AS(engine->submit(request), InvalidArgument);
   SessionOptions options = engine_options(2);
   options.n_batch = 0;

@@ -79,7 +79,8 @@ struct Calls {
     h2o_stream_options options = H2O_STREAM_OPTIONS;
     const uint8_t flags = from.byte();
     options.max_tokens = flags & 8 ? integer(from) : 1 + flags % 8;
-    if (options.max_tokens == 0 || options.max_tokens > 16) options.max_tokens = 16;
+    if (options.max_tokens == 0 || options.max_tokens == -1 || options.max_tokens > 16)
+      options.max_tokens = 16;
     options.ignore_end = flags >> 4 & 1;
     options.parse_special = flags >> 5 & 1;
     const std::string stop(from.take_text(from.byte() % 6));

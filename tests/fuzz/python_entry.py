@@ -35,7 +35,7 @@ def options(data: atheris.FuzzedDataProvider) -> None:
     number = data.ConsumeFloat if odd else data.ConsumeProbability
     made = GENERATOR.generate(
         data.ConsumeUnicode(40) if odd else data.ConsumeUnicodeNoSurrogates(9),
-        max_tokens=data.ConsumeIntInRange(-1 if odd else 1, 4),
+        max_tokens=data.ConsumeIntInRange(0 if odd else 1, 4),
         temperature=number(),
         top_k=data.ConsumeInt(2) if odd else data.ConsumeIntInRange(0, 50),
         top_p=number(),

@@ -78,7 +78,7 @@ class TestGeneratorOptions:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
-            *(("n_ctx", n) for n in (-1, 0, 2049, 2**31, 2**32 + 1, 2**70)),
+            *(("n_ctx", n) for n in (-1, 2049, 2**31, 2**32 + 1, 2**70)),
             *(("n_batch", n) for n in (-1, 0, 65537, 2**31, 2**32 + 1, 2**70)),
             *(("threads", n) for n in (-1, 0, 1025, 2**31, 2**32 + 1, 2**70)),
             *(("kv_dtype", name) for name in ("", "q5_0", "F16", "float16", "f64")),
@@ -139,7 +139,7 @@ class TestStreamOptions:
             ),
             pytest.param("temperature", 10**400, id="temperature-huge"),
             ("repeat_last_n", -2),
-            *(("max_tokens", n) for n in (0, -1, 1.5)),
+            *(("max_tokens", n) for n in (0, -2, 1.5)),
             *(("seed", n) for n in (-1, 2**64)),
             *(("stop", s) for s in ("", [""], ["a", ""])),
         ],

@@ -92,7 +92,7 @@ def test_memory_that_is_not_enough(tiny_opt: Path) -> None:
         Generator(tiny_opt, memory="1GiB", max_sequences=2)
     with pytest.raises(ValueError, match="max_sequences=0"):
         Generator(tiny_opt, max_sequences=0)
-    with pytest.raises(ValueError, match="0 policies for 6 layers"):
+    with pytest.raises(ValueError, match="policy is an empty list"):
         capacity(tiny_opt, "1GiB", policy=[])
     with pytest.raises(ValueError, match="n_ctx=4096"):
         capacity(tiny_opt, "1GiB", n_ctx=4096)

@@ -186,7 +186,7 @@ def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
     [
         ({"tokens": []}, "the text has 0 tokens"),
         ({"n_ctx": 4}, "expected 1 to n_ctx=4"),
-        ({"n_ctx": 0}, "n_ctx=0"),
+        ({"n_ctx": -1}, "n_ctx=-1"),
         ({"n_batch": 0}, "n_batch=0"),
         ({"max_tokens": -1}, "max_tokens=-1"),
         ({"tokens": [2, 10**6]}, "1000000"),

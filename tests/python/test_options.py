@@ -112,7 +112,7 @@ def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("typed", "attributes"),
     [
         ("run x --ctx-size 64", {"n_ctx": 64}),
-        ("run x -c 0", {"n_ctx": None}),
+        ("run x -c 0", {"n_ctx": 0}),
         ("run x --n-predict 5", {"max_tokens": 5}),
         ("run x --predict 5", {"max_tokens": 5}),
         ("run x --temp 0.5", {"temperature": 0.5}),

@@ -180,7 +180,7 @@ def test_bad_recent(tiny_opt: Path, recent: Any) -> None:
 
 
 def test_recent_without_hh() -> None:
-    with pytest.raises(ValueError, match="recent is part of hh"):
+    with pytest.raises(ValueError, match="recent=3 is part of hh"):
         budget_policy(None, 3, 2048)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator, Policy, _core
+from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.model.session import Positions, chunks, open_session
 from support.llama_rules import ReferenceLlama
 from support.needs import LINUX, PLAIN_MEMORY
@@ -94,7 +95,7 @@ def test_a_step_ends_at_the_trained_length(llama_model: _core.Model) -> None:
     [
         ("rolling", Policy.full(), "keeps fewer tokens than 40"),
         ("rolling", Policy.h2o(20, 20), "keeps fewer tokens than 40"),
-        ("relative", Policy.window(4), "expected original, rolling or auto"),
+        ("relative", Policy.window(4), "expected 'auto', 'original' or 'rolling'"),
     ],
 )
 def test_what_cannot_roll(
@@ -156,12 +157,42 @@ def test_prompts_longer_than_everything(llama: Path) -> None:
         assert generator.logits(prompt[:100]).shape == (100, N_VOCAB)
 
 
-def test_generate_without_a_limit_ends_at_the_context(llama: Path) -> None:
+def test_without_a_limit_a_text_ends_at_the_context(llama: Path) -> None:
+    prompt = [5, 6, 7]
+    options: StreamOptions = {"ignore_eos": True, "seed": 1}
     with Generator(llama, hh=0.5) as generator:
-        short = generator.generate([5, 6, 7], ignore_eos=True)
-        assert (short.completion_tokens, short.finish_reason) == (N_TRAIN - 3 + 1, "length")
+        whole = generator.generate(prompt, **options)
+        assert (whole.completion_tokens, whole.finish_reason) == (N_TRAIN - 3 + 1, "length")
+        assert whole.finish_message == (
+            "the context is full: n_ctx is 40; with max_tokens -1 it goes on"
+        )
+        stream = generator.stream(prompt, **options)
+        list(stream)
+        many = generator.generate([prompt], **options)
+        with generator.engine() as engine:
+            submitted = engine.submit(prompt, **options).result()
+        conversation = generator.chat(
+            [{"role": "user", "content": "ab"}], template="{{ messages[0].content }}", **options
+        )
+        list(conversation)
+        texts = (stream.generation(), *many, submitted)
+        assert [text.text for text in texts] == [whole.text] * 3
+        assert len(conversation.tokens) + conversation.prompt_tokens == N_TRAIN + 1
+        assert {text.finish_message for text in texts} == {whole.finish_message}
+        assert conversation.finish_message == whole.finish_message
         long = generator.generate([5] * 100, ignore_eos=True)
         assert long.completion_tokens == N_TRAIN
+
+
+def test_an_endless_text_is_asked_for(llama: Path) -> None:
+    options: StreamOptions = {"ignore_eos": True, "max_tokens": -1}
+    with Generator(llama, hh=0.5) as generator:
+        stream = generator.stream([5, 6, 7], **options)
+        while len(stream.tokens) < 4 * N_TRAIN:
+            next(stream)
+        assert stream.finish_reason is None
+    with Generator(llama) as full:
+        assert full.generate([5, 6, 7], **options).completion_tokens == N_TRAIN - 3 + 1
 
 
 SOAK = """
@@ -171,7 +202,8 @@ from h2o_cpp import Generator
 from h2o_cpp.measure.machine import rss_bytes
 
 with Generator(sys.argv[1], hh=0.5) as g:
-    stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, ignore_eos=True)
+    endless = {"max_tokens": -1, "ignore_eos": True}
+    stream = g.stream([5] * 10, temperature=1.0, top_p=1, seed=1, **endless)
     cache_bytes = g.stats().cache_bytes
     for _ in stream:
         if len(stream.tokens) >= 2000:

@@ -144,8 +144,7 @@ const CpuKernels& choose_kernels(const std::string& isa) {
     if (isa == table->isa) return *table;
     names += text(names.empty() ? "" : ", ", table->isa);
   }
-  throw InvalidArgument(
-      text("[cpu] instruction set '", isa, "' is not one this CPU runs: ", names));
+  throw InvalidArgument(text("instruction set '", isa, "' is not one this CPU runs: ", names));
 }
 
 }  // namespace h2o

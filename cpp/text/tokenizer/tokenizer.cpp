@@ -45,8 +45,8 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& options) const {
-  require(text.size() <= kMostBytes, "[tokenize] ", text.size(), " bytes, at most ", kMostBytes);
-  require(is_utf8(text), "[tokenize] the text is not valid UTF-8");
+  require(text.size() <= kMostBytes, text.size(), " bytes, at most ", kMostBytes);
+  require(is_utf8(text), "the text is not valid UTF-8");
   std::vector<int32_t> tokens;
   if (options.add_special) tokens = before_;
   bool begins = options.begins;
@@ -76,7 +76,7 @@ std::string Tokenizer::decode(std::span<const int32_t> tokens) const {
 }
 
 std::string_view Tokenizer::token_bytes(int32_t token, bool begins) const {
-  require(token >= 0 && token < std::ssize(kind_->bytes), "[detokenize] token ", token,
+  require(token >= 0 && token < std::ssize(kind_->bytes), "token ", token,
           " is not in the vocabulary of ", kind_->bytes.size());
   std::string_view bytes = kind_->bytes[token];
   if (begins && kind_->begins_with_space && bytes.starts_with(' ')) bytes.remove_prefix(1);

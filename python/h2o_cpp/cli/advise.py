@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         read_text(args.file),
         loss=args.loss,
         policies=args.policy,
-        n_ctx=args.n_ctx,
+        n_ctx=args.n_ctx or None,
         max_tokens=args.text_tokens,
         chunk=args.n_batch,
         threads=args.threads,

@@ -26,18 +26,14 @@ def kv_types(text: str) -> str | tuple[str, str]:
     return (k, v) if comma else k
 
 
-def n_ctx(text: str) -> int | None:
-    """A number of tokens; 0, as llama.cpp has it, is the trained length."""
-    return _integer(text) or None
-
-
 def seed(text: str) -> int | None:
     """A seed; -1, as llama.cpp has it, is a different one each time."""
-    number = _integer(text)
+    number = integer(text)
     return None if number == -1 else number
 
 
-def _integer(text: str) -> int:
+def integer(text: str) -> int:
+    """A whole number, as an argument."""
     try:
         return int(text)
     except ValueError:

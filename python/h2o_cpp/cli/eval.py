@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         file,
         hh=args.hh,
         policy=args.policy,
-        n_ctx=args.n_ctx,
+        n_ctx=args.n_ctx or None,
         chunk=args.n_batch,
         kv_dtype=args.kv_dtype,
         device=args.device,

@@ -17,7 +17,7 @@ from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_prom
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.stored_budget import resolve_budget
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         check_int("layer", args.layer, 0, model.n_layers - 1)
     if args.head is not None:
         check_int("head", args.head, 0, model.n_kv_heads - 1)
-    n_ctx = model.n_ctx_train if args.n_ctx is None else check_int("n_ctx", args.n_ctx, 1)
+    n_ctx = check_context(args.n_ctx, model.n_ctx_train)
     hh, policy = resolve_budget(args.hh, args.policy, model.file)
     tokenizer = Tokenizer.of_model(model)
     found = inspect(

@@ -12,10 +12,10 @@ from shlex import quote
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
-from h2o_cpp.cli.argument_types import amount, budget, kv_types, n_ctx, names, seed
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names, seed
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Once, Parser
-from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
@@ -48,7 +48,17 @@ _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
 
 def add_generation(parser: Parser) -> None:
     """Add all that StreamOptions and Generator take, but the model."""
-    add_max_tokens(parser, 128, "generate at most N tokens; -1: until the model ends the text")
+    limits = parser.add_mutually_exclusive_group()
+    add_max_tokens(limits, 128, "generate at most N tokens; -1: as --endless")
+    limits.add_argument(
+        "--endless",
+        dest="max_tokens",
+        action="store_const",
+        const=ENDLESS,
+        default=argparse.SUPPRESS,
+        help="until the model ends the text, past --n-ctx too where its positions roll "
+        "(default: --max-tokens)",
+    )
 
     add_cache(parser)
 
@@ -160,7 +170,7 @@ def add_text_tokens(parser: Arguments, default: str) -> None:
 def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
     """Add --n-ctx."""
     parser.add_argument(
-        "-c", "--n-ctx", "--ctx-size", *aliases, type=n_ctx, metavar="N", help=meaning
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N", help=meaning
     )
 
 
@@ -209,12 +219,13 @@ def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"keep --hh by another policy, one of {','.join(POLICIES)} (default: h2o)",
+        help=f"keep --hh by another policy, one of {', '.join(POLICIES)}; mean loses less of most "
+        "texts than the paper's (default: h2o, the paper's)",
     )
     add_n_ctx(
         cache,
         "the context: --hh is a fraction of it, and a sequence has at most so many tokens unless "
-        "its positions roll (default and limit: as trained)",
+        f"it is --endless; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
     )
     cache.add_argument(
         "--positions",
@@ -233,7 +244,7 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="auto, cpu, cuda or cuda:N (default: %(default)s)",
+        help="auto (the CPU), cpu, cuda or cuda:N (default: %(default)s)",
     )
     machine.add_argument(
         "-ngl",
@@ -267,9 +278,9 @@ def add_policies(parser: Arguments) -> None:
     parser.add_argument(
         "--policy",
         type=names,
-        default=["h2o", "window", "sinks"],
+        default=["h2o", "mean", "window", "sinks"],
         metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,window,sinks); the full cache is always "
+        help=f"of {','.join(POLICIES)} (default: h2o,mean,window,sinks); the full cache is always "
         "measured",
     )
 
@@ -329,7 +340,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
     max_sequences = args.max_sequences if many else None
     if many and max_sequences is None and memory is None:
         max_sequences = _MAX_SEQUENCES
-    return Generator(
+    generator = Generator(
         args.model,
         hh=args.hh,
         recent=args.recent,
@@ -344,12 +355,19 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         memory=memory,
         max_resident=args.max_resident,
     )
+    if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
+        print(
+            f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "
+            "the model was trained for; -c N sets it, -c 0 takes all",
+            file=sys.stderr,
+        )
+    return generator
 
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:
     """How to generate, as the arguments say."""
     return {
-        "max_tokens": None if args.max_tokens == -1 else args.max_tokens,
+        "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,

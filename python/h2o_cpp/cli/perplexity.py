@@ -27,6 +27,7 @@ from h2o_cpp.cli.options import (
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets, new_figure
+from h2o_cpp.model.arguments import check_context
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
         "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
     )  # fmt: skip
-    add_n_ctx(parser, "tokens of a window (default: as trained)")
+    add_n_ctx(parser, "tokens of a window (default: as trained, up to 4096)")
     parser.add_argument(
         "--stride", type=int, metavar="N",
         help="predict the last N tokens of each window (default: all but the first)",
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
-    n_ctx = model.n_ctx_train if args.n_ctx is None else args.n_ctx
+    n_ctx = check_context(args.n_ctx, model.n_ctx_train)
     tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)[: args.text_tokens]

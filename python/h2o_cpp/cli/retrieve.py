@@ -24,7 +24,7 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
 from h2o_cpp.measure.retrieval.tasks import FILLER, TASKS, make_samples, read_samples
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     n_samples = check_int("samples", args.samples, 1)
     model = open_model(args.model, device="cpu", threads=args.threads)
     length = min(model.n_ctx_train, _LENGTH)
-    length = length if args.n_ctx is None else check_int("n_ctx", args.n_ctx, 1, model.n_ctx_train)
+    length = length if args.n_ctx is None else check_context(args.n_ctx, model.n_ctx_train)
     tokenizer = Tokenizer.of_model(model)
     tasks = {
         task: read_samples(tokenizer, args.data, n_samples)

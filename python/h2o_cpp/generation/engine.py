@@ -14,7 +14,7 @@ from h2o_cpp.generation.request import Request, StreamOptions, make_request
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import INT32_MAX, check_int
+from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.runtime import Runtime
 
@@ -59,8 +59,6 @@ class Engine(Closing):
     ) -> Completion:
         """Have a prompt continued; waits while the queue is full. Options as for stream().
 
-        Without max_tokens a text ends at n_ctx, endless or not.
-
         hh, policy: of this request's cache, as Generator has them; default: the Generator's. It
             must do with the slots, and the scores, that the Generator's policy has.
         record: a new Record, for what is to be written down of this sequence.
@@ -70,6 +68,8 @@ class Engine(Closing):
         RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
         pieces are read.
         """
+        if timeout is not None:
+            check_float("timeout", timeout)
         state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
         try:
             admitted = state.wait_admitted(timeout)
@@ -113,11 +113,12 @@ class Engine(Closing):
         options: StreamOptions,
     ) -> Request:
         n_ctx = self._runtime.engine.session.n_ctx
+        if record is not None and not isinstance(record, Record):
+            raise TypeError(f"record={record!r}, expected a Record")
         own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
-        request = make_request(
+        return make_request(
             self._runtime, self._seeds, prompt, options, after=after, policy=own, record=record
         )
-        return request.within_context()
 
     def _enqueue(self, request: Request) -> _core.Generation:
         self._check_open()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -15,14 +15,29 @@ from numpy.typing import ArrayLike, NDArray
 from h2o_cpp import _core
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
+from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_float, check_int, short
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies
 
 if TYPE_CHECKING:
     from h2o_cpp.model.runtime import Runtime
 
+# Options of other engines, and what they are here.
+_ELSEWHERE = {
+    "do_sample": "temperature (0 is greedy)",
+    "max_length": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "repetition_penalty": "repeat_penalty",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "temp": "temperature",
+}
+_OF_A_GENERATOR = {"device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy", "recent", "threads"}
+
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
+
+ENDLESS = -1  # as max_tokens
 
 ContextFullError = _core.ContextFullError
 
@@ -56,17 +71,12 @@ class Request:
     after: Snapshot | None
     sampling: _core.Sampling
     seeded: bool  # otherwise the random numbers of `after` go on
-    max_tokens: int | None
+    max_tokens: int | None  # None: up to n_ctx; ENDLESS
     stop: Sequence[str]
     ignore_eos: bool
     constraint: Constraint | None
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
     record: Record | None = None  # what is to be written down of it
-    ends_at_context: bool = False  # without max_tokens: at n_ctx, or n_ctx tokens past it
-
-    def within_context(self) -> Request:
-        """The same request, which ends at n_ctx if it has no other limit."""
-        return replace(self, ends_at_context=True)
 
     def submit(
         self,
@@ -83,7 +93,6 @@ class Request:
             sampling=self.sampling,
             seeded=self.seeded,
             max_tokens=self.max_tokens,
-            ends_at_context=self.ends_at_context,
             stop=self.stop,
             ignore_end=self.ignore_eos,
             policies=() if self.policy is None else core_policies(self.policy),
@@ -110,20 +119,23 @@ def make_request(
     record: what is to be written down of it.
     """
     _check_names(options)
-    max_tokens, seed = options.get("max_tokens"), options.get("seed")
-    if max_tokens is not None:
-        max_tokens = min(check_int("max_tokens", max_tokens, 1, None), INT32_MAX)
+    if after is not None and not isinstance(after, Snapshot):
+        raise TypeError(f"after={short(after)}, expected a Snapshot, as read() and load() give it")
+    seed, constraint = options.get("seed"), options.get("constraint")
+    if constraint is not None and not callable(constraint):
+        raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
+    parse_special = check_bool("parse_special", options.get("parse_special", False))
     sampling = _sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return Request(
-        prompt_tokens(runtime, prompt, bool(options.get("parse_special", False)), after),
+        prompt_tokens(runtime, prompt, parse_special, after),
         after,
         sampling,
         seeded=seed is not None,
-        max_tokens=max_tokens,
+        max_tokens=_token_limit(options.get("max_tokens")),
         stop=_stop_strings(options.get("stop")),
-        ignore_eos=bool(options.get("ignore_eos", False)),
-        constraint=options.get("constraint"),
+        ignore_eos=check_bool("ignore_eos", options.get("ignore_eos", False)),
+        constraint=constraint,
         policy=policy,
         record=record,
     )
@@ -138,15 +150,17 @@ def make_requests(
     options: StreamOptions,
 ) -> list[Request]:
     """A request for every prompt; `each` has options of its own, before those for all."""
-    if isinstance(prompts, str):
-        raise TypeError("prompts must be a list of prompts, got a string")
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
+        raise TypeError(f"prompts={short(prompts)}, it must be a list of prompts")
     if each is None:
         each = [{}] * len(prompts)
+    elif not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
+        raise TypeError(f"each={short(each)}, expected a list of options, a dict for each prompt")
     elif len(each) != len(prompts):
         raise ValueError(f"each has {len(each)} options for {len(prompts)} prompts")
     every: list[StreamOptions] = [{**options, **own} for own in each]
     requests = [
-        make_request(runtime, seeds, prompt, own, after=after).within_context()
+        make_request(runtime, seeds, prompt, own, after=after)
         for prompt, own in zip(prompts, every, strict=True)
     ]
     for request in requests:
@@ -173,7 +187,7 @@ def prompt_tokens(
             prompt, add_special=begins, parse_special=parse_special, begins=begins
         )
     elif isinstance(prompt, Collection) and not isinstance(prompt, _BYTES):
-        tokens = [index(t) for t in prompt]
+        tokens = token_ids("prompt", prompt)
     else:
         raise TypeError(f"prompt must be text or token ids, got {type(prompt).__name__}")
     check_vocabulary(tokens, runtime.model.n_vocab)
@@ -190,6 +204,16 @@ def text_tokens(runtime: Runtime, tokens: ArrayLike) -> NDArray[np.int32]:
     return ids.astype(np.int32)
 
 
+def token_ids(name: str, tokens: object) -> list[int]:
+    """Token ids as integers; TypeError, naming the argument, for other things."""
+    if not isinstance(tokens, Collection) or isinstance(tokens, str | _BYTES | Mapping):
+        raise TypeError(f"{name}={short(tokens)}, expected a list of token ids")
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise TypeError(f"{name}[{i}]={short(token)}, expected a token id, a whole number")
+    return [index(token) for token in tokens]
+
+
 def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
     """Raises ValueError for a token that is not in the vocabulary."""
     for token in tokens:
@@ -200,9 +224,21 @@ def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
 def _check_names(options: StreamOptions) -> None:
     for name in options:
         if name not in StreamOptions.__annotations__:
+            if name in _OF_A_GENERATOR:
+                raise TypeError(f"{name} is an option of the Generator, not of one output")
             close = difflib.get_close_matches(name, StreamOptions.__annotations__, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            meant = _ELSEWHERE.get(name, *close)
+            hint = f"; did you mean {meant}?" if meant else ""
             raise TypeError(f"there is no option {name!r}{hint}")
+
+
+def _token_limit(max_tokens: int | None) -> int | None:
+    if max_tokens is None:
+        return None
+    number = check_int("max_tokens", max_tokens, ENDLESS, None)
+    if number == 0:
+        raise ValueError("max_tokens=0, expected 1 or more, or -1 for no limit")
+    return min(number, INT32_MAX)
 
 
 def _sampling(options: StreamOptions) -> _core.Sampling:

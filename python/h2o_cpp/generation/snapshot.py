@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp import _core
+from h2o_cpp.model.arguments import short
 from h2o_cpp.model.atomic import atomic_output
 
 
@@ -46,17 +47,21 @@ class Snapshot:
     @staticmethod
     def of(data: bytes) -> Snapshot:
         """The snapshot with these bytes. Raises ValueError for others."""
+        if not isinstance(data, bytes):
+            raise TypeError(f"data={short(data)}, expected the bytes of a snapshot")
         tokens, note, n_read, state = _core.read_snapshot(data)
         try:
             found = json.loads(note) if note else None
             random_state = None if state is None else state.decode("ascii")
         except (ValueError, RecursionError):
-            raise ValueError("[snapshot] it was not saved by h2o_cpp") from None
+            raise ValueError("the snapshot was not saved by h2o_cpp") from None
         return Snapshot(data, tuple(tokens), n_read, random_state, found)
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Snapshot:
         """The snapshot in a file. Raises FileNotFoundError, and ValueError for another file."""
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path={short(path)}, expected the path of a snapshot, or a Snapshot")
         try:
             return Snapshot.of(Path(path).read_bytes())
         except ValueError as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -125,14 +125,14 @@ def inspect(
     n_batch: tokens read at a time, with eviction after each: 1 shows every eviction, that
         of a Generator shows what it does with a prompt.
     max_tokens: greedily continue the text by at most this many, which are read one by one; fewer
-        at the end of the text or of n_ctx (default: as trained).
+        at the end of the text or of n_ctx (default: as for Generator).
 
     An observation costs a call for each layer and KV head. Where their number times that of the
     steps is over 131072, the cache is observed every few tokens only; see `Inspection.seen`.
 
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
-    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
+    n_ctx = check_context(n_ctx, model.n_ctx_train)
     n_batch = check_int("n_batch", n_batch, 1)
     check_int("max_tokens", max_tokens, 0)
     if not 0 < len(tokens) <= n_ctx:

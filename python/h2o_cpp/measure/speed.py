@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from h2o_cpp import _core
 from h2o_cpp.measure import machine
 from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
-from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import choose_policy
 from h2o_cpp.model.session import Positions, chunks, open_model, open_session
@@ -102,7 +102,7 @@ def measure(
     begun = perf_counter()
     path = find_model(path)
     model = open_model(path, device=device, threads=threads)
-    n_ctx = model.n_ctx_train if n_ctx is None else n_ctx
+    n_ctx = check_context(n_ctx, model.n_ctx_train)
     hh, policy = resolve_budget(hh, policy, model.file)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     session = open_session(

@@ -7,8 +7,11 @@ from contextlib import suppress
 from numbers import Integral, Real
 from typing import TypedDict
 
+from h2o_cpp import _core
+
 INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
 
+_SIZE = "expected bytes or a size such as 4GiB or 512MB"
 
 _UNITS = {
     f"{prefix}{unit}": base**power
@@ -28,6 +31,36 @@ def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX
     raise ValueError(f"{name}={value!r}, expected a whole number, {limits}")
 
 
+def check_context(n_ctx: int | None, n_ctx_train: int) -> int:
+    """A context: as given, where 0 is as trained; default: as trained, up to DEFAULT_N_CTX."""
+    if n_ctx is None:
+        return min(n_ctx_train, _core.DEFAULT_N_CTX)
+    number = check_int("n_ctx", n_ctx, 0)
+    if number > n_ctx_train:
+        raise ValueError(f"n_ctx={n_ctx}, expected up to {n_ctx_train}, as the model was trained")
+    return number or n_ctx_train
+
+
+def check_str(name: str, value: object) -> str:
+    """`value` if it is text; TypeError, naming the argument, otherwise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={short(value)}, expected text (a str)")
+    return value
+
+
+def check_bool(name: str, value: object) -> bool:
+    """`value` as a bool; TypeError, naming the argument, if it is another thing."""
+    if isinstance(value, str) or value not in (False, True):
+        raise TypeError(f"{name}={short(value)}, expected True or False")
+    return bool(value)
+
+
+def short(value: object) -> str:
+    """How an error shows a value: in some words."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def check_float(name: str, value: object) -> float:
     """`value` as a float; ValueError, naming the argument, if it is not a number."""
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -38,7 +71,7 @@ def check_float(name: str, value: object) -> float:
 
 def thread_count(threads: int | None) -> int:
     """For the core, where 0 is one thread for each core."""
-    return 0 if threads is None else check_int("threads", threads, 1)
+    return 0 if threads is None else check_int("threads", threads, 1, 1024)
 
 
 class KvDTypes(TypedDict):
@@ -60,8 +93,11 @@ def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
 def bytes_of(name: str, size: int | str) -> int:
     """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
     if not isinstance(size, str):
-        return check_int(name, size, 1, None)
+        try:
+            return check_int(name, size, 1, None)
+        except ValueError:
+            raise ValueError(f"{name}={size!r}, {_SIZE}") from None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{name}={size!r}, expected bytes or a size such as 4GiB or 512MB")
+        raise ValueError(f"{name}={size!r}, {_SIZE}")
     return check_int(name, int(float(match[1]) * _UNITS[match[2]]), 1, None)

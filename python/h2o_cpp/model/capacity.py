@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import bytes_of, check_int, kv_dtypes
+from h2o_cpp.model.arguments import bytes_of, check_context, kv_dtypes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions
@@ -82,7 +82,7 @@ def capacity(
         if found is None:
             raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
         shape = found
-    n_ctx = shape.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1, shape.n_ctx_train)
+    n_ctx = check_context(n_ctx, shape.n_ctx_train)
     hh, policy = resolve_budget(hh, policy, file)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.jinja_template import JinjaTemplate
@@ -13,6 +14,8 @@ from h2o_cpp.model.tokenizer import Tokenizer
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+
+_MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
 def is_jinja(text: str) -> bool:
@@ -29,6 +32,8 @@ class ChatTemplate:
     def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
         """`source`: the template, or the name of a built-in one; default: the model file's own."""
         source = tokenizer.chat_template if source is None else source
+        if source is not None:
+            check_str("template", source)
         if source is None:
             raise ValueError(
                 "the model has no chat template (tokenizer.chat_template): give the one that it "
@@ -46,6 +51,7 @@ class ChatTemplate:
 
         most: as for Tokenizer.encode.
         """
+        _check_messages(messages)
         unused = unused_characters([self._source, *_texts(messages)])
         return self._tokenizer.encode_chat(self._parts(messages, unused), most=most)
 
@@ -89,6 +95,18 @@ class ChatTemplate:
         )
         for part in tokenizer.split_special(rendered):
             yield disguise.take_off(part) if isinstance(part, str) else part
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise TypeError(f"messages={short(messages)}, {_MESSAGES}")
+    if not messages:
+        raise ValueError(f"messages is empty, {_MESSAGES}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"messages[{i}]={short(message)}, {_MESSAGES}")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{i}]={short(message)} has no role, {_MESSAGES}")
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -25,6 +25,8 @@ def find_model(source: str | os.PathLike[str]) -> str:
     OSError if the Hub cannot be reached or refuses. Any other path that does not exist is given
     back: to open it says so.
     """
+    if not isinstance(source, str | bytes | os.PathLike):
+        raise TypeError(f"path={source!r}, expected the path of a GGUF file")
     path = os.fsdecode(source)
     if path.startswith("hf:"):
         return _of_hub(HubSource.parse(path))

@@ -146,9 +146,13 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
 
 def named_policy(name: str, n: int) -> Policy:
     """One of POLICIES that keeps n tokens. Raises ValueError for other names."""
+    _check_name(name)
+    return POLICIES[name](n)
+
+
+def _check_name(name: str) -> None:
     if name not in POLICIES:
         raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
-    return POLICIES[name](n)
 
 
 def budget_policy(
@@ -160,11 +164,13 @@ def budget_policy(
     unless `recent` says otherwise, or by the policy of that name. Fractions are cut to whole
     tokens, as the authors do.
     """
+    if name is not None:
+        _check_name(name)
     if hh is None:
         if recent is not None:
-            raise ValueError("recent is part of hh, which is not given; see Policy.window")
+            raise ValueError(f"recent={recent!r} is part of hh, which is not given")
         if name is not None:
-            raise ValueError(f"policy {name!r} needs hh, what it may keep")
+            raise ValueError(f"policy {name!r} needs hh, how much it may keep, such as hh=0.2")
         return Policy.full()
     total = _tokens("hh", hh, n_ctx)
     if total == 1 and isinstance(hh, Integral):
@@ -196,12 +202,21 @@ def choose_policy(
         return budget_policy(hh, recent, n_ctx, policy)
     if hh is not None or recent is not None:
         raise ValueError("give either a Policy or hh, not both")
-    return policy
+    if isinstance(policy, Policy):
+        return policy
+    policies = [*policy] if isinstance(policy, Sequence) else []
+    if not isinstance(policy, Sequence) or not all(isinstance(one, Policy) for one in policies):
+        raise TypeError(
+            f"policy={policy!r}, expected a name, a Policy, or a list of one Policy for each layer"
+        )
+    if not policies:
+        raise ValueError("policy is an empty list, expected one for each layer")
+    return policies
 
 
 def _tokens(name: str, value: float, n_ctx: int) -> int:
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return check_int(name, value, 0, None)
+    if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
+        return int(value)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return int(float(value) * n_ctx)
     raise ValueError(

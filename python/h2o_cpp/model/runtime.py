@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_int, kv_dtypes
+from h2o_cpp.model.arguments import check_context, check_int, kv_dtypes
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, choose_policy
-from h2o_cpp.model.session import Positions, core_policies, open_model
+from h2o_cpp.model.session import Positions, check_positions, core_policies, open_model
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -45,9 +45,9 @@ def open_runtime(
     max_resident: int | str | None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
-    n_batch = check_int("n_batch", n_batch, 1)
+    n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     model = open_model(path, device=device, threads=threads, max_resident=max_resident)
-    n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
+    n_ctx = check_context(n_ctx, model.n_ctx_train)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
     if memory is not None and max_sequences is not None:
@@ -64,7 +64,7 @@ def open_runtime(
         if n_sequences == 0:
             raise ValueError(f"memory={memory!r} is less than the cache of one sequence takes")
     elif max_sequences is not None:
-        n_sequences = allocated = check_int("max_sequences", max_sequences, 1)
+        n_sequences = allocated = check_int("max_sequences", max_sequences, 1, most)
     else:  # more than one when they are needed
         n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
         allocated = 1
@@ -78,7 +78,7 @@ def open_runtime(
         n_sequences=allocated,
         max_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
-        positions=positions,
+        positions=check_positions(positions),
     )
     return Runtime(model, engine, tokenizer, policy, n_sequences)
 

@@ -44,7 +44,7 @@ def open_model(
 
         return _core.Model(
             file,
-            device=device,
+            device=check_device(device),
             threads=thread_count(threads),
             progress=tell,
             max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
@@ -67,6 +67,7 @@ def open_session(
 
     Raises ValueError and MemoryError.
     """
+    check_positions(positions)
     return _core.Session(
         model,
         policies=core_policies(policy),
@@ -84,6 +85,20 @@ def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
     if not policies:
         raise ValueError("policy is an empty list, expected one for each layer")
     return [one.core() for one in policies]
+
+
+def check_device(device: object) -> str:
+    """A device's name as text; the core knows which there are. Raises TypeError."""
+    if not isinstance(device, str):
+        raise TypeError(f"device={device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    return device
+
+
+def check_positions(positions: object) -> Positions:
+    """Raises ValueError for other than those."""
+    if positions not in ("auto", "original", "rolling"):
+        raise ValueError(f"positions={positions!r}, expected 'auto', 'original' or 'rolling'")
+    return positions
 
 
 def chunks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from h2o_cpp import _core
+from h2o_cpp.model.arguments import short
 
 
 class Tokenizer:
@@ -55,7 +56,7 @@ class Tokenizer:
         most: raise ContextFullError for more tokens, which takes less time than reading them all.
         """
         if not isinstance(text, str):
-            raise ValueError(f"text={text!r}, expected a str")
+            raise ValueError(f"text={short(text)}, expected a str")
         return self.core.encode(
             text, add_special=add_special, parse_special=parse_special, begins=begins, most=most
         )

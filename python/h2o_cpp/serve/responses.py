@@ -147,7 +147,7 @@ class ModelLimits(BaseModel):
     """What OpenAI's object does not say of a model."""
 
     n_ctx: int
-    endless: bool  # whether a sequence can go on past n_ctx
+    endless: bool  # whether max_tokens may be more than n_ctx
     chat: bool  # whether there is a chat template
     policy: PolicyCounts
     n_sequences: int  # that are computed at once

@@ -58,7 +58,7 @@ class Service:
             created=self.created,
             h2o=ModelLimits(
                 n_ctx=generator.n_ctx,
-                endless=generator.endless,
+                endless=generator.endless and self.max_tokens > generator.n_ctx,
                 chat=self.template is not None,
                 policy=policy_counts(generator.policy),
                 n_sequences=n,
@@ -91,7 +91,11 @@ class Service:
         if max_tokens is None:
             max_tokens = self.max_tokens
         if max_tokens > self.max_tokens:
-            raise ApiError(400, f"max_tokens is {max_tokens}, at most {self.max_tokens} here")
+            raise ApiError(
+                400,
+                f"max_tokens is {max_tokens}, at most {self.max_tokens} here (the server's "
+                "--max-tokens)",
+            )
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
                 400,

@@ -1,0 +1,22 @@
+// The process, which fork() makes another one of without the threads of the first.
+#pragma once
+
+#include <cstdint>
+
+#ifdef _WIN32
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
+
+namespace h2o {
+
+inline int64_t process_id() {
+#ifdef _WIN32
+  return _getpid();
+#else
+  return getpid();
+#endif
+}
+
+}  // namespace h2o

@@ -1,0 +1,94 @@
+"""The context: its default, what its memory costs, and what is said where that does not suffice."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from h2o_cpp import Generator, _core
+from h2o_cpp.__main__ import main
+from support.needs import LINUX, PLAIN_MEMORY
+
+KEY = b"llama.context_length"
+
+
+def trained_for(llama: Path, path: Path, n_ctx: int) -> Path:
+    """The golden model, as if it were trained for another context."""
+    data = bytearray(llama.read_bytes())
+    at = data.index(KEY) + len(KEY) + 4  # after the type
+    data[at : at + 4] = struct.pack("<I", n_ctx)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def long_model(llama: Path, tmp_path: Path) -> Path:
+    """A model for 131072 tokens."""
+    return trained_for(llama, tmp_path / "long.gguf", 131072)
+
+
+def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
+    assert _core.DEFAULT_N_CTX == 4096
+    for options, expected in (({}, 4096), ({"n_ctx": 0}, 131072), ({"n_ctx": 9999}, 9999)):
+        with Generator(long_model, threads=1, hh=0.5, **options) as generator:
+            assert (generator.n_ctx, generator.n_ctx_train) == (expected, 131072)
+            assert generator.policy.budget == expected // 2  # type: ignore[union-attr]
+    with Generator(llama, threads=1) as generator:
+        assert generator.n_ctx == 40
+
+
+def test_the_command_line_says_so(
+    long_model: Path, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model, arguments, told in (
+        (long_model, [], True),
+        (long_model, ["-c", "0"], False),
+        (long_model, ["-c", "100"], False),
+        (llama, [], False),
+    ):
+        assert main(["run", "a", "-m", str(model), "-n", "1", *arguments]) == 0
+        note = (
+            "note: the context is 4096 of the 131072 tokens that the model was trained for; "
+            "-c N sets it, -c 0 takes all\n"
+        )
+        assert (note in capsys.readouterr().err) == told
+
+
+MEMORY = """
+import sys
+from h2o_cpp import Generator
+from h2o_cpp.measure.machine import rss_bytes
+
+def open_model(n_ctx):
+    return Generator(sys.argv[1], n_ctx=n_ctx, threads=1, kv_dtype="f32", max_sequences=1)
+
+open_model(40).generate([5] * 30, max_tokens=1)  # what is loaded when it is first used
+before = rss_bytes()
+generator = open_model(0)
+cache = generator.stats().cache_bytes
+assert cache > 16 * 2**20, cache
+opened = rss_bytes() - before
+assert opened < cache / 8, (opened, cache)
+generator.generate([5] * 2000, max_tokens=1)
+used = rss_bytes() - before
+assert used < cache / 4, (used, cache)
+"""
+
+
+@LINUX  # resident memory is read from /proc
+@PLAIN_MEMORY
+def test_memory_is_committed_when_it_is_used(long_model: Path) -> None:
+    subprocess.run([sys.executable, "-c", MEMORY, long_model], check=True)
+
+
+@PLAIN_MEMORY
+def test_a_cache_too_large_names_the_ways_out(llama: Path, tmp_path: Path) -> None:
+    model = trained_for(llama, tmp_path / "huge.gguf", 2**24)
+    with pytest.raises(MemoryError) as error:
+        Generator(model, n_ctx=0, threads=1, max_sequences=4096, n_batch=1)
+    assert str(error.value).startswith("the cache of 4096 x n_ctx 16777216 tokens cannot be")
+    assert str(error.value).endswith("a smaller n_ctx (-c) or a budget hh (--hh) takes less")

@@ -1,0 +1,73 @@
+"""A forked child has none of the threads that compute: what would wait for them raises at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.needs import LINUX
+
+PROGRAM = """
+import os, sys
+from h2o_cpp import Generator
+
+generator = Generator(sys.argv[1], hh=8, threads=2)
+prompt = [5, 6]
+running = generator.stream(prompt, max_tokens=-1, ignore_eos=True)
+next(running)
+engine = generator.engine()
+if sys.argv[2] == "computing":  # a thread of the engine is in a step, or between two
+    completion = engine.submit(prompt, max_tokens=-1, ignore_eos=True)
+    next(completion)
+else:
+    completion = engine.submit(prompt, max_tokens=2, ignore_eos=True)
+    completion.result()
+
+def child():
+    uses = {
+        "next": lambda: next(running),
+        "stream": lambda: generator.stream(prompt),
+        "generate": lambda: generator.generate(prompt),
+        "generate many": lambda: generator.generate([prompt, prompt]),
+        "submit": lambda: engine.submit(prompt),
+        "result": lambda: generator.logits(prompt),
+        "save": lambda: running.save(),
+        "stats": lambda: generator.stats(),
+        "kept": lambda: generator.kept(0, 0),
+    }
+    for name, use in uses.items():
+        try:
+            use()
+        except RuntimeError as error:
+            print(name, "raised:", error)
+        else:
+            print(name, "did not raise")
+    completion.close()
+    generator.close()
+
+if pid := os.fork():
+    _, status = os.waitpid(pid, 0)
+    assert running.finish_reason is None
+    assert next(running)  # the parent goes on
+    print("status", status)
+else:
+    child()  # and ends as programs do, with all that Python finalizes
+"""
+
+
+@LINUX  # elsewhere Python does not fork
+@pytest.mark.parametrize("engine", ["computing", "idle"])
+def test_a_forked_child_raises_at_once(llama: Path, engine: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
+    done = subprocess.run(
+        [*command, str(llama), engine], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *lines, status = done.stdout.splitlines()
+    assert status == "status 0", done.stdout + done.stderr
+    assert len(lines) == 9
+    for line in lines:
+        assert "raised: the model was opened by another process" in line, line
