@@ -21,6 +21,11 @@ h2o_status call(h2o_request* handle, Body body) noexcept {
   });
 }
 
+// Its engine waits for the callback, so it must not wait for its engine.
+bool is_in_callback(const h2o_request* request) {
+  return request != nullptr && request->engine != nullptr && request->engine->in_callback();
+}
+
 Constraint constraint_by(const h2o_request_options& options) {
   if (options.constraint == nullptr) return nullptr;
   return [callback = options.constraint, user = options.user](std::span<const int32_t> tokens,
@@ -72,6 +77,7 @@ h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* options,
 h2o_status h2o_engine_free(h2o_engine* engine) noexcept {
   if (engine == nullptr) return H2O_OK;
   if (engine->engine != nullptr) {
+    if (engine->engine->in_callback()) return H2O_BUSY;
     try {
       engine->engine->close();
     } catch (...) {
@@ -135,6 +141,7 @@ h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, size_t n_by
 }
 
 h2o_status h2o_request_next(h2o_request* request, const char** piece, size_t* n_bytes) noexcept {
+  if (is_in_callback(request)) return H2O_BUSY;
   return call(request, [&](h2o_request& r) {
     check_targets(piece, n_bytes);
     give_piece(r, r.engine->next(r.generation, kNothingBetween), piece, n_bytes);
@@ -155,6 +162,7 @@ void h2o_request_cancel(h2o_request* request) noexcept {
 
 h2o_status h2o_request_free(h2o_request* request) noexcept {
   if (request == nullptr) return H2O_OK;
+  if (is_in_callback(request)) return H2O_BUSY;
   if (!request->retire()) return H2O_BUSY;
   if (request->generation != nullptr) {
     request->engine->cancel(request->generation);

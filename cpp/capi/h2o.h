@@ -344,7 +344,8 @@ H2O_API h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info
  * i / 32, all of them 0 before. tokens: all so far, of the prompt and generated. A token that ends
  * the output must be allowed for it to end. Returns 0 to go on; after anything else the request
  * ends with H2O_CANCELLED. It runs in a thread that computes, of the engine or in h2o_request_next,
- * and must not call the library with that engine or its requests. */
+ * and must not wait for it: h2o_request_next, h2o_request_free and h2o_engine_free return H2O_BUSY
+ * there. */
 typedef int32_t (*h2o_constraint_callback)(void* user, const int32_t* tokens, size_t n_tokens,
                                            uint32_t* allowed, size_t n_words);
 

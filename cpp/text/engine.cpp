@@ -115,10 +115,30 @@ void Engine::enqueue(const Handle& generation) {
   generation->submitted_ = true;
 }
 
+// What waits for the step that it is called in waits for ever.
+void Engine::check_may_wait(const Lock& /*held*/) const {
+  if (!is_leader()) return;
+  throw std::runtime_error(
+      "a constraint called the engine that is waiting for it; there it may look, submit and "
+      "cancel, nothing else");
+}
+
+void Engine::check_may_wait() const {
+  check_process();
+  check_may_wait(Lock(monitor_->mutex));
+}
+
+bool Engine::in_callback() const {
+  if (forked()) return false;
+  const Lock lock(monitor_->mutex);
+  return is_leader();
+}
+
 std::optional<Piece> Engine::next(const Handle& generation, const Between& between) {
   check_process();
   Generation& g = *generation;
   Lock lock(monitor_->mutex);
+  check_may_wait(lock);
   if (!g.submitted_ && !g.ended()) {
     if (closed_) throw std::runtime_error("the engine is closed");
     enqueue(generation);
@@ -177,13 +197,14 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
   check_process();
   using Clock = std::chrono::steady_clock;
-  const auto limit = Clock::now() + std::chrono::duration<double>(std::max(seconds, 0.0));
+  using Seconds = std::chrono::duration<double>;  // of which there may be infinitely many
+  const auto limit = Clock::now() + Seconds(std::max(seconds, 0.0));
   Lock lock(monitor_->mutex);
   while (!generation->admitted_ && !generation->ended()) {
-    const std::chrono::duration<double> left = limit - Clock::now();
+    const Seconds left = limit - Clock::now();
     if (seconds >= 0 && left.count() <= 0) return false;
-    monitor_->changed.wait_for(
-        lock, seconds < 0 ? kPatience : std::min(kPatience, std::chrono::ceil<milliseconds>(left)));
+    check_may_wait(lock);
+    monitor_->changed.wait_for(lock, seconds < 0 ? kPatience : std::min<Seconds>(kPatience, left));
     lock.unlock();
     between();
     lock.lock();
@@ -202,6 +223,7 @@ void Engine::cancel(const Handle& generation) {
 void Engine::wait_ended(const Handle& generation) {
   if (forked()) return;
   Lock lock(monitor_->mutex);
+  if (!generation->ended()) check_may_wait(lock);
   monitor_->changed.wait(lock, [&] { return generation->ended(); });
 }
 
@@ -259,6 +281,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
 // Calls `body` with the scheduler, without the lock and while nobody computes.
 void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
   leading_ = true;
+  leader_ = std::this_thread::get_id();
   lock.unlock();
   std::exception_ptr error;
   try {
@@ -273,6 +296,7 @@ void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
 }
 
 void Engine::await_step(Lock& lock, const Between& between) {
+  check_may_wait(lock);
   struct Saving {
     Engine& engine;
     Lock& lock;
@@ -311,13 +335,13 @@ void Engine::set_max_queue(int32_t n) {
   monitor_->changed.notify_all();
 }
 
-void Engine::cancel_all(bool only_eager) {
+void Engine::cancel_all(std::optional<int32_t> only_group) {
   if (forked()) return;
   std::vector<Handle> all;  // destroyed without the lock
   Lock lock(monitor_->mutex);
   const auto collect_from = [&](const auto& list) {
     std::ranges::copy_if(list, std::back_inserter(all), [&](const Handle& generation) {
-      return generation->request_.eager || !only_eager;
+      return !only_group || generation->request_.group == *only_group;
     });
   };
   collect_from(active_);
@@ -326,6 +350,7 @@ void Engine::cancel_all(bool only_eager) {
   collect_from(outside_);
   for (const Handle& generation : all) end_cancelled(generation);
   monitor_->changed.notify_all();
+  if (is_leader()) return;
   monitor_->changed.wait(
       lock, [&] { return std::ranges::all_of(all, [](const Handle& g) { return g->ended(); }); });
 }
@@ -341,9 +366,10 @@ void Engine::close() {
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
-    worker.swap(worker_);
+    if (!is_leader()) worker.swap(worker_);
   }
-  cancel_all(false);
+  cancel_all({});
+  if (in_callback()) return;
   if (worker.get_id() == std::this_thread::get_id()) {  // the last to hold it was a callback
     worker.detach();
     worker_closed_it_ = true;

@@ -8,6 +8,9 @@
 //
 // A generation that is not eager is paused when nobody waits for it. When sequences are short, a
 // paused one is parked: its sequence is copied to the host's memory, and back when it is wanted.
+//
+// A callback of a request, called by the thread that computes, may look, submit and cancel. What
+// would wait for the step that it is part of throws std::runtime_error.
 #pragma once
 
 #include <algorithm>
@@ -96,12 +99,20 @@ class Engine {
   // Requests that may wait for a sequence; more wait to be admitted.
   void set_max_queue(int32_t n);
 
-  // Ends all eager generations, after the step that is being computed.
-  void cancel_eager() { cancel_all(true); }
+  // Ends all generations whose requests are of this group, after the step that is being computed.
+  // Does not wait for that in a callback.
+  void cancel_group(int32_t group) { cancel_all(group); }
 
   // Ends all generations, and frees the model and the caches. Nothing can be submitted any more.
+  // In a callback it does not wait, and frees nothing: the destructor does, which must not run
+  // there.
   void close();
   bool closed() const;
+
+  // Is this called in a callback, by the thread that computes?
+  bool in_callback() const;
+  // Throws std::runtime_error if so: for those who wait for a mailbox.
+  void check_may_wait() const;
 
   EngineStats stats() const;
   // Not after close().
@@ -135,6 +146,8 @@ class Engine {
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
   bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
+  bool is_leader() const { return leading_ && leader_ == std::this_thread::get_id(); }
+  void check_may_wait(const Lock& lock) const;
   void make_space(const Work& work);
   std::exception_ptr park(std::span<const Handle> generations);
   void end_lead();
@@ -145,7 +158,7 @@ class Engine {
   void publish(StepOutput& output);
   void finish(const Handle& generation, Finish finish);
   void drop_ended(Lock& lock);
-  void cancel_all(bool only_eager);
+  void cancel_all(std::optional<int32_t> only_group);
   void end_cancelled(const Handle& generation);
   void admit() noexcept;
   void post(const Handle& generation) const noexcept;
@@ -168,8 +181,9 @@ class Engine {
 
   // Guarded by the monitor's mutex.
   const std::shared_ptr<EngineMonitor> monitor_;
-  bool leading_ = false;  // a thread computes
-  int32_t n_saving_ = 0;  // threads that wait to save; no step begins before them
+  bool leading_ = false;    // a thread computes
+  std::thread::id leader_;  // which one
+  int32_t n_saving_ = 0;    // threads that wait to save; no step begins before them
   bool closed_ = false;
   std::vector<Handle> active_;     // that began, in order of arrival
   std::vector<Handle> beginning_;  // that get a sequence in the step that is being computed

@@ -21,6 +21,7 @@ bool Engine::lead(Lock& lock) {
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;
+  leader_ = std::this_thread::get_id();
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
   try {
@@ -281,6 +282,7 @@ void Engine::work() {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }
+  drop_ended(lock);  // which may hold the last of a closed engine
 }
 
 }  // namespace h2o

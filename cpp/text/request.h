@@ -67,10 +67,13 @@ struct Request {
   LogitsSink prompt_logits = nullptr;
   Constraint constraint = nullptr;
   bool keeps_logits = false;  // for Generation::logits()
+  bool keeps_cache = false;   // a copy, for Engine::save() after its end, whatever comes then
 
   // Computed while there is an engine, whether anybody waits for it or not. Otherwise computed when
   // somebody waits for its next piece, at most one piece ahead.
   bool eager = false;
+
+  int32_t group = 0;  // of those that Engine::cancel_group() ends together
 };
 
 }  // namespace h2o

@@ -58,7 +58,18 @@ std::vector<StepOutput> Scheduler::step(
       output.finish = Finish::cancelled;
       output.piece.clear();
     }
-    if (output.finish != Finish::none) release(*output.generation);
+    if (output.finish == Finish::none) continue;
+    Generation& g = *output.generation;
+    release(g);
+    if (!g.request_.keeps_cache || output.error != nullptr) continue;
+    try {
+      SnapshotText text;
+      text.tokens = g.tokens_;
+      g.parked_ = session_.save(g.sequence_, std::move(text));
+    } catch (...) {
+      output.error = std::current_exception();
+      output.finish = Finish::cancelled;
+    }
   }
   return outputs;
 }

@@ -71,10 +71,11 @@ const char* finish_reason(Finish finish) {
   }
 }
 
-Constraint constraint_from(py::object callback) {
+// It holds the engine until the request has ended, or the callback could drop the last that does.
+Constraint constraint_from(py::object callback, std::shared_ptr<Engine> engine) {
   if (callback.is_none()) return nullptr;
-  return [kept = keep(std::move(callback))](std::span<const int32_t> tokens,
-                                            std::span<uint32_t> allowed) {
+  return [kept = keep(std::move(callback)), engine = std::move(engine)](
+             std::span<const int32_t> tokens, std::span<uint32_t> allowed) {
     const py::gil_scoped_acquire acquire;
     Mask mask(static_cast<py::ssize_t>(allowed.size()));
     std::fill_n(mask.mutable_data(), allowed.size(), 0u);
@@ -114,7 +115,8 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
               const std::optional<py::bytes>& after, const std::optional<Handle>& follows,
               const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
               std::vector<std::string> stop, bool ignore_end, std::vector<KvPolicy> policies,
-              std::shared_ptr<Trace> trace, py::object constraint, bool eager) {
+              std::shared_ptr<Trace> trace, py::object constraint, bool keeps_cache, bool eager,
+              int32_t group) {
   Request request{.prompt = vector_of(prompt),
                   .sampling = sampling,
                   .seeded = seeded,
@@ -123,8 +125,10 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
                   .ignore_end = ignore_end,
                   .policies = std::move(policies),
                   .trace = std::move(trace),
-                  .constraint = constraint_from(std::move(constraint)),
-                  .eager = eager};
+                  .constraint = constraint_from(std::move(constraint), engine),
+                  .keeps_cache = keeps_cache,
+                  .eager = eager,
+                  .group = group};
   if (after) {
     const std::string_view view = *after;
     request.after = {std::as_bytes(std::span(view)), keep(*after)};
@@ -287,6 +291,9 @@ void register_engine(py::module_& m) {
           },
           py::arg("note"))
       .def(
+          "check_may_wait", [](const Handle& h) { h.engine->check_may_wait(); },
+          "RuntimeError in a constraint of its engine.", py::call_guard<py::gil_scoped_release>())
+      .def(
           "subscribe",
           [](const Handle& h, std::shared_ptr<Mailbox> mailbox) {
             h.engine->subscribe(h.generation, std::move(mailbox));
@@ -326,10 +333,11 @@ void register_engine(py::module_& m) {
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},
            py::arg("ignore_end") = false, py::arg("policies") = std::vector<KvPolicy>{},
            py::arg("trace") = py::none(), py::arg("constraint") = py::none(),
-           py::arg("eager") = false)
+           py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0)
       .def("logits", &logits, py::arg("tokens"))
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
-      .def("cancel_eager", &Engine::cancel_eager, py::call_guard<py::gil_scoped_release>())
+      .def("cancel_group", &Engine::cancel_group, py::arg("group"),
+           py::call_guard<py::gil_scoped_release>())
       .def("set_max_queue", &Engine::set_max_queue, py::arg("n"),
            py::call_guard<py::gil_scoped_release>())
       .def("last",

@@ -373,7 +373,7 @@ class Generator(Closing):
         Raises as stream() does.
         """
         options: StreamOptions = {"parse_special": parse_special}
-        request = replace(self._request(prompt, None, options), max_tokens=0)
+        request = replace(self._request(prompt, None, options), max_tokens=0, keeps_cache=True)
         found = self._snapshots.get(request.prompt.tolist())
         if found is None:
             with Stream(self._runtime, request) as stream:

@@ -177,6 +177,44 @@ TEST_CASE("a constraint says which tokens may come") {
   CHECK(status_of([](auto...) { throw std::runtime_error("mine"); }) == H2O_CANCELLED);
 }
 
+TEST_CASE("a constraint does not wait for its own engine") {
+  const api::Model model = load_model();
+  const Options options(2);
+  h2o_engine* engine = nullptr;
+  const h2o_session_options session = with_budget(12);
+  REQUIRE(h2o_engine_open(model.handle(), &session, 1, &engine) == H2O_OK);
+  struct User {
+    h2o_engine* engine;
+    h2o_request* other;
+    std::vector<h2o_status> statuses;
+  } user{engine, nullptr, {}};
+  h2o_request_options made = options.request;
+  REQUIRE(h2o_engine_submit(engine, "a", 1, &made, &user.other) == H2O_OK);
+  made.user = &user;
+  made.constraint = [](void* of, const int32_t*, size_t, uint32_t* allowed, size_t) {
+    auto& [engine, other, statuses] = *static_cast<User*>(of);
+    const char* piece = nullptr;
+    size_t n = 0;
+    statuses.push_back(h2o_request_next(other, &piece, &n));
+    statuses.push_back(h2o_request_free(other));
+    statuses.push_back(h2o_engine_free(engine));
+    h2o_request_cancel(other);
+    api::allow(allowed, 21);
+    return 0;
+  };
+  h2o_request* request = nullptr;
+  REQUIRE(h2o_engine_submit(engine, "a", 1, &made, &request) == H2O_OK);
+  const char* piece = nullptr;
+  size_t n = 0;
+  do {
+    REQUIRE(h2o_request_next(request, &piece, &n) == H2O_OK);
+  } while (piece != nullptr);
+  CHECK(user.statuses == std::vector<h2o_status>(6, H2O_BUSY));
+  CHECK(h2o_request_free(user.other) == H2O_OK);
+  CHECK(h2o_request_free(request) == H2O_OK);
+  CHECK(h2o_engine_free(engine) == H2O_OK);
+}
+
 TEST_CASE("another thread ends a request") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 2, with_budget(8));

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <latch>
+#include <limits>
 #include <semaphore>
 #include <set>
 #include <stdexcept>
@@ -48,7 +49,7 @@ Request endless() {
 
 // A request the first token of which waits until it may go on.
 struct Gate {
-  std::binary_semaphore computing{0}, may_go_on{0};
+  std::counting_semaphore<> computing{0}, may_go_on{0};
 
   Request request() {
     Request request = endless();
@@ -315,7 +316,7 @@ TEST_CASE("saving gets its turn between the steps of the engine's own thread") {
   size_t n_bytes = 0;
   for (int i = 0; i < 50; ++i) n_bytes += engine->save(generation, "", go_on).size();
   CHECK(n_bytes > 0);
-  engine->cancel_eager();
+  engine->cancel_group(0);
   CHECK(generation->progress().finish == Finish::cancelled);
 }
 
@@ -329,7 +330,7 @@ TEST_CASE("what begins in the step that is being computed is cancelled too") {
     request.eager = true;
     const auto generation = engine->submit(std::move(request));
     gate.computing.acquire();  // in its first step
-    std::jthread cancelling([&] { closes ? engine->close() : engine->cancel_eager(); });
+    std::jthread cancelling([&] { closes ? engine->close() : engine->cancel_group(0); });
     while (closes && !engine->closed()) std::this_thread::yield();
     gate.may_go_on.release();
     cancelling.join();
@@ -523,6 +524,101 @@ TEST_CASE("a callback may be the last that holds the engine") {
     engine->submit(std::move(request));
   }
   destroyed.acquire();  // by the engine's own thread
+}
+
+TEST_CASE("a callback that would wait for its own engine is refused") {
+  const auto model = rotary_model();
+  for (const bool eager : {false, true}) {  // in this thread, and in one of the engine
+    const auto engine = make_engine(model, engine_options(1));
+    engine->set_max_queue(1);
+    Engine::Handle own;
+    std::vector<std::string> messages;
+    const auto refused = [&](const auto& body) {
+      try {
+        body();
+        messages.emplace_back("went through");
+      } catch (const std::runtime_error& error) {
+        messages.emplace_back(error.what());
+      }
+    };
+    Gate gate;
+    Request request = endless();
+    request.eager = eager;
+    request.max_tokens = 2;
+    request.constraint = [&, n = 0](auto tokens, std::span<uint32_t> allowed) mutable {
+      only_a()(tokens, allowed);
+      if (eager) gate.may_go_on.acquire();
+      if (n++ > 0) return;
+      CHECK(engine->in_callback());
+      Request eager_one = endless();
+      eager_one.eager = true;
+      const auto queued = engine->submit(eager_one), outside = engine->submit(eager_one);
+      refused([&] { engine->next(queued, go_on); });
+      refused([&] { engine->next(own, go_on); });
+      refused([&] { engine->save(own, "", go_on); });
+      refused([&] { engine->restore({}, go_on); });
+      refused([&] { engine->wait_ended(own); });
+      refused([&] { engine->wait_admitted(outside, -1, go_on); });
+      CHECK(!engine->wait_admitted(outside, 0, go_on));
+      engine->cancel(queued);
+      engine->cancel(outside);
+      engine->wait_ended(queued);
+      CHECK(engine->stats().n_waiting == 0);
+    };
+    own = engine->submit(std::move(request));
+    if (eager) gate.may_go_on.release(2);
+    CHECK(finished(*engine, own).text == "aa");
+    CHECK(!engine->in_callback());
+    REQUIRE(messages.size() == 6);
+    for (const std::string& message : messages) {
+      CHECK(message.starts_with("a constraint called the engine that is waiting for it"));
+    }
+  }
+}
+
+TEST_CASE("a callback may close its engine, which then ends what it computes") {
+  const auto model = rotary_model();
+  for (const bool eager : {false, true}) {
+    const auto engine = make_engine(model, engine_options(1));
+    Request request = endless();
+    request.eager = eager;
+    request.constraint = [&](auto tokens, std::span<uint32_t> allowed) {
+      only_a()(tokens, allowed);
+      engine->cancel_group(0);
+      engine->close();
+    };
+    const auto generation = engine->submit(std::move(request));
+    engine->wait_admitted(generation, -1, go_on);
+    while (engine->next(generation, go_on)) {
+    }
+    CHECK(generation->progress().finish == Finish::cancelled);
+    CHECK(engine->closed());
+    engine->close();
+    CHECK_THROWS_WITH(engine->submit(endless()), "the engine is closed");
+  }
+}
+
+TEST_CASE("a wait may be as long as numbers are, and sleeps") {
+  const auto engine = make_engine(rotary_model(), engine_options(1));
+  engine->set_max_queue(1);
+  Gate gate;
+  Request request = gate.request();
+  request.eager = true;
+  engine->submit(request);
+  gate.computing.acquire();
+  engine->submit(request);
+  const auto outside = engine->submit(request);
+  for (const double seconds : {1e300, std::numeric_limits<double>::infinity()}) {
+    struct Enough {};
+    const auto begin = std::chrono::steady_clock::now();
+    const auto between = [n = 0]() mutable {
+      if (++n == 5) throw Enough();
+    };
+    CHECK_THROWS_AS(engine->wait_admitted(outside, seconds, between), Enough);
+    // Five tenths of a second; less if it was woken, and next to nothing if it never slept.
+    CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100));
+  }
+  gate.may_go_on.release(3);
 }
 
 TEST_CASE("a generation that is left in the queue gets in line again") {

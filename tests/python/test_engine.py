@@ -323,3 +323,16 @@ def test_streams_beside_a_batch(generator: Generator) -> None:
     next(dropped)
     del dropped
     assert generator.generate("He", temperature=0, max_tokens=5).text == expected
+
+
+def test_a_closed_engine_leaves_the_batches_of_its_generator(generator: Generator) -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "seed": 1}
+    expected = [text.text for text in generator.generate([[5, 6], [7]], **options)]
+    texts = ["", ""]
+    pieces = generator.stream_many([[5, 6], [7]], **options)
+    for n, (i, piece) in enumerate(pieces):
+        texts[i] += piece
+        if n == 3:
+            with generator.engine() as engine:
+                engine.submit([8], max_tokens=10**6)
+    assert texts == expected

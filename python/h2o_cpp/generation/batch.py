@@ -38,6 +38,7 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
                 state.subscribe(mailbox)
             if not running:
                 return
+            next(iter(running.values()))[1].check_may_wait()
             mailbox.wait()
             for key in dict.fromkeys(mailbox.take()):
                 if key not in running:

@@ -21,6 +21,8 @@ from h2o_cpp.model.runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_GROUP = 1  # of requests that end with their Engine; those of the Generator are 0
+
 
 class Engine(Closing):
     """Continues the requests of many threads and tasks at once, with the sequences of a Generator.
@@ -68,8 +70,8 @@ class Engine(Closing):
         RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
         pieces are read.
         """
-        if timeout is not None:
-            check_float("timeout", timeout)
+        if timeout is not None and not check_float("timeout", timeout) >= 0:
+            raise ValueError(f"timeout={timeout!r}, expected seconds, 0 or more")
         state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
         try:
             admitted = state.wait_admitted(timeout)
@@ -122,7 +124,7 @@ class Engine(Closing):
 
     def _enqueue(self, request: Request) -> _core.Generation:
         self._check_open()
-        return request.submit(self._runtime.engine, eager=True)
+        return request.submit(self._runtime.engine, eager=True, group=_GROUP)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -141,7 +143,7 @@ class Engine(Closing):
         """Cancel what has not ended, after the step that is being computed."""
         if not self._closed:
             self._closed = True
-            self._runtime.engine.cancel_eager()
+            self._runtime.engine.cancel_group(_GROUP)
             self._runtime.engine.set_max_queue(INT32_MAX)
 
     def __del__(self) -> None:

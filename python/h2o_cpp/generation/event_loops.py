@@ -29,6 +29,7 @@ class EventLoops:
 
     async def wait(self, state: _core.Generation) -> None:
         """Until there may be news of a generation: a piece, its admission or its end."""
+        state.check_may_wait()
         loop = asyncio.get_running_loop()
         watch = self._watches.get(loop)
         if watch is None:

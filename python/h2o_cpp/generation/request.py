@@ -77,12 +77,14 @@ class Request:
     constraint: Constraint | None
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
     record: Record | None = None  # what is to be written down of it
+    keeps_cache: bool = False  # for a snapshot after its end, whatever else is computed then
 
     def submit(
         self,
         engine: _core.Engine,
         *,
         eager: bool = False,
+        group: int = 0,
         follows: _core.Generation | None = None,
     ) -> _core.Generation:
         """Have it continued. Raises ValueError for what the engine refuses."""
@@ -98,7 +100,9 @@ class Request:
             policies=() if self.policy is None else core_policies(self.policy),
             trace=None if self.record is None else self.record.core,
             constraint=self.constraint,
+            keeps_cache=self.keeps_cache,
             eager=eager,
+            group=group,
         )
 
 
@@ -179,6 +183,8 @@ def prompt_tokens(
     runtime: Runtime, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
 ) -> NDArray[np.int32]:
     """The tokens that a prompt adds to a snapshot."""
+    if not isinstance(after, Snapshot | None):
+        raise TypeError(f"after={after!r}, expected a Snapshot")
     begins = after is None or not after.tokens
     if isinstance(prompt, str):
         if not prompt:  # adds nothing, not even the token that a text begins with
@@ -216,7 +222,7 @@ def token_ids(name: str, tokens: object) -> list[int]:
 
 def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
     """Raises ValueError for a token that is not in the vocabulary."""
-    for token in tokens:
+    for token in map(index, tokens):
         if not 0 <= token < n_vocab:
             raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
 
@@ -263,4 +269,9 @@ def _stop_strings(stop: object) -> list[str]:
         raise TypeError(f"stop={stop!r}, expected a string or a list of strings")
     if not all(strings):
         raise ValueError("stop has an empty string, which would end every text at once")
+    for string in strings:
+        try:
+            string.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"stop={string!r} has a surrogate without its pair") from None
     return [*strings]

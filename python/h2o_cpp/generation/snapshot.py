@@ -78,8 +78,7 @@ class SnapshotCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._n_bytes = 0
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # for signal handlers and destructors
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
 
     def get(self, tokens: Sequence[int]) -> Snapshot | None:
@@ -93,9 +92,7 @@ class SnapshotCache:
     def add(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; those that were not used for longest make room."""
         with self._mutex:
-            before = self._snapshots.pop(snapshot.tokens, None)
+            self._snapshots.pop(snapshot.tokens, None)
             self._snapshots[snapshot.tokens] = snapshot
-            self._n_bytes += snapshot.nbytes - (0 if before is None else before.nbytes)
-            while self._n_bytes > self._max_bytes:
-                _, oldest = self._snapshots.popitem(last=False)
-                self._n_bytes -= oldest.nbytes
+            while sum(kept.nbytes for kept in [*self._snapshots.values()]) > self._max_bytes:
+                self._snapshots.popitem(last=False)

@@ -10,6 +10,7 @@ from typing import TypedDict
 from h2o_cpp import _core
 
 INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
+INT64_MAX = 2**63 - 1  # and bytes in 64
 
 _SIZE = "expected bytes or a size such as 4GiB or 512MB"
 
@@ -69,6 +70,13 @@ def check_float(name: str, value: object) -> float:
     raise ValueError(f"{name}={value!r}, expected a number")
 
 
+def check_name(name: str, value: object) -> str:
+    """`value`, a str; ValueError, naming the argument, otherwise."""
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{name}={value!r}, expected a str")
+
+
 def thread_count(threads: int | None) -> int:
     """For the core, where 0 is one thread for each core."""
     return 0 if threads is None else check_int("threads", threads, 1, 1024)
@@ -94,10 +102,10 @@ def bytes_of(name: str, size: int | str) -> int:
     """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
     if not isinstance(size, str):
         try:
-            return check_int(name, size, 1, None)
+            return check_int(name, size, 1, INT64_MAX)
         except ValueError:
             raise ValueError(f"{name}={size!r}, {_SIZE}") from None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{name}={size!r}, {_SIZE}")
-    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), 1, None)
+    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), 1, INT64_MAX)
