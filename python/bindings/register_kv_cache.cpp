@@ -3,7 +3,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -59,6 +61,9 @@ class AttentionCache {
     check("q", q, n, shape.n_heads);
     check("k", k, n, shape.n_kv_heads);
     check("v", v, n, shape.n_kv_heads);
+    check_range("q", q, largest_product_);
+    check_range("k", k, std::min(largest_product_, largest_stored(shape.k_dtype)));
+    check_range("v", v, std::min(largest_product_, largest_stored(shape.v_dtype)));
     Floats out({n, py::ssize_t{shape.n_heads}, py::ssize_t{shape.head_dim}});
     float* result = out.mutable_data();
     {
@@ -128,6 +133,34 @@ class AttentionCache {
             "] with the same n for q, k and v");
   }
 
+  // The largest number of a stored row; a rotation makes a number larger, by sqrt(2) at most.
+  float largest_stored(DType dtype) const {
+    constexpr float kHalf = 65504;  // of the blocks' scales, too
+    const float rotation = rope_.layout == RopeLayout::none ? 1 : 1.4143f;
+    switch (dtype) {
+      case DType::f16:
+        return kHalf / rotation;
+      case DType::q8_0:
+        return 127 * kHalf / rotation;
+      case DType::q4_0:
+        return 8 * kHalf / rotation;
+      default:
+        return std::numeric_limits<float>::max();
+    }
+  }
+
+  // NaN and infinity are above every number, as their bits without the sign are.
+  static void check_range(const char* name, const Floats& x, float largest) {
+    const auto magnitude = [](float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; };
+    const std::span<const float> values(x.data(), x.size());
+    uint32_t found = 0;
+    for (const float value : values) found = std::max(found, magnitude(value));
+    if (found <= magnitude(largest)) return;
+    const auto worst = std::ranges::find(values, found, magnitude);
+    throw InvalidArgument(text("[attend] ", name, " has ", *worst,
+                               ", expected finite numbers of at most ", largest, " here"));
+  }
+
   void check(const Lengths& lengths, int64_t n) const {
     int64_t total = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
@@ -179,6 +212,10 @@ class AttentionCache {
   const Rope rope_;
   const bool rolling_;
   KvCache cache_;
+  // Of numbers up to this no sum of products or of values is beyond float32.
+  const float largest_product_ =
+      std::sqrt(std::numeric_limits<float>::max() / static_cast<float>(cache_.shape().head_dim)) /
+      2;
   Buffer out_, q_, k_, v_;
   std::mutex mutex_;
 };

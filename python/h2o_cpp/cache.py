@@ -91,14 +91,12 @@ class KVCache:
         kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
         for K and V.
         """
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy={policy!r}, expected a Policy such as Policy.h2o(20, 20)")
+        _check_policy(policy)
         if max_tokens is None:
             if policy.budget is None:
                 raise ValueError("Policy.full() needs max_tokens, how long a sequence may get")
             max_tokens = min(policy.budget + 1, INT32_MAX)
         n_sequences = check_int("n_sequences", n_sequences, 1)
-        self._policies = [policy] * n_sequences
         self._cache = _core.KvCache(
             check_int("n_heads", n_heads, 1),
             check_int("n_kv_heads", n_kv_heads, 1),
@@ -111,6 +109,7 @@ class KVCache:
             device=check_device(device),
             threads=thread_count(threads),
         )
+        self._policies = [policy] * n_sequences
 
     @property
     def policy(self) -> Policy:
@@ -133,6 +132,10 @@ class KVCache:
         sees what was kept before and the tokens of this call up to itself. Logits are scaled by
         1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32. Arrays are numpy's, or any that
         know DLPack; those on a GPU come by way of the host.
+
+        Raises ValueError, and has changed nothing, for NaN and infinities, for numbers above
+        sqrt(3.4e38 / head_dim) / 2, whose products could leave float32, and for keys and values
+        beyond kv_dtype: 65504 in f16, less by sqrt(2) under a rope.
 
         lengths: how many of the rows each sequence has, by sequence, in the order of the rows;
         default: all are of sequence 0. The result is that of each sequence alone.
@@ -159,6 +162,8 @@ class KVCache:
         policy: what bounds it from now on; it must do with the slots and the scores that the
         policy of the cache has.
         """
+        if policy is not None:
+            _check_policy(policy)
         self._cache.reset(sequence, None if policy is None else policy.core())
         if policy is not None:
             self._policies[sequence] = policy
@@ -177,9 +182,15 @@ class KVCache:
         return self.tokens_seen()
 
 
+def _check_policy(policy: object) -> None:
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy={policy!r}, expected a Policy such as Policy.h2o(20, 20)")
+
+
 def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:
     if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
         array = cast(Any, x)
         on_host = array.__dlpack_device__()[0] == _DLPACK_CPU
         x = np.from_dlpack(array) if on_host else np.from_dlpack(array, device="cpu")
-    return np.asarray(x, np.float32)
+    with np.errstate(over="ignore"):  # an infinity is refused
+        return np.asarray(x, np.float32)

@@ -1,0 +1,102 @@
+"""Numbers that a KVCache refuses, and that those it takes give finite results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from h2o_cpp import KVCache, Policy
+from h2o_cpp.cache import Rope
+
+HEAD_DIM = 32
+FLOAT_MAX = float(np.finfo(np.float32).max)
+LARGEST = math.sqrt(FLOAT_MAX / HEAD_DIM) / 2
+LARGEST_STORED = {
+    "f32": FLOAT_MAX,
+    "bf16": FLOAT_MAX,
+    "f16": 65504.0,
+    "q8_0": 127 * 65504.0,
+    "q4_0": 8 * 65504.0,
+}
+
+
+def ones(n: int = 1) -> dict[str, Any]:
+    return {
+        "q": np.ones((n, 2, HEAD_DIM), np.float32),
+        "k": np.ones((n, 1, HEAD_DIM), np.float32),
+        "v": np.ones((n, 1, HEAD_DIM), np.float32),
+    }
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1e30, -FLOAT_MAX, 1e300])
+def test_what_would_vanish_is_refused(name: str, value: float) -> None:
+    cache = KVCache(2, 1, HEAD_DIM, Policy.h2o(3, 3), kv_dtype="f32", threads=1)
+    cache.attend(**ones(4))
+    before = cache.positions(), cache.scores()
+    arrays = ones()
+    if abs(value) > FLOAT_MAX:
+        arrays[name] = arrays[name].astype(np.float64)
+    arrays[name][0, 0, HEAD_DIM // 2] = value
+    with pytest.raises(ValueError, match=rf"\[attend\] {name} has -?(nan|inf|1e\+30|3.4\d+e\+38)"):
+        cache.attend(**arrays)
+    assert len(cache) == 4
+    for one, other in zip(before, (cache.positions(), cache.scores()), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kv_dtype", LARGEST_STORED)
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("rope", [None, Rope()])
+def test_stored_types_have_less_range(kv_dtype: str, name: str, rope: Rope | None) -> None:
+    limit = min(LARGEST, LARGEST_STORED[kv_dtype] / (1 if rope is None else math.sqrt(2)))
+    for factor, fits in ((0.999, True), (1.001, False)):
+        cache = KVCache(2, 1, HEAD_DIM, Policy.h2o(3, 3), kv_dtype=kv_dtype, rope=rope, threads=1)
+        arrays = ones(9)
+        arrays[name] *= np.float32(limit * factor)
+        arrays[name][1::2] *= -1
+        if fits:
+            assert np.isfinite(cache.attend(**arrays)).all()
+            assert np.isfinite(cache.scores()).all()
+        else:
+            with pytest.raises(ValueError, match=rf"{name} has -?\d.* expected finite numbers"):
+                cache.attend(**arrays)
+
+
+@given(
+    kv_dtype=st.sampled_from(sorted(LARGEST_STORED)),
+    exponents=st.tuples(*[st.floats(-30, 0)] * 3),
+    value_norm=st.booleans(),
+    rolling=st.booleans(),
+    n=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_what_is_taken_gives_finite_results(
+    kv_dtype: str,
+    exponents: tuple[float, float, float],
+    value_norm: bool,
+    rolling: bool,
+    n: int,
+    seed: int,
+) -> None:
+    """However large; every row's probabilities are shared out among the keys that it sees."""
+    random = np.random.default_rng(seed)
+    policy = Policy.h2o(3, 3, value_norm=value_norm)
+    rope = Rope(positions="rolling") if rolling else None
+    cache = KVCache(2, 1, HEAD_DIM, policy, kv_dtype=kv_dtype, rope=rope, threads=1)
+    largest = [LARGEST] + 2 * [min(LARGEST, LARGEST_STORED[kv_dtype] / math.sqrt(2))]
+    for _ in range(3):
+        arrays = ones(n)
+        for name, most, exponent in zip(arrays, largest, exponents, strict=True):
+            shape = arrays[name].shape
+            arrays[name] = (random.uniform(-1, 1, shape) * most * 0.999 * 10**exponent).astype("f")
+        out = cache.attend(**arrays)
+        assert np.isfinite(out).all()
+        assert np.isfinite(cache.scores()).all()
+    if len(cache) <= 6:  # nothing has been evicted
+        assert cache.scores().sum() == pytest.approx(2 * len(cache), rel=1e-3)
