@@ -21,21 +21,22 @@ std::string ending(int64_t i, int64_t n) {
 
 GgufShards::GgufShards(const std::filesystem::path& path) {
   files_.emplace_back(path);
-  const int64_t n_files = head().integer_or("split.count", 1);
-  if (n_files == 1) return;
+  int64_t n_files = head().integer_or("split.count", 1);
   const auto fail = [](const GgufFile& file, const auto&... what) {
     throw FormatError(text("[gguf] ", file.path(), ": ", what...));
   };
-  if (n_files < 1 || n_files > kMostFiles) fail(head(), "split.count is ", n_files);
-  if (const int64_t i = head().integer("split.no"); i != 0) {
-    fail(head(), "is file ", i + 1, " of ", n_files, " of a split model, open the first one");
+  if (n_files < 0 || n_files > kMostFiles) fail(head(), "split.count is ", n_files);
+  if (n_files == 0) n_files = 1;  // of a model that llama.cpp has put together again
+  const int64_t number =
+      n_files > 1 ? head().integer("split.no") : head().integer_or("split.no", 0);
+  if (number != 0) {
+    fail(head(), "is file ", number + 1, " of ", n_files, " of a split model, open the first one");
   }
   const std::string name = path.filename().string();
-  if (!name.ends_with(ending(0, n_files))) {
-    fail(head(), "the name of this split model must end in ", ending(0, n_files));
-  }
+  const std::string end = n_files > 1 ? ending(0, n_files) : "";
+  if (!name.ends_with(end)) fail(head(), "the name of this split model must end in ", end);
 
-  const std::string stem = name.substr(0, name.size() - ending(0, n_files).size());
+  const std::string stem = name.substr(0, name.size() - end.size());
   size_t n_tensors = head().tensors().size();
   for (int64_t i = 1; i < n_files; ++i) {
     files_.emplace_back(path.parent_path() / (stem + ending(i, n_files)));
@@ -55,7 +56,7 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   const int64_t expected =
       head().integer_or("split.tensors.count", static_cast<int64_t>(n_tensors));
   if (expected != static_cast<int64_t>(n_tensors)) {
-    fail(head(), "the split model has ", n_tensors, " tensors, split.tensors.count is ", expected);
+    fail(head(), "the model has ", n_tensors, " tensors, split.tensors.count is ", expected);
   }
 }
 

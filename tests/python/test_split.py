@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from h2o_cpp import Generator
+from h2o_cpp.cli import main
 from h2o_cpp.model.stored_budget import store_budget
 
 TOKENS = np.arange(5, 30)
@@ -66,6 +67,65 @@ def test_refuses_a_file_that_was_truncated(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[1].read_bytes()[:-1000])
     with pytest.raises(ValueError, match=parts[1].name):
         Generator(parts[0])
+
+
+def with_keys(source: Path, output: Path, keys: dict[str, tuple[Any, GGUFValueType]]) -> Path:
+    """A GGUF file with more metadata."""
+    reader = GGUFReader(source)
+    with closing(GGUFWriter(output, "opt")) as writer:
+        for key, field in reader.fields.items():
+            if not key.startswith(("GGUF.", "general.architecture")):
+                sub_type = field.types[1] if len(field.types) > 1 else None
+                writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+        for key, (value, kind) in keys.items():
+            writer.add_key_value(key, value, kind)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    return output
+
+
+N_TENSORS = 100
+U16, I32, STRING = GGUFValueType.UINT16, GGUFValueType.INT32, GGUFValueType.STRING
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_opens_a_model_put_together_again(tiny_opt: Path, tmp_path: Path, count: int) -> None:
+    """llama.cpp leaves the keys of the first part, with a count of 0."""
+    keys = {"split.no": (0, U16), "split.count": (count, U16)}
+    keys["split.tensors.count"] = (N_TENSORS, I32)
+    whole = with_keys(tiny_opt, tmp_path / "merged.gguf", keys)
+    with Generator(tiny_opt) as expected, Generator(whole) as merged:
+        np.testing.assert_array_equal(merged.logits(TOKENS), expected.logits(TOKENS))
+    stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
+    store_budget(whole, tmp_path / "advised.gguf", **stored)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"split.count": (-1, I32)}, "split.count is -1"),
+        ({"split.count": (100_000, I32)}, "split.count is 100000"),
+        ({"split.count": ("x", STRING)}, "'split.count': string, expected an integer"),
+        ({"split.count": (2, U16)}, "'split.no': missing"),
+        ({"split.count": (1, U16), "split.no": (4, U16)}, "is file 5 of 1 of a split model"),
+        ({"split.tensors.count": (105, I32)}, "has 100 tensors, split.tensors.count is 105"),
+    ],
+    ids=str,
+)
+def test_refuses_wrong_counts(
+    tiny_opt: Path, tmp_path: Path, keys: dict[str, tuple[Any, GGUFValueType]], message: str
+) -> None:
+    wrong = with_keys(tiny_opt, tmp_path / "wrong.gguf", keys)
+    with pytest.raises(ValueError, match=message):
+        Generator(wrong)
+    assert main(["info", str(wrong)]) == 0  # says what is there
+    if keys.get("split.count", (1,))[0] != 1:
+        stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
+        with pytest.raises(ValueError, match=r"must be called wrong\.gguf"):
+            store_budget(wrong, tmp_path / "advised.gguf", **stored)
 
 
 def test_keeps_a_stored_budget(tiny_opt: Path, parts: list[Path]) -> None:

@@ -54,8 +54,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
         return 0
 
-    count = metadata.get("split.count", 1)
-    part = f", file {metadata.get('split.no', 0) + 1} of {count}" if count != 1 else ""
+    match metadata.get("split.no", 0), metadata.get("split.count", 1):
+        case int(number), int(count) if count > 1:
+            part = f", file {number + 1} of {count}"
+        case _:
+            part = ""
     print(f"{path}: GGUF v{file.version}, {len(tensors)} tensors{part}")
     _print_table({key.replace("_", " "): _text(key, value) for key, value in summary.items()})
     if args.metadata:

@@ -72,7 +72,7 @@ def store_budget(
         raise ValueError(f"{target}: a link, as the Hub's cache has them: give another output")
     file = _core.GgufFile(path)
     metadata = file.metadata()
-    if metadata.get("split.count", 1) > 1 and target.name != path.name:
+    if metadata.get("split.count", 1) not in (0, 1) and target.name != path.name:
         raise ValueError(f"{target}: a part of a split model must be called {path.name}")
     entries = dict(file.metadata_entries())
     begin = _COUNTS.size + sum(map(len, entries.values()))
