@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
 from h2o_cpp.convert import convert
 from h2o_cpp.convert.checkpoint import open_tensors
@@ -284,6 +286,43 @@ def test_the_reason_names_the_tokenizer_setting(checkpoint: Path) -> None:
 def test_more_tokens_than_vocab_size(checkpoint: Path) -> None:
     write_json(checkpoint / "vocab.json", {token: i for i, token in enumerate(TOKENS)} | {"c": 12})
     assert_refused(checkpoint, "token ids 0 to 12, but config.json has vocab_size 12")
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("name", ["decoder.layers.0.fc1.weight", "decoder.final_layer_norm.bias"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e300])
+def test_weights_that_are_no_numbers(
+    checkpoint: Path, name: str, value: float, outtype: str
+) -> None:
+    """float64, as numbers beyond float32 become infinities."""
+    weights = {key: array.astype(np.float64) for key, array in random_weights(CONFIG).items()}
+    weights[f"model.{name}"].flat[-1] = value
+    write_safetensors(checkpoint / "model.safetensors", weights, dtype="F64")
+    assert_refused(checkpoint, f"{name} has values that are NaN or infinite", outtype=outtype)
+
+
+@pytest.mark.parametrize(
+    ("outtype", "most"), [("f16", 65504), ("bf16", 2.0**128 - 2.0**120), ("q8_0", 127 * 65504)]
+)
+def test_weights_beyond_a_type(checkpoint: Path, outtype: str, most: float) -> None:
+    name = "decoder.layers.0.fc1.weight"
+    weights = random_weights(CONFIG)
+    weights[f"model.{name}"].flat[-1] = -most
+    weights["model.decoder.final_layer_norm.bias"].flat[0] = np.finfo(np.float32).max  # stays f32
+    write_safetensors(checkpoint / "model.safetensors", weights)
+    convert(checkpoint, checkpoint / "most.gguf", outtype)
+    (tensor, *_) = (t for t in GGUFReader(checkpoint / "most.gguf").tensors if "up.w" in t.name)
+    assert np.isfinite(dequantize(tensor.data, tensor.tensor_type)).all()
+    weights[f"model.{name}"].flat[-1] = np.nextafter(np.float32(most), np.float32(np.inf))
+    write_safetensors(checkpoint / "model.safetensors", weights)
+    assert_refused(checkpoint, f"beyond the range of {outtype}; use", outtype=outtype)
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "vocab_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**400])
+def test_sizes_beyond_32_bits(checkpoint: Path, key: str, value: int) -> None:
+    write_json(checkpoint / "config.json", CONFIG | {key: value})
+    assert_refused(checkpoint, f"{key} must be an integer from 1 to 2^31 - 1, found {value}")
 
 
 def test_damaged_merges(checkpoint: Path) -> None:

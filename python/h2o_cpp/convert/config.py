@@ -9,11 +9,13 @@ Config = Mapping[str, Any]
 def dimension(config: Config, key: str, default: int | None = None) -> int:
     """A size such as hidden_size; the default stands for a missing key and for null.
 
-    Raises ValueError unless it is a positive integer.
+    Raises ValueError unless it is a positive integer of 32 bits.
     """
     value = default if config.get(key) is None else config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {key} must be a positive integer, found {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+        raise ValueError(
+            f"config.json: {key} must be an integer from 1 to 2^31 - 1, found {value!r}"
+        )
     return value
 
 

@@ -14,6 +14,13 @@ from h2o_cpp.convert.checkpoint import SourceTensor, Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family, TensorSpec
 
+# The largest values of types that have less range than float32; scales of blocks are f16.
+_LARGEST = {
+    GGMLQuantizationType.F16: 65504.0,
+    GGMLQuantizationType.BF16: 2.0**128 - 2.0**120,
+    GGMLQuantizationType.Q8_0: 127 * 65504.0,
+}
+
 
 @dataclass(frozen=True)
 class PlannedTensor:
@@ -37,22 +44,27 @@ class PlannedTensor:
         return prod(self.shape) // block_size * type_size
 
     def encode(self) -> npt.NDArray[Any]:
-        """Reads the values and returns the `nbytes` to write; ValueError if f16 overflows."""
-        return np.concatenate([self._encode(read()) for read in self.reads])
+        """Reads the values and returns the `nbytes` to write.
+
+        Raises ValueError for values that are NaN, infinite or beyond the range of the type.
+        """
+        with np.errstate(over="ignore"):  # a float64 that becomes an infinity
+            return np.concatenate([self._encode(read()) for read in self.reads])
 
     def _encode(self, values: Values) -> npt.NDArray[Any]:
         values = values[self.spec.skip_rows :]
         if self.spec.transform is not None:
             values = self.spec.transform(values)
-        if self.type is not GGMLQuantizationType.F16:
-            return quantize(values, self.type)
-        try:
-            with np.errstate(over="raise"):
-                return quantize(values, self.type)
-        except FloatingPointError:
+        largest = np.maximum(values.max(initial=0), -values.min(initial=0))  # NaN if there is one
+        if not np.isfinite(largest):
+            raise ValueError(f"tensor {self.spec.hf} has values that are NaN or infinite")
+        if largest > _LARGEST.get(self.type, np.inf):
+            wider = "f32" if self.type is GGMLQuantizationType.BF16 else "bf16 or f32"
             raise ValueError(
-                f"tensor {self.spec.hf} has values beyond the range of f16; use bf16 or f32"
-            ) from None
+                f"tensor {self.spec.hf} has values of {largest:.8g}, beyond the range of"
+                f" {self.type.name.lower()}; use {wider}"
+            )
+        return quantize(values, self.type)
 
 
 def plan_tensors(
