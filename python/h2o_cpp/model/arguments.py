@@ -70,13 +70,6 @@ def check_float(name: str, value: object) -> float:
     raise ValueError(f"{name}={value!r}, expected a number")
 
 
-def check_name(name: str, value: object) -> str:
-    """`value`, a str; ValueError, naming the argument, otherwise."""
-    if isinstance(value, str):
-        return value
-    raise ValueError(f"{name}={value!r}, expected a str")
-
-
 def thread_count(threads: int | None) -> int:
     """For the core, where 0 is one thread for each core."""
     return 0 if threads is None else check_int("threads", threads, 1, 1024)

@@ -1,0 +1,95 @@
+"""Arguments of another type, or beyond all bounds: one clear sentence each, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator, KVCache, Policy
+
+INT32_MAX = 2**31 - 1
+WRONG: Any = "a"
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Generator:
+    return Generator(tiny_opt, n_ctx=100, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": [None] * 5}, "policy=None, expected a Policy"),
+        ({"policy": []}, r"policy=\[\], expected a name, a Policy, or one for each layer"),
+        ({"policy": 5}, "policy=5, expected a name, a Policy, or one for each layer"),
+        ({"policy": ["h2o"] * 5}, "policy='h2o', expected a Policy"),
+        ({"device": None}, "device=None, expected a str"),
+        ({"positions": None}, "positions=None, expected a str"),
+        ({"n_batch": INT32_MAX}, "n_batch=2147483647, expected a whole number, 1 to 65536"),
+        ({"max_sequences": INT32_MAX}, "max_sequences=2147483647, .* 1 to 65025"),
+        ({"max_resident": 2**80}, "max_resident=1208925819614629174706176, expected"),
+        ({"memory": 2**80}, "memory=1208925819614629174706176, expected"),
+    ],
+    ids=str,
+)
+def test_generators(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Generator(tiny_opt, **options)
+
+
+@pytest.mark.parametrize("policy", [None, "h2o", 4, [Policy.full()]])
+def test_policies_of_caches(policy: Any) -> None:
+    with pytest.raises(ValueError, match=r"policy=.*, expected a Policy"):
+        KVCache(2, 1, 8, policy)
+    cache = KVCache(2, 1, 8, Policy.window(4), threads=1)
+    if policy is not None:  # as before
+        with pytest.raises(ValueError, match=r"policy=.*, expected a Policy"):
+            cache.reset(0, policy)
+
+
+def test_caches_that_no_memory_holds() -> None:
+    """Refused before anything is made for each sequence, which took a minute and 16 GiB."""
+    with pytest.raises(MemoryError):
+        KVCache(2, 1, 2**20, Policy.window(2**20), n_sequences=INT32_MAX)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda g: g.generate("a", stop="\udc80"), ValueError, r"stop='\\udc80' has a surrogate"),
+        (lambda g: g.generate("a", after=5), TypeError, "after=5, expected a Snapshot"),
+        (lambda g: g.generate(["a"], each=[None]), TypeError, r"each=\[None\], expected options"),
+        (lambda g: g.generate(["a"], each=5), TypeError, "each=5, expected options"),
+        (lambda g: g.generate([2**70]), ValueError, f"token {2**70} is not in the vocabulary"),
+        (lambda g: g.detokenize(["a"]), TypeError, "cannot be interpreted as an integer"),
+        (lambda g: g.detokenize([2**70]), ValueError, f"token {2**70} is not in the vocabulary"),
+    ],
+    ids=range(7),
+)
+def test_calls(
+    generator: Generator, call: Callable[[Any], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call(generator)
+
+
+def test_timeouts(tiny_opt: Path) -> None:
+    generator = Generator(tiny_opt, n_ctx=50, max_sequences=1, threads=1)
+    with generator.engine(max_queue=1) as engine:
+        for timeout in (float("nan"), -1, WRONG):
+            with pytest.raises(ValueError, match="timeout="):
+                engine.submit("a", timeout=timeout)
+        assert engine.submit("a", max_tokens=1, timeout=float("inf")).result()
+        assert engine.submit("a", max_tokens=1, timeout=1e300).result()
+
+
+def test_many_stop_strings(generator: Generator) -> None:
+    """One automaton for all: what took 54 seconds is within the patience of every test."""
+    text = generator.generate("The", max_tokens=30, seed=1, ignore_eos=True).text
+    stop = [f"no such text {i}" for i in range(100_000)] + [text[20:24]]
+    cut = generator.generate("The", max_tokens=30, seed=1, ignore_eos=True, stop=stop)
+    assert cut.text == text[: text.index(text[20:24])]
+    assert cut.finish_reason == "stop"
