@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from h2o_cpp import Chat, Generator, Policy, Snapshot, _core
 from h2o_cpp.model.session import chunks, open_session
 from support.random_search import examples
+from support.snapshots import checksum, sealed
 
 N_TRAIN = 40  # positions of the golden models
 N_VOCAB = 61
@@ -282,16 +283,6 @@ def version_2(snapshot: bytes, note: bytes) -> bytes:
     return b"h2o snap" + struct.pack("<IQQ", 2, len(body), checksum(body)) + body
 
 
-def checksum(data: bytes) -> int:
-    """As ByteReader has it: FNV-1a over words of 8 bytes."""
-    total = 14695981039346656037 ^ len(data)
-    for i in range(0, len(data), 8):
-        word = int.from_bytes(data[i : i + 8].ljust(8, b"\0"), "little")
-        total = ((total ^ word) * 1099511628211) % 2**64
-        total ^= total >> 29
-    return total
-
-
 def test_snapshots_of_version_2(tiny_opt: Path) -> None:
     with Generator(tiny_opt, hh=20, n_ctx=100, threads=1) as generator:
         stream = generator.stream("The old man", max_tokens=30, seed=5, ignore_eos=True)
@@ -302,8 +293,7 @@ def test_snapshots_of_version_2(tiny_opt: Path) -> None:
         rest = "".join(stream)
         state = new.data.index(new.random_state.encode())
         n = len(new.random_state)
-        bare = new.data[: state - 8] + bytes(8) + new.data[state + n :]
-        bare = new.data[:12] + struct.pack("<QQ", len(bare) - 28, checksum(bare[28:])) + bare[28:]
+        bare = sealed(new.data[: state - 8] + bytes(8) + new.data[state + n :])
         note = f'{{"random_state": "{new.random_state}", "note": [1, "a"]}}'
         old = Snapshot.of(version_2(bare, note.encode()))
         assert (old.note, old.random_state, old.tokens) == ([1, "a"], new.random_state, new.tokens)

@@ -1,0 +1,293 @@
+"""Everything that a Generator does, in any order, against one that generates each text alone."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    multiple,
+    precondition,
+    rule,
+)
+
+from h2o_cpp import Completion, Engine, Generation, Generator, Snapshot, Stream
+from support.random_search import examples
+
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
+N_VOCAB = 61
+MAY_INTERRUPT = hasattr(signal, "SIGUSR1")
+
+
+def open_generator(max_sequences: int) -> Generator:
+    return Generator(LLAMA, hh=12, n_batch=8, max_sequences=max_sequences, threads=1)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, how it is continued, and where its text ends."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    temperature: float
+    max_tokens: int
+    ignore_eos: bool
+    stop_at: int | None  # where the text has its stop string, if it is so long
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "temperature": self.temperature,
+            "ignore_eos": self.ignore_eos,
+            "stop": self.stop(),
+        }
+
+    def stop(self) -> list[str]:
+        """A string that occurs, one that only begins to, and one that never does."""
+        if self.stop_at is None:
+            return []
+        whole = expected(Text(**{**self.__dict__, "stop_at": None})).text
+        found = whole[self.stop_at : self.stop_at + 3]
+        return [found, found[:2] + "\0", "\0"] if len(found) == 3 else ["\0"]
+
+
+@cache
+def alone() -> Generator:
+    return open_generator(1)
+
+
+@cache
+def expected(text: Text) -> Generation:
+    return alone().generate(
+        text.prompt, seed=text.seed, max_tokens=text.max_tokens, **text.options()
+    )
+
+
+TEXTS = st.builds(
+    Text,
+    prompt=st.lists(st.integers(3, N_VOCAB - 1), min_size=1, max_size=20).map(tuple),
+    seed=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 1.5]),
+    max_tokens=st.integers(1, 40),
+    ignore_eos=st.booleans(),
+    stop_at=st.none() | st.integers(0, 30),
+)
+
+
+@dataclass(eq=False)
+class Reading:
+    """A text that is being read."""
+
+    text: Text
+    source: Stream | Completion
+    so_far: str = ""
+    n_before: int = 0  # tokens that were generated before the snapshot that it goes on from
+    is_open: bool = True  # its Generator, and its Engine
+    others: list[Reading] = field(default_factory=list)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_before + len(self.source.tokens)
+
+    def read(self, n: int | None) -> None:
+        """At most n pieces; what it amounts to if that was all."""
+        if not self.is_open:
+            return
+        pieces = list(itertools.islice(self.source, n))
+        self.so_far += "".join(pieces)
+        whole = expected(self.text)
+        if n is None or len(pieces) < n:
+            assert self.so_far == whole.text
+            assert self.source.finish_reason == whole.finish_reason
+            assert self.n_tokens == whole.completion_tokens
+        else:
+            assert whole.text.startswith(self.so_far)
+
+
+@dataclass
+class Saved:
+    """A snapshot within a text, whose first characters have been read."""
+
+    reading: Text
+    so_far: str
+    n_tokens: int
+    snapshot: Snapshot
+
+
+class WholeSurface(RuleBasedStateMachine):
+    """With two sequences, so that streams are parked, and an engine beside them."""
+
+    streams = Bundle("streams")
+    completions = Bundle("completions")
+    snapshots = Bundle("snapshots")
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.generator = open_generator(2)
+        self.engine: Engine | None = None
+        self.of_generator: list[Reading] = []
+        self.of_engine: list[Reading] = []
+
+    def teardown(self) -> None:
+        self.generator.close()
+        self.folder.cleanup()
+
+    def stream_of(self, text: Text) -> Reading:
+        options = {"seed": text.seed, "max_tokens": text.max_tokens, **text.options()}
+        self.of_generator.append(Reading(text, self.generator.stream(text.prompt, **options)))
+        return self.of_generator[-1]
+
+    @rule(target=streams, text=TEXTS)
+    def stream(self, text: Text) -> Reading:
+        return self.stream_of(text)
+
+    @rule(of=streams, n=st.integers(1, 6))
+    def read(self, of: Reading, n: int) -> None:
+        of.read(n)
+
+    @rule(of=consumes(streams))
+    def read_all(self, of: Reading) -> None:
+        of.read(None)
+
+    @rule(of=consumes(streams), how=st.sampled_from(["close", "drop", "cycle"]))
+    def leave(self, of: Reading, how: str) -> None:
+        if of in self.of_generator:
+            self.of_generator.remove(of)
+        of.is_open = False
+        if how == "close":
+            of.source.close()
+            assert of.source.finish_reason is not None
+        elif how == "cycle":
+            of.others.append(of)
+
+    @rule()
+    def collect_garbage(self) -> None:
+        gc.collect()
+
+    @rule(target=snapshots, of=streams, by_file=st.booleans())
+    def save(self, of: Reading, by_file: bool) -> Any:
+        if isinstance(of.source, Completion) or not (of.is_open and of.source.began):
+            return multiple()
+        if of.source.finish_reason is not None:
+            return multiple()
+        path = Path(self.folder.name) / "snapshot"
+        snapshot = of.source.save(path)
+        if by_file:
+            snapshot = self.generator.load(path)
+        return Saved(of.text, of.so_far, of.n_tokens, snapshot)
+
+    @rule(target=streams, of=snapshots)
+    def go_on(self, of: Saved) -> Reading:
+        options = {"max_tokens": of.reading.max_tokens - of.n_tokens, **of.reading.options()}
+        stream = self.generator.stream("", after=of.snapshot, **options)
+        self.of_generator.append(Reading(of.reading, stream, of.so_far, of.n_tokens))
+        return self.of_generator[-1]
+
+    @rule(texts=st.lists(TEXTS, min_size=1, max_size=4))
+    def batch(self, texts: list[Text]) -> None:
+        each: list[Any] = [
+            {"seed": t.seed, "max_tokens": t.max_tokens, **t.options()} for t in texts
+        ]
+        found = self.generator.generate([list(t.prompt) for t in texts], each=each)
+        assert [one.text for one in found] == [expected(t).text for t in texts]
+
+    @precondition(lambda self: self.engine is None)
+    @rule()
+    def begin_engine(self) -> None:
+        self.engine = self.generator.engine(max_queue=3)
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(target=completions, text=TEXTS)
+    def submit(self, text: Text) -> Reading:
+        assert self.engine is not None
+        options = {"seed": text.seed, "max_tokens": text.max_tokens, **text.options()}
+        self.of_engine.append(Reading(text, self.engine.submit(text.prompt, **options)))
+        return self.of_engine[-1]
+
+    @rule(of=consumes(completions), n=st.none() | st.integers(0, 5))
+    def read_completion(self, of: Reading, n: int | None) -> None:
+        """All of it, or some before it is dropped."""
+        if n is None:
+            of.read(None)
+        else:
+            of.so_far += "".join(itertools.islice(of.source, n))
+            assert not of.is_open or expected(of.text).text.startswith(of.so_far)
+        if of in self.of_engine:
+            self.of_engine.remove(of)
+
+    @precondition(lambda self: self.engine is not None)
+    @rule()
+    def end_engine(self) -> None:
+        assert self.engine is not None
+        self.engine.close()
+        for reading in self.of_engine:
+            assert reading.source.finish_reason is not None
+            reading.is_open = False
+        self.engine, self.of_engine = None, []
+
+    @precondition(lambda _: MAY_INTERRUPT)
+    @rule(of=streams, other=TEXTS)
+    def interrupt(self, of: Reading, other: Text) -> None:
+        """Between pieces, by a handler that generates and raises; the stream can go on."""
+
+        def handle(*_: object) -> None:
+            self.stream_of(other).read(None)
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            of.read(1)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGUSR1)
+            of.read(1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    @rule(text=TEXTS)
+    def look(self, text: Text) -> None:
+        self.generator.stats(layers=True)
+        assert self.generator.logits(text.prompt).shape == (len(text.prompt), N_VOCAB)
+        assert list(self.generator.read(text.prompt).tokens) == list(text.prompt)
+
+    @staticmethod
+    def goes_on(source: Stream | Completion) -> bool:
+        """After its Generator has been closed: a Stream says so, a Completion has no more."""
+        if isinstance(source, Stream):
+            with pytest.raises(RuntimeError, match="closed"):
+                list(source)
+            return False
+        return bool(list(source))
+
+    @rule()
+    def close_and_open(self) -> None:
+        """Streams end, snapshots stay good."""
+        stream = self.generator.stream([5], seed=1, ignore_eos=True)
+        next(stream)
+        self.generator.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            list(stream)
+        with pytest.raises(RuntimeError, match="closed"):
+            self.generator.generate([5])
+        for reading in [*self.of_generator, *self.of_engine]:
+            reading.is_open = False
+            if reading.source.finish_reason in (None, "cancelled"):
+                assert not self.goes_on(reading.source)
+        self.generator, self.engine = open_generator(2), None
+        self.of_generator, self.of_engine = [], []
+
+
+WholeSurface.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
+TestWholeSurface = WholeSurface.TestCase
