@@ -5,6 +5,7 @@ for piece in Generator("opt.gguf", hh=0.2).stream(prompt):
     print(piece, end="", flush=True)
 """
 
+import h2o_cpp.main_interpreter  # noqa: F401  before the core
 from h2o_cpp._core import __version__
 from h2o_cpp.cache import KVCache, Rope
 from h2o_cpp.chat import Chat
