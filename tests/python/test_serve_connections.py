@@ -130,7 +130,9 @@ class TestTooMany:
             for _ in range(20):
                 assert server.ask("/v1/completions", SHORT).status == 200
             wait_until(lambda: server.n_connections <= 8)
-            first = read_all(held[1])
+            first = b""
+            with suppress(ConnectionResetError):  # if it was closed before its bytes were read
+                first = read_all(held[1])
             assert not first or error_in(first)[1]["code"] == "too_many"
 
     def test_that_are_computed(self) -> None:
