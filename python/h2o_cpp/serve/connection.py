@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from h2o_cpp.serve.errors import ApiError
 
 _LINGER_SECONDS = 1.0  # for clients that are refused to read it
+_READ_BYTES = 32 * 2**10  # at once, instead of 256 KiB: many connections hold several times that
 _MOST_REFUSED = 64  # of whom, beyond which connections are cut
 
 
@@ -48,6 +49,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Take it, if there is room."""
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # of asyncio's own event loop
         if len(self.connections) > self._all.most:
             longest = next(iter(self._all.receiving), None)
             if longest is None:
