@@ -58,7 +58,7 @@ class _Body:
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._parts: list[bytes] = []
+        self._data = bytearray()
         self._n_bytes = 0
 
     async def read(self, scope: Scope, receive: Receive) -> None:
@@ -71,25 +71,27 @@ class _Body:
                 raise ApiError(499, "the client has left")
             part, more = message.get("body", b""), message.get("more_body", False)
             self._check(self._n_bytes + len(part))
-            self._parts.append(part)
+            self._data += part
             self._n_bytes += len(part)
             self._limits.n_bytes += len(part)
 
     def receive_again(self, receive: Receive) -> Receive:
         """A receive() that gives the body, and then what comes after it."""
+        given = False
 
         async def receive_body() -> Message:
-            if not self._parts:
+            nonlocal given
+            if given:
                 return await receive()
-            body = b"".join(self._parts)
-            self._parts = []
+            given, body = True, bytes(self._data)
+            self._data = bytearray()
             return {"type": "http.request", "body": body, "more_body": False}
 
         return receive_body
 
     def release(self) -> None:
         self._limits.n_bytes -= self._n_bytes
-        self._n_bytes, self._parts = 0, []
+        self._n_bytes, self._data = 0, bytearray()
 
     def _check(self, n_bytes: int) -> None:
         limits = self._limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from h2o_cpp.serve.errors import ApiError
 
-_LINGER_SECONDS = 1.0  # for clients that are refused to read it
+_LINGER_SECONDS = 1.0  # for clients that are turned away
+_READ_BYTES = 32 * 2**10  # at once, instead of 256 KiB: many connections hold several times that
 _MOST_REFUSED = 64  # of whom, beyond which connections are cut
 
 
@@ -44,10 +46,13 @@ class Connection(H11Protocol):
         self._all = all_of_them
         self._head_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
         self._silent = True  # nothing has come
+        self._is_away = False  # it has been answered, and what still comes is dropped
 
     def connection_made(self, transport: Any) -> None:
         """Take it, if there is room."""
         super().connection_made(transport)
+        with suppress(AttributeError):  # of an event loop other than asyncio's
+            transport.max_size = _READ_BYTES
         if len(self.connections) > self._all.most:
             longest = next(iter(self._all.receiving), None)
             if longest is None:
@@ -58,12 +63,16 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Of a request."""
-        if self in self._all.refused:
+        if self._is_away:
             return
         self._silent = False
         super().data_received(data)
         self._follow()
         self._time_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of what is not HTTP, or has longer headers than h11 takes."""
+        self._turn_away(ApiError(400, msg))
 
     def on_response_complete(self) -> None:
         """It waits for the next request."""
@@ -103,7 +112,14 @@ class Connection(H11Protocol):
             return self.transport.abort()
         self._all.refused.add(self)
         most = self._all.most
-        self._answer(ApiError(503, f"there are {most} connections, the most here", code="too_many"))
+        message = f"there are {most} connections, the most here"
+        self._turn_away(ApiError(503, message, code="too_many"))
+
+    def _turn_away(self, error: ApiError) -> None:
+        """Answer, and close a moment later, so that the client gets to read it."""
+        self._is_away = True
+        self._answer(error)
+        self.transport.write_eof()
         self._write_timer.start(_LINGER_SECONDS, self.transport.abort)
 
     def _answer(self, error: ApiError) -> None:

@@ -38,10 +38,11 @@ class Texts:
 
 @dataclass
 class Seen:
-    """Seconds to the first piece of each text and between its pieces, and tokens of all."""
+    """Seconds to the first piece of each text, between its pieces and to its end; all tokens."""
 
     first: list[float] = field(default_factory=list)
     next: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
     n_tokens: int = 0
     seconds: float = 0
 
@@ -49,6 +50,7 @@ class Seen:
         """Count what others have seen, at another time."""
         self.first += other.first
         self.next += other.next
+        self.last += other.last
         self.n_tokens += other.n_tokens
         self.seconds += other.seconds
 
@@ -57,8 +59,16 @@ class Seen:
         speed = f"{self.n_tokens / self.seconds:.0f}"
         return f"{speed} | {_percentiles(self.first)} | {_percentiles(self.next)}"
 
+    def last_cells(self) -> str:
+        """The median and the 99th percentile of whole texts, in ms."""
+        return _percentiles(self.last)
 
-async def run_clients(port: int, n_clients: int, texts: Texts) -> Seen:
+    def last_p99(self) -> float:
+        """The 99th percentile of whole texts, in seconds."""
+        return _quantile(self.last, 0.99)
+
+
+async def run_clients(port: int, n_clients: int, texts: Texts, key: str = "none") -> Seen:
     """So many at once, each of which asks for a text, reads it to the end and asks again.
 
     Raises RuntimeError for an answer that is not 200, or that breaks off.
@@ -68,7 +78,7 @@ async def run_clients(port: int, n_clients: int, texts: Texts) -> Seen:
 
     async def client(number: int) -> None:
         for i in range(n_requests):
-            await _ask(port, texts.body(number * 1000 + i), seen)
+            await _ask(port, texts.body(number * 1000 + i), key, seen)
 
     begin = perf_counter()
     await asyncio.gather(*(client(i) for i in range(n_clients)))
@@ -76,13 +86,16 @@ async def run_clients(port: int, n_clients: int, texts: Texts) -> Seen:
     return seen
 
 
-async def _ask(port: int, body: bytes, seen: Seen) -> None:
+async def _ask(port: int, body: bytes, key: str, seen: Seen) -> None:
     """Read one stream. A piece of text counts as a token in latencies; nearly all are."""
     begin = perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        b"Authorization: Bearer %s\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % (key.encode(), len(body))
+        + body
     )
     try:
         status = await reader.readline()
@@ -91,6 +104,7 @@ async def _ask(port: int, body: bytes, seen: Seen) -> None:
         last = None
         async for line in reader:  # lines with the sizes of chunks are passed over
             if line == b"data: [DONE]\n":
+                seen.last.append(perf_counter() - begin)
                 return
             if not line.startswith(b"data: {"):
                 continue
@@ -108,5 +122,9 @@ async def _ask(port: int, body: bytes, seen: Seen) -> None:
 
 def _percentiles(seconds: Iterable[float]) -> str:
     """Two cells: the median and the 99th percentile, in ms."""
+    return " | ".join(f"{1000 * _quantile(seconds, q):.1f}" for q in (0.5, 0.99))
+
+
+def _quantile(seconds: Iterable[float], q: float) -> float:
     ordered = sorted(seconds)
-    return " | ".join(f"{1000 * ordered[int(q * (len(ordered) - 1))]:.1f}" for q in (0.5, 0.99))
+    return ordered[int(q * (len(ordered) - 1))]

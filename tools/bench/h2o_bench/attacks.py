@@ -1,0 +1,102 @@
+"""Hostile clients of a server: what they send, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+_BYTES = 4_000_000  # of a body, just within the server's limit
+_PART = 65536
+_PAUSE = 0.5  # seconds until who was cut off connects again
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Connections that send a request as fast as they can, or part of one and then nothing."""
+
+    what: str
+    n_connections: int
+    body: Callable[[], bytes]
+    path: str = "/v1/completions"
+    has_key: bool = True
+    n_sent: int | None = None  # bytes of the request; None: all, again and again
+
+
+@cache
+def _values() -> bytes:
+    return b'{"a":[' + b",".join([b"{}"] * (_BYTES // 3)) + b"]}"
+
+
+@cache
+def _ids() -> bytes:
+    return b'{"prompt":[' + b",".join([b"5"] * (_BYTES // 2)) + b"]}"
+
+
+@cache
+def _text() -> bytes:
+    return json.dumps({"prompt": "It was a dark, stormy night. " * (_BYTES // 30)}).encode()
+
+
+@cache
+def _chat() -> bytes:
+    content = "It was a dark, stormy night. " * (_BYTES // 30)
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+ATTACKS = {
+    "no key": Attack("100 bodies of 4 MB of objects, without the key", 100, _values, has_key=False),
+    "objects": Attack("100 bodies of 4 MB of objects", 100, _values),
+    "ids": Attack("40 bodies of 4 MB of token ids", 40, _ids),
+    "prompts": Attack("40 prompts of 3.9 MB", 40, _text),
+    "chats": Attack("40 messages of 3.9 MB", 40, _chat, path="/v1/chat/completions"),
+    "idle": Attack("1500 idle connections", 1500, _values, n_sent=0),
+    "slow": Attack("300 bodies that stop half way", 300, _values, n_sent=_BYTES // 2),
+}
+
+
+async def run_attack(port: int, attack: Attack, key: str, seen: Counter[str]) -> None:
+    """Go on until cancelled. `seen` counts statuses, and connections that were cut without one."""
+    body = attack.body()
+    lines = [
+        f"POST {attack.path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: close",
+        f"Content-Length: {len(body)}",
+        *([f"Authorization: Bearer {key}"] if attack.has_key else []),
+    ]
+    request = memoryview("".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body)
+    sent = request if attack.n_sent is None else request[: attack.n_sent]
+
+    async def connection() -> None:
+        while True:
+            status = b""
+            with suppress(OSError):
+                status = await _send(port, sent)
+            seen[status.decode() or "cut"] += 1
+            if attack.n_sent is not None or not status:
+                await asyncio.sleep(_PAUSE)
+
+    await asyncio.gather(*(connection() for _ in range(attack.n_connections)))
+
+
+async def _send(port: int, request: memoryview) -> bytes:
+    """The status, b"" without one; returns when the server has closed the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = asyncio.ensure_future(reader.readline())
+    try:
+        for at in range(0, len(request), _PART):
+            if head.done():  # it is refused before it has been sent
+                break
+            writer.write(request[at : at + _PART])
+            await writer.drain()
+        status = await head
+        await reader.read()
+        return status.split()[1] if status else b""
+    finally:
+        head.cancel()
+        writer.transport.abort()
