@@ -395,13 +395,16 @@ std::vector<std::string_view> GgufFile::strings(std::string_view key) const {
   return out;
 }
 
-Tensor GgufFile::view(const GgufTensor& tensor) const {
+Tensor GgufFile::view(const GgufTensor& tensor, int64_t n_matrices) const {
   const std::string label = text("tensor ", quoted(tensor.name), ": ");
   if (!is_computable(tensor.type)) {
     fail(path(), label, "type ", find_dtype(tensor.type)->name,
          " is not supported; supported: ", dtype_names(computable_dtypes()));
   }
   if (tensor.n_dims > 3) fail(path(), label, tensor.n_dims, " dimensions, expected 1 to 3");
+  if (tensor.dims[2] != n_matrices) {
+    fail(path(), label, tensor.dims[2], " matrices, expected ", n_matrices);
+  }
   std::byte* data = const_cast<std::byte*>(tensor.data.data());
   const int64_t rows = tensor.dims[1] * tensor.dims[2];
   return {data, static_cast<DType>(tensor.type), rows, tensor.dims[0]};

@@ -97,10 +97,10 @@ class GgufFile {
   const GgufTensor* find_tensor(std::string_view name) const;  // nullptr where there is none
 
   // One of these tensors as the kernels see it: a matrix, a vector as its single row, or the
-  // matrices of three dimensions one below another. Throws FormatError for a type that h2o does not
-  // compute on, or for four dimensions.
+  // n_matrices of three dimensions one below another. Throws FormatError for a type that h2o does
+  // not compute on, for four dimensions, or for another number of matrices.
   // Its bytes are the mapping's: they can be read only.
-  Tensor view(const GgufTensor& tensor) const;
+  Tensor view(const GgufTensor& tensor, int64_t n_matrices = 1) const;
 
  private:
   class Reader;

@@ -60,9 +60,9 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   }
 }
 
-Tensor GgufShards::tensor(std::string_view name) const {
+Tensor GgufShards::tensor(std::string_view name, int64_t n_matrices) const {
   for (const GgufFile& file : files_) {
-    if (const GgufTensor* tensor = file.find_tensor(name)) return file.view(*tensor);
+    if (const GgufTensor* tensor = file.find_tensor(name)) return file.view(*tensor, n_matrices);
   }
   return {};
 }

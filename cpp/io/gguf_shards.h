@@ -22,8 +22,8 @@ class GgufShards {
   const std::string& path() const { return head().path(); }
 
   // A tensor of any of the files; an empty Tensor where there is none.
-  // Throws FormatError for a type that h2o does not compute on, or for four dimensions.
-  Tensor tensor(std::string_view name) const;
+  // Throws FormatError where GgufFile::view() does.
+  Tensor tensor(std::string_view name, int64_t n_matrices = 1) const;
 
  private:
   std::vector<GgufFile> files_;

@@ -20,9 +20,10 @@ class Finder {
  public:
   Finder(const GgufShards& model, const Config& config) : model_(model), config_(config) {}
 
-  // A matrix in any type that h2o computes on; empty if it is missing.
-  Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols) {
-    const Tensor tensor = model_.tensor(name);
+  // A matrix, or n of one shape, in any type that h2o computes on; empty if it is missing.
+  Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols, int64_t n = 1) {
+    const Tensor tensor = model_.tensor(name, n);
+    rows *= n;
     if (tensor && (tensor.rows != rows || tensor.cols != cols)) {
       fail(name, text("has shape [", tensor.rows, ", ", tensor.cols, "], expected [", rows, ", ",
                       cols, "]"));
@@ -50,7 +51,7 @@ class Finder {
 
   // The matrices of all experts, one below another; shape [n, rows, cols] in the file.
   Tensor experts(const std::string& name, int64_t n, int64_t rows, int64_t cols) {
-    return matrix(name, n * rows, cols);
+    return present(name, matrix_or_none(name, rows, cols, n));
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {

@@ -6,11 +6,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from h2o_cpp import Generator, _core
-from h2o_cpp.__main__ import main
+from h2o_cpp.cli import main
 from support.needs import LINUX, PLAIN_MEMORY
 
 KEY = b"llama.context_length"
@@ -33,7 +34,9 @@ def long_model(llama: Path, tmp_path: Path) -> Path:
 
 def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
     assert _core.DEFAULT_N_CTX == 4096
-    for options, expected in (({}, 4096), ({"n_ctx": 0}, 131072), ({"n_ctx": 9999}, 9999)):
+    cases: list[tuple[dict[str, Any], int]]
+    cases = [({}, 4096), ({"n_ctx": 0}, 131072), ({"n_ctx": 9999}, 9999)]
+    for options, expected in cases:
         with Generator(long_model, threads=1, hh=0.5, **options) as generator:
             assert (generator.n_ctx, generator.n_ctx_train) == (expected, 131072)
             assert generator.policy.budget == expected // 2  # type: ignore[union-attr]
