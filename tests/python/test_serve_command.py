@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,20 @@ def test_what_it_says_at_its_start(options: list[str], template: str) -> None:
     assert said["chat template"] == template
     assert said["page"] == f"http://127.0.0.1:{server.port}"
     assert said["API"] == f"http://127.0.0.1:{server.port}/v1"
+
+
+def test_who_may_use_it_and_how_long_it_may_take() -> None:
+    options = ["--allowed-host", "h2o.example.org", "--cors-origin", "https://a.org"]
+    options += ["--cors-origin", "https://b.org", "--body-timeout", "1", "--max-body", "1KiB"]
+    with listening(*options) as (_, server):
+        for host, status in (("h2o.example.org", 200), ("other.example.org", 403)):
+            assert server.ask("/health", Host=host).status == status
+        answer = server.ask("/health", Origin="https://b.org")
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://b.org"
+        assert server.ask("/v1/completions", b" " * 1025).status == 413
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+            assert slow.recv(65536).startswith(b"HTTP/1.1 408")
 
 
 def test_a_port_that_is_taken() -> None:

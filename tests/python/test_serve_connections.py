@@ -132,6 +132,14 @@ def test_what_is_not_http(data: bytes) -> None:
         assert server.ask("/health").status == 200
 
 
+def test_a_body_that_is_not_http() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with small_server() as server:
+        with connect(server, head + b"no number\r\n") as sock:
+            assert error_in(read_all(sock))[0] == 400
+        wait_until(lambda: server.n_connections == 0)
+
+
 class TestTooMany:
     def test_that_hold_connections_only(self) -> None:
         """Those that have waited longest make room; nobody else notices."""

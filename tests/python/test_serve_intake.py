@@ -61,7 +61,7 @@ class TestTheKeyComesFirst:
 
     @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
     def test_before_a_body_is_there(self, server: Server, length: str) -> None:
-        """Whoever has no key is answered at once, though the body never comes."""
+        """A client without the key is answered at once, though the body never comes."""
         with send(server, f"{length}\r\n") as sock:
             response, body = answer_of(sock)
             assert response.status == 401

@@ -72,7 +72,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Of what is not HTTP, or has longer headers than h11 takes."""
-        self._turn_away(ApiError(400, msg))
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._turn_away(ApiError(400, msg))
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """It waits for the next request."""

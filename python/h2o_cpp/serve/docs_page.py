@@ -19,8 +19,8 @@ _HEAD = f"""<!DOCTYPE html>
 <body>
 <header>
 <h1>Endpoints</h1>
-<p class="hint">As OpenAI's, with what is special about this server; the same as
-<a href="openapi.json">OpenAPI document</a>. <a href="./">The page</a> uses them.</p>
+<p class="hint">OpenAI's, with fields of our own. Also as an
+<a href="openapi.json">OpenAPI document</a>; <a href="./">the page</a> uses them.</p>
 </header>
 <main class="docs">
 """
