@@ -22,12 +22,12 @@ def generator(tiny_opt: Path) -> Generator:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": [None] * 5}, "policy=None, expected a Policy"),
-        ({"policy": []}, r"policy=\[\], expected a name, a Policy, or one for each layer"),
-        ({"policy": 5}, "policy=5, expected a name, a Policy, or one for each layer"),
-        ({"policy": ["h2o"] * 5}, "policy='h2o', expected a Policy"),
-        ({"device": None}, "device=None, expected a str"),
-        ({"positions": None}, "positions=None, expected a str"),
+        ({"policy": [None] * 5}, r"policy=\[None.*, expected a name, a Policy"),
+        ({"policy": []}, "policy is an empty list"),
+        ({"policy": 5}, "policy=5, expected a name, a Policy"),
+        ({"policy": ["h2o"] * 5}, r"policy=\['h2o'.*, expected a name, a Policy"),
+        ({"device": None}, "device=None, expected"),
+        ({"positions": None}, "positions=None, expected"),
         ({"n_batch": INT32_MAX}, "n_batch=2147483647, expected a whole number, 1 to 65536"),
         ({"max_sequences": INT32_MAX}, "max_sequences=2147483647, .* 1 to 65025"),
         ({"max_resident": 2**80}, "max_resident=1208925819614629174706176, expected"),
@@ -36,17 +36,17 @@ def generator(tiny_opt: Path) -> Generator:
     ids=str,
 )
 def test_generators(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Generator(tiny_opt, **options)
 
 
-@pytest.mark.parametrize("policy", [None, "h2o", 4, [Policy.full()]])
+@pytest.mark.parametrize("policy", [None, "h2o", 4, [Policy.full()]], ids=str)
 def test_policies_of_caches(policy: Any) -> None:
-    with pytest.raises(ValueError, match=r"policy=.*, expected a Policy"):
+    with pytest.raises(TypeError, match=r"policy=.*, expected a Policy"):
         KVCache(2, 1, 8, policy)
     cache = KVCache(2, 1, 8, Policy.window(4), threads=1)
     if policy is not None:  # as before
-        with pytest.raises(ValueError, match=r"policy=.*, expected a Policy"):
+        with pytest.raises(TypeError, match=r"policy=.*, expected a Policy"):
             cache.reset(0, policy)
 
 
@@ -61,10 +61,10 @@ def test_caches_that_no_memory_holds() -> None:
     [
         (lambda g: g.generate("a", stop="\udc80"), ValueError, r"stop='\\udc80' has a surrogate"),
         (lambda g: g.generate("a", after=5), TypeError, "after=5, expected a Snapshot"),
-        (lambda g: g.generate(["a"], each=[None]), TypeError, r"each=\[None\], expected options"),
-        (lambda g: g.generate(["a"], each=5), TypeError, "each=5, expected options"),
+        (lambda g: g.generate(["a"], each=[None]), TypeError, r"each=\[None\], expected a list"),
+        (lambda g: g.generate(["a"], each=5), TypeError, "each=5, expected a list"),
         (lambda g: g.generate([2**70]), ValueError, f"token {2**70} is not in the vocabulary"),
-        (lambda g: g.detokenize(["a"]), TypeError, "cannot be interpreted as an integer"),
+        (lambda g: g.detokenize(["a"]), TypeError, "expected a token id"),
         (lambda g: g.detokenize([2**70]), ValueError, f"token {2**70} is not in the vocabulary"),
     ],
     ids=range(7),
