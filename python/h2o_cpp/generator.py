@@ -24,6 +24,7 @@ from h2o_cpp.generation.request import (
     is_batch,
     make_request,
     make_requests,
+    show_options,
     text_tokens,
     token_ids,
 )
@@ -170,6 +171,7 @@ class Generator(Closing):
             return "<Generator: closed>"
         return f"<Generator: {self.path.name}, n_ctx={self.n_ctx}, {self.policy}>"
 
+    @show_options
     def stream(
         self,
         prompt: str | Sequence[int],
@@ -218,6 +220,7 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> list[Generation]: ...
+    @show_options
     def generate(
         self,
         prompt: Any,
@@ -244,6 +247,7 @@ class Generator(Closing):
         request = self._request([*last.history, *prompt], None, options)
         return Stream(self._runtime, request, follows=last)
 
+    @show_options
     def stream_many(
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]],
@@ -265,6 +269,7 @@ class Generator(Closing):
         pieces = run_batch(runtime.engine, requests, runtime.n_sequences)
         return ((piece.index, piece.text) for piece in pieces if piece.text)
 
+    @show_options
     def request(
         self,
         prompt: str | Sequence[int],
@@ -306,6 +311,7 @@ class Generator(Closing):
             raise RuntimeError("this Generator has an Engine already; close it first")
         engine = Engine(self._runtime, self._seeds, max_queue=max_queue)
         self._engine = weakref.ref(engine)
+    @show_options
         return engine
 
     def chat(
