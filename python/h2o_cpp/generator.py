@@ -295,7 +295,7 @@ class Generator(Closing):
         if not isinstance(requests, Iterable):
             raise TypeError(f"requests={requests!r}, expected what Generator.request() gives")
         runtime = self._runtime()
-        for piece in run_batch(runtime.engine, map(_checked, requests), runtime.n_sequences):
+        for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
             if piece.last:
                 yield piece.index, Generation.of(piece.state)
 
