@@ -43,7 +43,7 @@ class Chat:
         system: what the model is told first.
         template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
 
-        Raises ValueError if there is no template, or it makes no sense.
+        Raises ValueError if there is no template, or it is invalid.
         """
         if not hasattr(generator, "chat_template"):
             raise TypeError(

@@ -31,7 +31,7 @@ from h2o_cpp.generation.request import (
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import bytes_of, check_int, short
+from h2o_cpp.model.arguments import bytes_of, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
@@ -100,7 +100,7 @@ class Generator(Closing):
             it is first needed. More streams than that take it in turns.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
-            fit are read anew for every forward pass, which all sequences share. Default: all stay.
+            fit are read again for every forward pass, which all sequences share. Default: all stay.
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -292,8 +292,6 @@ class Generator(Closing):
 
         A request is asked for when it can begin, so there may be any number of them.
         """
-        if not isinstance(requests, Iterable):
-            raise TypeError(f"requests={requests!r}, expected what Generator.request() gives")
         runtime = self._runtime()
         for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
             if piece.last:
@@ -311,9 +309,9 @@ class Generator(Closing):
             raise RuntimeError("this Generator has an Engine already; close it first")
         engine = Engine(self._runtime, self._seeds, max_queue=max_queue)
         self._engine = weakref.ref(engine)
-    @show_options
         return engine
 
+    @show_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -433,9 +431,3 @@ class Generator(Closing):
         """End all streams, after the token that is being computed; free model and caches."""
         self._open = None
         self._finalizer()
-
-
-def _checked(request: Request) -> Request:
-    if not isinstance(request, Request):
-        raise TypeError(f"requests has {short(request)}, expected what Generator.request() gives")
-    return request

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from h2o_cpp import Generator, _core
-from h2o_cpp.__main__ import main
+from h2o_cpp.cli import main
 from support.needs import LINUX, PLAIN_MEMORY
 
 KEY = b"llama.context_length"
@@ -33,8 +33,8 @@ def long_model(llama: Path, tmp_path: Path) -> Path:
 
 def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
     assert _core.DEFAULT_N_CTX == 4096
-    for options, expected in (({}, 4096), ({"n_ctx": 0}, 131072), ({"n_ctx": 9999}, 9999)):
-        with Generator(long_model, threads=1, hh=0.5, **options) as generator:
+    for n_ctx, expected in ((None, 4096), (0, 131072), (9999, 9999)):
+        with Generator(long_model, threads=1, hh=0.5, n_ctx=n_ctx) as generator:
             assert (generator.n_ctx, generator.n_ctx_train) == (expected, 131072)
             assert generator.policy.budget == expected // 2  # type: ignore[union-attr]
     with Generator(llama, threads=1) as generator:
