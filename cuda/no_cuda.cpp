@@ -7,7 +7,7 @@ namespace h2o {
 int cuda_device_count() { return 0; }
 
 std::unique_ptr<Backend> make_cuda_backend(int) {
-  throw InvalidArgument("this build of h2o has no CUDA back end; use device \"cpu\"");
+  throw InvalidArgument("device is 'cuda', but this build has no CUDA back end: expected cpu");
 }
 
 }  // namespace h2o

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.request import StreamOptions, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stream import Stream
 from h2o_cpp.model.arguments import check_str, short
@@ -43,7 +43,7 @@ class Chat:
         system: what the model is told first.
         template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
 
-        Raises ValueError if there is no template, or it makes no sense.
+        Raises ValueError if there is no template, or it is invalid.
         """
         if not hasattr(generator, "chat_template"):
             raise TypeError(
@@ -65,6 +65,7 @@ class Chat:
             return [*self._said]
         return [*self._said, {"role": "assistant", "content": self._reply.text}]
 
+    @show_options
     def say(self, text: str, **options: Unpack[StreamOptions]) -> Stream:
         """Send a message and stream the reply; options as for Generator.stream.
 

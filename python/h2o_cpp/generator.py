@@ -24,13 +24,14 @@ from h2o_cpp.generation.request import (
     is_batch,
     make_request,
     make_requests,
+    show_options,
     text_tokens,
     token_ids,
 )
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import bytes_of, check_int, short
+from h2o_cpp.model.arguments import bytes_of, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
@@ -99,7 +100,7 @@ class Generator(Closing):
             it is first needed. More streams than that take it in turns.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
-            fit are read anew for every forward pass, which all sequences share. Default: all stay.
+            fit are read again for every forward pass, which all sequences share. Default: all stay.
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -170,6 +171,7 @@ class Generator(Closing):
             return "<Generator: closed>"
         return f"<Generator: {self.path.name}, n_ctx={self.n_ctx}, {self.policy}>"
 
+    @show_options
     def stream(
         self,
         prompt: str | Sequence[int],
@@ -218,6 +220,7 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> list[Generation]: ...
+    @show_options
     def generate(
         self,
         prompt: Any,
@@ -244,6 +247,7 @@ class Generator(Closing):
         request = self._request([*last.history, *prompt], None, options)
         return Stream(self._runtime, request, follows=last)
 
+    @show_options
     def stream_many(
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]],
@@ -265,6 +269,7 @@ class Generator(Closing):
         pieces = run_batch(runtime.engine, requests, runtime.n_sequences)
         return ((piece.index, piece.text) for piece in pieces if piece.text)
 
+    @show_options
     def request(
         self,
         prompt: str | Sequence[int],
@@ -287,10 +292,8 @@ class Generator(Closing):
 
         A request is asked for when it can begin, so there may be any number of them.
         """
-        if not isinstance(requests, Iterable):
-            raise TypeError(f"requests={requests!r}, expected what Generator.request() gives")
         runtime = self._runtime()
-        for piece in run_batch(runtime.engine, map(_checked, requests), runtime.n_sequences):
+        for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
             if piece.last:
                 yield piece.index, Generation.of(piece.state)
 
@@ -308,6 +311,7 @@ class Generator(Closing):
         self._engine = weakref.ref(engine)
         return engine
 
+    @show_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -427,9 +431,3 @@ class Generator(Closing):
         """End all streams, after the token that is being computed; free model and caches."""
         self._open = None
         self._finalizer()
-
-
-def _checked(request: Request) -> Request:
-    if not isinstance(request, Request):
-        raise TypeError(f"requests has {short(request)}, expected what Generator.request() gives")
-    return request

@@ -31,7 +31,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def advice(tiny_opt: Path, text: str) -> Advice:
-    return advise(tiny_opt, text, loss=LOSS, n_ctx=N_CTX, max_tokens=N_CTX, threads=1)
+    return advise(tiny_opt, text, loss=LOSS, n_ctx=N_CTX, text_tokens=N_CTX, threads=1)
 
 
 def test_is_the_edge(advice: Advice) -> None:
@@ -197,7 +197,7 @@ def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
         ({"policies": ["best"]}, "best"),
         ({"policies": []}, "policies"),
         ({"n_ctx": 50}, "n_ctx"),
-        ({"n_ctx": 200, "max_tokens": 100}, "max_tokens"),
+        ({"n_ctx": 200, "text_tokens": 100}, "text_tokens"),
     ],
 )
 def test_what_cannot_be_advised(

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,10 +33,8 @@ def long_model(llama: Path, tmp_path: Path) -> Path:
 
 def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
     assert _core.DEFAULT_N_CTX == 4096
-    cases: list[tuple[dict[str, Any], int]]
-    cases = [({}, 4096), ({"n_ctx": 0}, 131072), ({"n_ctx": 9999}, 9999)]
-    for options, expected in cases:
-        with Generator(long_model, threads=1, hh=0.5, **options) as generator:
+    for n_ctx, expected in ((None, 4096), (0, 131072), (9999, 9999)):
+        with Generator(long_model, threads=1, hh=0.5, n_ctx=n_ctx) as generator:
             assert (generator.n_ctx, generator.n_ctx_train) == (expected, 131072)
             assert generator.policy.budget == expected // 2  # type: ignore[union-attr]
     with Generator(llama, threads=1) as generator:

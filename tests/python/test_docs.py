@@ -83,7 +83,7 @@ def test_quick_start(
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     blocks = [match[4] for match in FENCE.finditer(page) if match[3] == "python"]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(textwrap.dedent(block), "quickstart.md", "exec"), names)

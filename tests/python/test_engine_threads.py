@@ -281,11 +281,11 @@ class TestAsyncio:
             async def read_all() -> tuple[list[str], list[str]]:
                 with generator.engine(max_queue=1) as engine:
                     pieces = await asyncio.gather(*(read(engine, prompt) for prompt in prompts))
-                    texts = [await await_text(engine, prompt) for prompt in prompts]
-                return pieces, texts
-
-            async def await_text(engine: Engine, prompt: str) -> str:
-                return (await (await engine.submit_async(prompt, **options))).text
+                    completions = [
+                        await engine.submit_async(prompt, **options) for prompt in prompts
+                    ]
+                    generations = await asyncio.gather(*completions)
+                return pieces, [generation.text for generation in generations]
 
             texts = [one.text for one in expected]
             assert Background(lambda: asyncio.run(read_all())).result() == (texts, texts)

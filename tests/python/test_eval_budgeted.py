@@ -44,16 +44,16 @@ def log_likelihood(logits: np.ndarray[Any, Any], tokens: Sequence[int]) -> float
     return float(np.log(p[np.arange(len(tokens)), tokens]).sum())
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 5])
+@pytest.mark.parametrize("n_batch", [None, 1, 5])
 def test_full_cache(
     tiny_opt: Path,
     generator: Generator,
     context: list[int],
     continuation: list[int],
-    chunk: int | None,
+    n_batch: int | None,
 ) -> None:
     """However the context is read; and a continuation longer than what is scored at a time."""
-    model = BudgetedModel(tiny_opt, chunk=chunk, threads=1)
+    model = BudgetedModel(tiny_opt, n_batch=n_batch, threads=1)
     said = generator.stream(context, max_tokens=150, temperature=0, ignore_eos=True)
     assert "".join(said)
     for tokens, is_greedy in ((continuation, False), (said.tokens.tolist(), True)):
@@ -95,7 +95,7 @@ def test_the_first_prediction_sees_the_whole_context(
     assert BudgetedModel(tiny_opt, hh=0.1, threads=1).loglikelihood(context, continuation[:1]) == (
         full
     )
-    in_chunks = BudgetedModel(tiny_opt, hh=0.1, chunk=4, threads=1)
+    in_chunks = BudgetedModel(tiny_opt, hh=0.1, n_batch=4, threads=1)
     assert in_chunks.loglikelihood(context, continuation[:1]) != full
 
 
@@ -164,7 +164,7 @@ def test_generation_ends_at_the_end_of_text(tmp_path: Path) -> None:
         ({"policy": "lru"}, "policy 'lru' is not one of"),
         ({"n_ctx": 1}, "n_ctx=1"),
         ({"n_ctx": 4096}, "n_ctx=4096"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"n_batch": 0}, "n_batch=0"),
     ],
 )
 def test_bad_options(tiny_opt: Path, options: dict[str, Any], message: str) -> None:

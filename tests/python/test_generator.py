@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from h2o_cpp import BUNDLED_MODEL, Generation, Generator, HeadStats, KVCache, Policy, Stats
+from h2o_cpp import (
+    BUNDLED_MODEL,
+    Chat,
+    Engine,
+    Generation,
+    Generator,
+    HeadStats,
+    KVCache,
+    Policy,
+    Stats,
+)
+from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.measure.machine import rss_bytes
 from support.background import PROMPT
 from support.generating import generate
@@ -290,3 +303,24 @@ def test_stats_of_layers_and_heads(tiny_opt: Path, device: str) -> None:
 def test_policies_of_layers_are_as_many_as_layers(tiny_opt: Path) -> None:
     with pytest.raises(ValueError, match="3 policies for 6 layers"):
         Generator(tiny_opt, policy=[Policy.window(5)] * 3)
+
+
+def test_help_shows_the_options(tiny_opt: Path) -> None:
+    def defaults(function: Any) -> dict[str, object]:
+        parameters = inspect.signature(function).parameters
+        assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {name: p.default for name, p in parameters.items()}
+
+    functions = [Generator.stream, Generator.generate, Generator.stream_many, Generator.request]
+    for function in (*functions, Generator.chat, Chat.say, Engine.submit, Engine.submit_async):
+        found = defaults(function)
+        assert found["temperature"] == pytest.approx(0.8)
+        assert (found["top_k"], found["seed"], found["ignore_eos"]) == (40, None, False)
+        assert found["max_tokens"] is found["stop"] is None
+        assert StreamOptions.__annotations__.keys() <= found.keys()
+    shown = pydoc.render_doc(Generator.generate)
+    assert "max_tokens: 'int | None' = None, temperature: 'float' = 0.8, top_k" in shown
+    assert "**options" not in shown
+    with Generator(tiny_opt, threads=1) as generator:
+        generation = generator.generate("The old man", max_tokens=5, seed=1)
+        assert str(generation) == generation.text

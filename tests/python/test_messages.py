@@ -98,7 +98,7 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.full.generate(["a", "b"], each=[{}]), "each has 1 options for 2 prompts"),
     (lambda p: p.full.stream_many("a"), "prompts='a', it must be a list of prompts"),
     (lambda p: p.full.stream_many(5), "prompts=5, it must be a list of prompts"),
-    (lambda p: list(p.full.run(["a"])), "requests has 'a', expected what Generator.request()"),
+    (lambda p: list(p.full.run(["a"])), "requests[0]='a', expected what Generator.request()"),
     (lambda p: list(p.full.run(5)), "requests=5, expected what Generator.request() gives"),
     (lambda p: p.full.detokenize(5), "tokens=5, expected a list of token ids"),
     (lambda p: p.full.detokenize("abc"), "tokens='abc', expected a list of token ids"),

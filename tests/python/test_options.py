@@ -113,6 +113,10 @@ def test_no_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("run x --ctx-size 64", {"n_ctx": 64}),
         ("run x -c 0", {"n_ctx": 0}),
+        ("run x --endless", {"max_tokens": -1}),
+        ("chat", {"max_tokens": None}),
+        ("perplexity m t --hh 0.1,0.2", {"budget": [0.1, 0.2]}),
+        ("retrieve m --budget 0.1,0.2", {"budget": [0.1, 0.2]}),
         ("run x --n-predict 5", {"max_tokens": 5}),
         ("run x --predict 5", {"max_tokens": 5}),
         ("run x --temp 0.5", {"temperature": 0.5}),

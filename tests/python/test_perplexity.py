@@ -38,10 +38,10 @@ def losses(generator: Generator, window: list[int]) -> list[float]:
     return [-log(p[i, token]) for i, token in enumerate(window[1:])]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, N_CTX])
+@pytest.mark.parametrize("n_batch", [1, 7, N_CTX])
 @pytest.mark.parametrize("stride", [None, 20])
 def test_full_cache(
-    tiny_opt: Path, model: _core.Model, tokens: list[int], chunk: int, stride: int | None
+    tiny_opt: Path, model: _core.Model, tokens: list[int], n_batch: int, stride: int | None
 ) -> None:
     """However it is fed; and every window is one text."""
     step = stride or N_CTX - 1
@@ -51,7 +51,9 @@ def test_full_cache(
             for begin in range(0, len(tokens) - N_CTX + 1, step)
             for loss in losses(generator, tokens[begin : begin + N_CTX])[-step:]
         ]
-    value, n, _ = perplexity(model, tokens, Policy.full(), n_ctx=N_CTX, stride=stride, chunk=chunk)
+    value, n, _ = perplexity(
+        model, tokens, Policy.full(), n_ctx=N_CTX, stride=stride, n_batch=n_batch
+    )
     assert n == len(expected)
     assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)
 
@@ -99,7 +101,7 @@ def test_measure(model: _core.Model, tokens: list[int]) -> None:
         ({"n_ctx": 2000}, "fewer than n_ctx"),
         ({"stride": 0}, "stride=0"),
         ({"stride": N_CTX}, "stride=48"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"n_batch": 0}, "n_batch=0"),
         ({"budgets": [float("nan")]}, "budget nan"),
         ({"streaming": True, "stride": 5}, "stride is of windows"),
         ({"streaming": True}, "room for"),
@@ -177,7 +179,7 @@ def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[
     text = tokens[:41]  # 40 predictions: segments of 4
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
         expected = losses(generator, text)
-    got, _ = stream_losses(model, text, Policy.full(), n_ctx=N_CTX, chunk=7)
+    got, _ = stream_losses(model, text, Policy.full(), n_ctx=N_CTX, n_batch=7)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
     [full, window] = measure(
         model,

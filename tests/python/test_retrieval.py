@@ -66,7 +66,7 @@ def test_what_is_evicted_is_not_found(finder: _core.Model) -> None:
             policies=["h2o", "window", "sinks"],
             budgets=[0.2, 0.9],
             n_ctx=100,
-            chunk=8,
+            n_batch=8,
         )
     )
     found = {(row.policy, row.budget): row.exact for row in rows}
@@ -98,25 +98,25 @@ def test_differences_and_their_error(model: _core.Model, tokenizer: Tokenizer) -
     single = []
     for sample in samples:
         rows = measure(
-            model, {"x": [sample]}, policies=["window"], budgets=[0.3], n_ctx=60, chunk=8
+            model, {"x": [sample]}, policies=["window"], budgets=[0.3], n_ctx=60, n_batch=8
         )
         full, _, window = rows
         assert np.isnan(window.error)
         single.append(window.log_likelihood - full.log_likelihood)
     *_, window = measure(
-        model, {"x": samples}, policies=["window"], budgets=[0.3], n_ctx=60, chunk=8
+        model, {"x": samples}, policies=["window"], budgets=[0.3], n_ctx=60, n_batch=8
     )
     assert window.of_full == pytest.approx(np.mean(single), rel=1e-9)
     variance = sum((x - np.mean(single)) ** 2 for x in single) / 2
     assert window.error == pytest.approx(np.sqrt(variance / 3), rel=1e-9)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_answer_logits(tiny_opt: Path, model: _core.Model, chunk: int) -> None:
+@pytest.mark.parametrize("n_batch", [1, 7, 64])
+def test_answer_logits(tiny_opt: Path, model: _core.Model, n_batch: int) -> None:
     prompt, answer = list(range(40, 60)), [100, 200, 300]
     with Generator(tiny_opt, n_ctx=64, threads=1) as generator:
         expected = generator.logits([*prompt, *answer])[len(prompt) - 1 : -1]
-    session = open_session(model, Policy.full(), n_ctx=64, n_batch=chunk)
+    session = open_session(model, Policy.full(), n_ctx=64, n_batch=n_batch)
     np.testing.assert_array_equal(answer_logits(session, prompt, answer), expected)
 
 
@@ -206,11 +206,11 @@ def test_bad_tasks(tokenizer: Tokenizer) -> None:
 
 def test_bad_options(model: _core.Model) -> None:
     tasks = {"digit": [digit_sample("1", 20, 20)]}
-    good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "chunk": 8}
+    good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
     for options, message in (
         ({"policies": ["lru"]}, "policy 'lru'"),
         ({"budgets": [2.0]}, "budget 2.0"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"n_batch": 0}, "n_batch=0"),
         ({"n_ctx": 41}, "digit has a sample of 42 tokens, n_ctx is 41"),
     ):
         with pytest.raises(ValueError, match=message):

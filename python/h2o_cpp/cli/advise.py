@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
         loss=args.loss,
         policies=args.policy,
         n_ctx=args.n_ctx or None,
-        max_tokens=args.text_tokens,
-        chunk=args.n_batch,
+        text_tokens=args.text_tokens,
+        n_batch=args.n_batch,
         threads=args.threads,
     )
     if args.json:

@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
     history.add_argument(
         "--no-history", action="store_true", help="do not keep them (default: keep)"
     )
-    add_generation(parser)
+    add_generation(parser, max_tokens=None)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         hh=args.hh,
         policy=args.policy,
         n_ctx=args.n_ctx or None,
-        chunk=args.n_batch,
+        n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
         device=args.device,
         threads=args.threads,
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             "num_fewshot": args.num_fewshot,
             "limit": args.limit,
             "n_ctx": model.budgeted.n_ctx,
-            "chunk": args.n_batch,
+            "n_batch": args.n_batch,
             "kv_dtype": args.kv_dtype,
         }
         text = json.dumps({"settings": settings, "scores": rows}, indent=2)

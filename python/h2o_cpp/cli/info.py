@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
     metadata, tensors = file.metadata(), file.tensors()
     summary = dict(summarise(metadata, tensors))
     if args.memory is not None:
+        architecture = metadata.get("general.architecture")
         summary["sequences"] = {
             "memory": args.memory,
-            "n_ctx": metadata.get(f"{metadata.get('general.architecture')}.context_length"),
             **{name: capacity(path, args.memory, hh=hh) for name, hh in _BUDGETS.items()},
+            "n_ctx": min(metadata[f"{architecture}.context_length"], _core.DEFAULT_N_CTX),
         }
     short = {key: _short(value) for key, value in metadata.items()}
     if args.json:

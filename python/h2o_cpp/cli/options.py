@@ -46,10 +46,10 @@ _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def add_generation(parser: Parser) -> None:
-    """Add all that StreamOptions and Generator take, but the model."""
+def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
+    """Add all that StreamOptions and Generator take, but the model; max_tokens is the default."""
     limits = parser.add_mutually_exclusive_group()
-    add_max_tokens(limits, 128, "generate at most N tokens; -1: as --endless")
+    add_max_tokens(limits, max_tokens, "generate at most N tokens; -1: as --endless")
     limits.add_argument(
         "--endless",
         dest="max_tokens",
@@ -141,8 +141,8 @@ def add_text(parser: Parser) -> None:
     parser.add_either("-f", "--file", metavar="FILE", type=Path, help="UTF-8 text")
 
 
-def add_max_tokens(parser: Arguments, default: int, meaning: str, *aliases: str) -> None:
-    """Add --max-tokens, of what is generated."""
+def add_max_tokens(parser: Arguments, default: int | None, meaning: str, *aliases: str) -> None:
+    """Add --max-tokens, of what is generated; without a default, as many as --n-ctx has."""
     parser.add_argument(
         "-n",
         "--max-tokens",
@@ -152,7 +152,7 @@ def add_max_tokens(parser: Arguments, default: int, meaning: str, *aliases: str)
         type=int,
         default=default,
         metavar="N",
-        help=f"{meaning} (default: %(default)s)",
+        help=f"{meaning} (default: {'up to --n-ctx' if default is None else default})",
     )
 
 

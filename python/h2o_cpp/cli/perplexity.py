@@ -38,7 +38,8 @@ def add_arguments(parser: Parser) -> None:
     add_text(parser)
     add_policies(parser)
     parser.add_argument(
-        "--budget", type=fractions, default=[0.04, 0.1, 0.2, 0.4, 0.6], metavar="X,...",
+        "--hh", "--budget", dest="budget", type=fractions, metavar="X,...",
+        default=[0.04, 0.1, 0.2, 0.4, 0.6],
         help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
     )  # fmt: skip
     add_n_ctx(parser, "tokens of a window (default: as trained, up to 4096)")
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         n_ctx=n_ctx,
         beginning=beginning,
         stride=args.stride,
-        chunk=args.n_batch,
+        n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
         streaming=args.streaming,
     )
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json:
         rows_measured = [asdict(row) for row in measured]
-        document = {"n_ctx": n_ctx, "chunk": args.n_batch, "measured": rows_measured}
+        document = {"n_ctx": n_ctx, "n_batch": args.n_batch, "measured": rows_measured}
         print(json.dumps(document, indent=2))
     else:
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"

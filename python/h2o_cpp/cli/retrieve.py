@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_policies(parser)
     parser.add_argument(
-        "--budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
+        "--hh", "--budget", dest="budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
         help="fractions of n-ctx that are kept (default: 0.1,0.2,0.4)",
     )  # fmt: skip
     add_n_ctx(
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         policies=args.policy,
         budgets=args.budget,
         n_ctx=length,
-        chunk=args.n_batch,
+        n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
     )
     if not args.json:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json:
         rows_measured = [asdict(row) for row in measured]
-        document = {"length": length, "chunk": args.n_batch, "measured": rows_measured}
+        document = {"length": length, "n_batch": args.n_batch, "measured": rows_measured}
         print(json.dumps(document, indent=2))
     else:
         print(

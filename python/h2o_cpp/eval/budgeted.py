@@ -44,7 +44,7 @@ class BudgetedModel:
     every prediction but the first is made from what is kept, and a continuation of one token does
     not depend on the budget. That is the authors' cache that really drops; for the paper's
     accuracies they masked instead, which restricts the tokens of the context too and is harsher.
-    chunk=1 comes closer to it: it evicts while the context is read.
+    n_batch=1 comes closer to it: it evicts while the context is read.
 
     Attributes: `tokenizer`; `n_ctx`, the most tokens of a request; `hh` and `policy`.
     """
@@ -56,7 +56,7 @@ class BudgetedModel:
         hh: float | None = None,
         policy: str = "h2o",
         n_ctx: int | None = None,
-        chunk: int | None = None,
+        n_batch: int | None = None,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "auto",
         threads: int | None = None,
@@ -68,7 +68,7 @@ class BudgetedModel:
         policy: what that is, a name of h2o_cpp.model.policy.POLICIES.
         n_ctx: the most tokens of a request, which loses its beginning if it has more; default and
             limit: as trained.
-        chunk: tokens of a context read at a time, with eviction after each; default: all of them.
+        n_batch: tokens of a context read at a time, with eviction after each; default: all of them.
         kv_dtype, device, threads: as for Generator.
 
         Raises FileNotFoundError, ValueError and MemoryError.
@@ -82,7 +82,7 @@ class BudgetedModel:
         self.tokenizer = Tokenizer.of_model(self._model)
         self.hh = hh
         self.policy = policy
-        self._chunk = self.n_ctx if chunk is None else check_int("chunk", chunk, 1)
+        self._chunk = self.n_ctx if n_batch is None else check_int("n_batch", n_batch, 1)
         self._kv_dtype = kv_dtype
         self.clear_usage()
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from h2o_cpp import _core
 from h2o_cpp.generation.request import Request
+from h2o_cpp.model.arguments import short
+
+_EXPECTED = "expected what Generator.request() gives"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
 
     Raises ValueError for a request that cannot be started.
     """
+    if not isinstance(requests, Iterable):
+        raise TypeError(f"requests={short(requests)}, {_EXPECTED}")
     mailbox = _core.Mailbox()
     todo = enumerate(requests)
     running: dict[int, tuple[int, _core.Generation]] = {}
@@ -33,6 +38,8 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
         while True:
             while len(running) < n and (following := next(todo, None)) is not None:
                 i, request = following
+                if not isinstance(request, Request):
+                    raise TypeError(f"requests[{i}]={short(request)}, {_EXPECTED}")
                 state = request.submit(engine, eager=True)
                 running[state.key] = i, state
                 state.subscribe(mailbox)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.completion import Completion
-from h2o_cpp.generation.request import Request, StreamOptions, make_request
+from h2o_cpp.generation.request import Request, StreamOptions, make_request, show_options
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.trace import Record
@@ -48,6 +48,7 @@ class Engine(Closing):
         self._closed = False
         self._runtime.engine.set_max_queue(self._max_queue)
 
+    @show_options
     def submit(
         self,
         prompt: str | Sequence[int],
@@ -84,6 +85,7 @@ class Engine(Closing):
         self._check_open()
         return Completion(self, state, self._loops)
 
+    @show_options
     async def submit_async(
         self,
         prompt: str | Sequence[int],

@@ -6,8 +6,9 @@ import difflib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from operator import index
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +22,9 @@ from h2o_cpp.model.session import core_policies
 
 if TYPE_CHECKING:
     from h2o_cpp.model.runtime import Runtime
+
+_FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty")
+_NUMBERS = (*_FLOATS, "top_k", "repeat_last_n")
 
 # Options of other engines, and what they are here.
 _ELSEWHERE = {
@@ -61,6 +65,31 @@ class StreamOptions(TypedDict, total=False):
     ignore_eos: bool
     parse_special: bool
     constraint: Constraint | None
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def show_options(function: Function) -> Function:
+    """So that help() shows the options of **options, with their defaults."""
+    sampling = _core.Sampling()
+    defaults: dict[str, object] = dict.fromkeys(StreamOptions.__annotations__)
+    defaults.update(ignore_eos=False, parse_special=False)
+    for name in _NUMBERS:
+        defaults[name] = round(getattr(sampling, name), 6)  # which has them in 32 bits
+    options = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=defaults[name],
+            annotation=getattr(annotation, "__forward_arg__", annotation),
+        )
+        for name, annotation in StreamOptions.__annotations__.items()
+    ]
+    shown = signature(function)
+    others = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    vars(function)["__signature__"] = shown.replace(parameters=[*others, *options])
+    return function
 
 
 @dataclass(frozen=True)
@@ -251,7 +280,7 @@ def _sampling(options: StreamOptions) -> _core.Sampling:
     """Those of `options`, beside the defaults of the core. Raises ValueError."""
     sampling = _core.Sampling()
     given: dict[str, Any] = {**options}
-    for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+    for name in _FLOATS:
         if name in given:
             setattr(sampling, name, check_float(name, given[name]))
     for name, least in (("top_k", 0), ("repeat_last_n", -1)):

@@ -55,8 +55,8 @@ def advise(
     loss: float = 0.01,
     policies: Sequence[str] = ("h2o", "mean"),
     n_ctx: int | None = None,
-    max_tokens: int | None = None,
-    chunk: int = 1,
+    text_tokens: int | None = None,
+    n_batch: int = 1,
     threads: int | None = None,
 ) -> Advice:
     """The smallest budget, in whole percents, that costs `text` little perplexity.
@@ -67,8 +67,8 @@ def advise(
     policies: of h2o_cpp.model.policy.POLICIES; the one that needs the smallest cache is advised.
     n_ctx: tokens of a window, each read from an empty cache; default: as trained, but at most 2048
         and the text.
-    max_tokens: of the text; default: two windows.
-    chunk: tokens read at a time, with eviction after each; 1 is generation's own rhythm, more is
+    text_tokens: of the text; default: two windows.
+    n_batch: tokens read at a time, with eviction after each; 1 is generation's own rhythm, more is
         faster.
 
     Each policy's budget is found by bisection, which is right where the perplexity falls as the
@@ -94,7 +94,9 @@ def advise(
     if n_ctx is None:
         n_ctx = min(model.n_ctx_train, n_text, _N_CTX)
     n_ctx = check_int("n_ctx", n_ctx, _LEAST, model.n_ctx_train)
-    n_text = _WINDOWS * n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, n_ctx)
+    n_text = (
+        _WINDOWS * n_ctx if text_tokens is None else check_int("text_tokens", text_tokens, n_ctx)
+    )
     tokens = tokens[:n_text]
 
     n_most = (1 + _SEARCH * len(policies)) * len(tokens)
@@ -102,7 +104,7 @@ def advise(
 
         def measure(one: Budgeted) -> Measurement:
             value, n, nbytes = perplexity(
-                model, tokens, one.policy, n_ctx=n_ctx, beginning=beginning, chunk=chunk,
+                model, tokens, one.policy, n_ctx=n_ctx, beginning=beginning, n_batch=n_batch,
                 progress=bar.update,
             )  # fmt: skip
             return Measurement(one.name, one.budget, one.kept, value, n, nbytes)

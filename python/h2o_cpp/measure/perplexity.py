@@ -66,7 +66,7 @@ def perplexity(
     n_ctx: int,
     beginning: Sequence[int] = (),
     stride: int | None = None,
-    chunk: int = 1,
+    n_batch: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
     progress: Callable[[int], object] = lambda n: None,
 ) -> tuple[float, int, int]:
@@ -75,17 +75,17 @@ def perplexity(
     The tokens are read in windows of n_ctx, each from an empty cache and with `beginning` in front:
     the token that models expect there. The last `stride` tokens of a window (default: all but its
     first) are predicted, and the next window begins `stride` later.
-    `chunk` tokens are fed at a time, and eviction follows each chunk: 1 is generation's own rhythm,
-    in which every prediction is made from what is kept. progress is told how many more tokens have
-    been read.
+    `n_batch` tokens are fed at a time, and eviction follows each time: 1 is generation's own
+    rhythm, in which every prediction is made from what is kept. progress is told how many more
+    tokens have been read.
     """
     check_int("n_ctx", n_ctx, 2)
     stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
-    check_int("chunk", chunk, 1, n_ctx)
+    check_int("n_batch", n_batch, 1, n_ctx)
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
         raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
@@ -105,18 +105,18 @@ def stream_losses(
     policy: Policy,
     *,
     n_ctx: int,
-    chunk: int = 1,
+    n_batch: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
 ) -> tuple[NDArray[np.float64], int]:
     """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
 
     The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
-    ValueError where they cannot. `chunk` is as in perplexity().
+    ValueError where they cannot. `n_batch` is as in perplexity().
     """
-    check_int("chunk", chunk, 1, n_ctx)
+    check_int("n_batch", n_batch, 1, n_ctx)
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
     losses = list(_losses(session, np.asarray(tokens, np.int32)))
     return np.concatenate(losses), session.cache_bytes
 
@@ -130,7 +130,7 @@ def measure(
     n_ctx: int,
     beginning: Sequence[int] = (),
     stride: int | None = None,
-    chunk: int = 1,
+    n_batch: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
     streaming: bool = False,
 ) -> Iterator[Measurement]:
@@ -151,7 +151,7 @@ def measure(
     for name, budget, kept, policy in [*full, *evicting]:
         if streaming:
             losses, nbytes = stream_losses(
-                model, text, policy, n_ctx=n_ctx, chunk=chunk, kv_dtype=kv_dtype
+                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype
             )
             value, n = exp(losses.mean()), losses.size
             segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
@@ -163,7 +163,7 @@ def measure(
                 n_ctx=n_ctx,
                 beginning=beginning,
                 stride=stride,
-                chunk=chunk,
+                n_batch=n_batch,
                 kv_dtype=kv_dtype,
             )
             segments = ()

@@ -39,15 +39,15 @@ def measure(
     policies: Sequence[str],
     budgets: Sequence[float],
     n_ctx: int,
-    chunk: int,
+    n_batch: int,
     kv_dtype: str | tuple[str, str] = "f16",
 ) -> Iterator[Measurement]:
     """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
 
-    Budgets are fractions of n_ctx. A prompt is read `chunk` tokens at a time with eviction after
+    Budgets are fractions of n_ctx. A prompt is read `n_batch` tokens at a time with eviction after
     each, then the right answer token by token. Raises ValueError.
     """
-    check_int("chunk", chunk, 1, n_ctx)
+    check_int("n_batch", n_batch, 1, n_ctx)
     baselines = [Budgeted(name, 1.0, n_ctx, Policy.full()) for name in ("full", "absent")]
     evicting = at_budgets(policies, budgets, n_ctx)
     for task, samples in tasks.items():
@@ -56,7 +56,7 @@ def measure(
             raise ValueError(f"{task} has a sample of {longest} tokens, n_ctx is {n_ctx}")
         full = np.zeros(len(samples))
         for name, budget, kept, policy in [*baselines, *evicting]:
-            session = open_session(model, policy, n_ctx=n_ctx, n_batch=chunk, kv_dtype=kv_dtype)
+            session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
             values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
             for i, sample in enumerate(samples):
                 prompt = sample.without_fact if name == "absent" else sample.prompt
