@@ -22,6 +22,12 @@ constexpr size_t kCacheLine = 64;
 // Of a thread. What it does not use is never touched, and takes no memory.
 constexpr int64_t kWorkspace = std::max(kInt8Workspace, kBf16Workspace);
 
+// Rows of a product that are not divided: a thread reads a panel of weights for them.
+constexpr int64_t kLeastRows = 48;
+
+// As many tiles of a product for each thread even out what they take.
+constexpr int64_t kPartsPerThread = 4;
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(int n_threads, const CpuKernels& kernels, bool repacks)
@@ -139,15 +145,16 @@ class CpuBackend final : public Backend {
   }
 
   void gelu_tanh(Tensor x) override {
-    for_rows(x, [&](int64_t i) { kernels_.gelu_tanh(row(x, i), x.cols); });
+    for_elements(x, [&](int64_t i, int64_t n) { kernels_.gelu_tanh(x.floats() + i, n); });
   }
 
   void gelu_erf(Tensor x) override {
-    for_rows(x, [&](int64_t i) { kernels_.gelu_erf(row(x, i), x.cols); });
+    for_elements(x, [&](int64_t i, int64_t n) { kernels_.gelu_erf(x.floats() + i, n); });
   }
 
   void swiglu(Tensor up, const Tensor& gate) override {
-    for_rows(up, [&](int64_t i) { kernels_.swiglu(row(up, i), row(gate, i), up.cols); });
+    for_elements(
+        up, [&](int64_t i, int64_t n) { kernels_.swiglu(up.floats() + i, gate.floats() + i, n); });
   }
 
   bool computes_mixtures() const override { return true; }
@@ -257,6 +264,18 @@ class CpuBackend final : public Backend {
     });
   }
 
+  // Consecutive elements, of any rows. A power takes as long as so many multiply-adds.
+  template <class Body>
+  void for_elements(const Tensor& x, const Body& body) {
+    constexpr int64_t kTogether = 256;
+    constexpr int64_t kPower = 32;
+    const int64_t n = x.rows * x.cols;
+    pool_.parallel_for((n + kTogether - 1) / kTogether, kPower * n,
+                       [&](int, int64_t begin, int64_t end) {
+                         body(begin * kTogether, std::min(end * kTogether, n) - begin * kTogether);
+                       });
+  }
+
   void multiply(const Tensor& y, const Tensor& x, const Affine& w, bool add) {
     const TypeKernels& type = kernels_.of(w.weight.dtype);
     const Matmul m{.y = y.floats(),
@@ -290,8 +309,15 @@ class CpuBackend final : public Backend {
       pool_.parallel_for(m.n_rows, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
         kernels_.quantize_rows(x, m.x, begin, end);
       });
-      for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
-        kernel(m, x, begin, end, panels_.data() + thread * kWorkspace);
+      const auto rows = [&](int64_t first, int64_t n) {
+        const int64_t at = first * m.n_in;
+        return Int8Rows{x.q + at, x.scales + at / 32, x.sums + at / x.group, n, x.n_in, x.group};
+      };
+      for_tiles(m, n_out, [&](int thread, int64_t first, int64_t n, int64_t begin, int64_t end) {
+        Matmul some = m;
+        some.y += first * m.y_stride;
+        some.n_rows = n;
+        kernel(some, rows(first, n), begin, end, panels_.data() + thread * kWorkspace);
       });
       m.x += m.n_rows * m.n_in;
       m.y += m.n_rows * m.y_stride;
@@ -316,6 +342,34 @@ class CpuBackend final : public Backend {
       m.y += m.n_rows * m.y_stride;
     }
   }
+
+  // Hands out panels of columns; and where these are few, of some of the rows.
+  template <class Body>
+  void for_tiles(const Matmul& m, int64_t n_out, const Body& body) {
+    const int64_t width = m.n_rows == 1 ? kInterleaved : kInt8Columns;
+    const int64_t n_panels = (n_out + width - 1) / width;
+    const int64_t wanted = (kPartsPerThread * pool_.size() + n_panels - 1) / n_panels;
+    const int64_t n_parts = std::clamp<int64_t>(m.n_rows / kLeastRows, 1, wanted);
+    const int64_t n_rows = n_parts == 1 ? m.n_rows : padded((m.n_rows + n_parts - 1) / n_parts);
+    const int64_t n_tiles = n_panels * ((m.n_rows + n_rows - 1) / n_rows);
+    const int64_t per_panel = n_tiles / n_panels;
+    pool_.parallel_for(n_tiles, m.n_rows * m.n_in * n_out,
+                       [&](int thread, int64_t begin, int64_t end) {
+                         if (per_panel == 1) {
+                           body(thread, 0, m.n_rows, begin * width, std::min(end * width, n_out));
+                           return;
+                         }
+                         for (int64_t i = begin; i < end; ++i) {
+                           const int64_t first = i % per_panel * n_rows;
+                           const int64_t column = i / per_panel * width;
+                           body(thread, first, std::min(n_rows, m.n_rows - first), column,
+                                std::min(column + width, n_out));
+                         }
+                       });
+  }
+
+  // Whole tiles of rows, of every instruction set.
+  static int64_t padded(int64_t n_rows) { return (n_rows + 11) / 12 * 12; }
 
   // Hands out whole panels of columns.
   template <class Body>

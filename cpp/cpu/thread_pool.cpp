@@ -72,6 +72,8 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+int ThreadPool::size() const { return n_threads_; }
+
 void ThreadPool::run(const Job& job) {
   // Nobody reads job_ now: every part of the last job is done, and only a part gives the right to.
   job_ = job;

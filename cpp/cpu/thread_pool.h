@@ -24,14 +24,14 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return n_threads_; }
+  int size() const;
 
   // Calls body(thread, begin, end) on consecutive parts of [0, n) and waits for all. Any free
   // thread takes the next part: on a busy machine the caller does the work of threads that have not
   // been woken yet. body must not throw. One caller at a time.
   template <class Body>
   void parallel_for(int64_t n, const Body& body) {
-    if (n_threads_ == 1 || n <= 1) {
+    if (size() == 1 || n <= 1) {
       body(0, int64_t{0}, n);
       return;
     }

@@ -174,6 +174,40 @@ TEST_CASE("products of long rows, and of many") {
 }
 
 // A device may remember what it made of x. It must not once x has been written.
+// Few columns are divided by rows as well, where there are threads for that.
+TEST_CASE("the number of threads does not show in products" * doctest::skip(on_cuda())) {
+  Random random(5);
+  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q4_k, DType::f16, DType::f32}) {
+    for (const int64_t n_rows : {1, 47, 97, 200, 513}) {
+      for (const int64_t n_out : {48, 150}) {
+        CAPTURE(info(dtype).name);
+        CAPTURE(n_rows);
+        CAPTURE(n_out);
+        constexpr int64_t kIn = 256;
+        const std::vector<std::byte> bytes =
+            random_weights(random, dtype, n_out * kIn, real_scales);
+        const std::vector<float> x = random.reals(n_rows * kIn);
+        const auto product = [&](int n_threads, bool in_place) {
+          const auto backend = test_backend(n_threads);
+          std::vector<Buffer> owner;
+          const Tensor rows = tensor_of(bytes, dtype, n_out, kIn);
+          const Tensor weight =
+              in_place ? backend->upload(rows, nullptr) : backend->upload(rows, owner);
+          DeviceMatrix y(*backend, n_rows, n_out);
+          const DeviceMatrix in(*backend, x, n_rows, kIn);
+          backend->matmul(y, in, {weight, {}});
+          return y.read();
+        };
+        const std::vector<float> expected = product(1, true);
+        for (const int n_threads : {2, 3, 16}) {
+          CHECK(same_bits(product(n_threads, true), expected));
+          CHECK(same_bits(product(n_threads, false), expected));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("operations of one pass are those operations, one pass each") {
   const auto backend = test_backend();
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0, DType::q4_k}) {

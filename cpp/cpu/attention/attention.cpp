@@ -11,8 +11,14 @@
 namespace h2o {
 namespace {
 
-// Queries whose sums one thread merges.
-constexpr int64_t kMergedQueries = 8;
+// Queries of a tile that are not divided: a thread reads the keys for them, or merges their sums.
+constexpr int64_t kLeastQueries = 8;
+
+// As many blocks of keys for each thread even out what they take.
+constexpr int64_t kUnitsPerThread = 4;
+
+// What merging a number takes, in multiply-adds.
+constexpr int64_t kMergeCost = 16;
 
 // One call of attend().
 class Attend {
@@ -169,7 +175,7 @@ class Attend {
     tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
       tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
-                  space.block(block));
+                  space.block(block), 0, n_queries);
       tile.merge(block, space.block(block), space.all, 0, n_queries);
     }
     tile.write(space.all, 0, n_queries);
@@ -179,31 +185,40 @@ class Attend {
     }
   }
 
-  // The keys of each tile are divided.
+  // The keys of each tile are divided, and its queries where threads would be left without work.
   void by_blocks(int64_t work) {
+    const int64_t tile_queries = tile_rows_ * group_;
+    int64_t n_units = 0;
+    for (const Segment& segment : batch_.segments) n_units += n_tiles(segment) * n_blocks(segment);
+    const int64_t n_parts = std::clamp<int64_t>(kUnitsPerThread * pool_.size() / n_units, 1,
+                                                (tile_queries + kLeastQueries - 1) / kLeastQueries);
+    const int64_t n_queries = (tile_queries + n_parts - 1) / n_parts;
     parallel(
-        work, [this](const Segment& segment) { return n_tiles(segment) * n_blocks(segment); },
-        [this](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
-          const int64_t block = i % n_blocks(segment);
-          const int64_t index = i / n_blocks(segment);
+        work,
+        [&](const Segment& segment) { return n_tiles(segment) * n_blocks(segment) * n_parts; },
+        [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
+          const int64_t block = i / n_parts % n_blocks(segment);
+          const int64_t index = i / n_parts / n_blocks(segment);
           with_tile(segment, index, [&](const Tile& tile) {
-            if (block >= tile.n_blocks()) return;
+            const int64_t begin = i % n_parts * n_queries;
+            const int64_t end = std::min(begin + n_queries, tile.n_queries());
+            if (block >= tile.n_blocks() || begin >= end) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
             tile.load_queries(work_.q(thread));
             tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
-                        space.block(block));
+                        space.block(block), begin, end);
           });
         });
 
-    const int64_t merges = (tile_rows_ * group_ + kMergedQueries - 1) / kMergedQueries;
+    const int64_t merges = (tile_queries + kLeastQueries - 1) / kLeastQueries;
     parallel(
-        n_logits_ / kKeyBlock * cache_.head_dim,
+        kMergeCost * n_logits_ / kKeyBlock * cache_.head_dim,
         [&](const Segment& segment) { return n_tiles(segment) * merges; },
         [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
           with_tile(segment, i / merges, [&](const Tile& tile) {
             const TileSpace space = work_.of_tile(first_tile + i / merges, thread);
-            const int64_t begin = i % merges * kMergedQueries;
-            const int64_t end = std::min(begin + kMergedQueries, tile.n_queries());
+            const int64_t begin = i % merges * kLeastQueries;
+            const int64_t end = std::min(begin + kLeastQueries, tile.n_queries());
             if (begin >= end) return;
             tile.start(space.all, begin, end);
             for (int64_t block = 0; block < tile.n_blocks(); ++block) {

@@ -34,13 +34,14 @@ void Tile::load_queries(float* q) const {
   for (int64_t i = 0; i < n_; ++i) std::copy_n(row_of(attention_.q, i), width, q + i * width);
 }
 
-void Tile::attend(int64_t block, const float* q, float* powers, float* rotated,
-                  const TileSums& to) const {
+void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
+                  int64_t begin, int64_t end) const {
   const int64_t row = first_row(block);
-  multiply(block, q, powers, rotated, row);
-  const bool windowed = attention_.window > 0 && keys_.segment().n_rows > 1;
-  for (int64_t i = row * group_; i < n_queries(); ++i) {
-    if (windowed) {
+  begin = std::max(begin, row * group_);
+  if (begin >= end) return;
+  multiply(block, q, powers, rotated, begin, end);
+  for (int64_t i = begin; i < end; ++i) {
+    if (windowed()) {
       powers_in_window(block, i, powers + i * kKeyBlock, to.softmax);
       continue;
     }
@@ -49,31 +50,33 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated,
   }
 
   // The keys that all rows see, and then what each later row sees besides.
-  const auto from_query = [&](int64_t i) { return to.out + i * group_ * cache_.head_dim; };
-  const int64_t begin = block * kKeyBlock;
+  const int64_t head_dim = cache_.head_dim;
+  const int64_t key = block * kKeyBlock;
   const int64_t common = n_keys(block, row);
-  std::fill(from_query(row), from_query(n_), 0.0f);
-  add_values(begin, begin + common, (n_ - row) * group_, powers + row * group_ * kKeyBlock,
-             from_query(row));
+  std::fill(to.out + begin * head_dim, to.out + end * head_dim, 0.0f);
+  add_values(key, key + common, end - begin, powers + begin * kKeyBlock, to.out + begin * head_dim);
   for (int64_t i = row + 1; i < n_; ++i) {
-    add_values(begin + common, begin + n_keys(block, i), group_,
-               powers + i * group_ * kKeyBlock + common, from_query(i));
+    const int64_t query = std::max(begin, i * group_);
+    const int64_t n = std::min(end, (i + 1) * group_) - query;
+    if (n <= 0) continue;
+    add_values(key + common, key + n_keys(block, i), n, powers + query * kKeyBlock + common,
+               to.out + query * head_dim);
   }
 }
 
-// logits [queries from that of `row`, kKeyBlock] = q keys^T, for more keys than earlier rows see.
-void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated,
-                    int64_t row) const {
-  const int64_t begin = block * kKeyBlock;
-  const SegmentHead::Parts parts = keys_.keys(begin, begin + n_keys(block, n_ - 1));
-  const int64_t query = row * group_;
-  float* y = logits + query * kKeyBlock;
+// logits [queries, kKeyBlock] = q keys^T, of queries [begin, end), for more keys than earlier rows
+// see.
+void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
+                    int64_t end) const {
+  const int64_t key = block * kKeyBlock;
+  const SegmentHead::Parts parts = keys_.keys(key, key + n_keys(block, n_ - 1));
+  float* y = logits + begin * kKeyBlock;
   const auto dots = [&](const TypeKernels& type, const std::byte* k, int64_t k_bytes, int64_t n) {
     const Matmul m{.y = y,
-                   .x = q + query * cache_.head_dim,
+                   .x = q + begin * cache_.head_dim,
                    .w = k,
                    .bias = nullptr,
-                   .n_rows = n_queries() - query,
+                   .n_rows = end - begin,
                    .n_in = cache_.head_dim,
                    .w_row_bytes = k_bytes,
                    .y_stride = kKeyBlock,
@@ -196,6 +199,9 @@ void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, fl
         kernels_.weigh(power, n, weights[query - begin]);
       } else {
         kernels_.add_weighed(power - head * kKeyBlock, power, n, weights[query - begin]);
+      }
+      if (windowed() && head == group_ - 1) {
+        set_beyond_window(block, query / group_, power - head * kKeyBlock, 0);
       }
     }
   }

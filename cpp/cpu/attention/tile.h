@@ -40,10 +40,11 @@ class Tile {
   // q [queries, head_dim]
   void load_queries(float* q) const;
 
-  // The sums of one block. Leaves the powers [queries, kKeyBlock], each row's up to the keys that
-  // it sees. `rotated`: scratch, [kKeyBlock, head_dim] if the segment is rolling.
-  void attend(int64_t block, const float* q, float* powers, float* rotated,
-              const TileSums& to) const;
+  // The sums of one block, of queries [begin, end). Leaves the powers [queries, kKeyBlock], each
+  // row's up to the keys that it sees. `rotated`: scratch, [kKeyBlock, head_dim] if the segment is
+  // rolling.
+  void attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
+              int64_t begin, int64_t end) const;
 
   // Adds the sums of a block to those of the blocks before it, for queries [begin, end).
   void merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
@@ -70,7 +71,11 @@ class Tile {
     return std::min(kKeyBlock, keys_.n_visible(first_ + i) - block * kKeyBlock);
   }
 
-  void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t row) const;
+  // Do rows see no further back than a window? One row's cache keeps no token beyond it.
+  bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }
+
+  void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
+                int64_t end) const;
   void powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const;
   int64_t set_beyond_window(int64_t block, int64_t row, float* p, float value) const;
   void rotate_keys(const SegmentHead::Parts& parts, float* rotated) const;

@@ -96,6 +96,28 @@ SHAPES: dict[str, Config] = {
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
     },
+    # But for its biases, which take no time.
+    "Qwen2.5-0.5B": _llama(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        max_position_embeddings=32768,
+        rope_theta=1000000.0,
+        tie_word_embeddings=True,
+    ),
+    # All heads share their keys and values, in the sizes of TinyLlama.
+    "MQA-22": _llama(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=1,
+        vocab_size=32000,
+        max_position_embeddings=16384,
+    ),
     # Every head has its own keys and values, so that the cache is as large as caches get.
     "MHA-12": _llama(
         hidden_size=2048,

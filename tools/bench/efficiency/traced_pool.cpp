@@ -1,0 +1,97 @@
+// ThreadPool on one thread, in place of cpu/thread_pool.cpp: calls the parts that its threads would
+// take, one after the other, and records how long each takes.
+#include "traced_pool.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "cpu/thread_pool.h"
+
+namespace h2o {
+namespace {
+
+constexpr uint32_t kPartsPerThread = 4;  // as cpu/thread_pool.cpp has it
+
+double processor_time() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+// Seconds since the last call, without what asking takes.
+class Stopwatch {
+ public:
+  Stopwatch() {
+    cost_ = 1;
+    for (int i = 0; i < 1000; ++i) {
+      const double before = processor_time();
+      cost_ = std::min(cost_, processor_time() - before);
+    }
+    last_ = processor_time();
+  }
+  double lap() {
+    const double now = processor_time();
+    return std::max(0.0, now - std::exchange(last_, now) - cost_);
+  }
+
+ private:
+  double cost_, last_;
+};
+
+Stopwatch stopwatch;
+Trace current;
+int traced_threads = 0;  // 0: as many as the pool has
+bool tracing = false;
+
+void record(TracedJob job) {
+  if (tracing) current.jobs.push_back(std::move(job));
+}
+
+}  // namespace
+
+void begin_trace(int n_threads) {
+  current = {};
+  traced_threads = n_threads;
+  tracing = true;
+  stopwatch.lap();
+}
+
+Trace end_trace() {
+  current.after = stopwatch.lap();
+  tracing = false;
+  return std::move(current);
+}
+
+int physical_cores() { return 1; }
+
+ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {}
+ThreadPool::~ThreadPool() = default;
+int ThreadPool::size() const { return traced_threads > 0 ? traced_threads : n_threads_; }
+
+void ThreadPool::run(const Job& job) {
+  TracedJob traced{stopwatch.lap(), {}, {}};
+  const int64_t n_parts = int64_t{kPartsPerThread} * size();
+  for (int64_t part = 0; part < n_parts; ++part) {
+    const int64_t begin = job.n * part / n_parts;
+    const int64_t end = job.n * (part + 1) / n_parts;
+    if (begin == end) continue;
+    job.call(job.context, 0, begin, end);
+    traced.parts.push_back(stopwatch.lap());
+  }
+  record(std::move(traced));
+}
+
+void ThreadPool::run_in_order(const OrderedJob& job) {
+  TracedJob traced{stopwatch.lap(), {}, {}};
+  for (int64_t i = 0; i < job.n; ++i) {
+    job.body(job.context, 0, i);
+    traced.parts.push_back(stopwatch.lap());
+    if (job.finish == nullptr) continue;
+    job.finish(job.context, 0, i);
+    traced.finish.push_back(stopwatch.lap());
+  }
+  record(std::move(traced));
+}
+
+}  // namespace h2o
