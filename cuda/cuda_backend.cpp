@@ -107,7 +107,9 @@ class CudaBackend final : public Backend {
                                      [](const Segment& segment) { return segment.n_rows == 1; });
     if (!decodes) return pass();
     if (graph == nullptr) graph = std::make_unique<cuda::GraphCache>();
-    static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, batch.n_rows(), [&] {
+    const cuda::DecodeKinds kinds(batch.segments);
+    const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling};
+    static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, [&] {
       matmul_.forget();  // it may run twice
       pass();
     });
@@ -185,12 +187,13 @@ class CudaBackend final : public Backend {
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
     matmul_.forget();
     cuda::enter(stream_, attention, cache, batch_);
-    const auto decodes = [](const Segment& segment) { return segment.n_rows == 1; };
-    if (std::any_of(batch.segments.begin(), batch.segments.end(), decodes)) {
-      cuda::decode(stream_, attention, cache, batch_, static_cast<int32_t>(batch.segments.size()));
+    const cuda::DecodeKinds kinds(batch.segments);
+    if (kinds.fixed || kinds.rolling) {
+      const auto n_segments = static_cast<int32_t>(batch.segments.size());
+      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds);
     }
     for (const Segment& segment : batch.segments) {
-      if (decodes(segment)) continue;
+      if (segment.n_rows == 1) continue;
       cuda::prefill_attention(stream_, attention, cache, segment);
       cuda::admit(stream_, cache, segment);
     }

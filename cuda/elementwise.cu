@@ -23,15 +23,17 @@ class Row {
     }
   }
 
-  // body(i, element i) for the elements of this thread.
-  template <class Body>
-  __device__ void each(const Body& body) const {
+  // body(i, element i, element i of each of the others) for the elements of this thread.
+  template <class Body, class... Rows>
+  __device__ void each(const Body& body, const Rows&... others) const {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       const int i = threadIdx.x + j * kNormThreads;
-      if (i < n_) body(i, held_[j]);
+      if (i < n_) body(i, held_[j], others.held_[j]...);
     }
-    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) body(i, x_[i]);
+    for (int i = threadIdx.x + kHeld * kNormThreads; i < n_; i += kNormThreads) {
+      body(i, x_[i], others.x_[i]...);
+    }
   }
 
  private:
@@ -40,12 +42,15 @@ class Row {
   float held_[kHeld];
 };
 
-// One block for each row. y may be x: a thread writes only what it alone has read.
-__global__ void __launch_bounds__(kNormThreads)
+// One block for each row. y may be x: a thread writes only what it alone has read. No kernel writes
+// weights: they are read before the kernel ahead has ended, and before what is written, which they
+// would else be reread after.
+__global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_kernel(float* y, const float* x, const float* weight, const float* bias, int n,
                       float eps) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
+  const Row weights(weight, n), biases(bias, n);
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float sum = 0;
@@ -55,20 +60,22 @@ __global__ void __launch_bounds__(kNormThreads)
   row.each([&](int, float v) { squares = fmaf(v - mean, v - mean, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
   float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v) { to[i] = fmaf((v - mean) * scale, weight[i], bias[i]); });
+  row.each([&](int i, float v, float w, float b) { to[i] = fmaf((v - mean) * scale, w, b); },
+           weights, biases);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
     rms_norm_kernel(float* y, const float* x, const float* weight, int n, float eps) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
+  const Row weights(weight, n);
   wait_for_previous();
   const Row row(x + int64_t{blockIdx.x} * n, n);
   float squares = 0;
   row.each([&](int, float v) { squares = fmaf(v, v, squares); });
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
   float* to = y + int64_t{blockIdx.x} * n;
-  row.each([&](int i, float v) { to[i] = v * scale * weight[i]; });
+  row.each([&](int i, float v, float w) { to[i] = v * scale * w; }, weights);
 }
 
 // to[i, j] (+)= from[rows[i], j]; one block for each row i.
@@ -143,12 +150,13 @@ __global__ void map_kernel(float* x, int64_t n, F f) {
     x[i] = f(x[i]);
 }
 
-__global__ void swiglu_kernel(float* up, const float* gate, int64_t n) {
+__global__ void swiglu_kernel(float* __restrict__ up, const float* __restrict__ gate, int64_t n) {
   let_next_start();
   wait_for_previous();
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    up[i] *= gate[i] * sigmoid(gate[i]);
+    const float g = gate[i];
+    up[i] *= g * sigmoid(g);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "backend/backend.h"
 #include "cuda/runtime/device.h"
@@ -17,11 +18,23 @@ constexpr int32_t kMaxHeadDim = 1024;
 void enter(const Stream& stream, const Attention& attention, const KvView& cache,
            const DeviceBatch& batch);
 
+// Which segments of one row a batch has: those whose keys are rotated as they are read, and others.
+// A recorded step is one of a number of rows and of these.
+struct DecodeKinds {
+  explicit DecodeKinds(std::span<const Segment> segments) {
+    for (const Segment& segment : segments) {
+      if (segment.n_rows == 1) (segment.rolling ? rolling : fixed) = true;
+    }
+  }
+  bool fixed = false;
+  bool rolling = false;
+};
+
 // Segments of one row: attention, scores, and the choice of the next slot. The others are left out.
 // decode_workspace: the bytes of cache.workspace that it needs, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments);
+            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds);
 
 // After the rows of `segment` have attended: chooses the next slot, and where they did not fit, who
 // stays. admit_workspace: as decode_workspace.

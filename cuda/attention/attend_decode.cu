@@ -14,6 +14,7 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kFinishThreads = 512;
+constexpr int kMergeParts = 4;
 
 // The softmax of a query head over all splits.
 struct Softmax {
@@ -37,19 +38,54 @@ __device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) 
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
+// out [group, head_dim] of a kv_head, from those of the splits. As many parts of the block as there
+// is room for have every n-th split, and are added up in order.
+__device__ void merge_outputs(const Partials& partials, const Softmax* softmax, int64_t query,
+                              int group, int head_dim, int n_splits, float* out) {
+  __shared__ float sums[kFinishThreads];
+  const int width = group * head_dim;
+  const int parts = max(1, min(kMergeParts, kFinishThreads / width));
+  const int part = parts > 1 ? threadIdx.x / width : 0;
+  const auto weighed = [&](int i) {
+    const int h = i / head_dim;
+    const int64_t first = (query + h) * partials.splits.n;
+    float sum = 0;
+#pragma unroll 8
+    for (int s = part; s < n_splits; s += parts) {
+      const float weight = exp_negative(partials.largest[first + s] - softmax[h].largest);
+      sum = fmaf(weight, partials.out[(first + s) * head_dim + i % head_dim], sum);
+    }
+    return sum;
+  };
+  if (parts == 1) {
+    for (int i = threadIdx.x; i < width; i += kFinishThreads) {
+      out[i] = weighed(i) * softmax[i / head_dim].inverse;
+    }
+    return;
+  }
+  if (part < parts) sums[threadIdx.x] = weighed(threadIdx.x % width);
+  __syncthreads();
+  if (part > 0) return;
+  float sum = 0;
+  for (int p = 0; p < parts; ++p) sum += sums[p * width + threadIdx.x];
+  out[threadIdx.x] = sum * softmax[threadIdx.x / head_dim].inverse;
+}
+
 // Two blocks for each (segment, kv_head): one merges the outputs, the other does the scores.
 __global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax
   __shared__ Victim scratch[kFinishThreads / kWarp];
   let_next_start();
-  wait_for_previous();
-
+  // What only copies write.
   const Segment segment = batch.segments[blockIdx.x];
-  if (segment.n_rows != 1) return;
   const int kv_head = blockIdx.y;
+  const KvPolicy policy = cache.policies[segment.sequence];
+  wait_for_previous();
+  if (segment.n_rows != 1) return;
+
+  const KvHead head = cache.head(policy, segment.sequence, kv_head);
   const int group = cache.n_heads / cache.n_kv_heads;
-  const KvHead head = cache.head(segment.sequence, kv_head);
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
   const int n_splits = (used + partials.splits.length - 1) / partials.splits.length;
@@ -64,32 +100,34 @@ __global__ void __launch_bounds__(kFinishThreads)
 
   if (blockIdx.z == 0) {
     const int head_dim = cache.head_dim;
-    float* out = decode.out + (int64_t{segment.row} * cache.n_heads + kv_head * group) * head_dim;
-    for (int i = threadIdx.x; i < group * head_dim; i += kFinishThreads) {
-      const int h = i / head_dim;
-      const int64_t first = (query + h) * partials.splits.n;
-      float sum = 0;
-#pragma unroll 4
-      for (int s = 0; s < n_splits; ++s) {
-        const float weight = exp_negative(partials.largest[first + s] - softmax[h].largest);
-        sum = fmaf(weight, partials.out[(first + s) * head_dim + i % head_dim], sum);
-      }
-      out[i] = sum * softmax[h].inverse;
-    }
+    merge_outputs(partials, softmax, query, group, head_dim, n_splits,
+                  decode.out + (int64_t{segment.row} * cache.n_heads + kv_head * group) * head_dim);
     return;
   }
 
   const float* logits = partials.logits + query * partials.stride;
-  select_next_slot(head, segment, used, scratch, [&](int32_t slot) {
-    if (head.scores == nullptr) return 0.0f;
-    float received = 0;
-    for (int h = 0; h < group; ++h) {
-      const float p = exp_negative(logits[h * partials.stride + slot] - softmax[h].largest);
-      received = fmaf(p, softmax[h].inverse, received);
+  const auto load = [&](const int32_t* slots, float* scores) {
+    float received[kSlotsAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kSlotsAtOnce; ++i) {
+      scores[i] = head.scores != nullptr ? head.scores[slots[i]] : 0;
     }
-    const float score = head.scores[slot] * head.policy.decay + received;
-    head.scores[slot] = score;
-    return score;
+    if (head.scores == nullptr) return;
+    for (int h = 0; h < group; ++h) {
+      float logit[kSlotsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kSlotsAtOnce; ++i) logit[i] = logits[h * partials.stride + slots[i]];
+#pragma unroll
+      for (int i = 0; i < kSlotsAtOnce; ++i) {
+        const float p = exp_negative(logit[i] - softmax[h].largest);
+        received[i] = fmaf(p, softmax[h].inverse, received[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSlotsAtOnce; ++i) scores[i] = scores[i] * head.policy.decay + received[i];
+  };
+  select_next_slot(head, segment, used, scratch, load, [&](int32_t slot, float score) {
+    if (head.scores != nullptr) head.scores[slot] = score;
   });
 }
 
@@ -98,19 +136,22 @@ __global__ void __launch_bounds__(kFinishThreads)
 size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).bytes; }
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments) {
-  const Decode decode{attention.q.floats(), attention.out.floats(), attention.scale,
-                      static_cast<int32_t>(attention.rope.frequencies.cols),
-                      attention.rope.layout == RopeLayout::pairs};
+            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds) {
+  Decode decode{attention.q.floats(),
+                attention.out.floats(),
+                attention.scale,
+                static_cast<int32_t>(attention.rope.frequencies.cols),
+                attention.rope.layout == RopeLayout::pairs,
+                false};
   const bool whole = cache.head_dim % 8 == 0 && cache.head_dim <= 256;
   const auto both = [&](DType type) {
     return whole && cache.k_dtype == type && cache.v_dtype == type;
   };
-  if (both(DType::f16)) {
-    decode_splits<F16Row>(stream, decode, cache, batch, n_segments);
-  } else if (both(DType::q8_0)) {
-    decode_splits<Q8_0Row>(stream, decode, cache, batch, n_segments);
-  } else {
+  const bool f16 = both(DType::f16), q8_0 = both(DType::q8_0);
+  decode.only_rolling = f16 || q8_0;
+  if (kinds.fixed && f16) decode_splits<F16Row>(stream, decode, cache, batch, n_segments);
+  if (kinds.fixed && q8_0) decode_splits<Q8_0Row>(stream, decode, cache, batch, n_segments);
+  if (kinds.rolling || !decode.only_rolling) {
     decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);

@@ -12,22 +12,29 @@
 namespace h2o::cuda {
 namespace {
 
+// Blocks that a multiprocessor holds at least: few enough that the rows which a thread reads ahead
+// stay in registers.
+constexpr int decode_blocks(int heads) { return heads == 1 ? 5 : heads <= 4 ? 3 : 2; }
+
 // One block for each (segment, heads of a group, split): along x there may be 2^31.
 template <class Row, int kLanes, int kOctets, int kHeads>
-__global__ void __launch_bounds__(kTeamThreads)
+__global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   let_next_start();
-  wait_for_previous();
-
+  // What only copies write.
   const Segment segment = batch.segments[blockIdx.x];
+  const KvPolicy policy = cache.policies[segment.sequence];
+  wait_for_previous();
+  constexpr bool kSingle = std::is_same_v<Row, Single>;
   if (segment.n_rows != 1) return;
+  if (segment.rolling ? !kSingle : decode.only_rolling && kSingle) return;
   const int group = cache.n_heads / cache.n_kv_heads;
   const int tiles = (group + kHeads - 1) / kHeads;
   const int kv_head = blockIdx.y / tiles;
   const int first_head = kv_head * group + blockIdx.y % tiles * kHeads;
   const int n_heads = min(kHeads, (kv_head + 1) * group - first_head);
-  const KvHead head = cache.head(segment.sequence, kv_head);
+  const KvHead head = cache.head(policy, segment.sequence, kv_head);
   const int used = head.policy.kept(segment.position) + 1;
   const Partials partials(cache, cache.workspace);
   const int split = static_cast<int>(blockIdx.z);
@@ -40,11 +47,9 @@ __global__ void __launch_bounds__(kTeamThreads)
   float* logits = partials.logits + query * partials.stride;
   Team<kLanes, kOctets, kHeads> team;
   team.load_queries(q, n_heads, cache.head_dim, decode.scale);
-  if constexpr (std::is_same_v<Row, Single>) {
+  if constexpr (kSingle) {
     team.attend(Single{cache, head, decode, segment.rolling}, begin, end, n_heads, logits,
                 partials.stride);
-  } else if (segment.rolling) {
-    team.attend(Single{cache, head, decode, true}, begin, end, n_heads, logits, partials.stride);
   } else {
     team.attend(Whole<Row>{cache, head}, begin, end, n_heads, logits, partials.stride);
   }

@@ -50,13 +50,15 @@ struct Decode {
   float scale;
   int32_t half;  // n_rot / 2 of rolling sequences
   bool pairs;
+  bool only_rolling;  // segments, by Single: the others are another kernel's
 };
 
-// How a thread reads its part of the keys and values: eight elements at a time, kAhead rows before
-// the first is used. Whole octets of a type known when this was compiled:
+// How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
+// before the first is used, by n query heads. Whole octets of a type known when this was compiled:
 template <class Row>
 struct Whole {
-  static constexpr int kAhead = 4;
+  template <int heads>
+  static constexpr int kAhead = heads <= 4 ? 4 : 2;
   using Packed = typename Row::Packed;
   const KvView& cache;
   const KvHead& head;
@@ -65,8 +67,9 @@ struct Whole {
   __device__ Packed value(int slot, int i) const {
     return get(head.v + slot * cache.v_row_bytes, i);
   }
+  // Past the end the last octet again: the query is zero there, and what it weighs is not kept.
   __device__ Packed get(const std::byte* row, int i) const {
-    return i < cache.head_dim ? Row::load(row, i) : Packed{};
+    return Row::load(row, min(i, cache.head_dim - 8));
   }
   static __device__ Octet unpack(const Packed& packed) { return Row::unpack(packed); }
 };
@@ -74,6 +77,7 @@ struct Whole {
 // Any type and head_dim, an element at a time; keys of a rolling segment are rotated as they are
 // read.
 struct Single {
+  template <int heads>
   static constexpr int kAhead = 1;
   using Packed = Octet;
   const KvView& cache;
@@ -145,21 +149,31 @@ struct Team {
   template <class Rows>
   __device__ void attend(const Rows& rows, int begin, int end, int n_heads, float* logits,
                          int64_t stride) {
-    constexpr int kAhead = Rows::kAhead;
-    // As many rounds for every team: the lanes of a warp, which may be of several, stay together.
-    for (int round = begin; round < end; round += kTeams * kAhead) {
-      const int first = round + team;
-      typename Rows::Packed k[kAhead][kOctets], v[kAhead][kOctets];
+    constexpr int kAhead = Rows::template kAhead<kHeads>;
+    constexpr int kRound = kTeams * kAhead;
+    typename Rows::Packed k[kAhead][kOctets], v[kAhead][kOctets];
+    // A round is loaded in the one before: within one, the compiler would move loads behind what
+    // does not need them, and a thread would wait for memory several times.
+    const auto load = [&](int round, const auto& put) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int slot =
-            min(first + i * kTeams, end - 1);  // past the end: read, and given no weight
+        // Past the end: read, and given no weight.
+        const int slot = min(round + team + i * kTeams, end - 1);
 #pragma unroll
-        for (int c = 0; c < kOctets; ++c) {
-          k[i][c] = rows.key(slot, element(c));
-          v[i][c] = rows.value(slot, element(c));
-        }
+        for (int c = 0; c < kOctets; ++c) put(i, c, slot);
       }
+    };
+    const auto load_keys = [&](int round) {
+      load(round, [&](int i, int c, int slot) { k[i][c] = rows.key(slot, element(c)); });
+    };
+    const auto load_values = [&](int round) {
+      load(round, [&](int i, int c, int slot) { v[i][c] = rows.value(slot, element(c)); });
+    };
+    load_keys(begin);
+    load_values(begin);
+    // As many rounds for every team: the lanes of a warp, which may be of several, stay together.
+    for (int round = begin; round < end; round += kRound) {
+      const int first = round + team;
       float p[kAhead][kHeads];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -175,6 +189,7 @@ struct Team {
           }
         }
       }
+      if (round + kRound < end) load_keys(round + kRound);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float most = largest[h];
@@ -215,6 +230,7 @@ struct Team {
           }
         }
       }
+      if (round + kRound < end) load_values(round + kRound);
     }
   }
 

@@ -188,8 +188,12 @@ __global__ void __launch_bounds__(kThreads) admit_kernel(KvView cache, Segment s
   __syncthreads();  // all have read next_slot
   if (keys.fits) {
     const float* scores = keys.head.scores;
-    select_next_slot(keys.head, segment, keys.kept + segment.n_rows, scratch,
-                     [&](int32_t slot) { return scores != nullptr ? scores[slot] : 0; });
+    const auto load = [&](const int32_t* slots, float* loaded) {
+#pragma unroll
+      for (int i = 0; i < kSlotsAtOnce; ++i) loaded[i] = scores != nullptr ? scores[slots[i]] : 0;
+    };
+    select_next_slot(keys.head, segment, keys.kept + segment.n_rows, scratch, load,
+                     [](int32_t, float) {});
   } else {
     admit_rows(cache, segment, keys);
   }

@@ -26,23 +26,40 @@ __device__ inline Victim block_victim(Victim victim, Victim* scratch) {
   return victim;
 }
 
-// The tokens of a segment are in the slots [0, used); the score of each is score_of(slot), called
-// once for every slot. Chooses the slot of the next token: a free one, or that of the token to
-// evict, which leaves no gap among the ranks.
-template <class ScoreOf>
+// Slots of a thread whose loads are under way together.
+constexpr int kSlotsAtOnce = 4;
+
+// The tokens of a segment are in the slots [0, used). Each slot is once among those of
+// load(slots [kSlotsAtOnce], scores [kSlotsAtOnce]), which writes nothing, and may be there again,
+// as the last one; then store(slot, score) is called, once. Chooses the slot of the next token: a
+// free one, or that of the token to evict, which leaves no gap among the ranks.
+template <class Load, class Store>
 __device__ void select_next_slot(const KvHead& head, const Segment& segment, int32_t used,
-                                 Victim* scratch, const ScoreOf& score_of) {
+                                 Victim* scratch, const Load& load, const Store& store) {
   const KvPolicy& policy = head.policy;
   const int32_t next = segment.position + segment.n_rows;
   const bool evicts = head.evicts() && used == head.slots;
   Victim victim{INFINITY, -1, -1};
-  for (int32_t slot = threadIdx.x; slot < used; slot += blockDim.x) {
-    const float score = score_of(slot);
-    if (!evicts) continue;
-    const int32_t position = head.positions[slot];
-    if (!policy.evictable(position, next)) continue;
-    const float norm = head.value_norms != nullptr ? head.value_norms[slot] : 1;
-    victim = earlier(victim, {policy.importance(score, norm, position, next), position, slot});
+  const auto apart = static_cast<int32_t>(blockDim.x);
+  for (auto first = static_cast<int32_t>(threadIdx.x); first < used;
+       first += kSlotsAtOnce * apart) {
+    int32_t slots[kSlotsAtOnce], positions[kSlotsAtOnce];
+    float scores[kSlotsAtOnce], norms[kSlotsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kSlotsAtOnce; ++i) {
+      slots[i] = min(first + i * apart, used - 1);
+      positions[i] = evicts ? head.positions[slots[i]] : 0;
+      norms[i] = evicts && head.value_norms != nullptr ? head.value_norms[slots[i]] : 1;
+    }
+    load(slots, scores);
+#pragma unroll
+    for (int i = 0; i < kSlotsAtOnce; ++i) {
+      if (first + i * apart >= used) break;
+      store(slots[i], scores[i]);
+      if (!evicts || !policy.evictable(positions[i], next)) continue;
+      const float importance = policy.importance(scores[i], norms[i], positions[i], next);
+      victim = earlier(victim, {importance, positions[i], slots[i]});
+    }
   }
   if (evicts) victim = block_victim(victim, scratch);
   if (threadIdx.x == 0) *head.next_slot = evicts ? victim.slot : used;

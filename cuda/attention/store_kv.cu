@@ -27,8 +27,9 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
   float* v = k + head_dim;                                       // [head_dim]
   float2* rope_table = reinterpret_cast<float2*>(v + head_dim);  // [half]
   let_next_start();
-  wait_for_previous();
 
+  // What only copies write, but for next_slot: kernels of this layer in the batch before, which a
+  // copy has waited for, wrote that.
   const int row = blockIdx.x, kv_head = blockIdx.y;
   const Segment segment = batch.segments[batch.segment_of[row]];
   const SegmentKeys keys(cache, segment, kv_head);
@@ -38,6 +39,7 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
   const int64_t column = (int64_t{row} * cache.n_kv_heads + kv_head) * head_dim;
   for (int i = threadIdx.x; i < rotation.half; i += kThreads)
     rope_table[i] = rotation.angle(position, i);
+  wait_for_previous();
   for (int i = threadIdx.x; i < head_dim; i += kThreads) {
     k[i] = rows.k[column + i];
     v[i] = rows.v[column + i];

@@ -47,15 +47,15 @@ std::string GraphSwitch::reason() const {
 }
 
 GraphCache::~GraphCache() {
-  for (const auto& [n_rows, graph] : graphs_) {
+  for (const auto& [step, graph] : graphs_) {
     if (graph != nullptr) cudaGraphExecDestroy(graph);
   }
 }
 
-void GraphCache::run(const Stream& stream, GraphSwitch& graphs, int32_t n_rows,
+void GraphCache::run(const Stream& stream, GraphSwitch& graphs, const StepKind& step,
                      const std::function<void()>& pass) {
   if (!graphs.reason().empty()) return pass();
-  const auto [entry, is_first] = graphs_.try_emplace(n_rows, nullptr);
+  const auto [entry, is_first] = graphs_.try_emplace(step, nullptr);
   if (is_first) return pass();
   try {
     if (entry->second == nullptr) entry->second = instantiate(record(stream, pass));

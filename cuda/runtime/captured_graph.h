@@ -1,6 +1,7 @@
 // Decode steps as CUDA graphs: recorded the first times, then replayed with one launch.
 #pragma once
 
+#include <compare>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -25,18 +26,25 @@ class GraphSwitch {
   std::string reason_;
 };
 
-// One graph for each number of rows. A step of that many rows runs as it is the first time, when
+// Steps whose launches are the same: of so many rows, and with rolling sequences, others, or both.
+struct StepKind {
+  int32_t n_rows;
+  bool fixed, rolling;
+  auto operator<=>(const StepKind&) const = default;
+};
+
+// One graph for each kind of step. The step runs as it is the first time, when
 // the driver may still load kernels, is recorded the second time, and replayed from then on. When
 // it cannot be recorded or replayed, it runs as it is.
 class GraphCache final : public CapturedGraph {
  public:
   ~GraphCache() override;
 
-  void run(const Stream& stream, GraphSwitch& graphs, int32_t n_rows,
+  void run(const Stream& stream, GraphSwitch& graphs, const StepKind& step,
            const std::function<void()>& pass);
 
  private:
-  std::map<int32_t, cudaGraphExec_t> graphs_;  // nullptr: ran once
+  std::map<StepKind, cudaGraphExec_t> graphs_;  // nullptr: ran once
 };
 
 }  // namespace h2o::cuda

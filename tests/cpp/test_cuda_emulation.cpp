@@ -122,5 +122,20 @@ TEST_CASE("a step that cannot be recorded runs as it is, and so do those after i
   }
 }
 
+// To be lowered when kernels are fused.
+TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
+  constexpr int kPerLayer = 13;  // 2 norms, 7 products, SwiGLU, 3 of attention
+  constexpr int kOthers = 4;     // embeddings, and the last norm, rows and product
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
+  Session session(model, {});
+  Random random(4);
+  feed(session, 0, random_tokens(random, *model, 3));
+  for (int step = 0; step < 2; ++step) {  // as it is, and recorded
+    take_launches();
+    feed(session, 0, random_tokens(random, *model, 1));
+    CHECK(take_launches().size() == kPerLayer * model->config.n_layers + kOthers);
+  }
+}
+
 }  // namespace
 }  // namespace h2o

@@ -53,6 +53,7 @@ _OURS = [
 ]
 _SECTIONS = {"prefill": 4, "eviction": 2, "scores": 3}
 _PEERS = ["LLaMA-7B", "LLaMA-3-8B", "OPT-6.7B"]
+_QUICK = "SmolLM2-135M"
 
 _MODEL_BYTES = 20 << 30  # of the largest file that a command writes
 
@@ -219,7 +220,7 @@ def _ours(check: Check) -> list[Command]:
             check, f"decode {shape} {type_name}", 120,
             "--sections", "1", "--no-baselines", "--shapes", shape, "--types", type_name,
         )
-        for shape, type_name in _OURS
+        for shape, type_name in ([(_QUICK, "Q4_K_M")] if check.quick else _OURS)
     ]  # fmt: skip
     others = [
         _bench(check, name, 240, "--sections", str(number)) for name, number in _SECTIONS.items()
@@ -242,9 +243,9 @@ def _sanitize(check: Check) -> list[Command]:
 
 def _peers(check: Check) -> list[Command]:
     return [
-        _bench(check, "machine", 60, "--sections", "0"),
+        _bench(check, "machine", 120, "--sections", "0"),
         *(
             _bench(check, f"decode {s}", 240, "--sections", "1", "--types", "", "--shapes", s)
-            for s in _PEERS
+            for s in ([_QUICK] if check.quick else _PEERS)
         ),
     ]
