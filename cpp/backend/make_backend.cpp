@@ -10,13 +10,14 @@
 
 namespace h2o {
 
-std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) {
+std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact) {
   if (device == "cpu" || (device == "auto" && cuda_device_count() == 0)) {
     const char* isa = std::getenv("H2O_ISA");
     const char* repack = std::getenv("H2O_REPACK");
     return make_cpu_backend(n_threads, isa != nullptr ? isa : "",
-                            repack == nullptr || std::string_view(repack) != "0");
+                            repack == nullptr || std::string_view(repack) != "0", exact);
   }
+  require(!exact, "[device] exact is of the CPU, not of '", device, "'");
   if (device == "cuda" || device == "auto") return make_cuda_backend(0);
 
   int index = -1;

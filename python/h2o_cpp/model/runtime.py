@@ -43,10 +43,11 @@ def open_runtime(
     max_sequences: int | None,
     memory: int | str | None,
     max_resident: int | str | None,
+    exact: bool = False,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1)
-    model = open_model(path, device=device, threads=threads, max_resident=max_resident)
+    model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = model.n_ctx_train if n_ctx is None else check_int("n_ctx", n_ctx, 1)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)
