@@ -103,6 +103,13 @@ def capi_seeds() -> dict[str, bytes]:
             "tokenize": tokenize + calls}  # fmt: skip
 
 
+def stop_string_seeds() -> dict[str, bytes]:
+    stops = bytes([2, 3]) + b"a b" + bytes([7]) + "né🦙".encode()
+    words = "a né a né🦙 a b".encode()
+    text = b"".join(bytes([68]) + words[n : n + 4] for n in range(0, len(words), 4))
+    return {"any": stops + text, "letters": bytes([13, 2]) + b"ab" + bytes([3]) + b"aba" + text}
+
+
 def vocabulary_seeds() -> dict[str, bytes]:
     letters = bytes([7]) + bytes(range(0, 4)) * 8
     return {"bpe": b"\1\0" + letters, "spm": b"\0\3" + letters, "odd": b"\x7f\xff" + letters * 2}
@@ -114,6 +121,7 @@ def main() -> None:
         "gguf": gguf_seeds(),
         "tokenizer": tokenizer_seeds(),
         "vocabulary": vocabulary_seeds(),
+        "stop_strings": stop_string_seeds(),
         "snapshot": snapshot_seeds(),
         "capi": capi_seeds(),
     }
