@@ -1,0 +1,79 @@
+"""tools/cuda_resources: reading what the compiler says, and finding what has become worse."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "cuda_resources"
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z1av' for 'sm_90'
+ptxas info    : Function properties for _Z1av
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 64 bytes smem
+ptxas info    : Compiling entry function '_Z1bv' for 'sm_90'
+ptxas info    : Function properties for _Z1bv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers
+"""
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_what_ptxas_says(script: dict[str, Any]) -> None:
+    found = script["resources_of"](LOG)
+    assert found == {"_Z1av": (40, 8, 4, 64), "_Z1bv": (255, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("h2o::cuda::(anonymous namespace)::relu(float*, long)", "relu"),
+        (
+            "void h2o::cuda::f<h2o::cuda::(anonymous namespace)::Q<h2o::cuda::X>, 4>(h2o::KvView)",
+            "f<Q<X>, 4>",
+        ),
+    ],
+)
+def test_names(script: dict[str, Any], name: str, expected: str) -> None:
+    assert script["plain"](name) == expected
+
+
+def test_what_is_worse(script: dict[str, Any]) -> None:
+    kernel, resources = script["Kernel"], script["Resources"]
+    old, new = kernel("sm_90", "a.cu", "old"), kernel("sm_90", "a.cu", "new")
+    recorded = {old: resources(40, 0, 0, 64)}
+    assert not list(script["worse"]({old: resources(40, 0, 0, 64)}, recorded))
+    assert not list(script["worse"]({old: resources(30, 0, 0, 0)}, recorded))
+    assert list(script["worse"]({old: resources(48, 8, 0, 64)}, recorded)) == [
+        "sm_90 a.cu old: registers 40 -> 48",
+        "sm_90 a.cu old: stack 0 -> 8",
+    ]
+    assert list(script["worse"]({new: resources(40, 8, 4, 64)}, recorded)) == [
+        "sm_90 a.cu new: new, and spills 4 bytes"
+    ]
+
+
+def test_the_file(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(script["written"].__globals__, "compiler", lambda: "nvcc 1.2")
+    table = {script["Kernel"]("sm_80", "a.cu", "f<X, 4>"): script["Resources"](1, 2, 3, 4)}
+    text = script["written"](table)
+    assert text.splitlines()[0] == "# nvcc 1.2"
+    assert script["read"](text) == table
+
+
+def test_decode_kernels_need_no_local_memory(script: dict[str, Any]) -> None:
+    """What is recorded: attention over f16 and q8_0 keeps its rows in registers."""
+    recorded = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
+    found = {k: r for k, r in recorded.items() if k.file.endswith(("_f16.cu", "_q8_0.cu"))}
+    assert len(found) == 2 * 2 * 9  # architectures, types, sizes of heads and groups
+    assert all(resources.spilled <= 4 for resources in found.values())
+    assert not any(r.spilled for k, r in recorded.items() if k.name.endswith("norm_kernel"))
