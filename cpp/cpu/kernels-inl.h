@@ -289,6 +289,17 @@ void add_rows(const AddRows& a) {
   }
 }
 
+// nullptr where columns side by side are slower than those in rows: AVX2 has too few registers to
+// put bits of superblocks together.
+template <class Int8>
+constexpr decltype(TypeKernels::interleaved_matmul) interleaved_matmul() {
+  if constexpr (kWidth == 8 && Int8::kBlock == 256 && (Int8::kBits == 5 || Int8::kBits == 6)) {
+    return nullptr;
+  } else {
+    return int8_matmul<Int8, true>;
+  }
+}
+
 // Of a type of floats, and of a type that keys and values can have too: weights are multiplied in
 // integers, keys in float.
 template <class Type>
@@ -299,7 +310,7 @@ template <class Type, class Int8>
 constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) {
   return {matmul<Type>,
           int8_matmul<Int8, false>,
-          int8_matmul<Int8, true>,
+          interleaved_matmul<Int8>(),
           Int8::kGroup,
           decode<Type>,
           encode,
@@ -311,7 +322,7 @@ template <class Type, class Int8>
 constexpr TypeKernels weights() {
   return {nullptr,
           int8_matmul<Int8, false>,
-          int8_matmul<Int8, true>,
+          interleaved_matmul<Int8>(),
           Int8::kGroup,
           decode<Type>,
           nullptr,

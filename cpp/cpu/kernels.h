@@ -88,7 +88,7 @@ struct TypeKernels {
   void (*int8_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                       std::byte* workspace);
   // The same, to the same bits, with weights as cpu/matmul/interleave.h has them; `begin` is a
-  // multiple of kInterleaved.
+  // multiple of kInterleaved. nullptr also where it would be slower.
   void (*interleaved_matmul)(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                              std::byte* workspace);
   int64_t int8_group;  // what both expect in x.group

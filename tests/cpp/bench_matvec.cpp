@@ -1,7 +1,8 @@
-// How fast one row of activations passes over quantised weights, beside only reading as many bytes:
-// GB/s of each type, layout and instruction set with one thread and with all.
+// How fast a row of activations, or some, passes over quantised weights, beside only reading as
+// many bytes: GB/s of each type, layout and instruction set with one thread and with all.
 //
-// ninja h2o_bench_matvec && tests/cpp/h2o_bench_matvec [MiB of weights [rounds [TYPE,TYPE...]]]
+// ninja h2o_bench_matvec && tests/cpp/h2o_bench_matvec [MiB of weights [rounds [TYPE,TYPE...
+// [rows]]]]
 //
 // All take turns in each round, and the median round counts: another program that runs for a while
 // slows all of them.
@@ -54,23 +55,24 @@ uint64_t sum_of(const std::byte* data, int64_t begin, int64_t end) {
 
 class Bench {
  public:
-  Bench(int64_t bytes, int n_threads)
+  Bench(int64_t bytes, int n_threads, int64_t n_rows)
       : backend_(make_cpu_backend(1, "")),
         pool_(n_threads),
         weights_(backend_->allocate(bytes)),
         workspaces_(backend_->allocate(n_threads * kInt8Workspace)),
-        x_(kDepth),
-        q_(kDepth),
-        scales_(kDepth / 32),
-        sums_(kDepth / kInt8Group),
-        y_(bytes / byte_size(DType::q2_k, kDepth) + kInterleaved) {
+        n_rows_(n_rows),
+        x_(n_rows * kDepth),
+        q_(n_rows * kDepth),
+        scales_(n_rows * kDepth / 32),
+        sums_(n_rows * kDepth / kInt8Group),
+        y_(n_rows * (bytes / byte_size(DType::q2_k, kDepth) + kInterleaved)) {
     // Halves of any sign that are finite, whichever bytes of a block they are in.
     pool_.parallel_for(bytes, [&](int, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         weights_.data()[i] = static_cast<std::byte>((i * 2654435761u >> 16) & 0xbb);
       }
     });
-    for (int64_t i = 0; i < kDepth; ++i) x_[i] = static_cast<float>(i * 37 % 200 - 100);
+    for (int64_t i = 0; i < n_rows * kDepth; ++i) x_[i] = static_cast<float>(i * 37 % 200 - 100);
   }
 
   void read() {
@@ -81,8 +83,8 @@ class Bench {
 
   int64_t multiply(const CpuKernels& table, DType dtype, bool interleaved) {
     const TypeKernels& type = table.of(dtype);
-    const Int8Rows x{q_.data(), scales_.data(), sums_.data(), 1, kDepth, type.int8_group};
-    table.quantize_rows(x, x_.data(), 0, 1);
+    const Int8Rows x{q_.data(), scales_.data(), sums_.data(), n_rows_, kDepth, type.int8_group};
+    table.quantize_rows(x, x_.data(), 0, n_rows_);
     const int64_t row_bytes = byte_size(dtype, kDepth);
     const int64_t n_out =
         static_cast<int64_t>(weights_.size()) / row_bytes / kInt8Columns * kInt8Columns;
@@ -90,7 +92,7 @@ class Bench {
                    .x = x_.data(),
                    .w = weights_.data(),
                    .bias = nullptr,
-                   .n_rows = 1,
+                   .n_rows = n_rows_,
                    .n_in = kDepth,
                    .w_row_bytes = row_bytes,
                    .y_stride = n_out,
@@ -109,6 +111,7 @@ class Bench {
   std::unique_ptr<Backend> backend_;
   ThreadPool pool_;
   Buffer weights_, workspaces_;
+  int64_t n_rows_;
   std::vector<float> x_;
   std::vector<int8_t> q_;
   std::vector<float> scales_;
@@ -117,8 +120,8 @@ class Bench {
   volatile uint64_t total_ = 0;
 };
 
-void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types) {
-  Bench bench(bytes, n_threads);
+void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types, int64_t n_rows) {
+  Bench bench(bytes, n_threads, n_rows);
   std::map<std::string, std::vector<double>> rates;
   const auto record = [&](const std::string& name, const std::function<int64_t()>& work) {
     int64_t done = 0;
@@ -139,6 +142,7 @@ void run(int64_t bytes, int n_threads, int n_rounds, const std::string& types) {
       for (const CpuKernels* table : supported_kernels()) {
         if (table->bf16.bf16_matmul != nullptr || std::string(table->isa) == "scalar") continue;
         for (const bool interleaved : {false, true}) {
+          if (interleaved && table->of(dtype).interleaved_matmul == nullptr) continue;
           record(type + (interleaved ? " interleaved " : " in place    ") + table->isa,
                  [&] { return bench.multiply(*table, dtype, interleaved); });
         }
@@ -159,6 +163,7 @@ int main(int argc, char** argv) {
   const int64_t bytes = (argc > 1 ? std::atoll(argv[1]) : 256) << 20;
   const int n_rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   const std::string types = argc > 3 ? argv[3] : "Q8_0,Q4_0,Q4_K,Q5_K,Q6_K,IQ4_XS";
-  h2o::run(bytes, 1, n_rounds, types);
-  if (h2o::physical_cores() > 1) h2o::run(bytes, h2o::physical_cores(), n_rounds, types);
+  const int64_t n_rows = argc > 4 ? std::atoll(argv[4]) : 1;
+  h2o::run(bytes, 1, n_rounds, types, n_rows);
+  if (const int n = h2o::physical_cores(); n > 1) h2o::run(bytes, n, n_rounds, types, n_rows);
 }

@@ -61,7 +61,7 @@ void multiply(const CpuKernels& table, DType dtype, Matmul m, int64_t begin, int
   const Buffer workspace = backend->allocate(kInt8Workspace);
   std::vector<float> again(m.y, m.y + m.n_rows * m.y_stride);
   type.int8_matmul(m, x, begin, end, workspace.data());
-  if (begin % kInterleaved != 0) return;
+  if (begin % kInterleaved != 0 || type.interleaved_matmul == nullptr) return;
   const Tensor rows{const_cast<std::byte*>(m.w), dtype, m.y_stride, m.n_in};
   const Buffer interleaved = backend->allocate(interleaved_bytes(rows));
   for (int64_t i = 0; i * kInterleaved < rows.rows; ++i) {

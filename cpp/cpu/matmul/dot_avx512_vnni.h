@@ -6,6 +6,8 @@
 namespace h2o {
 namespace {
 
+constexpr int kLargestPair = 0;  // no sums of 16 bits
+
 Ints dot(Ints sums, Ints w, Ints x) { return {_mm512_dpbusd_epi32(sums.v, w.v, x.v)}; }
 
 // vpdpbusd multiplies unsigned by signed bytes: w + 128 is unsigned, and 128 times the sum of x is

@@ -6,6 +6,8 @@
 namespace h2o {
 namespace {
 
+constexpr int kLargestPair = 0;  // no sums of 16 bits
+
 // A product fits 16 bits: it is at most 128 * 127. Pairs of them are added in 32.
 Ints dot(Ints sums, Ints w, Ints x) {
   const int8x16_t a = vreinterpretq_s8_s32(w.v), b = vreinterpretq_s8_s32(x.v);

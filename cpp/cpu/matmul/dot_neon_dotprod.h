@@ -6,6 +6,8 @@
 namespace h2o {
 namespace {
 
+constexpr int kLargestPair = 0;  // no sums of 16 bits
+
 Ints dot(Ints sums, Ints w, Ints x) {
   return {vdotq_s32(sums.v, vreinterpretq_s8_s32(w.v), vreinterpretq_s8_s32(x.v))};
 }

@@ -97,27 +97,43 @@ struct BlockScales {
   }
 };
 
+// As many bytes as a block of kInterleaved columns has.
+template <class Type>
+H2O_INLINE void prefetch_block(const std::byte* from) {
+  constexpr int64_t kBytes = kInterleaved * sizeof(typename Type::Block);
+#pragma GCC unroll 64
+  for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at);
+}
+
 // A row of x and kInterleaved columns.
 template <class Type>
 struct Strip {
   static constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
-  static constexpr int64_t kLines = (kBlockBytes + kLine - 1) / kLine;
+  static constexpr int64_t kAhead = 4096;  // bytes from what is multiplied to what is prefetched
 
   const int8_t* x_q;
   const float* x_scales;
   const int32_t* x_sums;
   Vec totals[kStripVectors];
 
+  // How many quads in a row have sums that fit 16 bits, where products are added so.
+  static constexpr int kRun = [] {
+    constexpr int kMost = kLargestPair / (2 * 127 * ((1 << Type::kBits) - 1));
+    if (Type::kSigned || kMost < 2) return 1;
+    return kMost < 4 ? 2 : kMost < 8 || Type::kGroup == 16 ? 4 : 8;
+  }();
+
   // Elements [i, i + kBlock).
   H2O_INLINE void add_block(const std::byte* block, int64_t i) {
-#pragma GCC unroll 64
-    for (int64_t l = 0; l < kLines; ++l) __builtin_prefetch(block + 4096 + l * kLine);
+    prefetch_block<Type>(block + kAhead);
 #pragma GCC unroll 8
     for (int g = 0; g < Type::kBlock; g += 32) {
       Ints dots[2][kStripVectors];
       start(dots, (i + g) / Type::kGroup);
 #pragma GCC unroll 8
-      for (int e = 0; e < 32; e += kQuad) add_quads(dots[e / 16], block, g, e, x_q + i + g + e);
+      for (int e = 0; e < 32; e += kQuad * kRun) {
+        add_quads(dots[e / 16], block, g, e, x_q + i + g + e);
+      }
       const Vec x_scale = broadcast(x_scales[(i + g) / kActivations]);
 #pragma GCC unroll 16
       for (int64_t v = 0; v < kStripVectors; ++v) {
@@ -143,22 +159,32 @@ struct Strip {
     }
   }
 
+  // kRun quads, of all columns.
   H2O_INLINE static void add_quads(Ints (&dots)[kStripVectors], const std::byte* block, int g,
                                    int e, const int8_t* x) {
-    constexpr int64_t kParts = sizeof(Quants) / kQuad / kWidth;
-    const Ints xq = broadcast_quad(x);
-#pragma GCC unroll 2
-    for (int64_t j = 0; j < kStripVectors / kParts; ++j) {
-      Quants q;
-      const std::byte* columns = block + j * static_cast<int64_t>(sizeof(Quants));
-      Type::quants(&q, InterleavedBlocks<typename Type::Block>{columns, e}, g);
+#pragma GCC unroll 16
+    for (int64_t v = 0; v < kStripVectors; ++v) {
+      if constexpr (kRun == 1) {
+        dots[v] = dot<Type>(dots[v], quads(block, g, e, v), broadcast_quad(x));
+      } else {
+        Ints w[kRun], xq[kRun];
 #pragma GCC unroll 8
-      for (int64_t part = 0; part < kParts; ++part) {
-        const Ints w = load_quads(reinterpret_cast<const int8_t*>(&q) + part * kWidth * kQuad);
-        Ints& sums = dots[j * kParts + part];
-        sums = dot<Type>(sums, w, xq);
+        for (int i = 0; i < kRun; ++i) {
+          w[i] = quads(block, g, e + 4 * i, v);
+          xq[i] = broadcast_quad(x + 4 * i);
+        }
+        dots[v] = dot_quads(dots[v], w, xq);
       }
     }
+  }
+
+  // Elements g + e, ..., g + e + 3 of the columns of vector v.
+  H2O_INLINE static Ints quads(const std::byte* block, int g, int e, int64_t v) {
+    constexpr int64_t kParts = sizeof(Quants) / kQuad / kWidth;
+    Quants q;
+    const std::byte* columns = block + v / kParts * static_cast<int64_t>(sizeof(Quants));
+    Type::quants(&q, InterleavedBlocks<typename Type::Block>{columns, e}, g);
+    return load_quads(reinterpret_cast<const int8_t*>(&q) + v % kParts * kWidth * kQuad);
   }
 
   H2O_INLINE void add_group(const BlockScales<Type>& scales, int64_t v, Ints dot, Vec x_scale,

@@ -160,20 +160,34 @@ template <class Type>
 void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k,
                       int64_t n) {
   constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
+  // The next elements of these columns, or the first of those that come next.
+  int64_t ahead = n / Type::kBlock * kBlockBytes;
+  if (k + n == m.n_in) {
+    const bool is_last = begin + 2 * kColumns > end;
+    ahead = is_last ? 0 : kColumns * m.w_row_bytes - k / Type::kBlock * kBlockBytes;
+  }
   for (int64_t v = 0; v < kColumns && begin + v < end; v += kInterleaved) {
     const std::byte* block = m.w + (begin + v) * m.w_row_bytes + k / Type::kBlock * kBlockBytes;
     for (int64_t i = 0; i < n; i += Type::kBlock, block += kBlockBytes) {
+      prefetch_block<Type>(block + ahead);
 #pragma GCC unroll 8
       for (int g = 0; g < Type::kBlock; g += 32) {
         unpack_quads<Type>(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, block, g);
       }
       for (int64_t column = 0; column < kInterleaved; column += kWidth) {
         const BlockScales<Type> scales(block, column);
+        constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
+        Vec of_groups[kGroups], mins[kGroups];  // before one is stored, which might be what is read
+#pragma GCC unroll 16
+        for (int64_t g = 0; g < kGroups; ++g) {
+          of_groups[g] = scales.scale(g);
+          if constexpr (Type::kMins) mins[g] = scales.min(g);
+        }
         const int64_t to = i / Type::kGroup * kColumns + v + column;
 #pragma GCC unroll 16
-        for (int64_t g = 0; g < Type::kBlock / Type::kGroup; ++g) {
-          store(panel.scales + to + g * kColumns, scales.scale(g));
-          if constexpr (Type::kMins) store(panel.mins + to + g * kColumns, scales.min(g));
+        for (int64_t g = 0; g < kGroups; ++g) {
+          store(panel.scales + to + g * kColumns, of_groups[g]);
+          if constexpr (Type::kMins) store(panel.mins + to + g * kColumns, mins[g]);
         }
       }
     }

@@ -157,6 +157,19 @@ Ints dot(Ints sums, Ints w, Ints x) {
   return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
 }
 
+// The sums of 16 bits that maddubs gives are added in 16 bits, while they fit, by those who have
+// several in a row.
+constexpr int kLargestPair = 0x7fff;
+template <int kN>
+[[gnu::always_inline]] inline Ints dot_quads(Ints sums, const Ints (&w)[kN], const Ints (&x)[kN]) {
+  __m256i pairs = _mm256_maddubs_epi16(w[0].v, x[0].v);
+#pragma GCC unroll 8
+  for (int i = 1; i < kN; ++i) {
+    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[i].v, x[i].v));
+  }
+  return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+}
+
 // The sign of w goes to x.
 int32_t signed_start(int32_t) { return 0; }
 Ints signed_dot(Ints sums, Ints w, Ints x) {

@@ -136,6 +136,8 @@ Ints load_quads(const int8_t* p) {
 }
 Ints broadcast_quad(const int8_t* p) { return load_quads(p); }
 Ints repeat_quads(const int8_t* p, int64_t i) { return load_quads(p + 4 * i); }
+constexpr int kLargestPair = 0;  // no sums of 16 bits
+
 template <class Byte>
 Ints dot_of(Ints sums, Ints w, Ints x) {
   Byte a[4];
