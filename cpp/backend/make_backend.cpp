@@ -10,14 +10,15 @@
 
 namespace h2o {
 
-std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads) {
+std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact) {
   // "auto" is the CPU until the CUDA back end has been measured on a GPU.
   if (device == "cpu" || device == "auto") {
     const char* isa = std::getenv("H2O_ISA");
     const char* repack = std::getenv("H2O_REPACK");
     return make_cpu_backend(n_threads, isa != nullptr ? isa : "",
-                            repack == nullptr || std::string_view(repack) != "0");
+                            repack == nullptr || std::string_view(repack) != "0", exact);
   }
+  require(!exact, "exact is for the CPU, device is '", device, "'");
   if (device == "cuda") return make_cuda_backend(0);
 
   int index = -1;

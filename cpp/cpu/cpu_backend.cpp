@@ -357,11 +357,12 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, bool repacks) {
+std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa, bool repacks,
+                                          bool exact) {
   require(n_threads >= 0 && n_threads <= 1024, "threads is ", n_threads,
           ", expected 1 to 1024, or 0 for all cores");
   if (n_threads == 0) n_threads = physical_cores();
-  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa), repacks);
+  return std::make_unique<CpuBackend>(n_threads, choose_kernels(isa, exact), repacks);
 }
 
 }  // namespace h2o

@@ -10,8 +10,9 @@ namespace h2o {
 
 // n_threads = 0: one for each core. isa empty: the fastest this CPU runs. repacks: whether
 // quantised weights are copied in the order of cpu/matmul/interleave.h, where there is memory for
-// that. Throws InvalidArgument for an instruction set this CPU does not run.
+// that. exact: weights in F16 and BF16 are multiplied as they are, in float.
+// Throws InvalidArgument for an instruction set this CPU does not run.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa,
-                                          bool repacks = true);
+                                          bool repacks = true, bool exact = false);
 
 }  // namespace h2o

@@ -32,7 +32,8 @@ std::span<const int32_t> span_of(const Tokens& tokens) {
 // `progress` is a function of the bytes loaded, and of all of them; or None. What it raises ends
 // the loading.
 std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
-                                  int n_threads, const py::object& progress, size_t max_resident) {
+                                  int n_threads, const py::object& progress, size_t max_resident,
+                                  bool exact) {
   LoadProgress tell;
   if (!progress.is_none()) {
     tell = [&progress](size_t loaded, size_t total) {
@@ -41,7 +42,7 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
     };
   }
   const py::gil_scoped_release release;
-  return std::make_shared<Model>(path, make_backend(device, n_threads), tell, max_resident);
+  return std::make_shared<Model>(path, make_backend(device, n_threads, exact), tell, max_resident);
 }
 
 std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
@@ -153,7 +154,8 @@ void register_session(py::module_& m) {
   m.def("architectures", &architectures, "general.architecture of the models that can be run.");
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
       .def(py::init(&load_model), py::arg("path"), py::kw_only(), py::arg("device"),
-           py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0)
+           py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0,
+           py::arg("exact") = false)
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
       .def_property_readonly(
           "file", [](const Model& model) { return &model.file.head(); },

@@ -104,6 +104,7 @@ class Model:
         threads: int,
         progress: Callable[[int, int], object] | None = None,
         max_resident: int = 0,
+        exact: bool = False,
     ) -> None: ...
     @property
     def n_streamed_layers(self) -> int: ...

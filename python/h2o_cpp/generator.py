@@ -68,6 +68,7 @@ class Generator(Closing):
         max_sequences: int | None = None,
         memory: int | str | None = None,
         max_resident: int | str | None = None,
+        exact: bool = False,
     ) -> None:
         """Load a model.
 
@@ -100,6 +101,8 @@ class Generator(Closing):
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
             fit are read anew for every forward pass, which all sequences share. Default: all stay.
+        exact: multiply weights in F16 and BF16 as they are stored, on the CPU, also where it has
+            faster products that round activations, and weights in F16, to bf16 (docs/precision.md).
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -123,6 +126,7 @@ class Generator(Closing):
             max_sequences=max_sequences,
             memory=memory,
             max_resident=max_resident,
+            exact=exact,
         )
         self.policy = self._open.policy
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too

@@ -30,6 +30,11 @@ TEST_CASE("the tables are those that this CPU runs") {
   }
   CHECK(names == expected);
   CHECK(&choose_kernels("") == tables.front());
+  for (const CpuKernels* table : tables) {
+    const CpuKernels& exact = choose_kernels(table->isa, true);
+    CHECK(exact.round_rows == nullptr);
+    CHECK((&exact == table || table->round_rows != nullptr));
+  }
   for (const CpuKernels* table : tables) CHECK(&choose_kernels(table->isa) == table);
   CHECK_THROWS_AS(choose_kernels("x86_64_v5"), InvalidArgument);
 }

@@ -136,12 +136,13 @@ std::vector<const CpuKernels*> supported_kernels() {
   return tables;
 }
 
-const CpuKernels& choose_kernels(const std::string& isa) {
+const CpuKernels& choose_kernels(const std::string& isa, bool exact) {
   const std::vector<const CpuKernels*> tables = supported_kernels();
-  if (isa.empty()) return *tables.front();
   std::string names;
+  bool is_found = isa.empty();
   for (const CpuKernels* table : tables) {
-    if (isa == table->isa) return *table;
+    is_found = is_found || isa == table->isa;
+    if (is_found && !(exact && table->round_rows != nullptr)) return *table;
     names += text(names.empty() ? "" : ", ", table->isa);
   }
   throw InvalidArgument(text("instruction set '", isa, "' is not one this CPU runs: ", names));

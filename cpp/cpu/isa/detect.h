@@ -12,8 +12,8 @@ namespace h2o {
 // The last one is "scalar".
 std::vector<const CpuKernels*> supported_kernels();
 
-// The table called `isa`, or the fastest when `isa` is empty. Throws InvalidArgument listing the
-// supported names.
-const CpuKernels& choose_kernels(const std::string& isa);
+// The table called `isa`, or the fastest when `isa` is empty; with `exact` the next that has no
+// products in bf16. Throws InvalidArgument listing the supported names.
+const CpuKernels& choose_kernels(const std::string& isa, bool exact = false);
 
 }  // namespace h2o

@@ -261,6 +261,12 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
             help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
             "read again for every pass (default: all stay)",
         )
+        machine.add_argument(
+            "--exact",
+            action="store_true",
+            help="multiply F16 and BF16 weights as they are stored, more slowly: on the CPU, where "
+            "newer processors round to bf16",
+        )
     add_threads(machine)
 
 
@@ -354,6 +360,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         max_sequences=max_sequences,
         memory=memory,
         max_resident=args.max_resident,
+        exact=args.exact,
     )
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(

@@ -43,10 +43,11 @@ def open_runtime(
     max_sequences: int | None,
     memory: int | str | None,
     max_resident: int | str | None,
+    exact: bool = False,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
-    model = open_model(path, device=device, threads=threads, max_resident=max_resident)
+    model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     hh, policy = resolve_budget(hh, policy, model.file)
     policy = choose_policy(hh, recent, policy, n_ctx)

@@ -23,10 +23,11 @@ def open_model(
     device: str,
     threads: int | None,
     max_resident: int | str | None = None,
+    exact: bool = False,
 ) -> _core.Model:
     """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
 
-    path, device, threads, max_resident: as for Generator.
+    path, device, threads, max_resident, exact: as for Generator.
 
     Raises FileNotFoundError, ValueError, OSError and MemoryError.
     """
@@ -48,6 +49,7 @@ def open_model(
             threads=thread_count(threads),
             progress=tell,
             max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
+            exact=exact,
         )
 
 
