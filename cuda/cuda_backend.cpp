@@ -161,6 +161,28 @@ class CudaBackend final : public Backend {
     cuda::swiglu(stream_, up, gate);
   }
 
+  void geglu(Tensor up, const Tensor& gate) override {
+    matmul_.forget();
+    cuda::geglu(stream_, up, gate);
+  }
+
+  void add(Tensor y, const Tensor& x) override {
+    matmul_.forget();
+    cuda::add(stream_, y, x);
+  }
+
+  void scale(Tensor x, float factor) override {
+    matmul_.forget();
+    cuda::scale(stream_, x, factor);
+  }
+
+  void softcap(Tensor x, float cap) override {
+    matmul_.forget();
+    cuda::softcap(stream_, x, cap);
+  }
+
+  bool computes_softcap() const override { return false; }
+
   bool computes_mixtures() const override { return false; }
   void route(const Routes&, Tensor) override { no_mixtures(); }
   void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
@@ -185,6 +207,7 @@ class CudaBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
+    require(attention.softcap == 0, "[cuda] soft-caps of attention are computed on the CPU only");
     matmul_.forget();
     cuda::enter(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);

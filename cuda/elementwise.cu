@@ -150,14 +150,36 @@ __global__ void map_kernel(float* x, int64_t n, F f) {
     x[i] = f(x[i]);
 }
 
-__global__ void swiglu_kernel(float* __restrict__ up, const float* __restrict__ gate, int64_t n) {
+struct Scale {
+  float factor;
+  __device__ float operator()(float x) const { return x * factor; }
+};
+
+struct Softcap {
+  float cap;
+  __device__ float operator()(float x) const { return cap * tanhf(x / cap); }
+};
+
+struct Swiglu {
+  __device__ float operator()(float up, float gate) const { return up * (gate * sigmoid(gate)); }
+};
+
+struct Geglu {
+  __device__ float operator()(float up, float gate) const { return up * GeluTanh{}(gate); }
+};
+
+struct Add {
+  __device__ float operator()(float y, float x) const { return y + x; }
+};
+
+// y = f(y, x)
+template <class F>
+__global__ void zip_kernel(float* __restrict__ y, const float* __restrict__ x, int64_t n, F f) {
   let_next_start();
   wait_for_previous();
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    const float g = gate[i];
-    up[i] *= g * sigmoid(g);
-  }
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride)
+    y[i] = f(y[i], x[i]);
 }
 
 // Enough blocks for n elements, at most a few for each multiprocessor.
@@ -170,6 +192,12 @@ template <class F>
 void map(const Stream& stream, const Tensor& x, F f) {
   const int64_t n = x.rows * x.cols;
   launch(stream, map_kernel<F>, blocks(stream, n), dim3(kThreads), 0, x.floats(), n, f);
+}
+
+template <class F>
+void zip(const Stream& stream, const Tensor& y, const Tensor& x, F f) {
+  const int64_t n = y.rows * y.cols;
+  launch(stream, zip_kernel<F>, blocks(stream, n), dim3(kThreads), 0, y.floats(), x.floats(), n, f);
 }
 
 dim3 rows_of(const Tensor& x) { return dim3(static_cast<unsigned>(x.rows)); }
@@ -195,11 +223,13 @@ void relu(const Stream& stream, Tensor x) { map(stream, x, Relu{}); }
 void gelu_tanh(const Stream& stream, Tensor x) { map(stream, x, GeluTanh{}); }
 void gelu_erf(const Stream& stream, Tensor x) { map(stream, x, GeluErf{}); }
 
+void scale(const Stream& stream, Tensor x, float factor) { map(stream, x, Scale{factor}); }
+void softcap(const Stream& stream, Tensor x, float cap) { map(stream, x, Softcap{cap}); }
 void swiglu(const Stream& stream, Tensor up, const Tensor& gate) {
-  const int64_t n = up.rows * up.cols;
-  launch(stream, swiglu_kernel, blocks(stream, n), dim3(kThreads), 0, up.floats(), gate.floats(),
-         n);
+  zip(stream, up, gate, Swiglu{});
 }
+void geglu(const Stream& stream, Tensor up, const Tensor& gate) { zip(stream, up, gate, Geglu{}); }
+void add(const Stream& stream, Tensor y, const Tensor& x) { zip(stream, y, x, Add{}); }
 
 void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {
   launch(stream, argmax_kernel, rows_of(x), dim3(kNormThreads), 0, tokens, x.floats(),

@@ -13,6 +13,10 @@ void relu(const Stream& stream, Tensor x);
 void gelu_tanh(const Stream& stream, Tensor x);
 void gelu_erf(const Stream& stream, Tensor x);
 void swiglu(const Stream& stream, Tensor up, const Tensor& gate);
+void geglu(const Stream& stream, Tensor up, const Tensor& gate);
+void add(const Stream& stream, Tensor y, const Tensor& x);
+void scale(const Stream& stream, Tensor x, float factor);
+void softcap(const Stream& stream, Tensor x, float cap);
 void argmax(const Stream& stream, int32_t* tokens, const Tensor& x);
 void gather(const Stream& stream, Tensor y, const Tensor& x, const int32_t* rows);
 

@@ -43,6 +43,7 @@ struct Attention {
   float scale;         // of the logits, usually 1 / sqrt(head_dim)
   int32_t window = 0;  // a row sees itself and the window - 1 tokens before it; 0: all. The policy
                        // of the cache keeps none beyond it.
+  float softcap = 0;   // the logits become softcap * tanh(logit / softcap); 0: they do not
 };
 
 // Where the rows of a batch go in a mixture of experts. Their copies lie one after another by
@@ -165,6 +166,21 @@ class Backend {
 
   // up = gate / (1 + e^-gate) * up
   virtual void swiglu(Tensor up, const Tensor& gate) = 0;
+
+  // up = gelu_tanh(gate) * up
+  virtual void geglu(Tensor up, const Tensor& gate) = 0;
+
+  // y += x
+  virtual void add(Tensor y, const Tensor& x) = 0;
+
+  // x *= factor
+  virtual void scale(Tensor x, float factor) = 0;
+
+  // x = cap * tanh(x / cap)
+  virtual void softcap(Tensor x, float cap) = 0;
+
+  // Does attend() know soft-caps?
+  virtual bool computes_softcap() const = 0;
 
   // Can this back end do what follows, which mixtures of experts need?
   virtual bool computes_mixtures() const = 0;

@@ -157,6 +157,24 @@ class CpuBackend final : public Backend {
         up, [&](int64_t i, int64_t n) { kernels_.swiglu(up.floats() + i, gate.floats() + i, n); });
   }
 
+  void geglu(Tensor up, const Tensor& gate) override {
+    for_rows(up, [&](int64_t i) { kernels_.geglu(row(up, i), row(gate, i), up.cols); });
+  }
+
+  void add(Tensor y, const Tensor& x) override {
+    for_rows(y, [&](int64_t i) { kernels_.add(row(y, i), row(x, i), y.cols); });
+  }
+
+  void scale(Tensor x, float factor) override {
+    for_rows(x, [&](int64_t i) { kernels_.scale(row(x, i), x.cols, factor); });
+  }
+
+  void softcap(Tensor x, float cap) override {
+    for_rows(x, [&](int64_t i) { kernels_.softcap(row(x, i), x.cols, cap); });
+  }
+
+  bool computes_softcap() const override { return true; }
+
   bool computes_mixtures() const override { return true; }
 
   void route(const Routes& routes, Tensor logits) override {

@@ -170,6 +170,43 @@ void gelu_erf(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
 }
 
+// As a quotient of polynomials, for |x| up to 7.9, beyond which it is 1 (Eigen's), exact to a few
+// units in the last place near 0 too.
+Vec tanh(Vec x) {
+  x = min(max(x, broadcast(-7.90531110763549805f)), broadcast(7.90531110763549805f));
+  const Vec square = mul(x, x);
+  Vec p = broadcast(-2.76076847742355e-16f);
+  p = fma(p, square, broadcast(2.00018790482477e-13f));
+  p = fma(p, square, broadcast(-8.60467152213735e-11f));
+  p = fma(p, square, broadcast(5.12229709037114e-08f));
+  p = fma(p, square, broadcast(1.48572235717979e-05f));
+  p = fma(p, square, broadcast(6.37261928875436e-04f));
+  p = fma(p, square, broadcast(4.89352455891786e-03f));
+  Vec q = broadcast(1.19825839466702e-06f);
+  q = fma(q, square, broadcast(1.18534705686654e-04f));
+  q = fma(q, square, broadcast(2.26843463243900e-03f));
+  q = fma(q, square, broadcast(4.89352518554385e-03f));
+  return div(mul(x, p), q);
+}
+
+void softcap(float* x, int64_t n, float cap) {
+  const auto capped = [=](Vec v) { return mul(broadcast(cap), tanh(mul(v, broadcast(1 / cap)))); };
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(x + i, capped(load(x + i)));
+  if (i < n) store_first(x + i, capped(load_first(x + i, n - i)), n - i);
+}
+
+void geglu(float* up, const float* gate, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    store(up + i, mul(gelu_tanh(load(gate + i)), load(up + i)));
+  }
+  if (i < n) {
+    const Vec gated = mul(gelu_tanh(load_first(gate + i, n - i)), load_first(up + i, n - i));
+    store_first(up + i, gated, n - i);
+  }
+}
+
 void swiglu(float* up, const float* gate, int64_t n) {
   const auto gated = [](Vec u, Vec g) { return mul(mul(g, sigmoid(g)), u); };
   int64_t i = 0;

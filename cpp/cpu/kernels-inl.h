@@ -354,6 +354,8 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .gelu_tanh = gelu_tanh,
       .gelu_erf = gelu_erf,
       .swiglu = swiglu,
+      .geglu = geglu,
+      .softcap = softcap,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
       .powers = powers,

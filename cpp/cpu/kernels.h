@@ -123,6 +123,8 @@ struct CpuKernels {
   void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
   void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
+  void (*geglu)(float* up, const float* gate, int64_t n);   // as Backend::geglu
+  void (*softcap)(float* x, int64_t n, float cap);          // as Backend::softcap
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);

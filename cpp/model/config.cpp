@@ -193,6 +193,23 @@ SlidingWindow read_sliding_window(Keys& keys, const Config& c) {
   return window;
 }
 
+void read_scales(Keys& keys, Config& c) {
+  const Family& family = *c.family;
+  if (family.embedding_by_width) c.embedding_scale = std::sqrt(static_cast<float>(c.n_embd));
+  if (family.multipliers) {
+    c.embedding_scale = keys.positive_or("embedding_scale", 1);
+    c.residual_scale = keys.positive_or("residual_scale", 1);
+  }
+  if (family.logit_scale != LogitScale::unknown) {
+    const float scale = keys.positive("logit_scale");
+    c.logit_scale = family.logit_scale == LogitScale::divides ? 1 / scale : scale;
+  }
+  if (family.softcaps) {
+    c.attn_softcap = keys.share_or("attn_logit_softcapping", 0);
+    c.logit_softcap = keys.share_or("final_logit_softcapping", 0);
+  }
+}
+
 MixtureConfig read_mixture(Keys& keys, const Config& c) {
   MixtureConfig m;
   if (!c.family->experts || keys.zero_or_missing("expert_count")) return m;
@@ -235,6 +252,11 @@ int32_t Config::window(int32_t layer) const {
   return slides ? w.size : 0;
 }
 
+bool Config::rotates(int32_t layer) const {
+  const int32_t period = family->unrotated_period;
+  return family->rope != RopeLayout::none && (period == 0 || (layer + 1) % period != 0);
+}
+
 Config read_config(const GgufShards& model) {
   Keys keys(model.head());
   Config c;
@@ -259,13 +281,21 @@ Config read_config(const GgufShards& model) {
     keys.fail(keys.full("attention.value_length"), " differs from key_length ", c.head_dim,
               ", which is not supported");
   }
-  c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(double{1} * c.head_dim));
+  const bool by_width = c.family->scale_by_width == c.n_layers;
+  const double width = by_width ? double{1} * c.n_embd / c.n_heads : c.head_dim;
+  c.attn_scale = keys.positive_or("attention.scale", 1 / std::sqrt(width));
   c.norm_eps =
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
   c.sliding_window = read_sliding_window(keys, c);
+  read_scales(keys, c);
+  if (c.family->window_base > 0) {
+    c.window_rope.n_rot = c.rope.n_rot;
+    c.window_rope.freq_base = keys.positive_or("rope.freq_base_swa", c.family->window_base);
+  }
   c.mixture = read_mixture(keys, c);
+  c.mixture.scale *= c.residual_scale;
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
   if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
 

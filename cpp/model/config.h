@@ -57,6 +57,16 @@ struct Config {
   RopeConfig rope;
   SlidingWindow sliding_window;
   MixtureConfig mixture;
+  RopeConfig window_rope;     // of layers with a window, where the family has another for them
+  float embedding_scale = 1;  // {a}.embedding_scale; Gemma's is sqrt(n_embd)
+  float residual_scale = 1;   // {a}.residual_scale: of what a block adds to the residual
+  float logit_scale = 1;      // {a}.logit_scale, or 1 over it
+  float attn_softcap = 0;     // {a}.attn_logit_softcapping; 0: none
+  float logit_softcap = 0;    // {a}.final_logit_softcapping; 0: none
+
+  // Does a layer rotate q and k, and if so by window_rope?
+  bool rotates(int32_t layer) const;
+  bool rotates_by_window(int32_t layer) const { return window_rope.n_rot > 0 && window(layer) > 0; }
 
   // Of a layer; 0: it has none.
   int32_t window(int32_t layer) const;

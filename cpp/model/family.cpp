@@ -38,6 +38,53 @@ constexpr Family kFamilies[] = {
      .qk_norm = QkNorm::whole,
      .experts = true,
      .experts_normalized = false},
+    // Phi-3, Phi-4 (Q, K, V in one tensor, gate and up in another)
+    {.architecture = "phi3"},
+    // Granite 3 (multipliers; converters permute Q and K for pairs)
+    {.architecture = "granite",
+     .rope = RopeLayout::pairs,
+     .multipliers = true,
+     .logit_scale = LogitScale::divides},
+    {.architecture = "granitemoe",
+     .rope = RopeLayout::pairs,
+     .multipliers = true,
+     .logit_scale = LogitScale::divides,
+     .experts = true},
+    // SmolLM3 (every fourth layer without positions; converters permute Q and K for pairs)
+    {.architecture = "smollm3", .rope = RopeLayout::pairs, .unrotated_period = 4},
+    // StarCoder2
+    {.architecture = "starcoder2",
+     .norm = NormKind::layer,
+     .activation = Activation::gelu,
+     .biases = Biases::all},
+    // StableLM (partial rotary)
+    {.architecture = "stablelm", .norm = NormKind::layer, .shared_norm = true},
+    // Command-R
+    {.architecture = "command-r",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::pairs,
+     .parallel_residual = true,
+     .norm_bias = false,
+     .shared_norm = true,
+     .logit_scale = LogitScale::multiplies},
+    // Gemma
+    {.architecture = "gemma", .activation = Activation::geglu, .embedding_by_width = true},
+    {.architecture = "gemma2",
+     .activation = Activation::geglu,
+     .window_period = 2,
+     .post_norms = true,
+     .embedding_by_width = true,
+     .scale_by_width = 46,  // 27B
+     .softcaps = true},
+    {.architecture = "gemma3",
+     .activation = Activation::geglu,
+     .qk_norm = QkNorm::heads,
+     .window_period = 6,
+     .window_base = 10000,
+     .post_norms = true,
+     .embedding_by_width = true,
+     .scale_by_width = 62,  // 27B
+     .softcaps = true},
 };
 
 // What the models of other architectures need that is not computed here.

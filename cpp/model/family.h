@@ -9,7 +9,14 @@
 namespace h2o {
 
 enum class NormKind { layer, rms };
-enum class Activation { relu, gelu, swiglu };
+enum class Activation { relu, gelu, swiglu, geglu };
+
+inline bool is_gated(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::geglu;
+}
+
+// What {a}.logit_scale does to the logits.
+enum class LogitScale { unknown, multiplies, divides };
 
 // Which projections must have a bias. Others may: a bias in the file is used.
 enum class Biases { optional, qkv, all };
@@ -26,8 +33,20 @@ struct Family {
   Biases biases = Biases::optional;
   QkNorm qk_norm = QkNorm::none;
   bool parallel_residual = false;  // unless {a}.use_parallel_residual says otherwise
-  int32_t window_period = 0;  // see SlidingWindow; {a}.attention.sliding_window_pattern is first
-  bool experts = false;       // the feed-forward block may be a mixture of experts
+  int32_t window_period = 0;     // see SlidingWindow; {a}.attention.sliding_window_pattern is first
+  int32_t window_base = 0;       // layers with a window rotate by this base, unless
+                                 // {a}.rope.freq_base_swa says otherwise; 0: as the others
+  int32_t unrotated_period = 0;  // the last layer of each period knows no positions
+  bool norm_bias = true;         // of NormKind::layer
+  bool shared_norm = false;      // in parallel both branches read what attn_norm gives
+  bool post_norms = false;       // what a block adds to the residual is normalised too
+  bool embedding_by_width = false;  // embeddings are scaled by sqrt(n_embd)
+  int32_t scale_by_width = 0;       // of models with so many layers attention.scale is 1 over the
+                                    // root of n_embd / n_heads, unless the file says it
+  bool multipliers = false;         // {a}.embedding_scale and residual_scale are read
+  LogitScale logit_scale = LogitScale::unknown;
+  bool softcaps = false;  // {a}.attn_logit_softcapping and final_logit_softcapping are read
+  bool experts = false;   // the feed-forward block may be a mixture of experts
   bool experts_normalized = true;  // whose weights sum to 1, unless {a}.expert_weights_norm says no
 };
 

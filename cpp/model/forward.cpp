@@ -32,7 +32,29 @@ void activate(Backend& b, const Config& c, const Layer& layer, const Activations
       b.matmul(a.gate, a.h, layer.ffn_gate);
       b.swiglu(a.up, a.gate);
       break;
+    case Activation::geglu:
+      b.matmul(a.gate, a.h, layer.ffn_gate);
+      b.geglu(a.up, a.gate);
+      break;
   }
+}
+
+// The residual gets what a block's last matrix makes of `from`. Nobody needs a.h any more.
+void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& from,
+               const Affine& w, const Affine& post_norm) {
+  if (post_norm.weight) {
+    b.matmul(a.h, from, w);
+    norm(b, c, a.h, a.h, post_norm);
+    b.add(a.x, a.h);
+  } else {
+    if (c.residual_scale != 1) b.scale(from, c.residual_scale);
+    b.matmul_add(a.x, from, w);
+  }
+}
+
+Rope rope_of(const Config& c, const Weights& w, int32_t layer) {
+  if (!c.rotates(layer)) return {};
+  return c.rotates_by_window(layer) ? w.window_rope : w.rope;
 }
 
 }  // namespace
@@ -42,6 +64,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   const Activations a = first(buffers, batch.n_rows(), 0);
 
   b.embed(a.x, w.token_embd, batch);
+  if (c.embedding_scale != 1) b.scale(a.x, c.embedding_scale);
   if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
@@ -55,11 +78,15 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
     }
-    b.attend({a.attn, a.q, a.k, a.v, w.rope, c.attn_scale, c.window(l)}, cache.layer(l), batch);
+    const Rope rope = rope_of(c, w, l);
+    b.attend({a.attn, a.q, a.k, a.v, rope, c.attn_scale, c.window(l), c.attn_softcap},
+             cache.layer(l), batch);
 
     // In parallel both branches read the same x; otherwise the second reads the first's sum.
-    if (!c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
-    norm(b, c, a.h, a.x, layer.ffn_norm);
+    if (!c.parallel_residual) {
+      add_block(b, c, a, a.attn, layer.attn_output, layer.attn_post_norm);
+    }
+    if (layer.ffn_norm.weight) norm(b, c, a.h, a.x, layer.ffn_norm);
     if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
 
     if (c.mixture.n_experts > 0) {
@@ -67,7 +94,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     } else {
       b.matmul(a.up, a.h, layer.ffn_up);
       activate(b, c, layer, a);
-      b.matmul_add(a.x, a.up, layer.ffn_down);
+      add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
     }
   }
 }
@@ -79,6 +106,8 @@ void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   b.gather(a.last, a.x, batch);
   norm(b, c, a.last, a.last, w.output_norm);
   b.matmul(a.logits, a.last, w.output);
+  if (c.logit_scale != 1) b.scale(a.logits, c.logit_scale);
+  if (c.logit_softcap > 0) b.softcap(a.logits, c.logit_softcap);
 }
 
 }  // namespace h2o

@@ -35,16 +35,19 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
 // Every layer evicts before the trained length: then ranks are always positions that the model
 // knows, and there is one for the token after them.
 bool may_roll(const Config& config, const SessionOptions& options) {
+  const bool one_rope = config.window_rope.n_rot == 0 && config.family->unrotated_period == 0;
   const bool bounded =
       std::all_of(options.policies.begin(), options.policies.end(),
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, config.family->architecture,
             " has learned positions, which cannot roll: leave positions at auto");
+    require(one_rope, "the layers of ", config.family->architecture,
+            " have positions of several kinds, which cannot roll: leave positions at auto");
     require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
             " in every layer");
   }
-  return bounded && config.family->rope != RopeLayout::none &&
+  return bounded && one_rope && config.family->rope != RopeLayout::none &&
          options.positions != Positions::original;
 }
 

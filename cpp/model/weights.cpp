@@ -62,8 +62,12 @@ class Finder {
 
   Affine norm(const std::string& name) {
     const Tensor weight = floats(name + ".weight", 1, config_.n_embd);
-    if (config_.family->norm == NormKind::rms) return {weight, {}};
+    if (!has_bias()) return {weight, {}};
     return {weight, floats(name + ".bias", 1, config_.n_embd)};
+  }
+
+  bool has_bias() const {
+    return config_.family->norm == NormKind::layer && config_.family->norm_bias;
   }
 
   bool has(const std::string& name) const { return static_cast<bool>(model_.tensor(name)); }
@@ -148,15 +152,25 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
   }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
-  layer.ffn_norm = find.norm(blk + "ffn_norm");
+  const bool shared_norm = c.parallel_residual && c.family->shared_norm;
+  if (!shared_norm) layer.ffn_norm = find.norm(blk + "ffn_norm");
+  if (c.family->post_norms) {
+    layer.attn_post_norm = find.norm(blk + "post_attention_norm");
+    layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
+  }
   if (c.mixture.n_experts > 0) {
     layer.mixture = find_mixture(find, c, blk);
     return layer;
   }
-  if (c.family->activation == Activation::swiglu) {
-    layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
+  const bool gated = is_gated(c.family->activation);
+  if (gated && !find.has(blk + "ffn_gate.weight")) {
+    const Affine both = find.linear(blk + "ffn_up", int64_t{2} * c.n_ff, c.n_embd, biases);
+    layer.ffn_gate = slice(both, 0, c.n_ff);
+    layer.ffn_up = slice(both, c.n_ff, int64_t{2} * c.n_ff);
+  } else {
+    if (gated) layer.ffn_gate = find.linear(blk + "ffn_gate", c.n_ff, c.n_embd, biases);
+    layer.ffn_up = find.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
   }
-  layer.ffn_up = find.linear(blk + "ffn_up", c.n_ff, c.n_embd, biases);
   layer.ffn_down = find.linear(blk + "ffn_down", c.n_embd, c.n_ff, biases);
   return layer;
 }
@@ -183,9 +197,9 @@ Weights find_weights(const GgufShards& model, const Config& c) {
 
 LayerTensors tensors_of(Layer& layer) {
   LayerTensors all;
-  for (Affine* one :
-       {&layer.attn_norm, &layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output,
-        &layer.ffn_norm, &layer.ffn_gate, &layer.ffn_up, &layer.ffn_down}) {
+  for (Affine* one : {&layer.attn_norm, &layer.attn_post_norm, &layer.ffn_post_norm, &layer.attn_q,
+                      &layer.attn_k, &layer.attn_v, &layer.attn_output, &layer.ffn_norm,
+                      &layer.ffn_gate, &layer.ffn_up, &layer.ffn_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   Mixture& m = layer.mixture;
@@ -197,19 +211,19 @@ LayerTensors tensors_of(Layer& layer) {
 }
 
 // What the divisors, if there are any, and the metadata say, in the back end's memory.
-Tensor upload_frequencies(const GgufShards& model, const Config& c, const Tensor& divisors,
+Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const Tensor& divisors,
                           Backend& backend, std::vector<Buffer>& owned) {
-  const std::vector<float> frequencies = rope_frequencies(c.rope, divisors);
+  const std::vector<float> frequencies = rope_frequencies(rope, divisors);
   for (float frequency : frequencies) {
     // Metadata and divisors may each be in range, and what follows from them not.
-    if (!std::isfinite(frequency * c.rope.magnitude)) {
+    if (!std::isfinite(frequency * rope.magnitude)) {
       throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
-                             " and magnitude ", c.rope.magnitude, ", expected finite numbers"));
+                             " and magnitude ", rope.magnitude, ", expected finite numbers"));
     }
   }
   owned.push_back(backend.allocate(frequencies.size() * sizeof(float)));
   backend.write(owned.back().data(), frequencies.data(), owned.back().size());
-  return {owned.back().data(), DType::f32, 1, c.rope.n_rot / 2};
+  return {owned.back().data(), DType::f32, 1, rope.n_rot / 2};
 }
 
 }  // namespace
@@ -220,9 +234,22 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
+  if (c.attn_softcap > 0 && !backend.computes_softcap()) {
+    throw InvalidArgument(text("[weights] ", model.path(), " has soft-caps of attention, which ",
+                               backend.name(), " does not compute; use device=cpu"));
+  }
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
-    w.rope.frequencies = upload_frequencies(model, c, w.rope.frequencies, backend, w.owned);
+    w.rope.frequencies = upload_frequencies(model, c.rope, w.rope.frequencies, backend, w.owned);
+  }
+  if (c.window_rope.n_rot > 0) {
+    const Tensor frequencies = upload_frequencies(model, c.window_rope, {}, backend, w.owned);
+    w.window_rope = {c.family->rope, frequencies, c.window_rope.magnitude};
+  }
+  Tensor no_bias;
+  if (c.family->norm == NormKind::layer && !c.family->norm_bias) {
+    w.owned.push_back(backend.allocate(sizeof(float) * c.n_embd));
+    no_bias = {w.owned.back().data(), DType::f32, 1, c.n_embd};
   }
   std::vector<LayerTensors> layers;
   for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));
@@ -284,6 +311,13 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     }
   }
   if (!w.output.weight) w.output.weight = w.token_embd;
+  if (no_bias) {
+    w.output_norm.bias = no_bias;
+    for (Layer& layer : w.layers) {
+      layer.attn_norm.bias = no_bias;
+      if (layer.ffn_norm.weight) layer.ffn_norm.bias = no_bias;
+    }
+  }
   return w;
 }
 

@@ -27,24 +27,27 @@ struct Mixture {
 // Shapes are [rows, cols] = [out, in]; GGUF names are "blk.N." and the member's name. What a family
 // does not have is empty.
 struct Layer {
-  Affine attn_norm;    // [n_embd]
-  Affine attn_q;       // [n_heads * head_dim, n_embd]; these three may be one tensor, attn_qkv
-  Affine attn_k;       // [n_kv_heads * head_dim, n_embd]
-  Affine attn_v;       // [n_kv_heads * head_dim, n_embd]
-  Tensor attn_q_norm;  // [head_dim]
-  Tensor attn_k_norm;  // [head_dim]
-  Affine attn_output;  // [n_embd, n_heads * head_dim]
-  Affine ffn_norm;     // [n_embd]
-  Affine ffn_gate;     // [n_ff, n_embd]
-  Affine ffn_up;       // [n_ff, n_embd]
-  Affine ffn_down;     // [n_embd, n_ff]
-  Mixture mixture;     // instead of these three
+  Affine attn_norm;       // [n_embd]
+  Affine attn_q;          // [n_heads * head_dim, n_embd]; these three may be one tensor, attn_qkv
+  Affine attn_k;          // [n_kv_heads * head_dim, n_embd]
+  Affine attn_v;          // [n_kv_heads * head_dim, n_embd]
+  Tensor attn_q_norm;     // [head_dim]
+  Tensor attn_k_norm;     // [head_dim]
+  Affine attn_output;     // [n_embd, n_heads * head_dim]
+  Affine attn_post_norm;  // post_attention_norm [n_embd]
+  Affine ffn_norm;        // [n_embd]; empty where both branches read attn_norm's
+  Affine ffn_post_norm;   // post_ffw_norm [n_embd]
+  Affine ffn_gate;        // [n_ff, n_embd]; may be one tensor with ffn_up, which has it first
+  Affine ffn_up;          // [n_ff, n_embd]
+  Affine ffn_down;        // [n_embd, n_ff]
+  Mixture mixture;        // instead of these three
 };
 
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
   Rope rope;             // its frequencies; no layout with learned positions
+  Rope window_rope;      // of layers with a window, where they have their own
   std::vector<Layer> layers;
   Affine output_norm;  // [n_embd]
   Affine output;       // [n_vocab, n_embd]; token_embd where the file has none (tied)

@@ -145,7 +145,7 @@ TEST_CASE("tensors read back as written, in both versions") {
     const GgufFile file(temp.path);
     CHECK(file.version() == version);
 
-    REQUIRE(file.tensors().size() == 4);
+    REQUIRE(file.tensors().size() == 5);
     const GgufTensor& matrix = file.tensors()[0];
     CHECK(file.find_tensor("matrix") == &matrix);
     CHECK(file.find_tensor("missing") == nullptr);

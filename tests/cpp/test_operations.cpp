@@ -121,6 +121,65 @@ TEST_CASE("swiglu") {
   }
 }
 
+TEST_CASE("geglu") {
+  Run run;
+  Random random(4);
+  for (const Size& size : kSizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.cols);
+    const std::vector<float> gate = inputs(random, size);
+    const std::vector<float> up = random.reals(size.rows * size.cols);
+    const DeviceMatrix device_gate(*run.backend, gate, size.rows, size.cols);
+    const std::vector<float> y =
+        run(size, up, [&](const Tensor& t) { run.backend->geglu(t, device_gate); });
+    double worst = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double x = gate[i];
+      const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+      const double expected = x * sigmoid(z) * up[i];
+      // As gelu_tanh, and a product.
+      const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
+      const double bound =
+          relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up[i]);
+      worst = std::max(worst, in_bounds(y[i], expected, bound));
+    }
+    CHECK(worst <= 1);
+  }
+}
+
+TEST_CASE("softcap") {
+  for (const float cap : {0.5f, 50.0f}) {
+    CAPTURE(cap);
+    check_in_place([=](Backend& b, const Tensor& x) { b.softcap(x, cap); },
+                   [=](double x, double y) {
+                     const double expected = cap * std::tanh(x / cap);
+                     // Relative errors of the argument, of two roundings, are at most those of the
+                     // result; a quotient of two polynomials with six and three steps, and a
+                     // product.
+                     return in_bounds(y, expected, 16 * kUnit * std::abs(expected));
+                   });
+  }
+}
+
+TEST_CASE("scale and add") {
+  Run run;
+  Random random(5);
+  for (const Size& size : kSizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.cols);
+    const std::vector<float> x = inputs(random, size), y = inputs(random, size);
+    const DeviceMatrix device_x(*run.backend, x, size.rows, size.cols);
+    const std::vector<float> scaled =
+        run(size, x, [&](const Tensor& t) { run.backend->scale(t, 0.3f); });
+    const std::vector<float> sum =
+        run(size, y, [&](const Tensor& t) { run.backend->add(t, device_x); });
+    for (size_t i = 0; i < x.size(); ++i) {
+      REQUIRE(scaled[i] == x[i] * 0.3f);
+      REQUIRE(sum[i] == y[i] + x[i]);
+    }
+  }
+}
+
 TEST_CASE("layer_norm") {
   Run run;
   Random random(3);

@@ -174,6 +174,53 @@ def rope(**parameters: object) -> dict[str, object]:
         ),
         ("qwen3", {"attention_bias": True}, "attention_bias is True: "),
         ("qwen2", {"is_causal": False}, "is_causal is False: "),
+        (
+            "llama",
+            {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
+            "no_rope_layers is [1, 0]: not every fourth layer is unrotated",
+        ),
+        (
+            "llama",
+            {"architectures": ["GraniteForCausalLM"], "mlp_bias": True},
+            "mlp_bias is True: there are biases",
+        ),
+        (
+            "llama",
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "silu"},
+            "hidden_activation is 'silu': the MLP does not use GELU",
+        ),
+        (
+            "llama",
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "hidden_activation": "gelu_pytorch_tanh",
+                "layer_types": ["full_attention", "linear"],
+            },
+            "layer_types must name one of",
+        ),
+        (
+            "llama",
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "longrope", "long_factor": [1.0]},
+            },
+            "rope_type is 'longrope': ",
+        ),
+        (
+            "llama",
+            {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu"},
+            "hidden_act is 'gelu': the MLP does not use GELU's form with tanh",
+        ),
+        (
+            "llama",
+            {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True},
+            "qk_layernorm is True: q and k are normalised",
+        ),
+        (
+            "llama",
+            {"architectures": ["CohereForCausalLM"], "use_qk_norm": True},
+            "use_qk_norm is True: q and k are normalised",
+        ),
         ("gptneox", {"hidden_act": "relu"}, "hidden_act is 'relu': the MLP does not use GELU"),
         ("gptneox", {"attention_bias": False}, "attention_bias is False: "),
         ("gptneox", {"tie_word_embeddings": True}, "tie_word_embeddings is True: "),

@@ -31,6 +31,7 @@ def text_bytes(text: str) -> list[int]:
         ("gpt-2", "I|'|LL| we|'ll| 12345½| | x|\n\n\t| y|!!|\n  "),
         ("llama-bpe", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("qwen2", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
+        ("command-r", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
         ("smollm", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
         ("default", "I|'|LL| we|'|ll| |123|45½| | x|\n\n\t| y|!!|\n  "),
     ],
@@ -50,7 +51,13 @@ def test_cuts(name: str, pieces: str) -> None:
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("llama3", "llama-bpe"), ("mpt", "olmo"), ("phi-2", "gpt-2"), ("starcoder", "smollm")],
+    [
+        ("llama3", "llama-bpe"),
+        ("mpt", "olmo"),
+        ("phi-2", "gpt-2"),
+        ("starcoder", "smollm"),
+        ("refact", "smollm"),
+    ],
 )
 def test_aliases(alias: str, name: str) -> None:
     extra = [("12", 1), ("'L", 1), ("'LL", 1), ("\u0120ab", 1)]

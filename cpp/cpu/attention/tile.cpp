@@ -41,6 +41,10 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
   if (begin >= end) return;
   multiply(block, q, powers, rotated, begin, end);
   for (int64_t i = begin; i < end; ++i) {
+    if (attention_.softcap > 0) {  // of logits that are yet to be scaled
+      kernels_.softcap(powers + i * kKeyBlock, n_keys(block, i / group_),
+                       attention_.softcap / attention_.scale);
+    }
     if (windowed()) {
       powers_in_window(block, i, powers + i * kKeyBlock, to.softmax);
       continue;

@@ -125,6 +125,7 @@ constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
 constexpr PreTokenizer kLlamaBpe = {.cuts = kLlama3Cuts, .ignore_merges = true, .add_bos = true};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
+constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
 constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
 
 struct Named {
@@ -132,10 +133,11 @@ struct Named {
   const PreTokenizer& pre;
 };
 constexpr Named kByName[] = {
-    {"default", kDefault}, {"gpt-2", kGpt2},        {"phi-2", kGpt2},
-    {"mpt", kGptNeoX},     {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
-    {"llama3", kLlamaBpe}, {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
-    {"smollm", kDigits},   {"starcoder", kDigits},
+    {"default", kDefault},    {"gpt-2", kGpt2},        {"phi-2", kGpt2},
+    {"mpt", kGptNeoX},        {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
+    {"llama3", kLlamaBpe},    {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
+    {"smollm", kDigits},      {"starcoder", kDigits},  {"refact", kDigits},
+    {"command-r", kCommandR},
 };
 
 }  // namespace

@@ -12,7 +12,24 @@ from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
 from h2o_cpp.convert.gptneox import GPTNEOX
-from h2o_cpp.convert.llama import LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from h2o_cpp.convert.layernorm import COMMAND_R, STABLELM, STARCODER2
+from h2o_cpp.convert.llama import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    GRANITE_MOE,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    OLMOE,
+    PHI3,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
 from h2o_cpp.convert.missing import missing
 from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
@@ -32,6 +49,16 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "OlmoeForCausalLM": OLMOE,
+    "Phi3ForCausalLM": PHI3,
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "SmolLM3ForCausalLM": SMOLLM3,
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Starcoder2ForCausalLM": STARCODER2,
+    "StableLmForCausalLM": STABLELM,
+    "CohereForCausalLM": COMMAND_R,
 }
 
 # outtype -> type of the weight matrices, general.file_type

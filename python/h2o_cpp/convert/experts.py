@@ -22,6 +22,8 @@ class Mixture(NamedTuple):
     says_normalized: bool = True
     """config.json does, by norm_topk_prob."""
     checks: Callable[[Config], None] = lambda config: None
+    joined: bool = False
+    """All experts are one tensor, of three dimensions, with gate above up."""
     shared: bool = False
     """There is an expert for all rows, by how much a gate says."""
 
@@ -47,7 +49,8 @@ class Mixture(NamedTuple):
 
     def sizes(self, config: Config) -> dict[str, int]:
         """What the shapes of the modules are made of."""
-        sizes = {"experts": _counts(config)[0], "expert_ff": dimension(config, self.ff), "one": 1}
+        sizes = {"experts": _counts(config)[0], "expert_ff": dimension(config, self.ff)}
+        sizes |= {"one": 1, "none": 0, "expert_both": 2 * sizes["expert_ff"]}
         if self.shared:
             sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
         return sizes
@@ -55,6 +58,14 @@ class Mixture(NamedTuple):
     def modules(self) -> Iterator[Module]:
         """Of a layer."""
         gate, up, down = self.projections
+        if self.joined:
+            both, out = f"{self.experts}.input_linear", f"{self.experts}.output_linear"
+            shape = ("experts", "expert_both", "embd")
+            yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
+            yield Module("ffn_gate_exps", both, shape, rows=("none", "expert_ff"))
+            yield Module("ffn_up_exps", both, shape, rows=("expert_ff", "expert_both"))
+            yield Module("ffn_down_exps", out, ("experts", "embd", "expert_ff"))
+            return
         yield Module("ffn_gate_inp", self.router, ("experts", "embd"))
         yield Module("ffn_gate_exps", f"{self.experts}.{gate}", ("expert_ff", "embd"))
         yield Module("ffn_up_exps", f"{self.experts}.{up}", ("expert_ff", "embd"))
@@ -107,3 +118,6 @@ QWEN2_EXPERTS = Mixture(
 )
 QWEN3_EXPERTS = QWEN2_EXPERTS._replace(normalized=True, shared=False)
 OLMOE_EXPERTS = QWEN2_EXPERTS._replace(ff="intermediate_size", checks=_no_clamp, shared=False)
+GRANITE_EXPERTS = MIXTRAL_EXPERTS._replace(
+    router="block_sparse_moe.router.layer", experts="block_sparse_moe", joined=True
+)

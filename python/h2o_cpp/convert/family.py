@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config
 
@@ -19,17 +21,26 @@ Sizes = Mapping[str, int]
 class TensorSpec:
     """A tensor to write: `gguf` is its name in the file, `hf` its name in the checkpoint.
 
-    With `stack` it is so many tensors of that shape one after another, `hf` having {} for their
-    numbers. `shape` is the shape in the checkpoint, in PyTorch order (rows, columns); the first
-    `skip_rows` rows are not written. `transform` re-orders the values without changing the shape.
+    `shape` is the shape in the checkpoint, in PyTorch order (..., rows, columns). Of the rows only
+    those from the first to before the second of `rows` are written. `transform` changes the values,
+    not the shape. With `stack` it is so many tensors of that shape, one after another, `hf` having
+    {} for their numbers.
     """
 
     gguf: str
     hf: str
     shape: tuple[int, ...]
-    skip_rows: int = 0
+    rows: tuple[int, int] | None = None
     transform: Callable[[Values], Values] | None = None
     stack: int = 0
+
+    @property
+    def written_shape(self) -> tuple[int, ...]:
+        """The shape in the file, in PyTorch order."""
+        shape = list(self.shape)
+        if self.rows is not None:
+            shape[-2] = self.rows[1] - self.rows[0]
+        return (self.stack, *shape) if self.stack else tuple(shape)
 
     def sources(self) -> list[str]:
         """The names in the checkpoint."""
@@ -40,7 +51,8 @@ class Module(NamedTuple):
     """A module with a weight and perhaps a bias; `shape` names the sizes of the weight.
 
     Where `hf` has {}, there is one for each expert.
-    `reorder` re-orders the rows of both, given the size of a head.
+    `reorder` re-orders the rows of both, given the size of a head; `add` is added to the weight.
+    `rows` names the first row that is written, and the first that is not.
     """
 
     gguf: str
@@ -48,6 +60,8 @@ class Module(NamedTuple):
     shape: tuple[str, ...]
     bias: bool = False
     reorder: Callable[[Values, int], Values] | None = None
+    add: float = 0
+    rows: tuple[str, str] | None = None
 
     def in_layer(self, index: int, layers: str) -> "Module":
         """This module in a transformer layer; `layers` is the HF name of the list of layers."""
@@ -63,11 +77,14 @@ class Module(NamedTuple):
                     f"{self.hf}.{part}",
                     part_shape,
                     transform=self._transform(sizes),
+                    rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
                     stack=sizes["experts"] if "{}" in self.hf else 0,
                 )
 
     def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:
-        reorder = self.reorder
+        reorder, add = self.reorder, self.add
+        if add:
+            return lambda values: values + np.float32(add)
         return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 

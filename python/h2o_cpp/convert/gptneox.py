@@ -8,7 +8,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
 from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
-from h2o_cpp.convert.rope import rope_metadata, rope_parameters
+from h2o_cpp.convert.rope import rope_metadata, rope_parameters, rotated_dimensions
 
 
 def grouped_by_projection(values: Values, head_size: int) -> Values:
@@ -77,11 +77,7 @@ def _rotated(config: Config, head_size: int) -> int:
     """How many dimensions of a head are rotated."""
     key = "partial_rotary_factor"  # transformers 5's name of rotary_pct
     share = rope_parameters(config).get(key, config.get("rotary_pct", 0.25))
-    rotated = int(number({key: share}, key) * head_size)
-    if rotated % 2 or not 0 < rotated <= head_size:
-        why = f"{rotated} of {head_size} dimensions of a head would be rotated"
-        raise refuse("gptneox", key, share, why)
-    return rotated
+    return rotated_dimensions("gptneox", share, head_size)
 
 
 def _tensors(config: Config) -> Iterator[TensorSpec]:

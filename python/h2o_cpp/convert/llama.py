@@ -13,6 +13,7 @@ import numpy as np
 from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
 from h2o_cpp.convert.experts import (
+    GRANITE_EXPERTS,
     MIXTRAL_EXPERTS,
     OLMOE_EXPERTS,
     QWEN2_EXPERTS,
@@ -20,8 +21,18 @@ from h2o_cpp.convert.experts import (
     Mixture,
 )
 from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
-from h2o_cpp.convert.rope import rope_metadata, rope_parameters, rope_tensors
-from h2o_cpp.convert.window import window_of_every_layer, window_of_some_layers
+from h2o_cpp.convert.rope import (
+    local_rope,
+    rope_metadata,
+    rope_parameters,
+    rope_tensors,
+    rotated_dimensions,
+)
+from h2o_cpp.convert.window import (
+    window_of_every_layer,
+    window_of_listed_layers,
+    window_of_some_layers,
+)
 
 
 class _Variant(NamedTuple):
@@ -38,10 +49,67 @@ class _Variant(NamedTuple):
     """The keys of windows of attention."""
     mixture: Mixture | None = None
     """The experts, if there are any instead of one MLP."""
+    more: Callable[[Config], Metadata] = lambda config: {}
+    """Further keys; raises ValueError for what the files cannot express."""
+    fused: bool = False
+    """Q, K and V are one tensor, and so are gate and up."""
+    gemma: bool = False
+    """Norms lack the 1 that is added to their weights, and the MLP uses GELU."""
+    post_norms: bool = False
+    """What attention and MLP add to the residual is normalised."""
 
 
 def _no_windows(config: Config) -> Metadata:
     return {}
+
+
+def _granite(config: Config) -> Metadata:
+    fixed = [(key, False, "there are biases") for key in ("attention_bias", "mlp_bias")]
+    check_fixed("granite", config, fixed)
+    return {
+        "embedding_scale": number(config, "embedding_multiplier", 1.0),
+        "residual_scale": number(config, "residual_multiplier", 1.0),
+        "attention.scale": number(config, "attention_multiplier", 1.0),
+        "logit_scale": number(config, "logits_scaling", 1.0),
+    }
+
+
+def _smollm3(config: Config) -> Metadata:
+    n_layers = dimension(config, "num_hidden_layers")
+    rotated = config.get("no_rope_layers")
+    if rotated is not None and rotated != [int((i + 1) % 4 != 0) for i in range(n_layers)]:
+        raise refuse("smollm3", "no_rope_layers", rotated, "not every fourth layer is unrotated")
+    return window_of_some_layers(config)
+
+
+def _gemma(config: Config) -> Metadata:
+    fixed = [("attention_bias", False, "there are biases")]
+    fixed.append(("use_bidirectional_attention", False, "tokens attend to later ones"))
+    check_fixed("gemma", {k: v for k, v in config.items() if v is not None}, fixed)
+    activation = config.get("hidden_activation") or config.get("hidden_act")
+    if activation not in ("gelu_pytorch_tanh", None):
+        raise refuse("gemma", "hidden_activation", activation, "the MLP does not use GELU")
+    return {}
+
+
+def _gemma2(config: Config) -> Metadata:
+    values = _gemma(config) | window_of_listed_layers(config, period=2)
+    values["attention.scale"] = number(config, "query_pre_attn_scalar", 256) ** -0.5
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(key) is not None:
+            values[key] = number(config, key)
+    return values
+
+
+def _gemma3(config: Config) -> Metadata:
+    rope = local_rope(config)
+    if rope["rope_type"] != "default":
+        raise refuse("gemma3", "rope_type", rope["rope_type"], "windows have scaled positions")
+    return (
+        _gemma2(config)
+        | window_of_listed_layers(config, period=6)
+        | {"rope.freq_base_swa": number(rope, "rope_theta")}
+    )
 
 
 _LLAMA = _Variant("llama", True, qkv_bias=None, qk_norm=None, windows=_no_windows)
@@ -56,6 +124,18 @@ _OLMOE = _QWEN3._replace(
     architecture="olmoe", qk_norm="whole", windows=_no_windows, mixture=OLMOE_EXPERTS
 )
 
+_PHI3 = _QWEN2._replace(
+    architecture="phi3", qkv_bias=False, windows=window_of_every_layer, fused=True
+)
+_GRANITE = _LLAMA._replace(architecture="granite", more=_granite)
+_GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
+_SMOLLM3 = _LLAMA._replace(architecture="smollm3", more=_smollm3)
+_GEMMA = _QWEN2._replace(
+    architecture="gemma", qkv_bias=False, windows=_no_windows, gemma=True, more=_gemma
+)
+_GEMMA2 = _GEMMA._replace(architecture="gemma2", post_norms=True, more=_gemma2)
+_GEMMA3 = _GEMMA2._replace(architecture="gemma3", qk_norm="heads", more=_gemma3)
+
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
     """Re-orders rows of each head, so that dimensions i and i + head_size / 2 become adjacent."""
@@ -64,8 +144,11 @@ def pairs_from_halves(values: Values, head_size: int) -> Values:
 
 
 _EMBEDDING = Module("token_embd", "embed_tokens", ("vocab", "embd"))
-_OUTPUT_NORM = Module("output_norm", "norm", ("embd",))
 _HEAD = Module("output", "lm_head", ("vocab", "embd"))
+
+
+def _norm(variant: _Variant, gguf: str, hf: str, size: str = "embd") -> Module:
+    return Module(gguf, hf, (size,), add=1.0 if variant.gemma else 0.0)
 
 
 def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
@@ -73,21 +156,32 @@ def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
     qkv_bias = variant.qkv_bias or all_biases
     mlp_bias = flag(config, "mlp_bias", False)
     reorder = pairs_from_halves if variant.rotates_pairs else None
-    yield Module("attn_norm", "input_layernorm", ("embd",))
-    yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
-    yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
-    yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
+    yield _norm(variant, "attn_norm", "input_layernorm")
+    if variant.fused:
+        yield Module("attn_qkv", "self_attn.qkv_proj", ("qkv", "embd"))
+    else:
+        yield Module("attn_q", "self_attn.q_proj", ("q", "embd"), qkv_bias, reorder)
+        yield Module("attn_k", "self_attn.k_proj", ("kv", "embd"), qkv_bias, reorder)
+        yield Module("attn_v", "self_attn.v_proj", ("kv", "embd"), qkv_bias)
     if variant.qk_norm:
         whole = variant.qk_norm == "whole"
-        yield Module("attn_q_norm", "self_attn.q_norm", ("q" if whole else "head",))
-        yield Module("attn_k_norm", "self_attn.k_norm", ("kv" if whole else "head",))
+        yield _norm(variant, "attn_q_norm", "self_attn.q_norm", "q" if whole else "head")
+        yield _norm(variant, "attn_k_norm", "self_attn.k_norm", "kv" if whole else "head")
     yield Module("attn_output", "self_attn.o_proj", ("embd", "q"), all_biases)
-    yield Module("ffn_norm", "post_attention_layernorm", ("embd",))
+    if variant.post_norms:
+        yield _norm(variant, "post_attention_norm", "post_attention_layernorm")
+        yield _norm(variant, "ffn_norm", "pre_feedforward_layernorm")
+        yield _norm(variant, "post_ffw_norm", "post_feedforward_layernorm")
+    else:
+        yield _norm(variant, "ffn_norm", "post_attention_layernorm")
     if variant.mixture is not None:
         yield from variant.mixture.modules()
         return
-    yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
-    yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
+    if variant.fused:
+        yield Module("ffn_up", "mlp.gate_up_proj", ("both", "embd"))
+    else:
+        yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
+        yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
     yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
 
 
@@ -99,27 +193,43 @@ _FIXED_QWEN = (
 )
 
 
+def _check_keys(variant: _Variant, config: Config) -> None:
+    name = variant.architecture
+    if not variant.gemma:
+        check_fixed(name, config, _FIXED)
+    if variant.qkv_bias is not None:
+        check_fixed(name, config, _FIXED_QWEN)
+
+
 def _sizes(variant: _Variant, config: Config) -> dict[str, int]:
     width = dimension(config, "hidden_size")
     heads = dimension(config, "num_attention_heads")
     head = dimension(config, "head_dim", width // heads)
     mixture = variant.mixture
+    kv = dimension(config, "num_key_value_heads", heads) * head
+    ff = dimension(config, "intermediate_size")
     return {
         "vocab": dimension(config, "vocab_size"),
         "embd": width,
-        "ff": dimension(config, "intermediate_size"),
+        "ff": ff,
+        "both": 2 * ff,
         "head": head,
         "q": heads * head,
-        "kv": dimension(config, "num_key_value_heads", heads) * head,
+        "kv": kv,
+        "qkv": heads * head + 2 * kv,
         **({} if mixture is None else mixture.sizes(config)),
     }
+
+
+# Whose heads repeat the embedding unless config.json says otherwise.
+_TIED = ("gemma", "gemma2", "gemma3", "smollm3")
 
 
 def _family(variant: _Variant) -> Family:
     name = variant.architecture
 
     def metadata(config: Config) -> Metadata:
-        check_fixed(name, config, _FIXED if name == "llama" else _FIXED + _FIXED_QWEN)
+        _check_keys(variant, config)
         _check_heads(variant, config)
         sizes = _sizes(variant, config)
         kv_heads = sizes["kv"] // sizes["head"]
@@ -132,13 +242,14 @@ def _family(variant: _Variant) -> Family:
             "attention.head_count_kv": kv_heads,
             "attention.layer_norm_rms_epsilon": number(config, "rms_norm_eps", 1e-6),
             "vocab_size": sizes["vocab"],
-            "rope.dimension_count": sizes["head"],
+            "rope.dimension_count": _rotated(variant, config, sizes["head"]),
         }
         if config.get("head_dim") is not None:
             values["attention.key_length"] = values["attention.value_length"] = sizes["head"]
         if variant.mixture is not None:
             values |= variant.mixture.metadata(config)
-        return values | rope_metadata(name, config) | variant.windows(config)
+        rope = rope_metadata(name, config)
+        return values | rope | variant.windows(config) | variant.more(config)
 
     def tensors(config: Config) -> Iterator[TensorSpec]:
         sizes = _sizes(variant, config)
@@ -146,8 +257,8 @@ def _family(variant: _Variant) -> Family:
         for i in range(dimension(config, "num_hidden_layers")):
             for module in _layer(variant, config):
                 yield from module.in_layer(i, "layers").tensors(sizes)
-        yield from _OUTPUT_NORM.tensors(sizes)
-        if not flag(config, "tie_word_embeddings", False):
+        yield from _norm(variant, "output_norm", "norm").tensors(sizes)
+        if not flag(config, "tie_word_embeddings", name in _TIED):
             yield from _HEAD.tensors(sizes)
 
     return Family(
@@ -173,12 +284,26 @@ def _check_heads(variant: _Variant, config: Config) -> None:
     head = _sizes(variant, config)["head"]
     if head % 2:
         raise refuse(name, "head_dim", head, "a head has no halves to rotate")
-    partial = rope_parameters(config).get("partial_rotary_factor", 1.0)
-    if partial != 1:
-        raise refuse(name, "partial_rotary_factor", partial, "only a part of a head is rotated")
+
+
+def _rotated(variant: _Variant, config: Config, head: int) -> int:
+    """How many dimensions of a head are rotated."""
+    if variant.architecture == "gemma3":
+        return head
+    rope = rope_parameters(config)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial == 1:
+        return head
+    if not variant.fused:
+        why = "only a part of a head is rotated"
+        raise refuse(variant.architecture, "partial_rotary_factor", partial, why)
+    return rotated_dimensions(variant.architecture, partial, head)
 
 
 LLAMA, MISTRAL = _family(_LLAMA), _family(_MISTRAL)
 QWEN2, QWEN3 = _family(_QWEN2), _family(_QWEN3)
+PHI3, SMOLLM3 = _family(_PHI3), _family(_SMOLLM3)
+GRANITE, GRANITE_MOE = _family(_GRANITE), _family(_GRANITE_MOE)
+GEMMA, GEMMA2, GEMMA3 = _family(_GEMMA), _family(_GEMMA2), _family(_GEMMA3)
 MIXTRAL, OLMOE = _family(_MIXTRAL), _family(_OLMOE)
 QWEN2_MOE, QWEN3_MOE = _family(_QWEN2_MOE), _family(_QWEN3_MOE)

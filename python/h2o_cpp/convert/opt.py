@@ -68,11 +68,12 @@ def _tensors(config: Config) -> Iterator[TensorSpec]:
         "ff": dimension(config, "ffn_dim"),
     }
     yield from _EMBEDDING.tensors(sizes)
+    n_rows = _POSITION_OFFSET + dimension(config, "max_position_embeddings")
     yield TensorSpec(
         "position_embd.weight",
         "decoder.embed_positions.weight",
-        (_POSITION_OFFSET + dimension(config, "max_position_embeddings"), sizes["embd"]),
-        skip_rows=_POSITION_OFFSET,
+        (n_rows, sizes["embd"]),
+        rows=(_POSITION_OFFSET, n_rows),
     )
     for i in range(dimension(config, "num_hidden_layers")):
         for module in _LAYER:

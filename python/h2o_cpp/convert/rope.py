@@ -14,6 +14,7 @@ from h2o_cpp.convert.config import Config, dimension, number, refuse
 from h2o_cpp.convert.family import Metadata
 
 _DEFAULT_BASE = 10000.0
+_KINDS = {"full_attention", "sliding_attention"}  # of layers, if they differ
 
 
 def rope_metadata(architecture: str, config: Config) -> Metadata:
@@ -62,6 +63,8 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
         found = config.get(key)
         if found is None:
             continue
+        if isinstance(found, dict) and found.keys() == _KINDS:
+            found = found["full_attention"]
         if not isinstance(found, dict) or any(isinstance(v, dict) for v in found.values()):
             raise ValueError(f"config.json: {key} is not one set of parameters for all layers")
         break
@@ -69,6 +72,25 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
         found = {}
     theta = config.get("rope_theta", config.get("rotary_emb_base"))  # the latter in GPT-NeoX
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
+
+
+def local_rope(config: Config) -> Mapping[str, Any]:
+    """The same of layers with a window, where they have their own, as in Gemma 3."""
+    found = config.get("rope_parameters")
+    if isinstance(found, dict) and found.keys() == _KINDS:
+        return rope_parameters({"rope_parameters": found["sliding_attention"]})
+    theta = number(config, "rope_local_base_freq", _DEFAULT_BASE)
+    return {"rope_theta": theta, "rope_type": "default"}
+
+
+def rotated_dimensions(architecture: str, share: float, head: int) -> int:
+    """How many dimensions of a head are rotated, if it is a share of them."""
+    key = "partial_rotary_factor"
+    rotated = int(number({key: share}, key) * head)
+    if rotated % 2 or not 0 < rotated <= head:
+        why = f"{rotated} of {head} dimensions of a head would be rotated"
+        raise refuse(architecture, key, share, why)
+    return rotated
 
 
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:

@@ -33,9 +33,7 @@ class PlannedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape to write, in PyTorch order."""
-        rows, *columns = self.spec.shape
-        stack = [self.spec.stack] if self.spec.stack else []
-        return (*stack, rows - self.spec.skip_rows, *columns)
+        return self.spec.written_shape
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +50,8 @@ class PlannedTensor:
             return np.concatenate([self._encode(read()) for read in self.reads])
 
     def _encode(self, values: Values) -> npt.NDArray[Any]:
-        values = values[self.spec.skip_rows :]
+        if self.spec.rows is not None:
+            values = values[..., slice(*self.spec.rows), :]
         if self.spec.transform is not None:
             values = self.spec.transform(values)
         largest = np.maximum(values.max(initial=0), -values.min(initial=0))  # NaN if there is one
@@ -80,16 +79,18 @@ def plan_tensors(
     """
     names = {name.removeprefix(family.base_prefix): name for name in tensors}
     plan = []
+    used = set()
     for spec in family.tensors(config):
         reads = []
         for hf in spec.sources():
-            name = names.pop(hf, None)
+            name = names.get(hf)
             if name is None:
                 raise ValueError(f"tensor {hf} is missing from the checkpoint")
+            used.add(hf)
             reads.append(_reader(name, tensors[name], spec))
         plan.append(PlannedTensor(spec, reads, _type(spec, weight_type)))
     for hf, name in names.items():
-        if not family.ignored.fullmatch(hf):
+        if hf not in used and not family.ignored.fullmatch(hf):
             raise ValueError(
                 f"tensor {name} has no place in a file of architecture `{family.architecture}`"
             )

@@ -30,6 +30,15 @@ def window_of_some_layers(config: Config) -> Metadata:
     return window | {"attention.sliding_window_pattern": slides} if window else {}
 
 
+def window_of_listed_layers(config: Config, period: int) -> Metadata:
+    """As Gemma's: the layers that `layer_types` lists, else all but the last of each period."""
+    n_layers = dimension(config, "num_hidden_layers")
+    usual = [(i + 1) % period != 0 for i in range(n_layers)]
+    slides = usual if config.get("layer_types") is None else sliding_layers(config)
+    window: Metadata = {"attention.sliding_window": dimension(config, "sliding_window", 4096)}
+    return window if slides == usual else window | {"attention.sliding_window_pattern": slides}
+
+
 def sliding_layers(config: Config) -> list[bool]:
     """Which layers have a window, as `layer_types` lists them; ValueError unless it does."""
     kinds = config.get("layer_types")

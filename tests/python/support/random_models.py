@@ -16,6 +16,9 @@ N_VOCAB = 61
 N_CTX = 40
 
 
+_CONFIGS = {"Gemma3": "Gemma3Text"}  # whose own config is that of a model that sees
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A transformers model class and the options of its config that matter here."""
@@ -46,7 +49,9 @@ class Recipe:
             sizes |= {"ffn_dim": self.n_ff, "word_embed_proj_dim": self.n_embd}
         else:
             sizes |= {"intermediate_size": self.n_ff}
-        return getattr(transformers, f"{self.model}Config")(**(sizes | self.options))
+        return getattr(transformers, f"{_CONFIGS.get(self.model, self.model)}Config")(
+            **(sizes | self.options)
+        )
 
 
 def _rope(theta: float = 10000.0, **options: object) -> dict[str, Any]:
@@ -61,6 +66,12 @@ def _experts(n: int, used: int) -> dict[str, Any]:
     return {"num_experts": n, "num_experts_per_tok": used, "moe_intermediate_size": 24}
 
 
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.5,
+}
 _LLAMA3_ROPE = _rope(
     500.0,
     rope_type="llama3",
@@ -110,6 +121,34 @@ RECIPES = {
     "olmoe": Recipe(
         "Olmoe", 32, 4, 28, options=_gqa(2, num_experts=4, num_experts_per_tok=4)
     ),
+    "phi3": Recipe("Phi3", 32, 4, 40, options=_gqa(2, sliding_window=9)),
+    "phi3_partial": Recipe(
+        "Phi3", 64, 4, 40, options=_gqa(1, **_rope(partial_rotary_factor=0.75))
+    ),
+    "granite": Recipe("Granite", 32, 4, 40, options=_gqa(2, **_MULTIPLIERS)),
+    "granitemoe": Recipe(
+        "GraniteMoe", 32, 4, 40,
+        options=_gqa(2, num_local_experts=5, num_experts_per_tok=2, **_MULTIPLIERS),
+    ),
+    "smollm3": Recipe("SmolLM3", 32, 4, 40, n_layers=5, options=_gqa(2)),
+    "gemma": Recipe("Gemma", 32, 4, 40, options=_gqa(1, head_dim=10)),
+    "gemma2": Recipe(
+        "Gemma2", 32, 4, 40, n_layers=3,
+        options=_gqa(
+            2, head_dim=10, query_pre_attn_scalar=17, sliding_window=6,
+            attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
+        ),
+    ),
+    "gemma3": Recipe(
+        "Gemma3", 32, 4, 40, n_layers=7,
+        options=_gqa(2, head_dim=10, query_pre_attn_scalar=9, sliding_window=6),
+    ),
+    "starcoder2": Recipe("Starcoder2", 32, 4, 40, options=_gqa(2, sliding_window=9)),
+    "stablelm": Recipe("StableLm", 64, 4, 40, options=_gqa(2, use_qkv_bias=True)),
+    "stablelm_parallel": Recipe(
+        "StableLm", 64, 4, 40, options=_gqa(4, use_parallel_residual=True)
+    ),
+    "command_r": Recipe("Cohere", 32, 4, 40, options=_gqa(2, logit_scale=0.3)),
     "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
     "gptneox_serial_tanh": Recipe(
         "GPTNeoX", 32, 2, 100,

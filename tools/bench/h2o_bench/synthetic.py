@@ -94,7 +94,7 @@ def _write_header(
     for spec in specs:
         writer.add_tensor_info(
             spec.gguf,
-            _shape(spec),
+            spec.written_shape,
             np.dtype(np.float32),  # not uint8, which would make the shape count bytes
             _nbytes(spec, types[spec.gguf]),
             raw_dtype=types[spec.gguf],
@@ -117,7 +117,7 @@ def _write_data(
     with ThreadPoolExecutor() as pool:
         writes = []
         for spec in specs:
-            shape, type = _shape(spec), types[spec.gguf]
+            shape, type = spec.written_shape, types[spec.gguf]
             if len(shape) == 1:
                 value = 1 if spec.gguf.endswith("norm.weight") else 0
                 rows, first = np.full(shape, value, np.float32).view(np.uint8)[None], 0
@@ -144,7 +144,7 @@ def _write_rows(file: int, offset: int, rows: NDArray[np.uint8], first: int, nby
 
 def _nbytes(spec: TensorSpec, type: GGMLQuantizationType) -> int:
     block_size, block_bytes = GGML_QUANT_SIZES[type]
-    return prod(_shape(spec)) // block_size * block_bytes
+    return prod(spec.written_shape) // block_size * block_bytes
 
 
 def _padded(nbytes: int) -> int:
@@ -152,16 +152,11 @@ def _padded(nbytes: int) -> int:
     return GGUFWriter.ggml_pad(nbytes, GGUF_DEFAULT_ALIGNMENT)
 
 
-def _shape(spec: TensorSpec) -> tuple[int, ...]:
-    n_rows, *columns = spec.shape
-    return (n_rows - spec.skip_rows, *columns)
-
-
 def _types(
     specs: list[TensorSpec], metadata: Config, type_name: str
 ) -> dict[str, GGMLQuantizationType]:
     """As the converter and the quantiser choose them: F32 for all but matrices."""
-    shapes = {spec.gguf: _shape(spec) for spec in specs}
+    shapes = {spec.gguf: spec.written_shape for spec in specs}
     types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
     if type_name in MIXES:
         return types | choose_types(MIXES[type_name], Model.of(metadata), shapes)

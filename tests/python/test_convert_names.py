@@ -1,0 +1,57 @@
+"""Names and keys of converted files are llama.cpp's, as its package `gguf` lists them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import gguf
+import pytest
+
+from h2o_cpp.convert import convert
+from h2o_cpp.convert.conversion import FAMILIES
+from support.needs import packages
+from support.opt_checkpoint import read_metadata, read_tensors
+from support.random_models import RECIPES, make_model, save_checkpoint
+
+ARCHITECTURES = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
+# One of each family; `opt` is not an architecture of llama.cpp.
+NAMES = {recipe.model: name for name, recipe in RECIPES.items() if recipe.model != "OPT"}.values()
+
+
+def known_keys(architecture: str) -> set[str]:
+    """Every key that `gguf` knows, with the architecture."""
+    groups = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
+    values = [value for group in groups for value in vars(group).values()]
+    return {value.replace("{arch}", architecture) for value in values if isinstance(value, str)}
+
+
+@packages("torch", "transformers")
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_tensors_and_keys(tmp_path: Path, name: str) -> None:
+    recipe = RECIPES[name]
+    save_checkpoint(make_model(recipe, 0), tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    metadata = read_metadata(tmp_path / "model.gguf")
+    architecture = metadata["general.architecture"]
+    id = ARCHITECTURES[architecture]
+
+    listed = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[id]}
+    for tensor in read_tensors(tmp_path / "model.gguf"):
+        stem = re.sub(r"\.(weight|bias)$", "", re.sub(r"^blk\.\d+\.", "blk.{bid}.", tensor))
+        assert stem in listed
+
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    family = FAMILIES[config["architectures"][0]]
+    mapping = gguf.get_tensor_name_map(id, recipe.n_layers)
+    for spec in family.tensors(config):
+        if spec.rows is not None:  # a part of what is one tensor in the checkpoint
+            continue
+        # Those of experts are merged under the name without a number.
+        hf = family.base_prefix * (not spec.hf.startswith("lm_head")) + spec.hf.replace(".{}", "")
+        hf = hf if hf != "embed_out.weight" and "embed_out" not in hf else spec.hf
+        assert mapping.get_name(hf, try_suffixes=(".weight", ".bias")) == spec.gguf
+
+    ours = {key for key in metadata if key.startswith(f"{architecture}.")}
+    assert ours <= known_keys(architecture)
