@@ -165,8 +165,9 @@ TEST_CASE("tensors read back as written, in both versions") {
 
     const GgufTensor& cube = *file.find_tensor("cube");
     CHECK(cube.dims == std::array<int64_t, 4>{2, 3, 4, 1});
-    CHECK(file.view(cube).rows == 12);
-    CHECK(file.view(cube).cols == 2);
+    CHECK(file.view(cube, 4).rows == 12);
+    CHECK(file.view(cube, 4).cols == 2);
+    CHECK(error_in(temp.path, [&] { file.view(cube); }) == "tensor 'cube': 4 matrices, expected 1");
     CHECK(error_in(temp.path, [&] { file.view(*file.find_tensor("tesseract")); }) ==
           "tensor 'tesseract': 4 dimensions, expected 1 to 3");
     CHECK(error_in(temp.path, [&] { file.view(*file.find_tensor("new")); }) ==

@@ -32,7 +32,7 @@ TEST_CASE("the tables are those that this CPU runs") {
   CHECK(&choose_kernels("") == tables.front());
   for (const CpuKernels* table : tables) {
     const CpuKernels& exact = choose_kernels(table->isa, true);
-    CHECK(exact.round_rows == nullptr);
+    CHECK((exact.round_rows == nullptr));
     CHECK((&exact == table || table->round_rows != nullptr));
   }
   for (const CpuKernels* table : tables) CHECK(&choose_kernels(table->isa) == table);

@@ -50,8 +50,8 @@ def writers(work: Path) -> dict[str, Arguments]:
     """Every command that writes a file, and the snapshot of a stream."""
     prompts, book = work / "prompts.jsonl", work / "book.txt"
     return {
-        "convert": lambda to: program("convert", work / "checkpoint", "-o", to),
-        "quantize": lambda to: program("quantize", BUNDLED_MODEL, to, "Q4_0"),
+        "convert": lambda to: program("convert", work / "checkpoint", "-o", to, "--force"),
+        "quantize": lambda to: program("quantize", BUNDLED_MODEL, to, "Q4_0", "--force"),
         "advise": lambda to: program("advise", BUNDLED_MODEL, book, "-c", "128", "--output", to),
         "generate": lambda to: program(
             "generate", "--input", prompts, "--output", to, "-n", "40", "--ignore-eos"

@@ -95,14 +95,17 @@ class TestSampling:
 
         def log_likelihood(temperature: float) -> float:
             prompt = generator.tokenize(PROMPT)
-            tokens = generate(generator, temperature=temperature, seed=1, **PLAIN)
-            logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(float)
-            normal = np.log(np.exp(logits).sum(axis=1))
-            return float(np.mean(logits[np.arange(len(tokens)), tokens] - normal))
+            means = []
+            for seed in range(8):
+                tokens = generate(generator, temperature=temperature, seed=seed, **PLAIN)
+                logits = generator.logits(prompt + tokens)[len(prompt) - 1 : -1].astype(float)
+                normal = np.log(np.exp(logits).sum(axis=1))
+                means.append(np.mean(logits[np.arange(len(tokens)), tokens] - normal))
+            return float(np.mean(means))
 
-        likelihoods = [log_likelihood(t) for t in (0, 0.5, 1, 2)]
-        assert likelihoods == sorted(likelihoods, reverse=True)
-        assert likelihoods[0] > likelihoods[-1] + 3
+        cold, warm, hot = (log_likelihood(t) for t in (0.5, 1, 2))
+        assert cold > warm + 0.5
+        assert warm > hot + 2
 
     def test_repeat_penalty(self, generator: Generator) -> None:
         plain = generate(generator, temperature=0)

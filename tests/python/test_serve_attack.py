@@ -51,8 +51,6 @@ def serving_alone(model: Path) -> Iterator[tuple[Server, int]]:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
 
 
 def resident(pid: int, field: str) -> int:

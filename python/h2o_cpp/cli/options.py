@@ -264,8 +264,8 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
         machine.add_argument(
             "--exact",
             action="store_true",
-            help="multiply F16 and BF16 weights as they are stored, more slowly: on the CPU, where "
-            "newer processors round to bf16",
+            help="multiply F16 and BF16 weights as they are stored, more slowly (default: in bf16, "
+            "on processors that have it)",
         )
     add_threads(machine)
 

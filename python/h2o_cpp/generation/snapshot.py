@@ -94,5 +94,9 @@ class SnapshotCache:
         with self._mutex:
             self._snapshots.pop(snapshot.tokens, None)
             self._snapshots[snapshot.tokens] = snapshot
-            while sum(kept.nbytes for kept in [*self._snapshots.values()]) > self._max_bytes:
+            while self._bytes() > self._max_bytes:
                 self._snapshots.popitem(last=False)
+
+    def _bytes(self) -> int:
+        copy = [*self._snapshots.values()]  # which a signal handler may change
+        return sum(map(len, [snapshot.data for snapshot in copy]))

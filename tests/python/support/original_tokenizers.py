@@ -39,8 +39,10 @@ CUTS = {
     "qwen2": [_QWEN_2],
     "smollm": [r"\p{N}", _GPT_2],
     "starcoder": [r"\p{N}", _GPT_2],
+    "refact": [r"\p{N}", _GPT_2],
+    "command-r": [r"\p{N}", _GPT_2],
 }
-_NFC = {"mpt", "olmo", "qwen2"}
+_NFC = {"mpt", "olmo", "qwen2", "command-r"}
 _LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}
 _OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
 _ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, whatever the file says

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from threading import Thread
+from typing import TextIO
 
 
 def start_server(
@@ -22,6 +23,13 @@ def start_server(
     for line in server.stderr:
         log += line
         if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
-            Thread(target=shutil.copyfileobj, args=(server.stderr, sys.stderr)).start()
+            Thread(target=_pass_on, args=(server.stderr,)).start()
             return server, int(found[1])
     raise RuntimeError(f"the server did not start:\n{log}")
+
+
+def _pass_on(log: TextIO) -> None:
+    with log:
+        for line in log:
+            with suppress(ValueError):  # of a test that has ended
+                sys.stderr.write(line)
