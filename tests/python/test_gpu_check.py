@@ -265,6 +265,11 @@ def test_a_call_goes_on_where_another_ended(tmp_path: Path) -> None:
     env = with_fake_tools(
         tmp_path, cmake=f'echo "$1" >>{calls}', ctest=f"echo ctest >>{calls}; exit 8"
     )
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "pybind11.py").write_text("print('.')")  # which tests do without
+    env["PYTHONPATH"] = os.pathsep.join(
+        [str(tmp_path / "modules"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     words = ["--build", str(tmp_path / "build"), "--jobs", "1"]
     first, second = tmp_path / "first", tmp_path / "second"
     done = gpu_check("--out", str(first), *words, "--only", "build", env=env)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
 from h2o_cpp import Generator
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.parsing import parse
