@@ -599,9 +599,9 @@ TEST_CASE("a callback may close its engine, which then ends what it computes") {
 }
 
 TEST_CASE("a wait may be as long as numbers are, and sleeps") {
+  Gate gate;  // which the engine still calls when it is closed
   const auto engine = make_engine(rotary_model(), engine_options(1));
   engine->set_max_queue(1);
-  Gate gate;
   Request request = gate.request();
   request.eager = true;
   engine->submit(request);

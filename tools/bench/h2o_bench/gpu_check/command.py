@@ -76,30 +76,42 @@ def run(
         return Result(step, command.name, "no time"), ""
     begin = perf_counter()
     log.write(f"$ {' '.join(command.words)}\n".encode())
-    try:
-        process = subprocess.Popen(
-            command.words,
-            cwd=cwd,
-            env={**os.environ, **variables, **command.variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=os.setpgrp,  # not a session: what ends this process's ends it too
-        )
-    except OSError as error:
-        log.write(f"{error}\n".encode())
-        return Result(step, command.name, "cannot start"), str(error)
     output = bytearray()
     stopped = False
+    process = None
+    code = None
+    # A signal between the start of the process and `process` would leave it running.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+    def prepare() -> None:
+        os.setpgrp()  # not a session: what ends this process's ends it too
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     try:
+        try:
+            process = subprocess.Popen(
+                command.words,
+                cwd=cwd,
+                env={**os.environ, **variables, **command.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=prepare,
+            )
+        except OSError as error:
+            log.write(f"{error}\n".encode())
+            return Result(step, command.name, "cannot start"), str(error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         stopped = not _read(process, output, log, begin + limit)
     finally:
         # What it left running has its group, whether it has ended or not.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
     text = output.decode(errors="replace")
     status = OK if code == 0 else f"exit {code}"
     if stopped:
