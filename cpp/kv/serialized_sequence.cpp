@@ -116,7 +116,7 @@ std::vector<T> without(std::vector<T> values, int32_t index) {
   return values;
 }
 
-bool makes_sense(const HeadImage& image, const KvHead& head, int32_t n, int32_t length) {
+bool is_valid(const HeadImage& image, const KvHead& head, int32_t n, int32_t length) {
   const bool full = head.evicts() && n == head.slots;
   // The next token goes to the first free slot, or to the dead one of a filled pool.
   if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
@@ -193,7 +193,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   check_dtype("values", shape.v_dtype, reader);
   for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
   const auto rolling = reader.get<uint8_t>();
-  if (rolling > 1) throw FormatError(text(reader.what(), " makes no sense"));
+  if (rolling > 1) throw FormatError(text(reader.what(), " is invalid"));
   if (rolling && !cache.can_roll(sequence)) {
     throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
   }
@@ -210,8 +210,8 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       const int32_t n = head.written(length);
       images.push_back(read_head(cache.layer(l), head, n, rolling != 0, reader));
-      if (!makes_sense(images.back(), head, n, length)) {
-        throw FormatError(text(reader.what(), " makes no sense in layer ", l, ", kv_head ", h));
+      if (!is_valid(images.back(), head, n, length)) {
+        throw FormatError(text(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
       }
       const int32_t dead = dead_slot(head, n, images.back().next_slot);
       if (dead >= 0) images.back().positions[dead] = 0;  // it may have been of a longer sequence

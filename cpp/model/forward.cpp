@@ -39,7 +39,7 @@ void activate(Backend& b, const Config& c, const Layer& layer, const Activations
   }
 }
 
-// The residual gets what a block's last matrix makes of `from`. Nobody needs a.h any more.
+// Adds a block's last product to the residual. Overwrites a.h.
 void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& from,
                const Affine& w, const Affine& post_norm) {
   if (post_norm.weight) {

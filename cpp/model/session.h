@@ -18,7 +18,7 @@ namespace h2o {
 // Where the tokens of a rotary model are, as far as attention sees it.
 enum class Positions {
   original,  // where they are in the text, which ends at n_ctx
-  rolling,   // their ranks among what the cache keeps: the text may go on for ever
+  rolling,   // their ranks among what the cache keeps: the output has no limit
   automatic  // original up to the trained length, then rolling, if the policy evicts
 };
 
@@ -104,7 +104,7 @@ class Session {
   size_t full_cache_bytes() const;  // what a cache of all n_ctx tokens would take
 
  private:
-  // While it is made nobody else uses the back end.
+  // No other thread may use the back end meanwhile.
   Session(const std::shared_ptr<Model>& model, const SessionOptions& options,
           const std::lock_guard<std::mutex>& lock);
 

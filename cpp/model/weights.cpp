@@ -72,7 +72,7 @@ class Finder {
 
   bool has(const std::string& name) const { return static_cast<bool>(model_.tensor(name)); }
 
-  // A tensor nobody asked for would be left out of the computation without a word.
+  // A tensor that is not used would change the result without a message.
   void expect_all_used() const {
     for (const GgufFile& file : model_.files()) {
       for (const GgufTensor& tensor : file.tensors()) {

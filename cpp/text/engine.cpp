@@ -116,7 +116,7 @@ void Engine::enqueue(const Handle& generation) {
   generation->submitted_ = true;
 }
 
-// What waits for the step that it is called in waits for ever.
+// Throws on the thread that computes the current step: it would wait for itself.
 void Engine::check_may_wait(const Lock& /*held*/) const {
   if (!is_leader()) return;
   throw std::runtime_error(
@@ -198,7 +198,7 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
 bool Engine::wait_admitted(const Handle& generation, double seconds, const Between& between) {
   check_process();
   using Clock = std::chrono::steady_clock;
-  using Seconds = std::chrono::duration<double>;  // of which there may be infinitely many
+  using Seconds = std::chrono::duration<double>;  // may be infinite
   const auto limit = Clock::now() + Seconds(std::max(seconds, 0.0));
   Lock lock(monitor_->mutex);
   while (!generation->admitted_ && !generation->ended()) {

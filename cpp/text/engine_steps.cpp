@@ -104,7 +104,7 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
   post(generation);
 }
 
-// Nobody computes any more: what was cancelled meanwhile ends.
+// No thread computes any more: what was cancelled meanwhile ends.
 void Engine::end_lead() {
   leading_ = false;
   const auto end_those_of = [this](const auto& list) {

@@ -63,7 +63,7 @@ class Workspace {
     return space(rotated(thread) + rotated_floats() + victim_floats(), 1);
   }
 
-  // Of a tile whose blocks several threads have. Without scores, nobody reads its powers again.
+  // Of a tile whose blocks several threads have. Without scores, its powers are not read again.
   TileSpace of_tile(int64_t tile, int thread) const {
     TileSpace shared = space(base_ + n_threads_ * thread_floats() + tile * tile_floats(), blocks_);
     if (!scores_) shared.powers = of_thread(thread).powers;

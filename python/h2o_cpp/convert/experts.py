@@ -84,7 +84,7 @@ def _counts(config: Config) -> tuple[int, int]:
 
 
 def _every_layer(config: Config) -> None:
-    """Refuses Qwens of which some layers have no experts."""
+    """Refuse Qwen models in which some layers have no experts."""
     for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         value = config.get(key)
         if value is not None and value != expected:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 1 << 24  # of a rendered conversation
 
-_CPU_SECONDS = 60.0  # of one template, where nobody is left to end this process
+_CPU_SECONDS = 60.0  # of one template, in case the parent has died
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class Connections:
 class Connection(H11Protocol):
     """Uvicorn's protocol, within the limits of Connections.
 
-    Where there are too many connections, one that has not sent its request yet makes room for the
-    next: who only holds connections keeps nobody out.
+    At the limit of connections, one that has not sent its request yet is closed for the next one,
+    so that idle connections do not block others.
     """
 
     def __init__(self, *args: Any, all_of_them: Connections, **options: Any) -> None:

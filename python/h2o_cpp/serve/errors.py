@@ -58,7 +58,7 @@ def closed() -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """What nobody has foreseen."""
+    """An unexpected exception, whose text stays in the log."""
     return ApiError(500, "internal error")
 
 
