@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
+#include "cpu/allocate.h"
 #include "cpu/attention/attention.h"
 #include "cpu/attention/rotate.h"
 #include "cpu/isa/detect.h"
 #include "cpu/machine.h"
+#include "cpu/matmul/cpu_matmul.h"
 #include "cpu/matmul/interleave.h"
 #include "cpu/routes.h"
 #include "cpu/thread_pool.h"
@@ -17,46 +18,17 @@
 namespace h2o {
 namespace {
 
-constexpr size_t kCacheLine = 64;
-
-// Of a thread. What it does not use is never touched, and takes no memory.
-constexpr int64_t kWorkspace = std::max(kInt8Workspace, kBf16Workspace);
-
-// Rows of a product that are not divided: a thread reads a panel of weights for them.
-constexpr int64_t kLeastRows = 48;
-
-// As many tiles of a product for each thread even out what they take.
-constexpr int64_t kPartsPerThread = 4;
-
 class CpuBackend final : public Backend {
  public:
   CpuBackend(int n_threads, const CpuKernels& kernels, bool repacks)
-      : kernels_(kernels),
-        repacks_(repacks),
-        pool_(n_threads),
-        panels_(allocate(n_threads * kWorkspace)) {}
+      : kernels_(kernels), repacks_(repacks), pool_(n_threads), multiply_(kernels, pool_) {}
 
   std::string name() const override {
     return text("cpu (", kernels_.isa, ", ", pool_.size(),
                 pool_.size() == 1 ? " thread" : " threads", ")");
   }
 
-  Buffer allocate(size_t bytes) override {
-    if (bytes == 0) return {};
-    // calloc, because the system gives zeroed pages only when they are touched. The block it
-    // returned is remembered in the cache line before the data.
-    char* block = static_cast<char*>(std::calloc(1, bytes + 2 * kCacheLine));
-    if (block == nullptr) throw OutOfMemory(text("cannot allocate ", bytes, " bytes"));
-    const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;
-    char* data = block + 2 * kCacheLine - past;
-    std::memcpy(data - sizeof(block), &block, sizeof(block));
-    return {data, bytes, [](void* p) noexcept {
-              char* start;
-              std::memcpy(&start, static_cast<char*>(p) - sizeof(start), sizeof(start));
-              std::free(start);
-            }};
-  }
-
+  Buffer allocate(size_t bytes) override { return allocate_zeros(bytes); }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 
   bool maps_weights() const override { return true; }
@@ -68,10 +40,7 @@ class CpuBackend final : public Backend {
   }
 
   Tensor upload(const Tensor& host, std::byte* to) override {
-    // Here, because nothing allocates in a forward pass.
-    const TypeKernels& type = kernels_.of(host.dtype);
-    if (type.int8_matmul != nullptr) reserve(int8_bytes(host.cols));
-    if (type.bf16_matmul != nullptr) reserve(bf16_bytes(host.cols));
+    multiply_.reserve(host);  // here, because nothing allocates in a forward pass
     if (to == nullptr) return host;
     pool_.parallel_for((host.rows + kInterleaved - 1) / kInterleaved,
                        [&](int, int64_t begin, int64_t end) {
@@ -106,9 +75,9 @@ class CpuBackend final : public Backend {
   void embed(Tensor x, const Tensor& table, const Batch& batch) override {
     const TypeKernels& type = kernels_.of(table.dtype);
     for (int64_t i = 0; i < x.rows; ++i) {
-      const std::byte* values = rows_.data();
+      const std::byte* values = multiply_.scratch();
       if (table.interleaved) {
-        read_interleaved_row(rows_.data(), table, batch.tokens[i]);
+        read_interleaved_row(multiply_.scratch(), table, batch.tokens[i]);
       } else {
         values = table.row(batch.tokens[i]);
       }
@@ -136,9 +105,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, false); }
+  void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply_(y, x, w, false); }
 
-  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply(y, x, w, true); }
+  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply_(y, x, w, true); }
 
   void relu(Tensor x) override {
     for_rows(x, [&](int64_t i) { kernels_.relu(row(x, i), x.cols); });
@@ -158,7 +127,8 @@ class CpuBackend final : public Backend {
   }
 
   void geglu(Tensor up, const Tensor& gate) override {
-    for_rows(up, [&](int64_t i) { kernels_.geglu(row(up, i), row(gate, i), up.cols); });
+    for_elements(
+        up, [&](int64_t i, int64_t n) { kernels_.geglu(up.floats() + i, gate.floats() + i, n); });
   }
 
   void add(Tensor y, const Tensor& x) override {
@@ -170,7 +140,7 @@ class CpuBackend final : public Backend {
   }
 
   void softcap(Tensor x, float cap) override {
-    for_rows(x, [&](int64_t i) { kernels_.softcap(row(x, i), x.cols, cap); });
+    for_elements(x, [&](int64_t i, int64_t n) { kernels_.softcap(x.floats() + i, n, cap); });
   }
 
   bool computes_softcap() const override { return true; }
@@ -203,7 +173,7 @@ class CpuBackend final : public Backend {
       const int64_t begin = routes.offsets[e], end = routes.offsets[e + 1];
       if (begin == end) continue;
       const Tensor expert = part(w, e * y.cols, (e + 1) * y.cols);
-      multiply(part(y, begin, end), part(x, begin, end), {expert, {}}, false);
+      multiply_(part(y, begin, end), part(x, begin, end), {expert, {}}, false);
     }
   }
 
@@ -236,15 +206,7 @@ class CpuBackend final : public Backend {
 
   void argmax(int32_t* tokens, const Tensor& x) override {
     for_rows(x, [&](int64_t i) {
-      const float* logits = row(x, i);
-      int32_t best = 0;
-      for (int32_t j = 1; j < x.cols; ++j) {
-        // Written so that anything is larger than NaN.
-        if (logits[j] > logits[best] || (logits[best] != logits[best] && logits[j] == logits[j])) {
-          best = j;
-        }
-      }
-      tokens[i] = best;
+      tokens[i] = static_cast<int32_t>(kernels_.argmax(row(x, i), x.cols));
     });
   }
 
@@ -294,137 +256,10 @@ class CpuBackend final : public Backend {
                        });
   }
 
-  void multiply(const Tensor& y, const Tensor& x, const Affine& w, bool add) {
-    const TypeKernels& type = kernels_.of(w.weight.dtype);
-    const Matmul m{.y = y.floats(),
-                   .x = x.floats(),
-                   .w = w.weight.data,
-                   .bias = w.bias ? w.bias.floats() : nullptr,
-                   .n_rows = x.rows,
-                   .n_in = x.cols,
-                   .w_row_bytes = w.weight.row_bytes(),
-                   .y_stride = y.cols,
-                   .add = add};
-    if (type.int8_matmul != nullptr) {
-      multiply_int8(type, w.weight.interleaved ? type.interleaved_matmul : type.int8_matmul, m,
-                    w.weight.rows);
-    } else if (type.bf16_matmul != nullptr) {
-      multiply_bf16(type, m, w.weight.rows);
-    } else {
-      for_columns(m, w.weight.rows,
-                  [&](int, int64_t begin, int64_t end) { type.matmul(m, begin, end); });
-    }
-  }
-
-  // Rounds kInt8Rows rows of x at a time, then multiplies.
-  void multiply_int8(const TypeKernels& type, decltype(type.int8_matmul) kernel, Matmul m,
-                     int64_t n_out) {
-    reserve(int8_bytes(m.n_in));
-    const int64_t n_rows = m.n_rows;
-    for (int64_t row = 0; row < n_rows; row += kInt8Rows) {
-      m.n_rows = std::min(n_rows - row, kInt8Rows);
-      const Int8Rows x = int8_rows(m.n_rows, m.n_in, type.int8_group);
-      pool_.parallel_for(m.n_rows, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
-        kernels_.quantize_rows(x, m.x, begin, end);
-      });
-      const auto rows = [&](int64_t first, int64_t n) {
-        const int64_t at = first * m.n_in;
-        return Int8Rows{x.q + at, x.scales + at / 32, x.sums + at / x.group, n, x.n_in, x.group};
-      };
-      for_tiles(m, n_out, [&](int thread, int64_t first, int64_t n, int64_t begin, int64_t end) {
-        Matmul some = m;
-        some.y += first * m.y_stride;
-        some.n_rows = n;
-        kernel(some, rows(first, n), begin, end, panels_.data() + thread * kWorkspace);
-      });
-      m.x += m.n_rows * m.n_in;
-      m.y += m.n_rows * m.y_stride;
-    }
-  }
-
-  // The same with kBf16Rows rows.
-  void multiply_bf16(const TypeKernels& type, Matmul m, int64_t n_out) {
-    reserve(bf16_bytes(m.n_in));
-    const int64_t n_rows = m.n_rows;
-    for (int64_t row = 0; row < n_rows; row += kBf16Rows) {
-      m.n_rows = std::min(n_rows - row, kBf16Rows);
-      const Bf16Rows x{rows_.as<BF16>(), m.n_rows, m.n_in};
-      const int64_t n_blocks = (m.n_rows + kBf16Block - 1) / kBf16Block;
-      pool_.parallel_for(n_blocks, m.n_rows * m.n_in, [&](int, int64_t begin, int64_t end) {
-        kernels_.round_rows(x, m.x, begin * kBf16Block, std::min(end * kBf16Block, m.n_rows));
-      });
-      for_columns(m, n_out, [&](int thread, int64_t begin, int64_t end) {
-        type.bf16_matmul(m, x, begin, end, panels_.data() + thread * kWorkspace);
-      });
-      m.x += m.n_rows * m.n_in;
-      m.y += m.n_rows * m.y_stride;
-    }
-  }
-
-  // Hands out panels of columns; and where these are few, of some of the rows.
-  template <class Body>
-  void for_tiles(const Matmul& m, int64_t n_out, const Body& body) {
-    const int64_t width = m.n_rows == 1 ? kInterleaved : kInt8Columns;
-    const int64_t n_panels = (n_out + width - 1) / width;
-    const int64_t wanted = (kPartsPerThread * pool_.size() + n_panels - 1) / n_panels;
-    const int64_t n_parts = std::clamp<int64_t>(m.n_rows / kLeastRows, 1, wanted);
-    const int64_t n_rows = n_parts == 1 ? m.n_rows : padded((m.n_rows + n_parts - 1) / n_parts);
-    const int64_t n_tiles = n_panels * ((m.n_rows + n_rows - 1) / n_rows);
-    const int64_t per_panel = n_tiles / n_panels;
-    pool_.parallel_for(n_tiles, m.n_rows * m.n_in * n_out,
-                       [&](int thread, int64_t begin, int64_t end) {
-                         if (per_panel == 1) {
-                           body(thread, 0, m.n_rows, begin * width, std::min(end * width, n_out));
-                           return;
-                         }
-                         for (int64_t i = begin; i < end; ++i) {
-                           const int64_t first = i % per_panel * n_rows;
-                           const int64_t column = i / per_panel * width;
-                           body(thread, first, std::min(n_rows, m.n_rows - first), column,
-                                std::min(column + width, n_out));
-                         }
-                       });
-  }
-
-  // Whole tiles of rows, of every instruction set.
-  static int64_t padded(int64_t n_rows) { return (n_rows + 11) / 12 * 12; }
-
-  // Hands out whole panels of columns.
-  template <class Body>
-  void for_columns(const Matmul& m, int64_t n_out, const Body& body) {
-    const int64_t n_panels = (n_out + kInt8Columns - 1) / kInt8Columns;
-    pool_.parallel_for(n_panels, m.n_rows * m.n_in * n_out,
-                       [&](int thread, int64_t begin, int64_t end) {
-                         body(thread, begin * kInt8Columns, std::min(end * kInt8Columns, n_out));
-                       });
-  }
-
-  // What the rounded rows of one call take.
-  static int64_t int8_bytes(int64_t n_in) {
-    return kInt8Rows * (n_in + n_in / 32 * 4 + n_in / kInt8Group * 4);
-  }
-  static int64_t bf16_bytes(int64_t n_in) {
-    const int64_t n_blocks = (n_in + kBf16Block - 1) / kBf16Block;
-    return kBf16Rows * n_blocks * kBf16Block * static_cast<int64_t>(sizeof(BF16));
-  }
-
-  // It only ever grows.
-  void reserve(int64_t bytes) {
-    if (static_cast<size_t>(bytes) > rows_.size()) rows_ = allocate(bytes);
-  }
-
-  Int8Rows int8_rows(int64_t n_rows, int64_t n_in, int64_t group) const {
-    auto* q = rows_.as<int8_t>();
-    auto* scales = reinterpret_cast<float*>(q + n_rows * n_in);
-    auto* sums = reinterpret_cast<int32_t*>(scales + n_rows * n_in / 32);
-    return {q, scales, sums, n_rows, n_in, group};
-  }
-
   const CpuKernels& kernels_;
   const bool repacks_;  // weights, where there is memory
   ThreadPool pool_;
-  Buffer panels_;  // kWorkspace bytes for each thread
-  Buffer rows_;    // of x, rounded
+  CpuMatmul multiply_;
 };
 
 }  // namespace

@@ -81,6 +81,26 @@ int64_t lowest(const float* importances, const int32_t* positions, int64_t n, in
   return -1;
 }
 
+// The largest of kTogether numbers at a time, and then where it is.
+int64_t argmax(const float* x, int64_t n) {
+  constexpr int64_t kTogether = 16 * kWidth;
+  int64_t best = 0;  // NaN is less than every number
+  const auto look = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (x[i] > x[best] || (x[best] != x[best] && x[i] == x[i])) best = i;
+    }
+  };
+  look(0, n < kTogether ? n : kTogether);
+  int64_t i = kTogether;
+  for (; i + kTogether <= n; i += kTogether) {
+    Vec largest = broadcast(x[best]);
+    for (int64_t j = 0; j < kTogether; j += kWidth) largest = max(load(x + i + j), largest);
+    if (!(maximum(largest) <= x[best])) look(i, i + kTogether);
+  }
+  look(i, n);
+  return best;
+}
+
 void relu(float* x, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(x + i, max(load(x + i), zero()));

@@ -358,6 +358,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .softcap = softcap,
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
+      .argmax = argmax,
       .powers = powers,
       .merge_sums = merge_sums,
       .weights_of = weights_of,

@@ -129,6 +129,9 @@ struct CpuKernels {
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);
 
+  // The index of the largest of x [n], the first of equals; NaN is less than every number.
+  int64_t (*argmax)(const float* x, int64_t n);
+
   // Softmax over keys that come in parts. x = e^(scale * (x - largest)), scale > 0; returns their
   // sum. Whatever x was, largest is finite and the powers are from e^-70 to 1.
   float (*powers)(float* x, int64_t n, float scale, float* largest);

@@ -98,7 +98,10 @@ TEST_CASE("gelu_erf") {
                  });
 }
 
-TEST_CASE("swiglu") {
+// Applies an operation to up and gate of every size; check(gate, up, y) gives the error in bounds.
+template <class Operation>
+void check_gated(const Operation& operation,
+                 const std::function<double(double gate, double up, double y)>& check) {
   Run run;
   Random random(2);
   for (const Size& size : kSizes) {
@@ -108,43 +111,35 @@ TEST_CASE("swiglu") {
     const std::vector<float> up = random.reals(size.rows * size.cols);
     const DeviceMatrix device_gate(*run.backend, gate, size.rows, size.cols);
     const std::vector<float> y =
-        run(size, up, [&](const Tensor& t) { run.backend->swiglu(t, device_gate); });
+        run(size, up, [&](const Tensor& t) { operation(*run.backend, t, device_gate); });
     double worst = 0;
-    for (size_t i = 0; i < y.size(); ++i) {
-      const double expected = double{gate[i]} * sigmoid(gate[i]) * up[i];
-      // A power, a sum, a quotient of up to two places, two products.
-      const double bound = (power_error(gate[i]) + 8 * kUnit) * std::abs(expected) +
-                           kNothing * std::abs(double{gate[i]} * up[i]);
-      worst = std::max(worst, in_bounds(y[i], expected, bound));
-    }
+    for (size_t i = 0; i < y.size(); ++i) worst = std::max(worst, check(gate[i], up[i], y[i]));
     CHECK(worst <= 1);
   }
 }
 
+TEST_CASE("swiglu") {
+  check_gated([](Backend& b, const Tensor& up, const Tensor& gate) { b.swiglu(up, gate); },
+              [](double gate, double up, double y) {
+                const double expected = gate * sigmoid(gate) * up;
+                // A power, a sum, a quotient of up to two places, two products.
+                return in_bounds(y, expected,
+                                 (power_error(gate) + 8 * kUnit) * std::abs(expected) +
+                                     kNothing * std::abs(gate * up));
+              });
+}
+
 TEST_CASE("geglu") {
-  Run run;
-  Random random(4);
-  for (const Size& size : kSizes) {
-    CAPTURE(size.rows);
-    CAPTURE(size.cols);
-    const std::vector<float> gate = inputs(random, size);
-    const std::vector<float> up = random.reals(size.rows * size.cols);
-    const DeviceMatrix device_gate(*run.backend, gate, size.rows, size.cols);
-    const std::vector<float> y =
-        run(size, up, [&](const Tensor& t) { run.backend->geglu(t, device_gate); });
-    double worst = 0;
-    for (size_t i = 0; i < y.size(); ++i) {
-      const double x = gate[i];
-      const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
-      const double expected = x * sigmoid(z) * up[i];
-      // As gelu_tanh, and a product.
-      const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
-      const double bound =
-          relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up[i]);
-      worst = std::max(worst, in_bounds(y[i], expected, bound));
-    }
-    CHECK(worst <= 1);
-  }
+  check_gated([](Backend& b, const Tensor& up, const Tensor& gate) { b.geglu(up, gate); },
+              [](double x, double up, double y) {
+                const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+                const double expected = x * sigmoid(z) * up;
+                // As gelu_tanh, and a product.
+                const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
+                return in_bounds(
+                    y, expected,
+                    relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up));
+              });
 }
 
 TEST_CASE("softcap") {

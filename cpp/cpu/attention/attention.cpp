@@ -138,50 +138,54 @@ class Attend {
   // A thread has all keys of a tile.
   void by_tiles(int64_t work) {
     const auto tiles = [this](const Segment& segment) { return n_tiles(segment); };
-    const auto attend = [&](int thread, int64_t tile) {
-      for_range(tile, tile + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
-        with_tile(segment, i,
-                  [&](const Tile& tile) { attend_all(tile, thread, keeps_scores(segment)); });
-      });
+    const auto attend = [this](int thread, const Segment& segment, const Tile& tile) {
+      attend_all(tile, thread, keeps_scores(segment));
     };
-    // The tiles of a kv_head add to its scores one after the other, whoever has them.
-    const auto score = [&](int thread, int64_t tile) {
-      for_range(tile, tile + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
-        if (!keeps_scores(segment)) return;
+    const auto score = [this](int thread, const Segment& segment, const Tile& tile) {
+      if (!keeps_scores(segment)) return;
+      const TileSpace space = work_.of_thread(thread);
+      for (int64_t block = 0; block < tile.n_blocks(); ++block) {
+        tile.add_to_scores(block, space.powers_of(block));
+      }
+    };
+    if (work < kParallelWork || pool_.size() == 1) {
+      for_range(0, n_tiles_, tiles, [&](const Segment& segment, int64_t i, int64_t) {
         with_tile(segment, i, [&](const Tile& tile) {
-          const TileSpace space = work_.of_thread(thread);
-          for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-            tile.add_to_scores(block, space.powers_of(block));
-          }
+          attend(0, segment, tile);
+          score(0, segment, tile);
         });
       });
+      return;
+    }
+    const auto for_tile = [&](const auto& body) {
+      return [&](int thread, int64_t index) {
+        for_range(index, index + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
+          with_tile(segment, i, [&](const Tile& tile) { body(thread, segment, tile); });
+        });
+      };
     };
-    if (work < kParallelWork) {
-      for (int64_t tile = 0; tile < n_tiles_; ++tile) {
-        attend(0, tile);
-        score(0, tile);
-      }
-    } else if (scores_) {
-      pool_.in_order(n_tiles_, attend, score);
+    if (scores_) {  // the tiles of a kv_head add to its scores one after the other
+      pool_.in_order(n_tiles_, for_tile(attend), for_tile(score));
     } else {
-      pool_.for_each(n_tiles_, attend);
+      pool_.for_each(n_tiles_, for_tile(attend));
     }
   }
 
   void attend_all(const Tile& tile, int thread, bool scored) const {
     const TileSpace space = work_.of_thread(thread);
     const int64_t n_queries = tile.n_queries();
+    const bool merged = tile.n_blocks() > 1;
     tile.load_queries(work_.q(thread));
-    tile.start(space.all, 0, n_queries);
+    if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
       tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
-                  space.block(block), 0, n_queries);
-      tile.merge(block, space.block(block), space.all, 0, n_queries);
+                  merged ? space.block(block) : space.all, 0, n_queries);
+      if (merged) tile.merge(block, space.block(block), space.all, 0, n_queries);
     }
     tile.write(space.all, 0, n_queries);
     for (int64_t block = 0; scored && block < tile.n_blocks(); ++block) {
-      tile.weigh(block, space.block(block).softmax.largest, space.all.softmax,
-                 space.powers_of(block));
+      const TileSums& sums = merged ? space.block(block) : space.all;
+      tile.weigh(block, sums.softmax.largest, space.all.softmax, space.powers_of(block));
     }
   }
 

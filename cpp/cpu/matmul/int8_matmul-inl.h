@@ -39,44 +39,62 @@ struct RowTile {
 
 Vec magnitude(Vec x) { return max(x, sub(zero(), x)); }
 
-// As encode_q8_0 rounds, but with the scale in float. A scale of NaN says that x is not finite.
-void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
+// As encode_q8_0 rounds, but with the scale in float. Scales of NaN say that a row is not finite.
+// Of some blocks first the largest magnitudes, so that no block waits for another one's divisions.
+template <int64_t kGroup>
+void quantize_rows_in_groups(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
+  constexpr int64_t kTogether = 16;
   const int64_t n_blocks = to.n_in / kActivations;
-  const int64_t n_groups = to.n_in / to.group;
   for (int64_t r = begin; r < end; ++r) {
     const RowTile tile(r, to.n_rows);
     int8_t* q_to = to.q + tile.begin * to.n_in + (r - tile.begin) * kQuad;
-    float* scales = to.scales + tile.begin * n_blocks + (r - tile.begin);
-    int32_t* sums = to.sums + tile.begin * n_groups + (r - tile.begin);
+    float* const scales = to.scales + tile.begin * n_blocks + (r - tile.begin);
+    int32_t* sums = to.sums + tile.begin * to.n_in / kGroup + (r - tile.begin);
     const float* from = x + r * to.n_in;
-    for (int64_t b = 0; b < n_blocks; ++b, from += kActivations) {
-      Vec largest = zero();
-      Vec nothing = zero();  // or NaN
-      for (int64_t i = 0; i < kActivations; i += kWidth) {
-        const Vec v = load(from + i);
-        largest = max(largest, magnitude(v));
-        nothing = add(nothing, mul(v, zero()));
-      }
-      const float d = maximum(largest) / 127 + sum(nothing);
-      // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
-      const Vec inverse = broadcast(d >= 0x1p-126f ? 1 / d : 0);
-      int8_t q[kActivations];
-      for (int64_t g = 0; g < kActivations; g += to.group) {
-        Vec total = zero();  // of integers below 2**12, so without error
-        for (int64_t i = g; i < g + to.group; i += kWidth) {
-          const Vec nearest = round(mul(load(from + i), inverse));
-          const Vec value = min(max(nearest, broadcast(-127)), broadcast(127));  // NaN: -127
-          store_bytes(q + i, value);
-          total = add(total, value);
+    Vec nothing = zero();  // or NaN
+    for (int64_t first = 0; first < n_blocks; first += kTogether) {
+      const int64_t n = n_blocks - first < kTogether ? n_blocks - first : kTogether;
+      float d[kTogether], inverse[kTogether];
+      for (int64_t b = 0; b < n; ++b) {
+        Vec largest = zero();
+        for (int64_t i = b * kActivations; i < (b + 1) * kActivations; i += kWidth) {
+          const Vec v = load(from + i);
+          largest = max(largest, magnitude(v));
+          nothing = fma(v, zero(), nothing);
         }
-        sums[(b * kActivations + g) / to.group * tile.n] = static_cast<int32_t>(sum(total));
+        d[b] = maximum(largest);
       }
-      scales[b * tile.n] = d;
-      for (int64_t i = 0; i < kActivations; i += kQuad) {
-        __builtin_memcpy(q_to + (b * kActivations + i) * tile.n, q + i, kQuad);
+      for (int64_t b = 0; b < n; ++b) {
+        d[b] /= 127;
+        // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
+        inverse[b] = d[b] >= 0x1p-126f ? 1 / d[b] : 0;
+        scales[(first + b) * tile.n] = d[b];
+      }
+      for (int64_t b = 0; b < n; ++b, from += kActivations) {
+        int8_t q[kActivations];
+        for (int64_t g = 0; g < kActivations; g += kGroup, sums += tile.n) {
+          Vec total = zero();  // of integers below 2**12, so without error
+          for (int64_t i = g; i < g + kGroup; i += kWidth) {
+            const Vec nearest = round(mul(load(from + i), broadcast(inverse[b])));
+            const Vec value = min(max(nearest, broadcast(-127)), broadcast(127));  // NaN: -127
+            store_bytes(q + i, value);
+            total = add(total, value);
+          }
+          *sums = static_cast<int32_t>(sum(total));
+        }
+        for (int64_t i = 0; i < kActivations; i += kQuad, q_to += kQuad * tile.n) {
+          __builtin_memcpy(q_to, q + i, kQuad);
+        }
       }
     }
+    const float nan = sum(nothing);
+    for (int64_t b = 0; nan != 0 && b < n_blocks; ++b) scales[b * tile.n] = nan;
   }
+}
+
+void quantize_rows(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
+  if (to.group == kActivations) return quantize_rows_in_groups<kActivations>(to, x, begin, end);
+  quantize_rows_in_groups<kInt8Group>(to, x, begin, end);
 }
 
 // ---- Weights ----
