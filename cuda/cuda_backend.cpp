@@ -133,8 +133,8 @@ class CudaBackend final : public Backend {
     cuda::rms_norm(stream_, y, x, weight, eps);
   }
 
-  void matmul(Tensor y, const Tensor& x, const Affine& w) override {
-    matmul_.multiply(y, x, w, false);
+  void matmul(std::initializer_list<Product> products, const Tensor& x) override {
+    for (const Product& product : products) matmul_.multiply(product.y, x, product.w, false);
   }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {

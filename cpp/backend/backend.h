@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,6 +34,12 @@ struct Rope {
   float magnitude = 1;  // scales cosine and sine (YaRN's attention factor)
 
   int64_t n_rot() const { return 2 * frequencies.cols; }
+};
+
+// One of the products of a matrix x: y = x w.weight^T + w.bias.
+struct Product {
+  Tensor y;
+  const Affine& w;
 };
 
 // One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
@@ -149,8 +156,9 @@ class Backend {
   // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.
   virtual void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) = 0;
 
-  // y = x w.weight^T + w.bias
-  virtual void matmul(Tensor y, const Tensor& x, const Affine& w) = 0;
+  // Of each product y = x w.weight^T + w.bias, to the same bits as alone.
+  virtual void matmul(std::initializer_list<Product> products, const Tensor& x) = 0;
+  void matmul(const Tensor& y, const Tensor& x, const Affine& w) { matmul({{y, w}}, x); }
 
   // y += x w.weight^T + w.bias: a residual
   virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;

@@ -105,9 +105,13 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void matmul(Tensor y, const Tensor& x, const Affine& w) override { multiply_(y, x, w, false); }
+  void matmul(std::initializer_list<Product> products, const Tensor& x) override {
+    multiply_(products, x, false);
+  }
 
-  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override { multiply_(y, x, w, true); }
+  void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
+    multiply_({{y, w}}, x, true);
+  }
 
   void relu(Tensor x) override {
     for_rows(x, [&](int64_t i) { kernels_.relu(row(x, i), x.cols); });
@@ -173,7 +177,7 @@ class CpuBackend final : public Backend {
       const int64_t begin = routes.offsets[e], end = routes.offsets[e + 1];
       if (begin == end) continue;
       const Tensor expert = part(w, e * y.cols, (e + 1) * y.cols);
-      multiply_(part(y, begin, end), part(x, begin, end), {expert, {}}, false);
+      multiply_({{part(y, begin, end), {expert, {}}}}, part(x, begin, end), false);
     }
   }
 

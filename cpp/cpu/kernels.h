@@ -24,13 +24,16 @@ struct Matmul {
   bool add;
 };
 
+// So many rows of x at most are rounded at once.
+constexpr int64_t kRoundedRows = 512;
+
 // Rows of x rounded to 8 bits: x[i] ~ scale * q[i], with a scale for every 32 elements and the sum
 // of every `group` q's. In the order in which the kernels of one instruction set read them.
 struct Int8Rows {
   int8_t* q;       // [n_rows, n_in]
   float* scales;   // [n_rows, n_in / 32]
   int32_t* sums;   // [n_rows, n_in / group]
-  int64_t n_rows;  // at most kInt8Rows
+  int64_t n_rows;  // at most kRoundedRows
   int64_t n_in;
   int64_t group;
 };
@@ -40,22 +43,20 @@ constexpr int64_t kInterleaved = 16;
 
 // The limits of one call of int8_matmul, and the workspace that it needs: a panel of weights, and
 // sums of the rows over the panels before it.
-constexpr int64_t kInt8Rows = 512;
 constexpr int64_t kInt8Depth = 512;
 constexpr int64_t kInt8Columns = 32;
 constexpr int64_t kInt8Group = 16;  // the smallest
 constexpr int64_t kInt8Workspace =
-    kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 8 + kInt8Rows * 4);
+    kInt8Columns * (kInt8Depth + kInt8Depth / kInt8Group * 8 + kRoundedRows * 4);
 
 // Rows of x rounded to bf16, in the order in which the kernels of one instruction set read them.
 struct Bf16Rows {
-  BF16* x;         // [kBf16Rows, n_in], of which either is padded to a multiple of kBf16Block
-  int64_t n_rows;  // at most kBf16Rows
+  BF16* x;         // [kRoundedRows, n_in], of which either is padded to a multiple of kBf16Block
+  int64_t n_rows;  // at most kRoundedRows
   int64_t n_in;
 };
 
 // The limits of one call of bf16_matmul, its workspace, and how many rows are rounded together.
-constexpr int64_t kBf16Rows = 512;
 constexpr int64_t kBf16Block = 32;
 constexpr int64_t kBf16Workspace = 544 * 1024;
 

@@ -20,7 +20,13 @@ void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weig
   b.rms_norm(rows, rows, weight, c.norm_eps);
 }
 
-void activate(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
+// a.up gets what the last matrix of the feed-forward block reads.
+void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
+  if (layer.ffn_gate.weight) {
+    b.matmul({{a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}}, a.h);
+  } else {
+    b.matmul(a.up, a.h, layer.ffn_up);
+  }
   switch (c.family->activation) {
     case Activation::relu:
       b.relu(a.up);
@@ -29,11 +35,9 @@ void activate(Backend& b, const Config& c, const Layer& layer, const Activations
       c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
       break;
     case Activation::swiglu:
-      b.matmul(a.gate, a.h, layer.ffn_gate);
       b.swiglu(a.up, a.gate);
       break;
     case Activation::geglu:
-      b.matmul(a.gate, a.h, layer.ffn_gate);
       b.geglu(a.up, a.gate);
       break;
   }
@@ -71,9 +75,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (w.stream) w.stream->enter(l);
 
     norm(b, c, a.h, a.x, layer.attn_norm);
-    b.matmul(a.q, a.h, layer.attn_q);
-    b.matmul(a.k, a.h, layer.attn_k);
-    b.matmul(a.v, a.h, layer.attn_v);
+    b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}}, a.h);
     if (layer.attn_q_norm) {
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
@@ -92,8 +94,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (c.mixture.n_experts > 0) {
       add_mixture(b, c, layer.mixture, a);
     } else {
-      b.matmul(a.up, a.h, layer.ffn_up);
-      activate(b, c, layer, a);
+      widen(b, c, layer, a);
       add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
     }
   }

@@ -14,8 +14,7 @@ void add_mixture(Backend& b, const Config& c, const Mixture& m, const Activation
   b.combine_add(a.x, e.x, e.routes);
 
   if (c.mixture.n_ff_shared == 0) return;
-  b.matmul(e.shared_up, a.h, m.shared_up);
-  b.matmul(e.shared_gate, a.h, m.shared_gate);
+  b.matmul({{e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}}, a.h);
   b.swiglu(e.shared_up, e.shared_gate);
   if (m.shared_router.weight) {
     b.matmul(e.shared_logit, a.h, m.shared_router);

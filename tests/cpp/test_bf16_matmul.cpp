@@ -242,7 +242,7 @@ TEST_CASE("bf16_matmul: what is too small counts as zero, what is not finite sta
 // Also where products are in float. More rows than are rounded at a time, on more threads than one.
 TEST_CASE("the back end multiplies any number of rows with weights of 16 bits") {
   Random random(4);
-  const int64_t n_in = 70, n_out = 90, n_rows = 2 * kBf16Rows + 21;
+  const int64_t n_in = 70, n_out = 90, n_rows = 2 * kRoundedRows + 21;
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       CAPTURE(std::string_view(table->isa));

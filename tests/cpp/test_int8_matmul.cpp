@@ -252,7 +252,7 @@ TEST_CASE("a row that is not finite gives no number, and spoils no other") {
 // More rows than are rounded at a time, on more threads than one.
 TEST_CASE("the back end multiplies any number of rows") {
   Random random(4);
-  const int64_t n_in = 96, n_out = 70, n_rows = 2 * kInt8Rows + 7;
+  const int64_t n_in = 96, n_out = 70, n_rows = 2 * kRoundedRows + 7;
   std::vector<std::byte> w = random_weights(random, kTypes[0], n_out * n_in);
   std::vector<float> values(n_out * n_in);
   choose_kernels("scalar").q4_0.decode(values.data(), w.data(), n_out * n_in);

@@ -29,7 +29,7 @@ constexpr int64_t kPanelBytes = kPanelColumns * kPanelDepth * 2;
 // Panels whose sums are kept at a time: a part of x is read from a second-level cache for all of
 // them.
 constexpr int64_t kPanels = 8;
-constexpr int64_t kPanelSums = kBf16Rows * kPanelColumns;
+constexpr int64_t kPanelSums = kRoundedRows * kPanelColumns;
 
 static_assert(kPanelBytes + kPanels * kPanelSums * 4 <= kBf16Workspace);
 

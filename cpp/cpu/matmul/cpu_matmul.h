@@ -1,5 +1,8 @@
-// CpuMatmul: y = x w^T + bias on the threads of a pool, by the kernel of the weights' type.
+// CpuMatmul: products on the threads of a pool, by the kernels of the weights' types.
 #pragma once
+
+#include <initializer_list>
+#include <span>
 
 #include "backend/backend.h"
 #include "cpu/kernels.h"
@@ -11,30 +14,30 @@ class CpuMatmul {
  public:
   CpuMatmul(const CpuKernels& kernels, ThreadPool& pool);
 
-  // Before a weight is multiplied the first time. Throws OutOfMemory.
+  // What a product with the weight needs, so that nothing is allocated later. Throws OutOfMemory.
   void reserve(const Tensor& weight);
 
-  // y [n, n_out] = x [n, n_in] w^T + bias, with w [n_out, n_in]; or += if `add`.
-  void operator()(const Tensor& y, const Tensor& x, const Affine& w, bool add);
+  // As Backend::matmul; with `add` as matmul_add.
+  void operator()(std::initializer_list<Product> products, const Tensor& x, bool add);
 
   // Between products, of as many bytes at least as a row of a reserved weight.
-  std::byte* scratch() { return rows_.data(); }
+  std::byte* scratch() { return rounded_.data(); }
 
  private:
-  void multiply_int8(const TypeKernels& type, decltype(type.int8_matmul) kernel, Matmul m,
-                     int64_t n_out);
-  void multiply_bf16(const TypeKernels& type, Matmul m, int64_t n_out);
-  template <class Body>
-  void for_tiles(const Matmul& m, int64_t n_out, const Body& body);
-  template <class Body>
-  void for_columns(const Matmul& m, int64_t n_out, const Body& body);
+  struct Part;
+
+  void multiply(std::span<const Product> products, const Tensor& x, int64_t first_row, bool add);
+  void round(const TypeKernels& type, const Tensor& x);
+  Part divide(const Product& product, const Tensor& x, int64_t first_row, bool add) const;
+  void run(const Part& part, int thread, int64_t begin, int64_t end);
+
   Int8Rows int8_rows(int64_t n_rows, int64_t n_in, int64_t group) const;
-  std::byte* panel(int thread);
+  Bf16Rows bf16_rows(int64_t n_rows, int64_t n_in) const;
 
   const CpuKernels& kernels_;
   ThreadPool& pool_;
-  Buffer panels_;  // of each thread
-  Buffer rows_;    // of x, rounded
+  Buffer panels_;   // of each thread
+  Buffer rounded_;  // rows of x
 };
 
 }  // namespace h2o
