@@ -16,7 +16,7 @@ constexpr KvPolicy kH2o{.sinks = 0, .heavy = 12, .recent = 8};
 constexpr KvPolicy kH2oSinks{.sinks = 2, .heavy = 10, .recent = 0};
 constexpr KvPolicy kMean{.sinks = 1, .heavy = 9, .recent = 6, .scoring = Scoring::mean};
 constexpr KvPolicy kWeighed{
-    .sinks = 0, .heavy = 11, .recent = 9, .decay = 0.75f, .value_norm = true};
+    .sinks = 0, .heavy = 11, .recent = 9, .decay = 0.75f, .value_norm = ValueNorm::l1};
 constexpr KvPolicy kPolicies[] = {kFull, kWindow, kSinks, kH2o, kH2oSinks, kMean, kWeighed};
 
 // What differs from one run of a test to the next.

@@ -56,9 +56,36 @@ def test_rotary_positions_equal_the_rules(
     equals_the_rules(device, replace(text, head_dim=2 * half + unrotated), policy, rope)
 
 
+@given(texts(), st.integers(1, 6), st.integers(0, 6), st.sampled_from(["sum", "mean"]))
+def test_norms_of_outputs_equal_the_rules(
+    device: str, text: Text, heavy: int, recent: int, score: Literal["sum", "mean"]
+) -> None:
+    equals_the_rules(
+        device, text, Policy.h2o(heavy, recent, score=score, value_norm="output"), None
+    )
+
+
+def test_norms_of_outputs_need_the_matrix() -> None:
+    policy = Policy.h2o(2, 2, value_norm="output")
+    with pytest.raises(ValueError, match="W_O"):
+        KVCache(2, 1, 4, policy)
+    with pytest.raises(ValueError, match=r"output_weight has shape \(3, 4\), expected \(n, 8\)"):
+        KVCache(2, 1, 4, policy, output_weight=np.ones((3, 4), np.float32))
+    cache = KVCache(2, 1, 4, Policy.h2o(2, 2, value_norm="l1"))
+    with pytest.raises(ValueError, match="W_O"):
+        cache.reset(policy=policy)
+
+
 def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None) -> None:
-    cache = text.cache(policy, rope=rope, device=device)
-    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy, rope)
+    weight = text.output_weight() if policy.value_norm == "output" else None
+    cache = text.cache(policy, rope=rope, device=device, output_weight=weight)
+    reference = ReferenceCache(
+        text.n_heads,
+        text.n_kv_heads,
+        policy,
+        rope,
+        None if weight is None else weight.astype(np.float64),
+    )
     q, k, v = text.arrays()
     done = 0
     for n in text.chunks:
