@@ -29,8 +29,11 @@ void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, co
   visit(view.policies, true, int64_t{sizeof(KvPolicy)});
 }
 
-// Do policies and shape fit together?
-void check_gram(const KvPolicy& policy, const void* output_gram) {
+// Can a cache with this matrix, or without, keep what the policy says?
+void check_scoring(const KvPolicy& policy, const void* output_gram, const Backend& backend) {
+  require(
+      !policy.keeps_scores() || policy.scoring != Scoring::question || backend.scores_questions(),
+      backend.name(), " does not score by questions (score=question); use device=cpu");
   require(!policy.weighs_outputs() || output_gram != nullptr,
           "the policy weighs values by the matrix W_O that follows, which this cache was made "
           "without: open it with a policy that weighs by it, or give that matrix");
@@ -120,7 +123,7 @@ DType kv_dtype(std::string_view name) {
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   const size_t n_bytes = bytes(policies, shape);
-  for (const KvPolicy& policy : policies) check_gram(policy, shape.output_gram);
+  for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram, backend);
   storage_ = backend.allocate(n_bytes);
   lengths_.assign(shape.n_sequences, 0);
   rolling_.assign(shape.n_sequences, false);
@@ -341,7 +344,7 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
             "the policy needs norms of values, which this cache was made without: open it with a "
             "policy "
             "that weighs them");
-    check_gram(policy, layers_[l].output_gram);
+    check_scoring(policy, layers_[l].output_gram, backend_);
     // Whoever was told that texts are endless here must not find one that ends.
     require(
         !shape_.may_roll() || policy.evicts(layers_[l].slots),

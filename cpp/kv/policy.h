@@ -16,6 +16,9 @@ enum class Scoring : int32_t {
   sum,      // attention received (H2O)
   mean,     // attention received per token that could give it (RoCo, arXiv 2402.06262)
   inverse,  // the least attention received: keeps what H2O evicts, for the paper's ablation
+  // the attention received from the last rows of each chunk, where a prompt has its question
+  // (SnapKV, arXiv 2404.14469)
+  question,
 };
 
 // What a score counts times, so that tokens whose values change little do not stay.
@@ -41,6 +44,11 @@ enum class ValueNorm : int32_t {
 // What "largest" means can be varied; the defaults are the paper's.
 struct KvPolicy {
   static constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
+
+  // Scoring::question: so many rows of a chunk count; and a score is the largest of those of so
+  // many tokens on either side.
+  static constexpr int32_t kQuestionRows = 32;
+  static constexpr int32_t kNeighbours = 3;
 
   int32_t sinks = 0;
   int32_t heavy = 0;
@@ -71,6 +79,17 @@ struct KvPolicy {
   H2O_HD bool keeps_scores() const { return heavy > 0; }
   H2O_HD bool weighs_values() const { return heavy > 0 && value_norm != ValueNorm::none; }
   H2O_HD bool weighs_outputs() const { return heavy > 0 && value_norm == ValueNorm::output; }
+
+  // The first of the n rows of a chunk whose attention counts.
+  H2O_HD int64_t first_scored(int64_t n) const {
+    return scoring == Scoring::question && n > kQuestionRows ? n - kQuestionRows : 0;
+  }
+
+  // Do the tokens that may be evicted get the largest score of their neighbours before n of them
+  // are? Where a chunk evicts; a token that is generated evicts one.
+  H2O_HD bool pools_scores(int64_t n_evicted) const {
+    return heavy > 0 && scoring == Scoring::question && n_evicted > 1;
+  }
 
   // What a token at `position` is worth when the next one is at `next`: the lowest goes.
   H2O_HD float importance(float score, float norm, int32_t position, int32_t next) const {

@@ -28,8 +28,10 @@ using Lengths = std::vector<std::pair<int32_t, int32_t>>;
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
                    const std::string& score, float decay,
                    const std::optional<std::string>& value_norm) {
-  const std::vector<std::pair<std::string, Scoring>> scorings = {
-      {"sum", Scoring::sum}, {"mean", Scoring::mean}, {"inverse", Scoring::inverse}};
+  const std::vector<std::pair<std::string, Scoring>> scorings = {{"sum", Scoring::sum},
+                                                                 {"mean", Scoring::mean},
+                                                                 {"inverse", Scoring::inverse},
+                                                                 {"question", Scoring::question}};
   const std::vector<std::pair<std::string, ValueNorm>> norms = {
       {"none", ValueNorm::none}, {"l1", ValueNorm::l1}, {"output", ValueNorm::output}};
   for (const auto& [name, scoring] : scorings) {
@@ -40,7 +42,7 @@ KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
     }
     throw InvalidArgument(text("value_norm is '", *value_norm, "', expected l1, output or None"));
   }
-  throw InvalidArgument(text("score is '", score, "', expected sum, mean or inverse"));
+  throw InvalidArgument(text("score is '", score, "', expected sum, mean, inverse or question"));
 }
 
 // Rotary positions of a cache, or none.

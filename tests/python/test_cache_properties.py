@@ -65,6 +65,39 @@ def test_norms_of_outputs_equal_the_rules(
     )
 
 
+@given(
+    texts(),
+    st.lists(st.integers(1, 80), min_size=1, max_size=4),
+    st.integers(1, 30),
+    st.integers(0, 6),
+    st.sampled_from([None, "l1", "output"]),
+)
+def test_scores_by_questions_equal_the_rules(
+    text: Text,
+    chunks: list[int],
+    heavy: int,
+    recent: int,
+    value_norm: Literal["l1", "output"] | None,
+) -> None:
+    policy = Policy.h2o(heavy, recent, score="question", value_norm=value_norm)
+    equals_the_rules("cpu", replace(text, chunks=chunks), policy, None)
+
+
+def test_the_question_decides_who_stays() -> None:
+    """What the last 32 tokens ask for stays, with its neighbours; the sum prefers another."""
+    head_dim, n = 4, 100
+    q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
+    k[20], k[60] = [8, 0, 0, 0], [0, 8, 0, 0]
+    q[:68], q[68:] = [4, 0, 0, 0], [0, 4, 0, 0]
+    for score, expected in (("sum", 20), ("question", 60)):
+        cache = KVCache(1, 1, head_dim, Policy.h2o(7, 3, score=score), max_tokens=n)
+        cache.attend(q, k, v)
+        kept = cache.positions().tolist()
+        assert expected in kept
+        if score == "question":
+            assert kept == [*range(57, 64), 97, 98, 99]
+
+
 def test_norms_of_outputs_need_the_matrix() -> None:
     policy = Policy.h2o(2, 2, value_norm="output")
     with pytest.raises(ValueError, match="W_O"):

@@ -66,8 +66,9 @@ class ReferenceCache:
             for t in range(n):
                 visible = kept[: n_before + t + 1]
                 keys = [self._key(e, rank) for rank, e in enumerate(visible)]
+                counts = self.policy.score != "question" or t >= n - 32
                 for e in visible:
-                    e.score *= self.policy.decay
+                    e.score *= self.policy.decay if counts else 1
                 for h in range(g * group, (g + 1) * group):
                     query = self._key(Kept(self.seen + t, q[t, h], q[t, h]), n_before + t)
                     logits = np.array([query @ key for key in keys]) / np.sqrt(head_dim)
@@ -75,7 +76,7 @@ class ReferenceCache:
                     p /= p.sum()
                     out[t, h] = sum(p_e * e.v for p_e, e in zip(p, visible, strict=True))
                     for p_e, e in zip(p, visible, strict=True):
-                        e.score += p_e
+                        e.score += p_e * counts
         self.seen += n
         self.heads = [self._survivors(kept, g) for g, kept in enumerate(self.heads)]
         return out
@@ -111,8 +112,13 @@ class ReferenceCache:
         first_recent = self.seen - policy.n_recent
         safe = [e for e in kept if e.position < policy.n_sinks or e.position >= first_recent]
         rest = [e for e in kept if policy.n_sinks <= e.position < first_recent]
+        if policy.score == "question" and len(kept) - policy.budget > 1:
+            scores = [e.score for e in rest]  # in the order of positions
+            for i, e in enumerate(rest):
+                e.score = max(scores[max(i - 3, 0) : i + 4])
         rest.sort(key=lambda e: (-self._worth(e, g), e.position))  # of equals the older stays
         if 0 < policy.n_heavy < len(rest):
             gap = self._worth(rest[policy.n_heavy - 1], g) - self._worth(rest[policy.n_heavy], g)
-            self.margin = min(self.margin, gap)
+            pooled = policy.score == "question" and gap == 0  # the same neighbour's score
+            self.margin = self.margin if pooled else min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)
