@@ -190,6 +190,9 @@ class Backend {
   // Does attend() know soft-caps?
   virtual bool computes_softcap() const = 0;
 
+  // Does attend() know Scoring::question?
+  virtual bool scores_questions() const = 0;
+
   // Can this back end do what follows, which mixtures of experts need?
   virtual bool computes_mixtures() const = 0;
 

@@ -149,6 +149,8 @@ class CpuBackend final : public Backend {
 
   bool computes_softcap() const override { return true; }
 
+  bool scores_questions() const override { return true; }
+
   bool computes_mixtures() const override { return true; }
 
   void route(const Routes& routes, Tensor logits) override {

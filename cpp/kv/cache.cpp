@@ -29,8 +29,18 @@ void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, co
   visit(view.policies, true, int64_t{sizeof(KvPolicy)});
 }
 
+// Can a cache with this matrix, or without, keep what the policy says?
+void check_scoring(const KvPolicy& policy, const void* output_gram, const Backend& backend) {
+  require(
+      !policy.keeps_scores() || policy.scoring != Scoring::question || backend.scores_questions(),
+      backend.name(), " does not score by questions (score=question); use device=cpu");
+  require(!policy.weighs_outputs() || output_gram != nullptr,
+          "the policy weighs values by the matrix W_O that follows, which this cache was made "
+          "without: open it with a policy that weighs by it, or give that matrix");
+}
+
 // A layer's arrays, one after another in `layout`; with storage nullptr they are only measured.
-KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
+KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPolicy& policy,
                    const KvShape& shape) {
   KvView view{};
   view.k_dtype = shape.k_dtype;
@@ -43,6 +53,10 @@ KvView place_layer(Layout& layout, std::byte* storage, const KvPolicy& policy,
   view.v_row_bytes = byte_size(shape.v_dtype, shape.head_dim);
   view.slots = policy.slots(shape.max_tokens);
   view.max_rows = shape.max_rows;
+  if (shape.output_gram != nullptr) {
+    view.output_gram =
+        shape.output_gram + int64_t{layer} * shape.n_kv_heads * shape.head_dim * shape.head_dim;
+  }
 
   visit_arrays(view, policy, shape, [&](auto*& array, bool wanted, int64_t bytes_each) {
     if (!wanted) return;
@@ -108,13 +122,15 @@ DType kv_dtype(std::string_view name) {
 
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
-  storage_ = backend.allocate(bytes(policies, shape));
+  const size_t n_bytes = bytes(policies, shape);
+  for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram, backend);
+  storage_ = backend.allocate(n_bytes);
   lengths_.assign(shape.n_sequences, 0);
   rolling_.assign(shape.n_sequences, false);
   policies_.resize(size_t{1} * shape.n_layers * shape.n_sequences);
   Layout layout;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
-    layers_.push_back(place_layer(layout, storage_.data(), of_layer(policies, l), shape));
+    layers_.push_back(place_layer(layout, storage_.data(), l, of_layer(policies, l), shape));
   }
   for (int32_t s = 0; s < shape.n_sequences; ++s) set_policies(s, policies);
   reserve_rows(shape.max_rows);
@@ -125,7 +141,7 @@ size_t KvCache::bytes(std::span<const KvPolicy> policies, const KvShape& shape) 
   validate(policies, shape.n_layers);
   Layout layout;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
-    place_layer(layout, nullptr, of_layer(policies, l), shape);
+    place_layer(layout, nullptr, l, of_layer(policies, l), shape);
   }
   return layout.size();
 }
@@ -142,7 +158,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
   Layout layout;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     const KvPolicy& sizing = of_layer(sizing_, l);
-    KvView view = place_layer(layout, storage.data(), sizing, shape);
+    KvView view = place_layer(layout, storage.data(), l, sizing, shape);
     std::vector<const void*> before;
     visit_arrays(layers_[l], sizing, shape_,
                  [&](auto* array, bool, int64_t) { before.push_back(array); });
@@ -328,6 +344,7 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
             "the policy needs norms of values, which this cache was made without: open it with a "
             "policy "
             "that weighs them");
+    check_scoring(policy, layers_[l].output_gram, backend_);
     // Whoever was told that texts are endless here must not find one that ends.
     require(
         !shape_.may_roll() || policy.evicts(layers_[l].slots),

@@ -29,6 +29,9 @@ struct KvShape {
   DType k_dtype = DType::f16;  // one of kv_dtypes(), whose blocks divide head_dim
   DType v_dtype = DType::f16;
   Rope rope = {};  // by which sequences may roll; no layout: none may
+  // [n_layers, ...] as KvView has it, in the back end's memory, and the caller's; nullptr: no
+  // policy weighs by outputs
+  const float* output_gram = nullptr;
 
   bool may_roll() const { return rope.layout != RopeLayout::none; }
 };

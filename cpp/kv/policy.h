@@ -16,6 +16,16 @@ enum class Scoring : int32_t {
   sum,      // attention received (H2O)
   mean,     // attention received per token that could give it (RoCo, arXiv 2402.06262)
   inverse,  // the least attention received: keeps what H2O evicts, for the paper's ablation
+  // the attention received from the last rows of each chunk, where a prompt has its question
+  // (SnapKV, arXiv 2404.14469)
+  question,
+};
+
+// What a score counts times, so that tokens whose values change little do not stay.
+enum class ValueNorm : int32_t {
+  none,
+  l1,      // |v|_1 (VATP, arXiv 2406.12335)
+  output,  // |W_O v|_2: how far the value can move the layer's output
 };
 
 // One rule for every policy: the first `sinks` positions stay, the newest `recent` positions stay,
@@ -35,13 +45,18 @@ enum class Scoring : int32_t {
 struct KvPolicy {
   static constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
 
+  // Scoring::question: so many rows of a chunk count; and a score is the largest of those of so
+  // many tokens on either side.
+  static constexpr int32_t kQuestionRows = 32;
+  static constexpr int32_t kNeighbours = 3;
+
   int32_t sinks = 0;
   int32_t heavy = 0;
   int32_t recent = kUnbounded;  // besides the token being decoded
 
   Scoring scoring = Scoring::sum;
-  float decay = 1;          // what is left of a score after each token (A2SF, arXiv 2407.20485)
-  bool value_norm = false;  // a score counts times |v|_1 of its value (VATP, arXiv 2406.12335)
+  float decay = 1;  // what is left of a score after each token (A2SF, arXiv 2407.20485)
+  ValueNorm value_norm = ValueNorm::none;
 
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
@@ -62,17 +77,29 @@ struct KvPolicy {
 
   // Does choosing what to evict need scores, and norms of values?
   H2O_HD bool keeps_scores() const { return heavy > 0; }
-  H2O_HD bool weighs_values() const { return heavy > 0 && value_norm; }
+  H2O_HD bool weighs_values() const { return heavy > 0 && value_norm != ValueNorm::none; }
+  H2O_HD bool weighs_outputs() const { return heavy > 0 && value_norm == ValueNorm::output; }
+
+  // The first of the n rows of a chunk whose attention counts.
+  H2O_HD int64_t first_scored(int64_t n) const {
+    return scoring == Scoring::question && n > kQuestionRows ? n - kQuestionRows : 0;
+  }
+
+  // Do the tokens that may be evicted get the largest score of their neighbours before n of them
+  // are? Where a chunk evicts; a token that is generated evicts one.
+  H2O_HD bool pools_scores(int64_t n_evicted) const {
+    return heavy > 0 && scoring == Scoring::question && n_evicted > 1;
+  }
 
   // What a token at `position` is worth when the next one is at `next`: the lowest goes.
-  H2O_HD float importance(float score, float value_norm_l1, int32_t position, int32_t next) const {
+  H2O_HD float importance(float score, float norm, int32_t position, int32_t next) const {
     if (scoring == Scoring::mean) score /= static_cast<float>(next - position);
     if (scoring == Scoring::inverse) score = -score;
-    return weighs_values() ? score * value_norm_l1 : score;
+    return weighs_values() ? score * norm : score;
   }
 
   // Is a importance just the score?
-  H2O_HD bool plain() const { return scoring == Scoring::sum && !value_norm; }
+  H2O_HD bool plain() const { return scoring == Scoring::sum && value_norm == ValueNorm::none; }
 
   // The oldest position of the recent window when the next token is at `next`.
   H2O_HD int32_t first_recent(int32_t next) const { return next > recent ? next - recent : 0; }

@@ -47,7 +47,7 @@ void write_policy(const KvPolicy& policy, ByteWriter& writer) {
   writer.put(policy.recent);
   writer.put(policy.scoring);
   writer.put(policy.decay);
-  writer.put(uint8_t{policy.value_norm});
+  writer.put(static_cast<uint8_t>(policy.value_norm));
 }
 
 std::string describe(const KvPolicy& policy) {
@@ -64,7 +64,8 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   const auto decay = reader.get<float>();
   const auto value_norm = reader.get<uint8_t>();
   if (sinks != policy.sinks || heavy != policy.heavy || recent != policy.recent ||
-      scoring != policy.scoring || decay != policy.decay || value_norm != policy.value_norm) {
+      scoring != policy.scoring || decay != policy.decay ||
+      value_norm != static_cast<uint8_t>(policy.value_norm)) {
     throw FormatError(text(reader.what(), " is of another policy: in layer ", layer, " it keeps ",
                            describe({.sinks = sinks, .heavy = heavy, .recent = recent}),
                            ", this cache ", describe(policy),

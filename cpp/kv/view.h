@@ -21,7 +21,7 @@ struct KvHead {
   std::byte* v;        // [slots, head_dim]
   int32_t* positions;  // [slots]
   float* scores;       // [slots] attention received so far; nullptr unless the policy needs it
-  float* value_norms;  // [slots] |v|_1; nullptr unless the policy needs it
+  float* value_norms;  // [slots] as policy.value_norm has it; nullptr unless the policy needs it
   int32_t* ranks;      // [slots] how many kept tokens are older; nullptr unless the cache may roll
   int32_t* next_slot;  // where the next token goes
 
@@ -61,6 +61,10 @@ struct KvView {
   int32_t* ranks;      // nullptr unless the cache may roll
   int32_t* next_slot;  // [n_sequences, n_kv_heads]
   KvPolicy* policies;  // [n_sequences]
+
+  // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the columns W of W_O that belong to the
+  // query heads of a kv_head; nullptr unless a policy weighs by outputs
+  const float* output_gram;
 
   // Shared by all layers; [n_kv_heads, max_rows, ...], row = row of the batch
   std::byte* staged_k;

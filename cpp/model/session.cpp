@@ -6,6 +6,7 @@
 #include "kv/serialized_sequence.h"
 #include "model/forward.h"
 #include "model/layer_policies.h"
+#include "model/output_gram.h"
 
 namespace h2o {
 namespace {
@@ -67,9 +68,11 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
   };
 }
 
-KvCache make_cache(const Model& model, const SessionOptions& options) {
+KvCache make_cache(const Model& model, const SessionOptions& options, const Buffer& output_gram) {
+  KvShape shape = shape_of(model, options);
+  if (output_gram.size() > 0) shape.output_gram = output_gram.as<float>();
   try {
-    return KvCache(*model.backend, options.policies, shape_of(model, options));
+    return KvCache(*model.backend, options.policies, shape);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(text("the cache of ", options.n_sequences, " x n_ctx ", options.n_ctx,
                            " tokens cannot be allocated (", error.what(),
@@ -86,7 +89,8 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
                  const std::lock_guard<std::mutex>&)
     : model_(model),
       options_(resolve(model_->config, options)),
-      cache_(make_cache(*model_, options_)) {
+      output_gram_(compute_output_gram(*model_, options_.policies)),
+      cache_(make_cache(*model_, options_, output_gram_)) {
   const int32_t n_logits =
       std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
   activations_ =

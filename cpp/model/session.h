@@ -120,6 +120,7 @@ class Session {
 
   std::shared_ptr<Model> model_;
   SessionOptions options_;
+  Buffer output_gram_;  // of the cache
   KvCache cache_;
   Buffer storage_;
   Activations activations_;

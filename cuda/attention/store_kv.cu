@@ -61,9 +61,17 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
   write_row(cache.k_dtype, to.k, k, head_dim);
   write_row(cache.v_dtype, to.v, v, head_dim);
   if (to.value_norm != nullptr) {
+    const bool output = keys.head.policy.value_norm == ValueNorm::output;
+    const float* gram = cache.output_gram + int64_t{kv_head} * head_dim * head_dim;  // symmetric
     float norm = 0;
-    for (int i = threadIdx.x; i < head_dim; i += kThreads) norm += fabsf(v[i]);
+    for (int i = threadIdx.x; i < head_dim; i += kThreads) {
+      float moved = 0;
+      for (int j = 0; output && j < head_dim; ++j)
+        moved = fmaf(gram[j * head_dim + i], v[j], moved);
+      norm += output ? moved * v[i] : fabsf(v[i]);
+    }
     norm = block_sum(norm, scratch);
+    if (output) norm = sqrtf(fmaxf(norm, 0));  // rounding may take it below 0
     // Finite whatever v is, so that importances have an order.
     if (threadIdx.x == 0) *to.value_norm = norm < FLT_MAX ? norm : FLT_MAX;
   }

@@ -26,15 +26,23 @@ using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Lengths = std::vector<std::pair<int32_t, int32_t>>;
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
-                   const std::string& score, float decay, bool value_norm) {
-  const std::vector<std::pair<std::string, Scoring>> scorings = {
-      {"sum", Scoring::sum}, {"mean", Scoring::mean}, {"inverse", Scoring::inverse}};
+                   const std::string& score, float decay,
+                   const std::optional<std::string>& value_norm) {
+  const std::vector<std::pair<std::string, Scoring>> scorings = {{"sum", Scoring::sum},
+                                                                 {"mean", Scoring::mean},
+                                                                 {"inverse", Scoring::inverse},
+                                                                 {"question", Scoring::question}};
+  const std::vector<std::pair<std::string, ValueNorm>> norms = {
+      {"none", ValueNorm::none}, {"l1", ValueNorm::l1}, {"output", ValueNorm::output}};
   for (const auto& [name, scoring] : scorings) {
-    if (name == score) {
-      return {sinks, heavy, recent.value_or(KvPolicy::kUnbounded), scoring, decay, value_norm};
+    if (name != score) continue;
+    for (const auto& [norm_name, norm] : norms) {
+      if (norm_name != value_norm.value_or("none")) continue;
+      return {sinks, heavy, recent.value_or(KvPolicy::kUnbounded), scoring, decay, norm};
     }
+    throw InvalidArgument(text("value_norm is '", *value_norm, "', expected l1, output or None"));
   }
-  throw InvalidArgument(text("score is '", score, "', expected sum, mean or inverse"));
+  throw InvalidArgument(text("score is '", score, "', expected sum, mean, inverse or question"));
 }
 
 // Rotary positions of a cache, or none.
@@ -47,11 +55,11 @@ struct Rotary {
 class AttentionCache {
  public:
   AttentionCache(const KvPolicy& policy, const KvShape& shape, const std::optional<Rotary>& rotary,
-                 const std::string& device, int n_threads)
+                 const std::optional<Floats>& output_gram, const std::string& device, int n_threads)
       : backend_(make_backend(device, n_threads)),
         rope_(upload(rotary, shape.head_dim)),
         rolling_(rotary && rotary->rolling),
-        cache_(*backend_, policy, rolls(shape)) {
+        cache_(*backend_, policy, completed(shape, output_gram)) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
   }
 
@@ -115,8 +123,17 @@ class AttentionCache {
             .frequencies = {frequencies_.data(), DType::f32, 1, n}};
   }
 
-  KvShape rolls(KvShape shape) const {
+  KvShape completed(KvShape shape, const std::optional<Floats>& output_gram) {
     if (rolling_) shape.rope = rope_;
+    if (output_gram) {
+      require(
+          output_gram->size() == py::ssize_t{shape.n_kv_heads} * shape.head_dim * shape.head_dim,
+          "output_gram has ", output_gram->size(), " elements, expected [", shape.n_kv_heads, ", ",
+          shape.head_dim, ", ", shape.head_dim, "]");
+      output_gram_ = backend_->allocate(output_gram->nbytes());
+      backend_->write(output_gram_.data(), output_gram->data(), output_gram_.size());
+      shape.output_gram = output_gram_.as<float>();
+    }
     return shape;
   }
 
@@ -209,6 +226,7 @@ class AttentionCache {
 
   std::unique_ptr<Backend> backend_;
   Buffer frequencies_;
+  Buffer output_gram_;
   const Rope rope_;
   const bool rolling_;
   KvCache cache_;
@@ -234,22 +252,25 @@ void register_kv_cache(py::module_& m) {
            py::arg("frequencies"), py::kw_only(), py::arg("pairs"), py::arg("rolling"));
 
   py::class_<AttentionCache>(m, "KvCache", "One layer of the cache.")
-      .def(py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
-                       const KvPolicy& policy, int32_t n_sequences, int32_t max_tokens,
-                       const std::optional<Rotary>& rotary, const std::string& k_dtype,
-                       const std::string& v_dtype, const std::string& device, int n_threads) {
-             const KvShape shape{.n_sequences = n_sequences,
-                                 .n_heads = n_heads,
-                                 .n_kv_heads = n_kv_heads,
-                                 .head_dim = head_dim,
-                                 .max_tokens = max_tokens,
-                                 .k_dtype = kv_dtype(k_dtype),
-                                 .v_dtype = kv_dtype(v_dtype)};
-             return std::make_unique<AttentionCache>(policy, shape, rotary, device, n_threads);
-           }),
-           py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
-           py::arg("policy"), py::arg("n_sequences"), py::arg("max_tokens"), py::arg("rotary"),
-           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"), py::arg("threads"))
+      .def(
+          py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, const KvPolicy& policy,
+                      int32_t n_sequences, int32_t max_tokens, const std::optional<Rotary>& rotary,
+                      const std::optional<Floats>& output_gram, const std::string& k_dtype,
+                      const std::string& v_dtype, const std::string& device, int n_threads) {
+            const KvShape shape{.n_sequences = n_sequences,
+                                .n_heads = n_heads,
+                                .n_kv_heads = n_kv_heads,
+                                .head_dim = head_dim,
+                                .max_tokens = max_tokens,
+                                .k_dtype = kv_dtype(k_dtype),
+                                .v_dtype = kv_dtype(v_dtype)};
+            return std::make_unique<AttentionCache>(policy, shape, rotary, output_gram, device,
+                                                    n_threads);
+          }),
+          py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
+          py::arg("policy"), py::arg("n_sequences"), py::arg("max_tokens"), py::arg("rotary"),
+          py::arg("output_gram"), py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"),
+          py::arg("threads"))
       .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("lengths"))
       .def("kept", &AttentionCache::kept, py::arg("kv_head"), py::arg("sequence"))

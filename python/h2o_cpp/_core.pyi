@@ -46,7 +46,7 @@ class KvPolicy:
         recent: int | None,
         score: str,
         decay: float,
-        value_norm: bool,
+        value_norm: str | None,
     ) -> None: ...
 
 class Rotary:
@@ -63,6 +63,7 @@ class KvCache:
         n_sequences: int,
         max_tokens: int,
         rotary: Rotary | None,
+        output_gram: NDArray[np.float32] | None,
         k_dtype: str,
         v_dtype: str,
         device: str,

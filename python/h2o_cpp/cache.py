@@ -79,6 +79,7 @@ class KVCache:
         n_sequences: int = 1,
         max_tokens: int | None = None,
         rope: Rope | None = None,
+        output_weight: ArrayLike | SupportsDLPack | None = None,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "cpu",
         threads: int | None = None,
@@ -88,6 +89,8 @@ class KVCache:
         n_heads / n_kv_heads query heads share a KV head. max_tokens bounds a sequence: required
         with Policy.full(); otherwise only needed where it is smaller than the policy's budget.
         rope: how queries and keys are rotated; default: not at all.
+        output_weight: W_O [n, n_heads * head_dim], by which attend()'s result would be multiplied;
+        for policies with value_norm="output".
         kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
         for K and V.
         """
@@ -105,6 +108,9 @@ class KVCache:
             n_sequences=n_sequences,
             rotary=None if rope is None else rope.core(check_int("head_dim", head_dim, 1)),
             max_tokens=check_int("max_tokens", max_tokens, 1),
+            output_gram=None
+            if output_weight is None
+            else _gram(_floats(output_weight), n_heads, n_kv_heads, head_dim),
             **kv_dtypes(kv_dtype),
             device=check_device(device),
             threads=thread_count(threads),
@@ -185,6 +191,22 @@ class KVCache:
 def _check_policy(policy: object) -> None:
     if not isinstance(policy, Policy):
         raise TypeError(f"policy={policy!r}, expected a Policy such as Policy.h2o(20, 20)")
+
+
+def _gram(
+    weight: NDArray[np.float32], n_heads: int, n_kv_heads: int, head_dim: int
+) -> NDArray[np.float32]:
+    """For each KV head the sum of W^T W over the columns W of its query heads."""
+    if weight.ndim != 2 or weight.shape[1] != n_heads * head_dim:
+        raise ValueError(
+            f"output_weight has shape {weight.shape}, expected (n, {n_heads * head_dim})"
+        )
+    if n_kv_heads < 1 or n_heads % n_kv_heads:
+        raise ValueError(f"{n_heads} heads cannot share {n_kv_heads} KV heads evenly")
+    heads = weight.reshape(len(weight), n_kv_heads, -1, head_dim)
+    heads = heads.transpose(1, 3, 0, 2).reshape(n_kv_heads, head_dim, -1)
+    gram: NDArray[np.float32] = heads @ heads.transpose(0, 2, 1)
+    return gram
 
 
 def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:

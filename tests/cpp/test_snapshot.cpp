@@ -14,7 +14,7 @@ constexpr size_t kHeader = 28;         // magic, version, size, checksum
 constexpr size_t kFirstNumbers = 400;  // text, shape and policies
 
 SessionOptions options(Positions positions) {
-  return {.policies = {{.sinks = 1, .heavy = 2, .recent = 2, .value_norm = true}},
+  return {.policies = {{.sinks = 1, .heavy = 2, .recent = 2, .value_norm = ValueNorm::l1}},
           .n_ctx = 40,
           .n_batch = 8,
           .positions = positions};

@@ -46,7 +46,7 @@ Given& given(size_t which) {
     };
     const auto learned = load(H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf");
     const auto rotary = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf");
-    const KvPolicy h2o = {.sinks = 1, .heavy = 2, .recent = 2, .value_norm = true};
+    const KvPolicy h2o = {.sinks = 1, .heavy = 2, .recent = 2, .value_norm = ValueNorm::l1};
     const KvPolicy window = {.sinks = 1, .recent = 4};
     return std::array<Given, 4>{
         give(learned, h2o, Positions::original), give(learned, {}, Positions::original),

@@ -40,7 +40,7 @@ def test_is_the_edge(advice: Advice) -> None:
     assert (full.policy, full.perplexity) == ("full", advice.full_perplexity)
     most = full.perplexity * (1 + LOSS)
     edges = {}
-    for policy in ("h2o", "mean"):
+    for policy in ("h2o", "mean", "contribution"):
         points = {
             round(100 * one.budget): one.perplexity for one in advice.curve if one.policy == policy
         }

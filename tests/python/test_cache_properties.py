@@ -56,9 +56,69 @@ def test_rotary_positions_equal_the_rules(
     equals_the_rules(device, replace(text, head_dim=2 * half + unrotated), policy, rope)
 
 
+@given(texts(), st.integers(1, 6), st.integers(0, 6), st.sampled_from(["sum", "mean"]))
+def test_norms_of_outputs_equal_the_rules(
+    device: str, text: Text, heavy: int, recent: int, score: Literal["sum", "mean"]
+) -> None:
+    equals_the_rules(
+        device, text, Policy.h2o(heavy, recent, score=score, value_norm="output"), None
+    )
+
+
+@given(
+    texts(),
+    st.lists(st.integers(1, 80), min_size=1, max_size=4),
+    st.integers(1, 30),
+    st.integers(0, 6),
+    st.sampled_from([None, "l1", "output"]),
+)
+def test_scores_by_questions_equal_the_rules(
+    text: Text,
+    chunks: list[int],
+    heavy: int,
+    recent: int,
+    value_norm: Literal["l1", "output"] | None,
+) -> None:
+    policy = Policy.h2o(heavy, recent, score="question", value_norm=value_norm)
+    equals_the_rules("cpu", replace(text, chunks=chunks), policy, None)
+
+
+def test_the_question_decides_who_stays() -> None:
+    """What the last 32 tokens ask for stays, with its neighbours; the sum prefers another."""
+    head_dim, n = 4, 100
+    q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
+    k[20], k[60] = [8, 0, 0, 0], [0, 8, 0, 0]
+    q[:68], q[68:] = [4, 0, 0, 0], [0, 4, 0, 0]
+    kept = []
+    for policy in (Policy.h2o(7, 3), Policy.h2o(7, 3, score="question")):
+        cache = KVCache(1, 1, head_dim, policy, max_tokens=n)
+        cache.attend(q, k, v)
+        kept.append(cache.positions().tolist())
+    assert 20 in kept[0]
+    assert kept[1] == [*range(57, 64), 97, 98, 99]
+
+
+def test_norms_of_outputs_need_the_matrix() -> None:
+    policy = Policy.h2o(2, 2, value_norm="output")
+    with pytest.raises(ValueError, match="W_O"):
+        KVCache(2, 1, 4, policy)
+    with pytest.raises(ValueError, match=r"output_weight has shape \(3, 4\), expected \(n, 8\)"):
+        KVCache(2, 1, 4, policy, output_weight=np.ones((3, 4), np.float32))
+    cache = KVCache(2, 1, 4, Policy.h2o(2, 2, value_norm="l1"))
+    with pytest.raises(ValueError, match="W_O"):
+        cache.reset(policy=policy)
+
+
 def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None) -> None:
-    cache = text.cache(policy, rope=rope, device=device)
-    reference = ReferenceCache(text.n_heads, text.n_kv_heads, policy, rope)
+    weight = text.output_weight() if policy.value_norm == "output" else None
+    cache = text.cache(policy, rope=rope, device=device, output_weight=weight)
+    reference = ReferenceCache(
+        text.n_heads,
+        text.n_kv_heads,
+        policy,
+        rope,
+        None if weight is None else weight.astype(np.float64),
+    )
     q, k, v = text.arrays()
     done = 0
     for n in text.chunks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_stored_types_have_less_range(kv_dtype: str, name: str, rope: Rope | Non
 @given(
     kv_dtype=st.sampled_from(sorted(LARGEST_STORED)),
     exponents=st.tuples(*[st.floats(-30, 0)] * 3),
-    value_norm=st.booleans(),
+    value_norm=st.sampled_from([None, "l1"]),
     rolling=st.booleans(),
     n=st.integers(1, 12),
     seed=st.integers(0, 2**32 - 1),
@@ -79,7 +79,7 @@ def test_stored_types_have_less_range(kv_dtype: str, name: str, rope: Rope | Non
 def test_what_is_taken_gives_finite_results(
     kv_dtype: str,
     exponents: tuple[float, float, float],
-    value_norm: bool,
+    value_norm: Literal["l1"] | None,
     rolling: bool,
     n: int,
     seed: int,

@@ -109,7 +109,7 @@ def test_texts_after_snapshots(tiny_opt: Path) -> None:
 
 STEPPED = golden("llama_gqa2_tied")
 OPTIONS: dict[str, Any] = {"n_batch": 6, "threads": 1}
-SLAB = Policy.h2o(8, 8, value_norm=True)  # of which those below are parts
+SLAB = Policy.h2o(8, 8, value_norm="l1")  # of which those below are parts
 OWN = [None, Policy.h2o(3, 3), Policy.window(10), Policy.h2o(4, 4, score="mean"), SLAB]
 STOPS = [None, "a", ["b", "<s>"], "a<pad>"]
 

@@ -38,7 +38,7 @@ POLICIES = st.one_of(
         st.integers(0, 2),
         score=st.sampled_from(["sum", "mean"]),
         decay=st.sampled_from([1.0, 0.5]),
-        value_norm=st.booleans(),
+        value_norm=st.sampled_from([None, "l1"]),
     ),
 )
 

@@ -106,15 +106,16 @@ class Attend {
   void store() {
     pool_.parallel_for(batch_.n_rows(), attention_.q.rows * attention_.q.cols,
                        [&](int thread, int64_t begin, int64_t end) {
-                         float* rope_table = reinterpret_cast<float*>(work_.victims(thread));
+                         float* const scratch = reinterpret_cast<float*>(work_.victims(thread));
                          for_range(
                              begin, end, [](const Segment& segment) { return segment.n_rows; },
                              [&](const Segment& segment, int64_t row, int64_t) {
                                if (attention_.rope.layout != RopeLayout::none)
-                                 rotate(segment, row, rope_table);
+                                 rotate(segment, row, scratch);
                                for (int32_t kv_head = 0; kv_head < cache_.n_kv_heads; ++kv_head) {
                                  SegmentHead(cache_, segment, kv_head)
-                                     .store(kernels_, attention_, static_cast<int32_t>(row));
+                                     .store(kernels_, attention_, static_cast<int32_t>(row),
+                                            scratch);
                                }
                              });
                        });

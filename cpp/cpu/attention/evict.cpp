@@ -28,6 +28,26 @@ void copy_row(const KvView& cache, const KvRow& from, const KvRow& to) {
   if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
 }
 
+// Victims, which are all that may be evicted, get the largest score of their neighbours among them,
+// which is theirs from now on.
+void pool_scores(const KvHead& head, int32_t next, Victim* victims, int64_t n, const auto& row_of) {
+  constexpr int64_t kNeighbours = KvPolicy::kNeighbours;
+  std::sort(victims, victims + n,
+            [](const Victim& a, const Victim& b) { return a.position < b.position; });
+  for (int64_t i = 0; i < n; ++i) {
+    float largest = 0;
+    for (int64_t j = std::max(i - kNeighbours, int64_t{0}); j < std::min(i + kNeighbours + 1, n);
+         ++j)
+      largest = std::max(largest, *row_of(victims[j]).score);
+    victims[i].importance = largest;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const KvRow row = row_of(victims[i]);
+    *row.score = victims[i].importance;
+    victims[i] = victim_of(head, row, victims[i].position, next, victims[i].slot);
+  }
+}
+
 }  // namespace
 
 void select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
@@ -73,6 +93,12 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
   }
   const int64_t n_evicted =
       head.policy.kept(segment.position) + int64_t{segment.n_rows} - head.policy.budget();
+  if (head.policy.pools_scores(n_evicted)) {
+    pool_scores(head, next, victims, n, [&](const Victim& victim) {
+      return victim.slot < head.slots ? slot_row(cache, head, victim.slot)
+                                      : chunk_row(cache, head, chunk, victim.slot - head.slots);
+    });
+  }
   std::nth_element(victims, victims + n_evicted, victims + n,
                    [](const Victim& a, const Victim& b) { return a.before(b); });
   std::sort(victims, victims + n_evicted,

@@ -4,19 +4,35 @@
 #include <limits>
 
 namespace h2o {
-namespace {
 
-// |v|_1 in f32, in order; finite whatever v is, so that importances have an order.
-float value_norm(const float* v, int64_t n) {
+// As policy.value_norm has it, in f32, in order; finite whatever v is, so that importances have an
+// order.
+float SegmentHead::value_norm(const CpuKernels& kernels, const float* v, float* scratch) const {
+  const int64_t n = cache_.head_dim;
   float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
+  if (head_.policy.value_norm == ValueNorm::output) {
+    const float* const gram = cache_.output_gram + kv_head_ * n * n;
+    kernels.f32.matmul({.y = scratch,
+                        .x = v,
+                        .w = reinterpret_cast<const std::byte*>(gram),
+                        .bias = nullptr,
+                        .n_rows = 1,
+                        .n_in = n,
+                        .w_row_bytes = n * int64_t{sizeof(float)},
+                        .y_stride = n,
+                        .add = false},
+                       0, n);
+    for (int64_t i = 0; i < n; ++i) sum += v[i] * scratch[i];
+    sum = sum > 0 ? std::sqrt(sum) : 0;  // rounding may take it below 0
+  } else {
+    for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
+  }
   constexpr float kLargest = std::numeric_limits<float>::max();
   return sum < kLargest ? sum : kLargest;
 }
 
-}  // namespace
-
-void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, int32_t row) const {
+void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, int32_t row,
+                        float* scratch) const {
   const KvRow to =
       fits_ ? slot_row(cache_, head_, first_ + row) : chunk_row(cache_, head_, chunk_, row);
   const int64_t column = int64_t{kv_head_} * cache_.head_dim;
@@ -25,7 +41,7 @@ void SegmentHead::store(const CpuKernels& kernels, const Attention& attention, i
   kernels.of(cache_.k_dtype).encode(to.k, k, cache_.head_dim);
   kernels.of(cache_.v_dtype).encode(to.v, v, cache_.head_dim);
   if (to.score != nullptr) *to.score = 0.0f;
-  if (to.value_norm != nullptr) *to.value_norm = value_norm(v, cache_.head_dim);
+  if (to.value_norm != nullptr) *to.value_norm = value_norm(kernels, v, scratch);
   if (fits_) {
     head_.positions[first_ + row] = segment_.position + row;
     if (segment_.rolling) head_.ranks[first_ + row] = kept_ + row;

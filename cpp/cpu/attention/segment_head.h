@@ -74,10 +74,13 @@ class SegmentHead {
         chunk_rows(std::max(begin, n_before_) - n_before_, std::max(end, n_before_) - n_before_)};
   }
 
-  // Rounds the new row to the cache's types, which attention then reads.
-  void store(const CpuKernels& kernels, const Attention& attention, int32_t row) const;
+  // Rounds the new row to the cache's types, which attention then reads. `scratch`: [head_dim]
+  void store(const CpuKernels& kernels, const Attention& attention, int32_t row,
+             float* scratch) const;
 
  private:
+  float value_norm(const CpuKernels& kernels, const float* v, float* scratch) const;
+
   int32_t written() const { return head_.written(segment_.position); }
 
   KvRows slots(int64_t begin, int64_t end) const {

@@ -213,7 +213,8 @@ void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, fl
 
 void Tile::add_to_scores(int64_t block, const float* received) const {
   const float decay = keys_.head().policy.decay;
-  for (int64_t i = first_row(block); i < n_; ++i) {
+  const int64_t first_scored = keys_.head().policy.first_scored(keys_.segment().n_rows) - first_;
+  for (int64_t i = std::max(first_row(block), first_scored); i < n_; ++i) {
     const float* attention = received + i * group_ * kKeyBlock;
     const int64_t begin = block * kKeyBlock;
     for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, i))) {

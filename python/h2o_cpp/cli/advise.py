@@ -38,8 +38,9 @@ def add_arguments(parser: Parser) -> None:
         help="the perplexity may grow by this fraction (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--policy", type=names, default=["h2o", "mean"], metavar="NAME,...",
-        help="policies to try (default: h2o,mean)",
+        "--policy", type=names, default=["h2o", "mean", "contribution"],
+        metavar="NAME,...",
+        help="policies to try (default: h2o,mean,contribution)",
     )  # fmt: skip
     add_n_ctx(parser, "tokens of a window (default: as trained, at most 2048 and the text)")
     add_text_tokens(parser, "two windows")

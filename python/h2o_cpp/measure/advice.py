@@ -53,7 +53,7 @@ def advise(
     text: str,
     *,
     loss: float = 0.01,
-    policies: Sequence[str] = ("h2o", "mean"),
+    policies: Sequence[str] = ("h2o", "mean", "contribution"),
     n_ctx: int | None = None,
     text_tokens: int | None = None,
     n_batch: int = 1,

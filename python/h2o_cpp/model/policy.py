@@ -11,7 +11,8 @@ from typing import Any, Literal
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import INT32_MAX, check_float, check_int
 
-Score = Literal["sum", "mean", "inverse"]
+Score = Literal["sum", "mean", "inverse", "question"]
+ValueNorm = Literal["l1", "output"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,15 @@ class Policy:
     as in the paper. Options beyond it:
 
     score: "sum"; "mean" per token that could give it (RoCo, arXiv 2402.06262); "inverse" keeps
-        those with the smallest sum instead, an ablation.
+        those with the smallest sum instead, an ablation; "question" (CPU only): the sum over the
+        last 32 tokens of each chunk, where a prompt has its question, and when a chunk evicts more
+        than one token, the largest sum of those within 3 places of it among the tokens that may be
+        evicted (SnapKV, arXiv 2404.14469).
     decay: what is left of a score after each token, 0 to 1 (A2SF, arXiv 2407.20485); with 0 a score
         is the attention of the newest token alone.
-    value_norm: a score counts times the L1 norm of its value (VATP, arXiv 2406.12335).
+    value_norm: a score counts times a norm of its value v: "l1", |v|_1 (VATP, arXiv 2406.12335);
+        "output", |W_O v|_2, how far it can move the layer's output, over the columns of W_O of all
+        query heads that share the KV head.
     """
 
     n_sinks: int = 0
@@ -36,7 +42,7 @@ class Policy:
     n_recent: int | None = None  # None: unbounded
     score: Score = "sum"
     decay: float = 1.0
-    value_norm: bool = False
+    value_norm: ValueNorm | None = None
 
     def __repr__(self) -> str:
         """With the options that are not the paper's."""
@@ -54,8 +60,10 @@ class Policy:
             check_int("n_recent", self.n_recent, 0, None)
         if not 0 <= check_float("decay", self.decay) <= 1:
             raise ValueError(f"decay={self.decay!r}, expected 0 to 1")
-        if self.score not in ("sum", "mean", "inverse"):
-            raise ValueError(f"score={self.score!r}, expected sum, mean or inverse")
+        if self.score not in ("sum", "mean", "inverse", "question"):
+            raise ValueError(f"score={self.score!r}, expected sum, mean, inverse or question")
+        if self.value_norm not in (None, "l1", "output"):
+            raise ValueError(f"value_norm={self.value_norm!r}, expected l1, output or None")
 
     @property
     def budget(self) -> int | None:
@@ -70,7 +78,7 @@ class Policy:
             recent=None if self.n_recent is None else min(self.n_recent, INT32_MAX),
             score=self.score,
             decay=float(self.decay),
-            value_norm=bool(self.value_norm),
+            value_norm=self.value_norm,
         )
 
     @staticmethod
@@ -96,7 +104,7 @@ class Policy:
         *,
         score: Score = "sum",
         decay: float = 1.0,
-        value_norm: bool = False,
+        value_norm: ValueNorm | None = None,
     ) -> Policy:
         """Keep the newest tokens and, of the others, those with the most accumulated attention.
 
@@ -123,6 +131,11 @@ def _sinks(n: int) -> Policy:
     return Policy.sinks(n_sinks, n - n_sinks)
 
 
+def _question(n: int) -> Policy:
+    n_recent = min(max(32, n // 4), n - n // 2)
+    return Policy.h2o(n - n_recent, n_recent, score="question", value_norm="output")
+
+
 def _h2o(n: int, n_sinks: int = 0, **options: Any) -> Policy:
     n_sinks = min(n_sinks, n - 1)
     heavy = (n - n_sinks) // 2
@@ -138,7 +151,9 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "heavy": lambda n: Policy.h2o(heavy=n - 1, recent=1),
     "mean": partial(_h2o, score="mean"),
     "decay": partial(_h2o, decay=_DECAY),
-    "value": partial(_h2o, value_norm=True),
+    "value": partial(_h2o, value_norm="l1"),
+    "contribution": partial(_h2o, score="mean", value_norm="output"),
+    "question": _question,
     "inverse": partial(_h2o, score="inverse"),
     "inverse+sinks": partial(_h2o, n_sinks=_N_SINKS, score="inverse"),
 }

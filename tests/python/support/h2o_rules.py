@@ -47,6 +47,7 @@ class ReferenceCache:
     n_kv_heads: int
     policy: Policy
     rope: Rope | None = None
+    output_weight: Array | None = None  # W_O [n, n_heads * d]
     seen: int = 0
     margin: float = np.inf
     heads: list[list[Kept]] = field(default_factory=list)
@@ -65,8 +66,9 @@ class ReferenceCache:
             for t in range(n):
                 visible = kept[: n_before + t + 1]
                 keys = [self._key(e, rank) for rank, e in enumerate(visible)]
+                counts = self.policy.score != "question" or t >= n - 32
                 for e in visible:
-                    e.score *= self.policy.decay
+                    e.score *= self.policy.decay if counts else 1
                 for h in range(g * group, (g + 1) * group):
                     query = self._key(Kept(self.seen + t, q[t, h], q[t, h]), n_before + t)
                     logits = np.array([query @ key for key in keys]) / np.sqrt(head_dim)
@@ -74,9 +76,9 @@ class ReferenceCache:
                     p /= p.sum()
                     out[t, h] = sum(p_e * e.v for p_e, e in zip(p, visible, strict=True))
                     for p_e, e in zip(p, visible, strict=True):
-                        e.score += p_e
+                        e.score += p_e * counts
         self.seen += n
-        self.heads = [self._survivors(kept) for kept in self.heads]
+        self.heads = [self._survivors(kept, g) for g, kept in enumerate(self.heads)]
         return out
 
     def _key(self, e: Kept, rank: int) -> Array:
@@ -84,23 +86,39 @@ class ReferenceCache:
             return e.k
         return rotated(e.k, rank if self.rope.positions == "rolling" else e.position, self.rope)
 
-    def _worth(self, e: Kept) -> float:
+    def _worth(self, e: Kept, g: int) -> float:
         worth = e.score
         if self.policy.score == "mean":
             worth /= self.seen - e.position
         if self.policy.score == "inverse":
             worth = -worth
-        return worth * float(np.abs(e.v).sum()) if self.policy.value_norm else worth
+        return worth * self._norm(e.v, g)
 
-    def _survivors(self, kept: list[Kept]) -> list[Kept]:
+    def _norm(self, v: Array, g: int) -> float:
+        if self.policy.value_norm == "l1":
+            return float(np.abs(v).sum())
+        if self.policy.value_norm == "output":
+            # What the query heads of the group would add to the output, one below another.
+            assert self.output_weight is not None
+            group = self.n_heads // self.n_kv_heads
+            heads = np.split(self.output_weight, self.n_heads, axis=1)[g * group : (g + 1) * group]
+            return float(np.linalg.norm(np.concatenate([w @ v for w in heads])))
+        return 1.0
+
+    def _survivors(self, kept: list[Kept], g: int) -> list[Kept]:
         policy = self.policy
         if policy.n_recent is None or policy.budget is None or len(kept) <= policy.budget:
             return kept
         first_recent = self.seen - policy.n_recent
         safe = [e for e in kept if e.position < policy.n_sinks or e.position >= first_recent]
         rest = [e for e in kept if policy.n_sinks <= e.position < first_recent]
-        rest.sort(key=lambda e: (-self._worth(e), e.position))  # of equals the older stays
+        if policy.score == "question" and len(kept) - policy.budget > 1:
+            scores = [e.score for e in rest]  # in the order of positions
+            for i, e in enumerate(rest):
+                e.score = max(scores[max(i - 3, 0) : i + 4])
+        rest.sort(key=lambda e: (-self._worth(e, g), e.position))  # of equals the older stays
         if 0 < policy.n_heavy < len(rest):
-            gap = self._worth(rest[policy.n_heavy - 1]) - self._worth(rest[policy.n_heavy])
-            self.margin = min(self.margin, gap)
+            gap = self._worth(rest[policy.n_heavy - 1], g) - self._worth(rest[policy.n_heavy], g)
+            pooled = policy.score == "question" and gap == 0  # the same neighbour's score
+            self.margin = self.margin if pooled else min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)

@@ -25,7 +25,7 @@ OPTIONS = st.builds(
     st.integers(0, 2),
     score=st.sampled_from(["sum", "mean", "inverse"]),
     decay=st.sampled_from([1.0, 0.9, 0.25, 0.0]),
-    value_norm=st.booleans(),
+    value_norm=st.sampled_from([None, "l1"]),
 )
 
 
@@ -58,6 +58,7 @@ class Text:
         threads: int = 1,
         rope: Rope | None = None,
         device: str = "cpu",
+        output_weight: NDArray[np.float32] | None = None,
     ) -> KVCache:
         return KVCache(
             self.n_heads,
@@ -69,7 +70,15 @@ class Text:
             threads=threads,
             rope=rope,
             device=device,
+            output_weight=output_weight,
         )
+
+    def output_weight(self) -> NDArray[np.float32]:
+        """A matrix W_O, larger for some heads than for others."""
+        random = np.random.default_rng([self.seed, 1])
+        heads = random.normal(size=(7, self.n_heads, self.head_dim)) / 7
+        heads *= random.uniform(0.1, 2, size=(self.n_heads, self.head_dim))
+        return heads.reshape(7, -1).astype(np.float32)
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:
         """Outputs of all tokens."""

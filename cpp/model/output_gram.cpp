@@ -1,0 +1,44 @@
+#include "model/output_gram.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace h2o {
+
+Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
+  if (std::ranges::none_of(policies, &KvPolicy::weighs_outputs)) return {};
+  const Config& c = model.config;
+  Backend& b = *model.backend;
+  const int64_t head_dim = c.head_dim;
+  const int64_t width = c.n_heads * head_dim;
+  const int32_t group = c.n_heads / c.n_kv_heads;
+  const auto matrix = [](Buffer& buffer, int64_t rows, int64_t cols) {
+    return Tensor{buffer.data(), DType::f32, rows, cols};
+  };
+  Buffer grams = b.allocate(c.n_layers * c.n_kv_heads * head_dim * head_dim * sizeof(float));
+  Buffer some_units = b.allocate(head_dim * width * sizeof(float));
+  Buffer some_columns = b.allocate(head_dim * c.n_embd * sizeof(float));
+  const Tensor units = matrix(some_units, head_dim, width);
+  const Tensor columns = matrix(some_columns, head_dim, c.n_embd);
+
+  // Whatever form the back end has W_O in, it multiplies by unit vectors, which gives its columns.
+  std::vector<float> unit_rows(head_dim * width);
+  for (int32_t l = 0; l < c.n_layers; ++l) {
+    if (!policies[policies.size() == 1 ? 0 : l].weighs_outputs()) continue;
+    for (int32_t h = 0; h < c.n_heads; ++h) {
+      std::ranges::fill(unit_rows, 0.0f);
+      for (int64_t i = 0; i < head_dim; ++i) unit_rows[i * width + h * head_dim + i] = 1;
+      b.write(units.data, unit_rows.data(), units.bytes());
+      const int64_t at = (int64_t{l} * c.n_kv_heads + h / group) * head_dim * head_dim;
+      const Tensor gram{grams.data() + at * sizeof(float), DType::f32, head_dim, head_dim};
+      b.run(Batch{}, [&] {
+        if (model.weights.stream) model.weights.stream->enter(l);
+        b.matmul(columns, units, {model.weights.layers[l].attn_output.weight, {}});
+        b.matmul_add(gram, columns, {columns, {}});
+      });
+    }
+  }
+  return grams;
+}
+
+}  // namespace h2o
