@@ -347,6 +347,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .q6_k = weights<Q6_K, Int8Q6_K>(),
       .iq4_nl = weights<IQ4_NL, Int8IQ4_NL>(),
       .iq4_xs = weights<IQ4_XS, Int8IQ4_XS>(),
+      .mxfp4 = weights<MXFP4, Int8MXFP4>(),
       .quantize_rows = quantize_rows,
       .add = add_to,
       .scale = scale,

@@ -109,7 +109,7 @@ struct CpuKernels {
   TypeKernels f32, f16, bf16;
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
-  TypeKernels iq4_nl, iq4_xs;
+  TypeKernels iq4_nl, iq4_xs, mxfp4;
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);
