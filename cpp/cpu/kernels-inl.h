@@ -355,6 +355,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .gelu_tanh = gelu_tanh,
       .gelu_erf = gelu_erf,
       .swiglu = swiglu,
+      .swiglu_clamped = swiglu_clamped,
       .geglu = geglu,
       .softcap = softcap,
       .layer_norm = layer_norm,

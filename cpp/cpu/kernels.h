@@ -117,14 +117,15 @@ struct CpuKernels {
   // has a bf16_matmul.
   void (*round_rows)(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) = nullptr;
 
-  void (*add)(float* y, const float* x, int64_t n);         // y += x
-  void (*scale)(float* x, int64_t n, float factor);         // x *= factor
-  void (*relu)(float* x, int64_t n);                        // x = max(x, 0)
-  void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
-  void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
-  void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
-  void (*geglu)(float* up, const float* gate, int64_t n);   // as Backend::geglu
-  void (*softcap)(float* x, int64_t n, float cap);          // as Backend::softcap
+  void (*add)(float* y, const float* x, int64_t n);                 // y += x
+  void (*scale)(float* x, int64_t n, float factor);                 // x *= factor
+  void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
+  void (*gelu_tanh)(float* x, int64_t n);                           // as Backend::gelu_tanh
+  void (*gelu_erf)(float* x, int64_t n);                            // as Backend::gelu_erf
+  void (*swiglu)(float* up, const float* gate, int64_t n);          // as Backend::swiglu
+  void (*swiglu_clamped)(float* up, const float* gate, int64_t n);  // as Backend::swiglu_clamped
+  void (*geglu)(float* up, const float* gate, int64_t n);           // as Backend::geglu
+  void (*softcap)(float* x, int64_t n, float cap);                  // as Backend::softcap
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);

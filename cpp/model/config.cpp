@@ -165,6 +165,7 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   rope.freq_scale = factor == 0 ? 1 : 1 / factor;
   if (type == "yarn") {
     rope.yarn = true;
+    rope.yarn_whole = c.family->yarn_whole;
     rope.n_ctx_orig = keys.count_or("rope.scaling.original_context_length", c.n_ctx_train);
     rope.yarn_ext_factor = keys.share_or("rope.scaling.yarn_ext_factor", 1);
     rope.yarn_beta_fast = keys.positive_or("rope.scaling.yarn_beta_fast", 32);
@@ -228,10 +229,13 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
     m.scale = keys.positive("expert_weights_scale");
   }
   constexpr int32_t kSoftmax = 1;
+  constexpr int32_t kSoftmaxOfChosen = 3;  // which is that of all, with weights that sum to 1
   const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
-  if (gating != kSoftmax) {
-    keys.fail(keys.full("expert_gating_func"), " is ", gating, ", supported: 1 (softmax)");
+  if (gating != kSoftmax && gating != kSoftmaxOfChosen) {
+    keys.fail(keys.full("expert_gating_func"), " is ", gating,
+              ", supported: 1 (softmax), 3 (softmax of the chosen)");
   }
+  m.normalized = m.normalized || gating == kSoftmaxOfChosen;
   return m;
 }
 

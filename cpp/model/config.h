@@ -21,6 +21,7 @@ struct RopeConfig {
   float yarn_ext_factor = 1;
   float yarn_beta_fast = 32;
   float yarn_beta_slow = 1;
+  bool yarn_whole = true;  // the ramp runs between whole dimensions
 };
 
 // In some layers a token attends to itself and to the size - 1 tokens before it, and to no others.

@@ -67,6 +67,15 @@ constexpr Family kFamilies[] = {
      .norm_bias = false,
      .shared_norm = true,
      .logit_scale = LogitScale::multiplies},
+    // gpt-oss (attention sinks, every other layer with a window, biases everywhere)
+    {.architecture = "gpt-oss",
+     .activation = Activation::swiglu_clamped,
+     .biases = Biases::all,
+     .window_period = 2,
+     .attn_sinks = true,
+     .yarn_whole = false,
+     .ffn_norm = "post_attention_norm",
+     .experts = true},
     // Gemma
     {.architecture = "gemma", .activation = Activation::geglu, .embedding_by_width = true},
     {.architecture = "gemma2",
@@ -102,7 +111,6 @@ constexpr Missing kMissing[] = {
     {"layers of convolutions, which have a state instead of a KV cache", " lfm2 lfm2moe "},
     {"multi-head latent attention (MLA), whose cache holds one compressed row for all heads",
      " deepseek2 deepseek2-ocr minicpm3 plm glm-dsa mistral4 "},
-    {"attention sinks and experts in MXFP4", " gpt-oss "},
     {"attention in chunks and experts with a sigmoid router", " llama4 "},
     {"positions on several axes (M-RoPE)", " qwen2vl qwen3vl qwen3vlmoe "},
     {"attention to later tokens (an encoder)",

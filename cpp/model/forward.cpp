@@ -32,6 +32,10 @@ void activate(Backend& b, const Config& c, const Layer& layer, const Activations
       b.matmul(a.gate, a.h, layer.ffn_gate);
       b.swiglu(a.up, a.gate);
       break;
+    case Activation::swiglu_clamped:
+      b.matmul(a.gate, a.h, layer.ffn_gate);
+      b.swiglu_clamped(a.up, a.gate);
+      break;
     case Activation::geglu:
       b.matmul(a.gate, a.h, layer.ffn_gate);
       b.geglu(a.up, a.gate);
@@ -78,9 +82,17 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
     }
-    const Rope rope = rope_of(c, w, l);
-    b.attend({a.attn, a.q, a.k, a.v, rope, c.attn_scale, c.window(l), c.attn_softcap},
-             cache.layer(l), batch);
+    const Attention attention{.out = a.attn,
+                              .q = a.q,
+                              .k = a.k,
+                              .v = a.v,
+                              .rope = rope_of(c, w, l),
+                              .scale = c.attn_scale,
+                              .window = c.window(l),
+                              .softcap = c.attn_softcap,
+                              .sinks = layer.attn_sinks,
+                              .slopes = w.alibi_slopes};
+    b.attend(attention, cache.layer(l), batch);
 
     // In parallel both branches read the same x; otherwise the second reads the first's sum.
     if (!c.parallel_residual) {

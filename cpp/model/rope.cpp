@@ -20,8 +20,14 @@ std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& diviso
   double low = 0;
   double high = 0;
   if (rope.yarn) {
-    low = std::max(0.0, std::floor(dimension_of(rope, rope.yarn_beta_fast)));
-    high = std::min(rope.n_rot - 1.0, std::ceil(dimension_of(rope, rope.yarn_beta_slow)));
+    low = dimension_of(rope, rope.yarn_beta_fast);
+    high = dimension_of(rope, rope.yarn_beta_slow);
+    if (rope.yarn_whole) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(0.0, low);
+    high = std::min(rope.n_rot - 1.0, high);
   }
   std::vector<float> frequencies(rope.n_rot / 2);
   for (int32_t i = 0; i < rope.n_rot / 2; ++i) {

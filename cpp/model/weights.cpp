@@ -50,8 +50,10 @@ class Finder {
   }
 
   // The matrices of all experts, one below another; shape [n, rows, cols] in the file.
-  Tensor experts(const std::string& name, int64_t n, int64_t rows, int64_t cols) {
-    return present(name, matrix_or_none(name, rows, cols, n));
+  Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
+    const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
+    const Tensor bias = floats_or_none(name + ".bias", n, out);
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
@@ -113,11 +115,12 @@ Affine slice(const Affine& whole, int64_t begin, int64_t end) {
 
 Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   const MixtureConfig& m = c.mixture;
+  const bool biases = c.family->biases == Biases::all;
   Mixture mixture;
-  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, false);
-  mixture.gate = find.experts(blk + "ffn_gate_exps.weight", m.n_experts, m.n_ff, c.n_embd);
-  mixture.up = find.experts(blk + "ffn_up_exps.weight", m.n_experts, m.n_ff, c.n_embd);
-  mixture.down = find.experts(blk + "ffn_down_exps.weight", m.n_experts, c.n_embd, m.n_ff);
+  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
   if (m.n_ff_shared > 0) {
     mixture.shared_router.weight =
         find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
@@ -151,9 +154,12 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
     layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
   }
+  if (c.family->attn_sinks) {
+    layer.attn_sinks = find.floats(blk + "attn_sinks.weight", 1, c.n_heads);
+  }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
   const bool shared_norm = c.parallel_residual && c.family->shared_norm;
-  if (!shared_norm) layer.ffn_norm = find.norm(blk + "ffn_norm");
+  if (!shared_norm) layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
   if (c.family->post_norms) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
@@ -203,10 +209,11 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   Mixture& m = layer.mixture;
-  for (Affine* one : {&m.router, &m.shared_router, &m.shared_gate, &m.shared_up, &m.shared_down}) {
+  for (Affine* one : {&m.router, &m.gate, &m.up, &m.down, &m.shared_router, &m.shared_gate,
+                      &m.shared_up, &m.shared_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
-  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &m.gate, &m.up, &m.down});
+  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
   return all;
 }
 
@@ -234,8 +241,11 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
-  if (c.attn_softcap > 0 && !backend.computes_softcap()) {
-    throw InvalidArgument(text("[weights] ", model.path(), " has soft-caps of attention, which ",
+  const char* const changes = c.attn_softcap > 0     ? "soft-caps of attention"
+                              : c.family->attn_sinks ? "attention sinks"
+                                                     : nullptr;
+  if (changes != nullptr && !backend.changes_logits()) {
+    throw InvalidArgument(text("[weights] ", model.path(), " has ", changes, ", which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
   Weights w = find_weights(model, c);

@@ -63,6 +63,8 @@ class KvCache:
         n_sequences: int,
         max_tokens: int,
         rotary: Rotary | None,
+        sink_logits: Sequence[float],
+        alibi_slopes: Sequence[float],
         k_dtype: str,
         v_dtype: str,
         device: str,

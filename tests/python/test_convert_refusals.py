@@ -114,7 +114,6 @@ def test_what_config_json_cannot_say(
         ("NemotronHForCausalLM", "state-space"),
         ("Qwen3NextForCausalLM", "Gated DeltaNet"),
         ("DeepseekV3ForCausalLM", "multi-head latent attention"),
-        ("GptOssForCausalLM", "attention sinks"),
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )

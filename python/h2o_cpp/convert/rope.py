@@ -94,8 +94,10 @@ def rotated_dimensions(architecture: str, share: float, head: int) -> int:
 
 
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
-    for key, expected in (("truncate", True), ("mscale", None), ("mscale_all_dim", None)):
-        if rope.get(key, expected) != expected:
+    if rope.get("truncate", True) == (architecture == "gpt-oss"):  # which is known not to round
+        raise refuse(architecture, "truncate", rope.get("truncate", True), "a variant of yarn")
+    for key in ("mscale", "mscale_all_dim"):
+        if rope.get(key) is not None:
             raise refuse(architecture, key, rope[key], "a variant of yarn")
     factor = number(rope, "factor")
     metadata: Metadata = {

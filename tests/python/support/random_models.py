@@ -80,6 +80,9 @@ _LLAMA3_ROPE = _rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )
+_GPT_OSS_ROPE = _rope(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=10, truncate=False
+)
 _YARN_ROPE = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=10)
 
 RECIPES = {
@@ -149,6 +152,13 @@ RECIPES = {
         "StableLm", 64, 4, 40, options=_gqa(4, use_parallel_residual=True)
     ),
     "command_r": Recipe("Cohere", 32, 4, 40, options=_gqa(2, logit_scale=0.3)),
+    "gpt_oss": Recipe(
+        "GptOss", 32, 4, 40, n_layers=3,
+        options=_gqa(
+            2, head_dim=10, sliding_window=6, num_local_experts=5, num_experts_per_tok=2,
+            **_GPT_OSS_ROPE,
+        ),
+    ),
     "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
     "gptneox_serial_tanh": Recipe(
         "GPTNeoX", 32, 2, 100,
