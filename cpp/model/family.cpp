@@ -67,6 +67,33 @@ constexpr Family kFamilies[] = {
      .norm_bias = false,
      .shared_norm = true,
      .logit_scale = LogitScale::multiplies},
+    // GPT-2 (learned positions; Q, K, V in one tensor)
+    {.architecture = "gpt2",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::none,
+     .activation = Activation::gelu,
+     .biases = Biases::all},
+    // GPT-J (partial rotary, of pairs; the head has a bias)
+    {.architecture = "gptj",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::pairs,
+     .activation = Activation::gelu,
+     .parallel_residual = true,
+     .shared_norm = true},
+    // BLOOM (ALiBi; Q, K, V in one tensor; the embedding is normalised)
+    {.architecture = "bloom",
+     .norm = NormKind::layer,
+     .rope = RopeLayout::none,
+     .activation = Activation::gelu,
+     .biases = Biases::all,
+     .embedding_norm = true,
+     .alibi_max_bias = 8},
+    // Falcon (Q, K, V in one tensor; of 40B two norms side by side)
+    {.architecture = "falcon",
+     .norm = NormKind::layer,
+     .activation = Activation::gelu,
+     .parallel_residual = true,
+     .shared_norm = true},
     // gpt-oss (attention sinks, every other layer with a window, biases everywhere)
     {.architecture = "gpt-oss",
      .activation = Activation::swiglu_clamped,

@@ -56,9 +56,9 @@ void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& 
   }
 }
 
-Rope rope_of(const Config& c, const Weights& w, int32_t layer) {
+Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
   if (!c.rotates(layer)) return {};
-  return c.rotates_by_window(layer) ? w.window_rope : w.rope;
+  return c.rotates_by_window(layer) ? w.window_rope : w.rope_for(c, n_ctx);
 }
 
 }  // namespace
@@ -70,6 +70,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   b.embed(a.x, w.token_embd, batch);
   if (c.embedding_scale != 1) b.scale(a.x, c.embedding_scale);
   if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
+  if (w.token_norm.weight) norm(b, c, a.x, a.x, w.token_norm);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
     if (w.stream) w.stream->enter(l);
@@ -86,7 +87,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
                               .q = a.q,
                               .k = a.k,
                               .v = a.v,
-                              .rope = rope_of(c, w, l),
+                              .rope = rope_of(c, w, l, cache.shape().max_tokens),
                               .scale = c.attn_scale,
                               .window = c.window(l),
                               .softcap = c.attn_softcap,

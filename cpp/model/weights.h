@@ -48,12 +48,19 @@ struct Layer {
 struct Weights {
   Tensor token_embd;     // [n_vocab, n_embd]
   Tensor position_embd;  // [n_ctx_train, n_embd] f32; empty with rotary positions
+  Affine token_norm;     // token_embd_norm [n_embd], where what the table gives is normalised
   Rope rope;             // its frequencies; no layout with learned positions
+  Rope long_rope;        // for contexts beyond the original one, where there are others (LongRoPE)
   Tensor alibi_slopes;   // [n_heads] f32, where attention falls with the distance; see Attention
   Rope window_rope;      // of layers with a window, where they have their own
   std::vector<Layer> layers;
   Affine output_norm;  // [n_embd]
   Affine output;       // [n_vocab, n_embd]; token_embd where the file has none (tied)
+
+  // Of layers without a window.
+  const Rope& rope_for(const Config& config, int32_t n_ctx) const {
+    return long_rope.frequencies && n_ctx > config.rope.n_ctx_orig ? long_rope : rope;
+  }
 
   std::vector<Buffer> owned;             // what is not read from the mapped file
   std::unique_ptr<LayerOffload> stream;  // brings in layers, where not all are in memory

@@ -11,6 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.gpt import BLOOM, FALCON, GPT2, GPTJ
 from h2o_cpp.convert.gpt_oss import GPT_OSS
 from h2o_cpp.convert.gptneox import GPTNEOX
 from h2o_cpp.convert.layernorm import COMMAND_R, STABLELM, STARCODER2
@@ -61,6 +62,10 @@ FAMILIES = {
     "StableLmForCausalLM": STABLELM,
     "CohereForCausalLM": COMMAND_R,
     "GptOssForCausalLM": GPT_OSS,
+    "GPT2LMHeadModel": GPT2,
+    "GPTJForCausalLM": GPTJ,
+    "BloomForCausalLM": BLOOM,
+    "FalconForCausalLM": FALCON,
 }
 
 # outtype -> type of the weight matrices, general.file_type
