@@ -181,18 +181,19 @@ class CudaBackend final : public Backend {
     cuda::softcap(stream_, x, cap);
   }
 
-  bool computes_softcap() const override { return false; }
+  bool changes_logits() const override { return false; }
 
   bool scores_questions() const override { return false; }
 
   bool computes_mixtures() const override { return false; }
   void route(const Routes&, Tensor) override { no_mixtures(); }
   void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
-  void matmul_experts(Tensor, const Tensor&, const Tensor&, const Routes&) override {
+  void matmul_experts(Tensor, const Tensor&, const Affine&, const Routes&) override {
     no_mixtures();
   }
   void combine_add(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
   void gate_rows(Tensor, const Tensor&) override { no_mixtures(); }
+  void swiglu_clamped(Tensor, const Tensor&) override { no_mixtures(); }
 
   void gather(Tensor y, const Tensor& x, const Batch&) override {
     matmul_.forget();
@@ -209,7 +210,9 @@ class CudaBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    require(attention.softcap == 0, "[cuda] soft-caps of attention are computed on the CPU only");
+    require(
+        attention.softcap == 0 && !attention.sinks && !attention.slopes,
+        "[cuda] soft-caps of attention, attention sinks and ALiBi are computed on the CPU only");
     matmul_.forget();
     cuda::enter(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);

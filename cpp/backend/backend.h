@@ -51,6 +51,10 @@ struct Attention {
   int32_t window = 0;  // a row sees itself and the window - 1 tokens before it; 0: all. The policy
                        // of the cache keeps none beyond it.
   float softcap = 0;   // the logits become softcap * tanh(logit / softcap); 0: they do not
+  Tensor sinks;   // [1, n_heads] f32: of each head a logit that joins every softmax, with no value;
+                  // it takes a share of the attention that no token receives. Empty: none
+  Tensor slopes;  // [1, n_heads] f32: logits fall by so much for each token of distance (ALiBi).
+                  // Empty: they do not
 };
 
 // Where the rows of a batch go in a mixture of experts. Their copies lie one after another by
@@ -175,6 +179,9 @@ class Backend {
   // up = gate / (1 + e^-gate) * up
   virtual void swiglu(Tensor up, const Tensor& gate) = 0;
 
+  // up = (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
+  virtual void swiglu_clamped(Tensor up, const Tensor& gate) = 0;
+
   // up = gelu_tanh(gate) * up
   virtual void geglu(Tensor up, const Tensor& gate) = 0;
 
@@ -187,8 +194,8 @@ class Backend {
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
 
-  // Does attend() know soft-caps?
-  virtual bool computes_softcap() const = 0;
+  // Does attend() know soft-caps, sinks and slopes?
+  virtual bool changes_logits() const = 0;
 
   // Does attend() know Scoring::question?
   virtual bool scores_questions() const = 0;
@@ -203,9 +210,10 @@ class Backend {
   // y [n * n_used, cols] = the copies of the rows of x
   virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;
 
-  // y = x w[e]^T for the copies x of each expert e; w [n_experts * y.cols, x.cols] has the matrices
-  // of the experts one after another. Those that were not chosen are not read.
-  virtual void matmul_experts(Tensor y, const Tensor& x, const Tensor& w, const Routes& routes) = 0;
+  // y = x w.weight[e]^T + w.bias[e] for the copies x of each expert e; w.weight [n_experts *
+  // y.cols, x.cols] has the matrices of the experts one after another, w.bias [n_experts, y.cols].
+  // Those that were not chosen are not read.
+  virtual void matmul_experts(Tensor y, const Tensor& x, const Affine& w, const Routes& routes) = 0;
 
   // y[i] += sum_j weights[i, j] * x[places[i, j]]
   virtual void combine_add(Tensor y, const Tensor& x, const Routes& routes) = 0;

@@ -14,6 +14,10 @@ struct BF16 {
   uint16_t bits;
 };
 
+struct E8M0 {  // 2^(bits - 128)
+  uint8_t bits;
+};
+
 // ---- Blocks of 32 elements. The low halves of qs[16] are elements 0 to 15, the high halves 16 to
 // 31. Bit i of qh is the fifth bit of element i. ----
 
@@ -53,6 +57,13 @@ struct BlockIQ4_NL {  // d * kIq4Values[q]
 
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
+
+struct BlockMXFP4 {  // d * kMxfp4Values[q]
+  E8M0 d;            // half of what the MX standard says, for the values are doubled
+  uint8_t qs[16];
+};
+
+constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // ---- Blocks of 256 elements: groups of 16 or 32 with a scale each, scaled by the block's d. ----
 
@@ -100,7 +111,8 @@ struct BlockIQ4_XS {  // d * (scale - 32) * kIq4Values[q]
 };
 
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
-              sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18);
+              sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18 &&
+              sizeof(BlockMXFP4) == 17);
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 &&
               sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_XS) == 136);
 

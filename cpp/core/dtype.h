@@ -25,6 +25,7 @@ enum class DType : uint32_t {
   iq4_nl = 20,
   iq4_xs = 23,
   bf16 = 30,
+  mxfp4 = 39,
 };
 
 // What any GGUF tensor type looks like in memory: `block_size` elements in `block_bytes` bytes.

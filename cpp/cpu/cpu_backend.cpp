@@ -130,6 +130,12 @@ class CpuBackend final : public Backend {
         up, [&](int64_t i, int64_t n) { kernels_.swiglu(up.floats() + i, gate.floats() + i, n); });
   }
 
+  void swiglu_clamped(Tensor up, const Tensor& gate) override {
+    for_elements(up, [&](int64_t i, int64_t n) {
+      kernels_.swiglu_clamped(up.floats() + i, gate.floats() + i, n);
+    });
+  }
+
   void geglu(Tensor up, const Tensor& gate) override {
     for_elements(
         up, [&](int64_t i, int64_t n) { kernels_.geglu(up.floats() + i, gate.floats() + i, n); });
@@ -147,7 +153,7 @@ class CpuBackend final : public Backend {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.softcap(x.floats() + i, n, cap); });
   }
 
-  bool computes_softcap() const override { return true; }
+  bool changes_logits() const override { return true; }
 
   bool scores_questions() const override { return true; }
 
@@ -171,15 +177,16 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void matmul_experts(Tensor y, const Tensor& x, const Tensor& w, const Routes& routes) override {
+  void matmul_experts(Tensor y, const Tensor& x, const Affine& w, const Routes& routes) override {
     const auto part = [](const Tensor& t, int64_t begin, int64_t end) {
       return Tensor{t.row(begin), t.dtype, end - begin, t.cols, t.interleaved};
     };
     for (int32_t e = 0; e < routes.n_experts; ++e) {
       const int64_t begin = routes.offsets[e], end = routes.offsets[e + 1];
       if (begin == end) continue;
-      const Tensor expert = part(w, e * y.cols, (e + 1) * y.cols);
-      multiply_({{part(y, begin, end), {expert, {}}}}, part(x, begin, end), false);
+      const Affine expert = {part(w.weight, e * y.cols, (e + 1) * y.cols),
+                             w.bias ? part(w.bias, e, e + 1) : Tensor{}};
+      multiply_({{part(y, begin, end), expert}}, part(x, begin, end), false);
     }
   }
 

@@ -216,24 +216,31 @@ void softcap(float* x, int64_t n, float cap) {
   if (i < n) store_first(x + i, capped(load_first(x + i, n - i)), n - i);
 }
 
-void geglu(float* up, const float* gate, int64_t n) {
+// up = f(up, gate)
+template <class F>
+void zip(float* up, const float* gate, int64_t n, const F& f) {
   int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) {
-    store(up + i, mul(gelu_tanh(load(gate + i)), load(up + i)));
-  }
+  for (; i + kWidth <= n; i += kWidth) store(up + i, f(load(up + i), load(gate + i)));
   if (i < n) {
-    const Vec gated = mul(gelu_tanh(load_first(gate + i, n - i)), load_first(up + i, n - i));
-    store_first(up + i, gated, n - i);
+    store_first(up + i, f(load_first(up + i, n - i), load_first(gate + i, n - i)), n - i);
   }
 }
 
+void geglu(float* up, const float* gate, int64_t n) {
+  zip(up, gate, n, [](Vec u, Vec g) { return mul(gelu_tanh(g), u); });
+}
+
 void swiglu(float* up, const float* gate, int64_t n) {
-  const auto gated = [](Vec u, Vec g) { return mul(mul(g, sigmoid(g)), u); };
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(up + i, gated(load(up + i), load(gate + i)));
-  if (i < n) {
-    store_first(up + i, gated(load_first(up + i, n - i), load_first(gate + i, n - i)), n - i);
-  }
+  zip(up, gate, n, [](Vec u, Vec g) { return mul(mul(g, sigmoid(g)), u); });
+}
+
+void swiglu_clamped(float* up, const float* gate, int64_t n) {
+  const auto clamped = [](Vec u, Vec g) {
+    g = min(g, broadcast(7));
+    u = min(max(u, broadcast(-7)), broadcast(7));
+    return mul(mul(g, sigmoid(mul(g, broadcast(1.702f)))), add(u, broadcast(1)));
+  };
+  zip(up, gate, n, clamped);
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ const TypeKernels& CpuKernels::of(DType dtype) const {
       return iq4_nl;
     case DType::iq4_xs:
       return iq4_xs;
+    case DType::mxfp4:
+      return mxfp4;
   }
   throw InvalidArgument(text("no kernels for type ", static_cast<uint32_t>(dtype)));
 }

@@ -110,7 +110,7 @@ struct CpuKernels {
   TypeKernels f32, f16, bf16;
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
-  TypeKernels iq4_nl, iq4_xs;
+  TypeKernels iq4_nl, iq4_xs, mxfp4;
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);
@@ -118,14 +118,15 @@ struct CpuKernels {
   // has a bf16_matmul.
   void (*round_rows)(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) = nullptr;
 
-  void (*add)(float* y, const float* x, int64_t n);         // y += x
-  void (*scale)(float* x, int64_t n, float factor);         // x *= factor
-  void (*relu)(float* x, int64_t n);                        // x = max(x, 0)
-  void (*gelu_tanh)(float* x, int64_t n);                   // as Backend::gelu_tanh
-  void (*gelu_erf)(float* x, int64_t n);                    // as Backend::gelu_erf
-  void (*swiglu)(float* up, const float* gate, int64_t n);  // as Backend::swiglu
-  void (*geglu)(float* up, const float* gate, int64_t n);   // as Backend::geglu
-  void (*softcap)(float* x, int64_t n, float cap);          // as Backend::softcap
+  void (*add)(float* y, const float* x, int64_t n);                 // y += x
+  void (*scale)(float* x, int64_t n, float factor);                 // x *= factor
+  void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
+  void (*gelu_tanh)(float* x, int64_t n);                           // as Backend::gelu_tanh
+  void (*gelu_erf)(float* x, int64_t n);                            // as Backend::gelu_erf
+  void (*swiglu)(float* up, const float* gate, int64_t n);          // as Backend::swiglu
+  void (*swiglu_clamped)(float* up, const float* gate, int64_t n);  // as Backend::swiglu_clamped
+  void (*geglu)(float* up, const float* gate, int64_t n);           // as Backend::geglu
+  void (*softcap)(float* x, int64_t n, float cap);                  // as Backend::softcap
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]
   void (*rms_norm)(float* y, const float* x, const float* weight, int64_t n, float eps);

@@ -152,12 +152,16 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   }
   rope.freq_base = keys.positive_or("rope.freq_base", 10000);
   rope.magnitude = keys.positive_or("rope.scaling.attn_factor", 1);
+  rope.n_ctx_orig = c.n_ctx_train;
+  if (!keys.zero_or_missing("rope.scaling.original_context_length")) {
+    rope.n_ctx_orig = keys.count("rope.scaling.original_context_length");
+  }
 
   const std::string_view type = keys.string_or("rope.scaling.type", "linear");
-  if (type == "none") return rope;
+  if (type == "none" || type == "longrope") return rope;  // whose factors are tensors
   if (type != "linear" && type != "yarn") {
     keys.fail(keys.full("rope.scaling.type"), " is ", quoted(type),
-              ", supported: none, linear, yarn");
+              ", supported: none, linear, yarn, longrope");
   }
   // Files have written 0 for "no scaling".
   const char* key = keys.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
@@ -165,7 +169,7 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   rope.freq_scale = factor == 0 ? 1 : 1 / factor;
   if (type == "yarn") {
     rope.yarn = true;
-    rope.n_ctx_orig = keys.count_or("rope.scaling.original_context_length", c.n_ctx_train);
+    rope.yarn_whole = c.family->yarn_whole;
     rope.yarn_ext_factor = keys.share_or("rope.scaling.yarn_ext_factor", 1);
     rope.yarn_beta_fast = keys.positive_or("rope.scaling.yarn_beta_fast", 32);
     rope.yarn_beta_slow = keys.positive_or("rope.scaling.yarn_beta_slow", 1);
@@ -228,10 +232,13 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
     m.scale = keys.positive("expert_weights_scale");
   }
   constexpr int32_t kSoftmax = 1;
+  constexpr int32_t kSoftmaxOfChosen = 3;  // which is that of all, with weights that sum to 1
   const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
-  if (gating != kSoftmax) {
-    keys.fail(keys.full("expert_gating_func"), " is ", gating, ", supported: 1 (softmax)");
+  if (gating != kSoftmax && gating != kSoftmaxOfChosen) {
+    keys.fail(keys.full("expert_gating_func"), " is ", gating,
+              ", supported: 1 (softmax), 3 (softmax of the chosen)");
   }
+  m.normalized = m.normalized || gating == kSoftmaxOfChosen;
   return m;
 }
 
@@ -288,6 +295,9 @@ Config read_config(const GgufShards& model) {
       keys.positive(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
                                                       : "attention.layer_norm_rms_epsilon");
   if (c.family->rope != RopeLayout::none) c.rope = read_rope(keys, c);
+  if (c.family->alibi_max_bias > 0) {
+    c.alibi_max_bias = keys.positive_or("attention.max_alibi_bias", c.family->alibi_max_bias);
+  }
   c.sliding_window = read_sliding_window(keys, c);
   read_scales(keys, c);
   if (c.family->window_base > 0) {

@@ -17,10 +17,12 @@ struct RopeConfig {
   float freq_scale = 1;     // 1 / scaling.factor
   float magnitude = 1;      // scales cosine and sine: attn_factor, and YaRN's own factor
   bool yarn = false;        // scaling.type is yarn (arXiv 2309.00071), otherwise linear or none
-  int32_t n_ctx_orig = 0;   // scaling.original_context_length
+  int32_t n_ctx_orig =
+      0;  // scaling.original_context_length: up to it LongRoPE's short factors count
   float yarn_ext_factor = 1;
   float yarn_beta_fast = 32;
   float yarn_beta_slow = 1;
+  bool yarn_whole = true;  // the ramp runs between whole dimensions
 };
 
 // In some layers a token attends to itself and to the size - 1 tokens before it, and to no others.
@@ -61,6 +63,7 @@ struct Config {
   float embedding_scale = 1;  // {a}.embedding_scale; Gemma's is sqrt(n_embd)
   float residual_scale = 1;   // {a}.residual_scale: of what a block adds to the residual
   float logit_scale = 1;      // {a}.logit_scale, or 1 over it
+  float alibi_max_bias = 0;   // {a}.attention.max_alibi_bias, where the family has ALiBi
   float attn_softcap = 0;     // {a}.attn_logit_softcapping; 0: none
   float logit_softcap = 0;    // {a}.final_logit_softcapping; 0: none
 

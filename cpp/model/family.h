@@ -9,10 +9,10 @@
 namespace h2o {
 
 enum class NormKind { layer, rms };
-enum class Activation { relu, gelu, swiglu, geglu };
+enum class Activation { relu, gelu, swiglu, swiglu_clamped, geglu };
 
 inline bool is_gated(Activation activation) {
-  return activation == Activation::swiglu || activation == Activation::geglu;
+  return activation != Activation::relu && activation != Activation::gelu;
 }
 
 // What {a}.logit_scale does to the logits.
@@ -45,8 +45,13 @@ struct Family {
                                     // root of n_embd / n_heads, unless the file says it
   bool multipliers = false;         // {a}.embedding_scale and residual_scale are read
   LogitScale logit_scale = LogitScale::unknown;
-  bool softcaps = false;  // {a}.attn_logit_softcapping and final_logit_softcapping are read
-  bool experts = false;   // the feed-forward block may be a mixture of experts
+  bool softcaps = false;        // {a}.attn_logit_softcapping and final_logit_softcapping are read
+  bool embedding_norm = false;  // what the table of tokens gives is normalised
+  float alibi_max_bias = 0;     // by which slopes of ALiBi are made, see alibi_slopes(); 0: none
+  bool attn_sinks = false;      // heads have sinks, see Attention
+  bool yarn_whole = true;       // YaRN's ramp runs between whole dimensions
+  std::string_view ffn_norm = "ffn_norm";  // its name in the file
+  bool experts = false;                    // the feed-forward block may be a mixture of experts
   bool experts_normalized = true;  // whose weights sum to 1, unless {a}.expert_weights_norm says no
 };
 

@@ -37,6 +37,9 @@ void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a
     case Activation::swiglu:
       b.swiglu(a.up, a.gate);
       break;
+    case Activation::swiglu_clamped:
+      b.swiglu_clamped(a.up, a.gate);
+      break;
     case Activation::geglu:
       b.geglu(a.up, a.gate);
       break;
@@ -56,9 +59,9 @@ void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& 
   }
 }
 
-Rope rope_of(const Config& c, const Weights& w, int32_t layer) {
+Rope rope_of(const Config& c, const Weights& w, int32_t layer, int32_t n_ctx) {
   if (!c.rotates(layer)) return {};
-  return c.rotates_by_window(layer) ? w.window_rope : w.rope;
+  return c.rotates_by_window(layer) ? w.window_rope : w.rope_for(c, n_ctx);
 }
 
 }  // namespace
@@ -70,6 +73,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   b.embed(a.x, w.token_embd, batch);
   if (c.embedding_scale != 1) b.scale(a.x, c.embedding_scale);
   if (w.position_embd) b.add_positions(a.x, w.position_embd, batch);
+  if (w.token_norm.weight) norm(b, c, a.x, a.x, w.token_norm);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
     if (w.stream) w.stream->enter(l);
@@ -80,9 +84,17 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
       norm_heads(b, c, a.q, layer.attn_q_norm);
       norm_heads(b, c, a.k, layer.attn_k_norm);
     }
-    const Rope rope = rope_of(c, w, l);
-    b.attend({a.attn, a.q, a.k, a.v, rope, c.attn_scale, c.window(l), c.attn_softcap},
-             cache.layer(l), batch);
+    const Attention attention{.out = a.attn,
+                              .q = a.q,
+                              .k = a.k,
+                              .v = a.v,
+                              .rope = rope_of(c, w, l, cache.shape().max_tokens),
+                              .scale = c.attn_scale,
+                              .window = c.window(l),
+                              .softcap = c.attn_softcap,
+                              .sinks = layer.attn_sinks,
+                              .slopes = w.alibi_slopes};
+    b.attend(attention, cache.layer(l), batch);
 
     // In parallel both branches read the same x; otherwise the second reads the first's sum.
     if (!c.parallel_residual) {

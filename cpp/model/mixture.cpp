@@ -9,7 +9,11 @@ void add_mixture(Backend& b, const Config& c, const Mixture& m, const Activation
   b.dispatch(e.x, a.h, e.routes);
   b.matmul_experts(e.up, e.x, m.up, e.routes);
   b.matmul_experts(e.gate, e.x, m.gate, e.routes);
-  b.swiglu(e.up, e.gate);
+  if (c.family->activation == Activation::swiglu_clamped) {
+    b.swiglu_clamped(e.up, e.gate);
+  } else {
+    b.swiglu(e.up, e.gate);
+  }
   b.matmul_experts(e.x, e.up, m.down, e.routes);
   b.combine_add(a.x, e.x, e.routes);
 

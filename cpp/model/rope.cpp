@@ -1,6 +1,7 @@
 #include "model/rope.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -20,8 +21,14 @@ std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& diviso
   double low = 0;
   double high = 0;
   if (rope.yarn) {
-    low = std::max(0.0, std::floor(dimension_of(rope, rope.yarn_beta_fast)));
-    high = std::min(rope.n_rot - 1.0, std::ceil(dimension_of(rope, rope.yarn_beta_slow)));
+    low = dimension_of(rope, rope.yarn_beta_fast);
+    high = dimension_of(rope, rope.yarn_beta_slow);
+    if (rope.yarn_whole) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(0.0, low);
+    high = std::min(rope.n_rot - 1.0, high);
   }
   std::vector<float> frequencies(rope.n_rot / 2);
   for (int32_t i = 0; i < rope.n_rot / 2; ++i) {
@@ -36,6 +43,17 @@ std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& diviso
     frequencies[i] = static_cast<float>(plain * (rope.freq_scale * (1 - keep) + keep));
   }
   return frequencies;
+}
+
+std::vector<float> alibi_slopes(int32_t n_heads, float max_bias) {
+  // Of a power of two heads; more heads lie half way between those of twice as many.
+  const auto power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(n_heads)));
+  std::vector<float> slopes(n_heads);
+  for (int32_t h = 0; h < n_heads; ++h) {
+    const double i = h < power ? h + 1 : h - power + 0.5;
+    slopes[h] = static_cast<float>(std::exp2(-double{max_bias} * i / power));
+  }
+  return slopes;
 }
 
 }  // namespace h2o

@@ -42,7 +42,7 @@ bool may_roll(const Config& config, const SessionOptions& options) {
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, config.family->architecture,
-            " has learned positions, which cannot roll: leave positions at auto");
+            " has no rotary positions, and others cannot roll: leave positions at auto");
     require(one_rope, "the layers of ", config.family->architecture,
             " have positions of several kinds, which cannot roll: leave positions at auto");
     require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
@@ -64,7 +64,7 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .max_rows = options.n_batch,
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
-      .rope = may_roll(config, options) ? model.weights.rope : Rope{},
+      .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
   };
 }
 

@@ -50,8 +50,10 @@ class Finder {
   }
 
   // The matrices of all experts, one below another; shape [n, rows, cols] in the file.
-  Tensor experts(const std::string& name, int64_t n, int64_t rows, int64_t cols) {
-    return present(name, matrix_or_none(name, rows, cols, n));
+  Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
+    const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
+    const Tensor bias = floats_or_none(name + ".bias", n, out);
+    return {weight, needs_bias ? present(name + ".bias", bias) : bias};
   }
 
   Affine linear(const std::string& name, int64_t out, int64_t in, bool needs_bias) {
@@ -113,11 +115,12 @@ Affine slice(const Affine& whole, int64_t begin, int64_t end) {
 
 Mixture find_mixture(Finder& find, const Config& c, const std::string& blk) {
   const MixtureConfig& m = c.mixture;
+  const bool biases = c.family->biases == Biases::all;
   Mixture mixture;
-  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, false);
-  mixture.gate = find.experts(blk + "ffn_gate_exps.weight", m.n_experts, m.n_ff, c.n_embd);
-  mixture.up = find.experts(blk + "ffn_up_exps.weight", m.n_experts, m.n_ff, c.n_embd);
-  mixture.down = find.experts(blk + "ffn_down_exps.weight", m.n_experts, c.n_embd, m.n_ff);
+  mixture.router = find.linear(blk + "ffn_gate_inp", m.n_experts, c.n_embd, biases);
+  mixture.gate = find.experts(blk + "ffn_gate_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.up = find.experts(blk + "ffn_up_exps", m.n_experts, m.n_ff, c.n_embd, biases);
+  mixture.down = find.experts(blk + "ffn_down_exps", m.n_experts, c.n_embd, m.n_ff, biases);
   if (m.n_ff_shared > 0) {
     mixture.shared_router.weight =
         find.matrix_or_none(blk + "ffn_gate_inp_shexp.weight", 1, c.n_embd);
@@ -135,7 +138,10 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   const bool biases = c.family->biases == Biases::all;
 
   Layer layer;
-  layer.attn_norm = find.norm(blk + "attn_norm");
+  // Of two norms side by side (Falcon 40B) the second is attention's.
+  const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
+  layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
+  if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
   if (find.has(blk + "attn_qkv.weight")) {
     const Affine qkv = find.linear(blk + "attn_qkv", q_width + 2 * kv_width, c.n_embd, qkv_biases);
     layer.attn_q = slice(qkv, 0, q_width);
@@ -151,9 +157,12 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.attn_q_norm = find.floats(blk + "attn_q_norm.weight", 1, whole ? q_width : c.head_dim);
     layer.attn_k_norm = find.floats(blk + "attn_k_norm.weight", 1, whole ? kv_width : c.head_dim);
   }
+  if (c.family->attn_sinks) {
+    layer.attn_sinks = find.floats(blk + "attn_sinks.weight", 1, c.n_heads);
+  }
   layer.attn_output = find.linear(blk + "attn_output", c.n_embd, q_width, biases);
   const bool shared_norm = c.parallel_residual && c.family->shared_norm;
-  if (!shared_norm) layer.ffn_norm = find.norm(blk + "ffn_norm");
+  if (!shared_norm && !two_norms) layer.ffn_norm = find.norm(blk + std::string(c.family->ffn_norm));
   if (c.family->post_norms) {
     layer.attn_post_norm = find.norm(blk + "post_attention_norm");
     layer.ffn_post_norm = find.norm(blk + "post_ffw_norm");
@@ -180,17 +189,25 @@ Weights find_weights(const GgufShards& model, const Config& c) {
   Weights w;
   Finder find(model, c);
   w.token_embd = find.matrix("token_embd.weight", c.n_vocab, c.n_embd);
-  if (c.family->rope == RopeLayout::none) {
+  if (c.family->embedding_norm) w.token_norm = find.norm("token_embd_norm");
+  if (c.family->rope != RopeLayout::none) {
+    const auto divisors = [&](const char* name) {
+      return find.floats_or_none(name, 1, c.rope.n_rot / 2);
+    };
+    w.rope = {c.family->rope, divisors("rope_freqs.weight"), c.rope.magnitude};
+    if (find.has("rope_factors_long.weight")) {
+      w.long_rope = {c.family->rope, divisors("rope_factors_long.weight"), c.rope.magnitude};
+      w.rope.frequencies = find.floats("rope_factors_short.weight", 1, c.rope.n_rot / 2);
+    }
+  } else if (c.alibi_max_bias == 0) {
     w.position_embd = find.floats("position_embd.weight", c.n_ctx_train, c.n_embd);
-  } else {
-    const Tensor divisors = find.floats_or_none("rope_freqs.weight", 1, c.rope.n_rot / 2);
-    w.rope = {c.family->rope, divisors, c.rope.magnitude};
   }
   for (int32_t l = 0; l < c.n_layers; ++l) {
     w.layers.push_back(find_layer(find, c, text("blk.", l, ".")));
   }
   w.output_norm = find.norm("output_norm");
-  w.output.weight = find.matrix_or_none("output.weight", c.n_vocab, c.n_embd);
+  w.output = {find.matrix_or_none("output.weight", c.n_vocab, c.n_embd),
+              find.floats_or_none("output.bias", 1, c.n_vocab)};
   find.expect_all_used();
   return w;
 }
@@ -203,11 +220,19 @@ LayerTensors tensors_of(Layer& layer) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
   Mixture& m = layer.mixture;
-  for (Affine* one : {&m.router, &m.shared_router, &m.shared_gate, &m.shared_up, &m.shared_down}) {
+  for (Affine* one : {&m.router, &m.gate, &m.up, &m.down, &m.shared_router, &m.shared_gate,
+                      &m.shared_up, &m.shared_down}) {
     all.insert(all.end(), {&one->weight, &one->bias});
   }
-  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &m.gate, &m.up, &m.down});
+  all.insert(all.end(), {&layer.attn_q_norm, &layer.attn_k_norm, &layer.attn_sinks});
   return all;
+}
+
+Tensor upload_floats(const std::vector<float>& values, Backend& backend,
+                     std::vector<Buffer>& owned) {
+  owned.push_back(backend.allocate(values.size() * sizeof(float)));
+  backend.write(owned.back().data(), values.data(), owned.back().size());
+  return {owned.back().data(), DType::f32, 1, std::ssize(values)};
 }
 
 // What the divisors, if there are any, and the metadata say, in the back end's memory.
@@ -221,9 +246,7 @@ Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const
                              " and magnitude ", rope.magnitude, ", expected finite numbers"));
     }
   }
-  owned.push_back(backend.allocate(frequencies.size() * sizeof(float)));
-  backend.write(owned.back().data(), frequencies.data(), owned.back().size());
-  return {owned.back().data(), DType::f32, 1, rope.n_rot / 2};
+  return upload_floats(frequencies, backend, owned);
 }
 
 }  // namespace
@@ -234,13 +257,24 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
-  if (c.attn_softcap > 0 && !backend.computes_softcap()) {
-    throw InvalidArgument(text("[weights] ", model.path(), " has soft-caps of attention, which ",
+  const char* const changes = c.attn_softcap > 0     ? "soft-caps of attention"
+                              : c.family->attn_sinks ? "attention sinks"
+                              : c.alibi_max_bias > 0 ? "ALiBi"
+                                                     : nullptr;
+  if (changes != nullptr && !backend.changes_logits()) {
+    throw InvalidArgument(text("[weights] ", model.path(), " has ", changes, ", which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c.rope, w.rope.frequencies, backend, w.owned);
+  }
+  if (w.long_rope.frequencies) {
+    Tensor& divisors = w.long_rope.frequencies;
+    divisors = upload_frequencies(model, c.rope, divisors, backend, w.owned);
+  }
+  if (c.alibi_max_bias > 0) {
+    w.alibi_slopes = upload_floats(alibi_slopes(c.n_heads, c.alibi_max_bias), backend, w.owned);
   }
   if (c.window_rope.n_rot > 0) {
     const Tensor frequencies = upload_frequencies(model, c.window_rope, {}, backend, w.owned);
@@ -253,8 +287,9 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   }
   std::vector<LayerTensors> layers;
   for (Layer& layer : w.layers) layers.push_back(tensors_of(layer));
-  const std::vector<Tensor*> others = {&w.token_embd, &w.position_embd, &w.output_norm.weight,
-                                       &w.output_norm.bias, &w.output.weight};
+  const std::vector<Tensor*> others = {
+      &w.token_embd,         &w.position_embd,    &w.token_norm.weight, &w.token_norm.bias,
+      &w.output_norm.weight, &w.output_norm.bias, &w.output.weight,     &w.output.bias};
 
   size_t total = 0, of_others = 0, of_layers = 0;  // in the file; on the back end
   for (const Tensor* t : others) {

@@ -17,6 +17,7 @@
 
 #include "core/blocks.h"
 #include "core/dtype.h"
+#include "core/error.h"
 #include "cuda/matmul/scales.cuh"
 #include "cuda/matmul/weight_bits.cuh"
 
@@ -193,7 +194,8 @@ struct Format {
 
 inline bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
-// f.template operator()<Format>() of a quantised type.
+// f.template operator()<Format>() of a quantised type. Throws InvalidArgument for one that only the
+// CPU computes on.
 template <class F>
 auto with_format(DType dtype, const F& f) {
   switch (dtype) {
@@ -219,8 +221,11 @@ auto with_format(DType dtype, const F& f) {
       return f.template operator()<Format<BlockIQ4_NL, 4, FloatScale, 0, true>>();
     case DType::iq4_xs:
       return f.template operator()<Format<BlockIQ4_XS, 4, SixBitScale, 0, true>>();
-    default:
+    case DType::q8_0:
       return f.template operator()<Format<BlockQ8_0, 8, FloatScale>>();
+    default:
+      throw InvalidArgument(text("[cuda] weights in ", info(dtype).name,
+                                 " are computed on the CPU only; use device=cpu"));
   }
 }
 

@@ -52,12 +52,21 @@ struct Rotary {
   bool rolling;
 };
 
+// Of each head; see Attention. Empty: none.
+struct HeadLogits {
+  std::vector<float> sinks;
+  std::vector<float> slopes;
+};
+
 class AttentionCache {
  public:
   AttentionCache(const KvPolicy& policy, const KvShape& shape, const std::optional<Rotary>& rotary,
-                 const std::optional<Floats>& output_gram, const std::string& device, int n_threads)
+                 const HeadLogits& logits, const std::optional<Floats>& output_gram,
+                 const std::string& device, int n_threads)
       : backend_(make_backend(device, n_threads)),
         rope_(upload(rotary, shape.head_dim)),
+        sinks_(upload(logits.sinks, shape.n_heads)),
+        slopes_(upload(logits.slopes, shape.n_heads)),
         rolling_(rotary && rotary->rolling),
         cache_(*backend_, policy, completed(shape, output_gram)) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);
@@ -121,6 +130,23 @@ class AttentionCache {
     backend_->write(frequencies_.data(), rotary->frequencies.data(), n * sizeof(float));
     return {.layout = rotary->pairs ? RopeLayout::pairs : RopeLayout::halves,
             .frequencies = {frequencies_.data(), DType::f32, 1, n}};
+  }
+
+  Buffer upload(const std::vector<float>& of_heads, int32_t n_heads) {
+    if (of_heads.empty()) return {};
+    require(std::ssize(of_heads) == n_heads, of_heads.size(), " numbers, expected one for each of ",
+            n_heads, " heads");
+    require(backend_->changes_logits(), "attention sinks and ALiBi are not computed by ",
+            backend_->name(), "; use device=cpu");
+    Buffer buffer = backend_->allocate(n_heads * sizeof(float));
+    backend_->write(buffer.data(), of_heads.data(), buffer.size());
+    return buffer;
+  }
+
+  static Tensor row(const Buffer& floats) {
+    if (floats.size() == 0) return {};
+    const auto n = static_cast<int64_t>(floats.size() / sizeof(float));
+    return {floats.data(), DType::f32, 1, n};
   }
 
   KvShape completed(KvShape shape, const std::optional<Floats>& output_gram) {
@@ -213,6 +239,8 @@ class AttentionCache {
         .v = upload(v, shape.n_kv_heads, v_),
         .rope = rope_,
         .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
+        .sinks = row(sinks_),
+        .slopes = row(slopes_),
     };
     Batch batch;
     for (const auto& [sequence, rows] : lengths) {
@@ -228,6 +256,7 @@ class AttentionCache {
   Buffer frequencies_;
   Buffer output_gram_;
   const Rope rope_;
+  const Buffer sinks_, slopes_;
   const bool rolling_;
   KvCache cache_;
   // Of numbers up to this no sum of products or of values is beyond float32.
@@ -255,6 +284,7 @@ void register_kv_cache(py::module_& m) {
       .def(
           py::init([](int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, const KvPolicy& policy,
                       int32_t n_sequences, int32_t max_tokens, const std::optional<Rotary>& rotary,
+                      std::vector<float> sink_logits, std::vector<float> alibi_slopes,
                       const std::optional<Floats>& output_gram, const std::string& k_dtype,
                       const std::string& v_dtype, const std::string& device, int n_threads) {
             const KvShape shape{.n_sequences = n_sequences,
@@ -264,13 +294,14 @@ void register_kv_cache(py::module_& m) {
                                 .max_tokens = max_tokens,
                                 .k_dtype = kv_dtype(k_dtype),
                                 .v_dtype = kv_dtype(v_dtype)};
-            return std::make_unique<AttentionCache>(policy, shape, rotary, output_gram, device,
-                                                    n_threads);
+            const HeadLogits logits{std::move(sink_logits), std::move(alibi_slopes)};
+            return std::make_unique<AttentionCache>(policy, shape, rotary, logits, output_gram,
+                                                    device, n_threads);
           }),
           py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
           py::arg("policy"), py::arg("n_sequences"), py::arg("max_tokens"), py::arg("rotary"),
-          py::arg("output_gram"), py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"),
-          py::arg("threads"))
+          py::arg("sink_logits"), py::arg("alibi_slopes"), py::arg("output_gram"),
+          py::arg("k_dtype"), py::arg("v_dtype"), py::arg("device"), py::arg("threads"))
       .def("attend", &AttentionCache::attend, py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("lengths"))
       .def("kept", &AttentionCache::kept, py::arg("kv_head"), py::arg("sequence"))

@@ -64,6 +64,8 @@ class KvCache:
         max_tokens: int,
         rotary: Rotary | None,
         output_gram: NDArray[np.float32] | None,
+        sink_logits: Sequence[float],
+        alibi_slopes: Sequence[float],
         k_dtype: str,
         v_dtype: str,
         device: str,

@@ -80,6 +80,8 @@ class KVCache:
         max_tokens: int | None = None,
         rope: Rope | None = None,
         output_weight: ArrayLike | SupportsDLPack | None = None,
+        sink_logits: ArrayLike | None = None,
+        alibi_slopes: ArrayLike | None = None,
         kv_dtype: str | tuple[str, str] = "f16",
         device: str = "cpu",
         threads: int | None = None,
@@ -91,6 +93,10 @@ class KVCache:
         rope: how queries and keys are rotated; default: not at all.
         output_weight: W_O [n, n_heads * head_dim], by which attend()'s result would be multiplied;
         for policies with value_norm="output".
+        sink_logits: [n_heads], of each head an attention sink (gpt-oss): a logit that joins every
+        softmax without a value, so that tokens receive less than 1 in all, and score less.
+        alibi_slopes: [n_heads], by how much a head's logits fall for each token of distance (ALiBi,
+        arXiv 2108.12409). Both are computed on the CPU only.
         kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
         for K and V.
         """
@@ -100,13 +106,16 @@ class KVCache:
                 raise ValueError("Policy.full() needs max_tokens, how long a sequence may get")
             max_tokens = min(policy.budget + 1, INT32_MAX)
         n_sequences = check_int("n_sequences", n_sequences, 1)
+        n_heads = check_int("n_heads", n_heads, 1)
         self._cache = _core.KvCache(
-            check_int("n_heads", n_heads, 1),
+            n_heads,
             check_int("n_kv_heads", n_kv_heads, 1),
             check_int("head_dim", head_dim, 1),
             policy=policy.core(),
             n_sequences=n_sequences,
             rotary=None if rope is None else rope.core(check_int("head_dim", head_dim, 1)),
+            sink_logits=_of_heads("sink_logits", sink_logits, n_heads),
+            alibi_slopes=_of_heads("alibi_slopes", alibi_slopes, n_heads),
             max_tokens=check_int("max_tokens", max_tokens, 1),
             output_gram=None
             if output_weight is None
@@ -207,6 +216,18 @@ def _gram(
     heads = heads.transpose(1, 3, 0, 2).reshape(n_kv_heads, head_dim, -1)
     gram: NDArray[np.float32] = heads @ heads.transpose(0, 2, 1)
     return gram
+
+
+def _of_heads(name: str, values: ArrayLike | None, n_heads: int) -> list[float]:
+    """A number for each head; none for None."""
+    if values is None:
+        return []
+    array = np.asarray(values, np.float32)
+    if array.shape != (n_heads,):
+        raise ValueError(f"{name} has shape {list(array.shape)}, expected [{n_heads}]")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has NaN or infinities, expected finite numbers")
+    return [float(value) for value in array]
 
 
 def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:

@@ -97,7 +97,15 @@ class Rig {
     for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
       q.write(in.q);  // the layer before has rotated them in place
       k.write(in.k);
-      const Attention attention{out, q, k, v, shape.rope, attention_scale(shape), window_};
+      const Attention attention{.out = out,
+                                .q = q,
+                                .k = k,
+                                .v = v,
+                                .rope = shape.rope,
+                                .scale = attention_scale(shape),
+                                .window = window_,
+                                .sinks = {},
+                                .slopes = {}};
       backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(layer), batch); });
     }
     cache_.advance(batch);

@@ -26,6 +26,8 @@ inline std::vector<int64_t> block_scales(DType dtype) {
       return {108};
     case DType::q6_k:
       return {208};
+    case DType::mxfp4:
+      return {};
     default:
       return {0};
   }
@@ -55,6 +57,9 @@ inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_
     for (const int64_t at : block_scales(dtype)) {
       const uint16_t bits = scale(random);
       std::memcpy(&bytes[i + at], &bits, sizeof(bits));
+    }
+    if (dtype == DType::mxfp4) {  // 1, or from 2^-8 to 2^-6
+      bytes[i] = static_cast<std::byte>(scale == unit_scales ? 128 : random.integer(120, 122));
     }
   }
   return bytes;

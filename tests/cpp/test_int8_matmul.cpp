@@ -21,6 +21,7 @@ const Type kTypes[] = {
     {DType::q4_0, {0}},    {DType::q4_1, {0, 2}},   {DType::q5_0, {0}},   {DType::q5_1, {0, 2}},
     {DType::q8_0, {0}},    {DType::q2_k, {80, 82}}, {DType::q3_k, {108}}, {DType::q4_k, {0, 2}},
     {DType::q5_k, {0, 2}}, {DType::q6_k, {208}},    {DType::iq4_nl, {0}}, {DType::iq4_xs, {0}},
+    {DType::mxfp4, {}},
 };
 
 // Makes 1 of the scales of blocks: elements are integers.
@@ -28,6 +29,7 @@ void set_scales(std::vector<std::byte>& blocks, const Type& type) {
   const uint16_t one = 0x3c00;
   for (int64_t i = 0; i < std::ssize(blocks); i += info(type.dtype).block_bytes) {
     for (const int64_t at : type.halves) std::memcpy(&blocks[i + at], &one, sizeof(one));
+    if (type.dtype == DType::mxfp4) blocks[i] = std::byte{128};
   }
 }
 

@@ -112,7 +112,6 @@ def test_keys_that_are_not_known(
         ("rwkv7", "RWKV"),
         ("lfm2", "convolutions"),
         ("deepseek2", "multi-head latent attention"),
-        ("gpt-oss", "attention sinks"),
         ("qwen2vl", "M-RoPE"),
         ("bert", "an encoder"),
     ],

@@ -26,6 +26,7 @@ BLOCKS = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
+    "MXFP4": [],
 }
 
 # The largest factor of the second of these, where there is one.
@@ -68,6 +69,8 @@ def random_blocks(
     data = random.integers(256, size=(n, block(dtype)[1]), dtype=np.uint8)
     for offset in BLOCKS[dtype]:
         data[:, offset : offset + 2] = numbers(random, n, 16, 5, moderate=moderate).reshape(n, 2)
+    if dtype == "MXFP4":  # powers of two, of which the largest overflow
+        data[:, 0] = random.integers(*((120, 129) if moderate else (0, 252)), size=n)
     return data.ravel()
 
 

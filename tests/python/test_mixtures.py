@@ -122,7 +122,7 @@ def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], messag
     [
         ({"expert_used_count": (10, U32)}, "expert_used_count is 10, expected 1 to expert_count 9"),
         ({"expert_used_count": (0, U32)}, "expert_used_count is 0, expected 1 to"),
-        ({"expert_gating_func": (2, U32)}, r"expert_gating_func is 2, supported: 1 \(softmax\)"),
+        ({"expert_gating_func": (2, U32)}, r"expert_gating_func is 2, supported: 1 \(softmax\), 3"),
         ({"expert_count": (8, U32)}, r"blk\.0\.ffn_gate_inp\.weight has shape \[9, 40\], expected"),
         ({"expert_feed_forward_length": (25, U32)}, r"ffn_gate_exps\.weight has shape \[216, 40\]"),
         ({"expert_count": (0, U32)}, "expert_used_count' is 4, which changes"),

@@ -41,6 +41,7 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
   if (begin >= end) return;
   multiply(block, q, powers, rotated, begin, end);
   for (int64_t i = begin; i < end; ++i) {
+    if (attention_.slopes) add_distances(block, i, powers + i * kKeyBlock);
     if (attention_.softcap > 0) {  // of logits that are yet to be scaled
       kernels_.softcap(powers + i * kKeyBlock, n_keys(block, i / group_),
                        attention_.softcap / attention_.scale);
@@ -94,6 +95,23 @@ void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated
          cache_.head_dim * int64_t{sizeof(float)}, n_keys(block, n_ - 1));
   } else {
     for (const KvRows& part : parts) dots(k_kernels_, part.k, cache_.k_row_bytes, part.n);
+  }
+}
+
+// ALiBi, of logits that are yet to be scaled. Where positions roll, distances are those of ranks.
+void Tile::add_distances(int64_t block, int64_t i, float* logits) const {
+  const float slope = attention_.slopes.floats()[head_of(i)] / attention_.scale;
+  const Segment& segment = keys_.segment();
+  const bool rolling = segment.rolling;
+  const int64_t row = i / group_;
+  const int64_t before = rolling ? keys_.head().policy.kept(segment.position) : segment.position;
+  const int64_t begin = block * kKeyBlock;
+  for (const KvRows& part : keys_.keys(begin, begin + n_keys(block, row))) {
+    for (int64_t k = 0; k < part.n; ++k) {
+      const int64_t at = rolling ? part.rank(k) : part.position(k);
+      logits[k] -= slope * static_cast<float>(before + first_ + row - at);
+    }
+    logits += part.n;
   }
 }
 
@@ -157,9 +175,14 @@ void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float
 }
 
 void Tile::start(const TileSums& sums, int64_t begin, int64_t end) const {
-  std::fill(sums.softmax.largest + begin, sums.softmax.largest + end,
-            -std::numeric_limits<float>::max());
+  constexpr float kMost = std::numeric_limits<float>::max();
+  std::fill(sums.softmax.largest + begin, sums.softmax.largest + end, -kMost);
   std::fill(sums.softmax.total + begin, sums.softmax.total + end, 0.0f);
+  for (int64_t i = begin; attention_.sinks && i < end; ++i) {  // a power, which nothing is times
+    const float logit = attention_.sinks.floats()[head_of(i)] / attention_.scale;
+    sums.softmax.largest[i] = logit > -kMost ? std::min(logit, kMost) : -kMost;  // NaN: -kMost
+    sums.softmax.total[i] = 1;
+  }
   std::fill(sums.out + begin * cache_.head_dim, sums.out + end * cache_.head_dim, 0.0f);
 }
 

@@ -49,7 +49,8 @@ class Tile {
   // Adds the sums of a block to those of the blocks before it, for queries [begin, end).
   void merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
              int64_t end) const;
-  void start(const TileSums& sums, int64_t begin, int64_t end) const;  // those of no block
+  // Those of no block: of the sinks alone.
+  void start(const TileSums& sums, int64_t begin, int64_t end) const;
 
   // Writes the output of queries [begin, end), whose sums are those of all blocks.
   void write(const TileSums& sums, int64_t begin, int64_t end) const;
@@ -76,11 +77,13 @@ class Tile {
 
   void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
                 int64_t end) const;
+  void add_distances(int64_t block, int64_t i, float* logits) const;
   void powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const;
   int64_t set_beyond_window(int64_t block, int64_t row, float* p, float value) const;
   void rotate_keys(const SegmentHead::Parts& parts, float* rotated) const;
   void add_values(int64_t begin, int64_t end, int64_t n_queries, const float* powers,
                   float* out) const;
+  int64_t head_of(int64_t i) const { return keys_.kv_head() * group_ + i % group_; }
   float* row_of(const Tensor& x, int64_t i) const;
 
   const CpuKernels& kernels_;

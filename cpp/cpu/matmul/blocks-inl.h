@@ -57,6 +57,14 @@ uint32_t load_word(const uint8_t* p) {
   return word;
 }
 
+// The least is denormal, and the product of two that are not.
+Vec load(const E8M0* p) {
+  const Ints exponent = load_bytes(&p->bits);
+  const Ints half = shift_right(exponent, ints(1));
+  const Vec root = times_power_of_two(broadcast(1), to_float(sub(half, ints(64))));
+  return times_power_of_two(root, to_float(sub(sub(exponent, half), ints(64))));
+}
+
 // ---- Blocks of 32: a group by themselves. ----
 
 template <class Reader, class Block>
@@ -126,6 +134,18 @@ struct IQ4_NL : OneGroup<IQ4_NL, BlockIQ4_NL> {
 
   explicit IQ4_NL(const BlockIQ4_NL& b) : qs(b.qs), d(broadcast(to_float(b.d))) {}
   Vec at(int64_t l) const { return mul(d, lookup(kIq4Values, nibbles(qs, l))); }
+};
+
+struct MXFP4 : OneGroup<MXFP4, BlockMXFP4> {
+  const uint8_t* qs;
+  Vec d;
+
+  explicit MXFP4(const BlockMXFP4& b) : qs(b.qs) {
+    E8M0 all[kWidth];
+    for (E8M0& one : all) one = b.d;
+    d = load(all);
+  }
+  Vec at(int64_t l) const { return mul(d, lookup(kMxfp4Values, nibbles(qs, l))); }
 };
 
 }  // namespace

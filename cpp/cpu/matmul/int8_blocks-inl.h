@@ -154,6 +154,17 @@ struct Int8IQ4_NL : Int8Type<BlockIQ4_NL, 32, 32, false, 8> {
   }
 };
 
+// Above the least of the values, so that none is negative.
+constexpr int8_t kMxfp4Quants[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+struct Int8MXFP4 : Int8Type<BlockMXFP4, 32, 32, false, 5, 12> {
+  template <class Source>
+  H2O_INLINE static void quants(Quants* q, const Source& source, int) {
+    source.nibbles(q, offsetof(Block, qs));
+    lookup_quants(q, kMxfp4Quants);
+  }
+};
+
 // ---- Blocks of 256 ----
 
 Ints bits_of(Ints word, int64_t shift, int32_t mask) {

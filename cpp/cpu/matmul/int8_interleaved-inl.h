@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kStripVectors = kInterleaved / kWidth;
 
-// Where byte `offset` of a block is: after the f16's, if each block has an odd one.
+// Where byte `offset` of a block is: after the scales, if they make its size odd.
 template <class Block>
 constexpr int64_t interleaved_at(int64_t offset) {
   return sizeof(Block) % kQuad * kInterleaved + offset / kQuad * kQuad * kInterleaved;
@@ -63,7 +63,7 @@ struct InterleavedScales {
   Ints byte(int64_t offset) const { return byte_of(word(offset / kQuad * kQuad), offset % kQuad); }
   Vec half(int64_t offset) const {
     if constexpr (sizeof(Block) % kQuad != 0) {
-      return load(reinterpret_cast<const F16*>(block) + column);
+      return load(reinterpret_cast<const decltype(Block::d)*>(block) + column);
     } else {
       return half_of(word(offset / kQuad * kQuad), offset % kQuad);
     }

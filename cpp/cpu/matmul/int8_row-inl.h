@@ -83,7 +83,7 @@ void read_scales(float* scales, float* mins, int64_t stride, const Source& colum
                                    i / Type::kBlock * static_cast<int64_t>(sizeof(Block)));
     }
   } else {
-    F16 d[kInt8Depth / Type::kBlock * kWidth];
+    decltype(Block::d) d[kInt8Depth / Type::kBlock * kWidth];
     F16 m[kInt8Depth / Type::kBlock * kWidth];
     const int64_t n_blocks = n / Type::kBlock;
     for (int64_t j = 0; j < kWidth; ++j) {

@@ -1,9 +1,9 @@
 // Weights in the order in which matmul reads them fastest: the blocks of kInterleaved rows side by
 // side, so that one load gives four elements of each row. Only the order of bytes differs.
 //
-// Of each block of kInterleaved rows in turn: the f16 that makes the size of a block no multiple of
-// four, of each row, if there is one; then the first four bytes of what is left, of each row; then
-// the next four; and so on. Rows that are missing in the last kInterleaved are zeros.
+// Of each block of kInterleaved rows in turn: the scale that makes the size of a block no multiple
+// of four, of each row, if there is one; then the first four bytes of what is left, of each row;
+// then the next four; and so on. Rows that are missing in the last kInterleaved are zeros.
 #pragma once
 
 #include <cstddef>

@@ -52,6 +52,13 @@ size_t spaces(Text text) {
   return end == text.size() || end == 1 ? end : end - 1;
 }
 
+// \s*[\r\n]+|\s+(?!\S)|\s+
+size_t lines(Text text) {
+  size_t end = run(text, 0, space);
+  while (end > 0 && !is_newline(text[end - 1])) --end;
+  return end > 0 ? end : spaces(text);
+}
+
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 size_t gpt_2(Text text) {
   if (const size_t n = contraction<false>(text)) return n;
@@ -72,9 +79,43 @@ size_t llama_3(Text text) {
   if (is(text, 0, number)) return run(text, 0, number, most_digits);
   const size_t begin = is(text, 0, U' ') ? 1 : 0;
   if (is(text, begin, other)) return run(text, run(text, begin, other), is_newline);
-  size_t end = run(text, 0, space);
-  while (end > 0 && !is_newline(text[end - 1])) --end;
-  return end > 0 ? end : spaces(text);
+  return lines(text);
+}
+
+// What words are made of, where capitals begin them: B = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], and
+// E = [\p{Ll}\p{Lm}\p{Lo}\p{M}].
+bool begins(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_lower(); }
+bool goes_on(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_upper(); }
+
+// B*E+ from `at`, where it ends; 0 where there is none. The last of what B* takes may be E's.
+size_t word_in_lower_case(Text text, size_t at) {
+  for (size_t i = run(text, at, begins);; --i) {
+    if (i < text.size() && goes_on(text[i])) return run(text, i, goes_on);
+    if (i == at) return 0;
+  }
+}
+// B+E*
+size_t word_in_capitals(Text text, size_t at) {
+  const size_t end = run(text, at, begins);
+  return end > at ? run(text, end, goes_on) : 0;
+}
+
+// [^\r\n\p{L}\p{N}]?B*E+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?B+E*(?i:...)?
+// |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+size_t gpt_4o(Text text) {
+  const bool prefix = !is_newline(text[0]) && !is(text, 0, letter) && !is(text, 0, number);
+  for (const auto word : {word_in_lower_case, word_in_capitals}) {
+    size_t end = prefix ? word(text, 1) : 0;
+    if (end == 0) end = word(text, 0);
+    if (end > 0) return end + contraction<true>(text.subspan(end));
+  }
+  if (is(text, 0, number)) return run(text, 0, number, 3);
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  if (is(text, begin, other)) {
+    return run(text, run(text, begin, other),
+               [](const CodePoint& c) { return is_newline(c) || c.code == '/'; });
+  }
+  return lines(text);
 }
 
 // \p{N}
@@ -117,6 +158,7 @@ void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>
 constexpr Cut kGpt2Cuts[] = {gpt_2};
 constexpr Cut kLlama3Cuts[] = {llama_3<3>};
 constexpr Cut kQwen2Cuts[] = {llama_3<1>};
+constexpr Cut kGpt4oCuts[] = {gpt_4o};
 constexpr Cut kDigitsCuts[] = {one_number, gpt_2};
 constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, all_numbers, three_digits};
 
@@ -124,6 +166,7 @@ constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
 constexpr PreTokenizer kGptNeoX = {.cuts = kGpt2Cuts, .nfc = true};
 constexpr PreTokenizer kLlamaBpe = {.cuts = kLlama3Cuts, .ignore_merges = true, .add_bos = true};
 constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
+constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
 constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
 constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
@@ -137,7 +180,7 @@ constexpr Named kByName[] = {
     {"mpt", kGptNeoX},        {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
     {"llama3", kLlamaBpe},    {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
     {"smollm", kDigits},      {"starcoder", kDigits},  {"refact", kDigits},
-    {"command-r", kCommandR},
+    {"command-r", kCommandR}, {"gpt-4o", kGpt4o},
 };
 
 }  // namespace

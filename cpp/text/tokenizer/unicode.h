@@ -16,6 +16,9 @@ struct CodePoint {
   Kind kind;            // \p{L}, \p{N}, \s or none of them
 
   bool is_punctuation() const;  // \p{P}
+  bool is_upper() const;        // [\p{Lu}\p{Lt}]
+  bool is_lower() const;        // \p{Ll}
+  bool is_mark() const;         // \p{M}
 };
 
 // `text` must be UTF-8 of less than 4 GiB.

@@ -20,6 +20,9 @@ struct Composition {
 };
 
 extern const std::span<const Range> letters;                 // \p{L}
+extern const std::span<const Range> upper;                   // [\p{Lu}\p{Lt}]
+extern const std::span<const Range> lower;                   // \p{Ll}
+extern const std::span<const Range> marks;                   // \p{M}
 extern const std::span<const Range> numbers;                 // \p{N}
 extern const std::span<const Range> punctuation;             // \p{P}
 extern const std::span<const CombiningRange> combining;      // those whose class is not 0

@@ -25,6 +25,19 @@ std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens) {
   return types;
 }
 
+// In the harmony format (gpt-oss) <|end|> ends a message, and the assistant may go on with another;
+// <|return|> and <|call|> end a turn.
+void correct_harmony_ends(Vocabulary& v) {
+  const auto find = [&](std::string_view token) {
+    return static_cast<int32_t>(std::ranges::find(v.tokens, token) - v.tokens.begin());
+  };
+  const int32_t call = find("<|call|>");
+  if (call == v.size() || find("<|return|>") == v.size()) return;
+  v.types[call] = TokenType::control;
+  v.end_tokens.push_back(call);
+  std::erase(v.end_tokens, find("<|end|>"));
+}
+
 }  // namespace
 
 Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos,
@@ -43,6 +56,7 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
     types[i] = TokenType::control;
     end_tokens.push_back(i);
   }
+  correct_harmony_ends(*this);
   std::ranges::sort(end_tokens);
   end_tokens.erase(std::unique(end_tokens.begin(), end_tokens.end()), end_tokens.end());
   std::erase(end_tokens, -1);

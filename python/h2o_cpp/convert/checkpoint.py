@@ -20,11 +20,13 @@ Bytes = npt.NDArray[np.uint8]
 class SourceTensor:
     """A tensor of a checkpoint: its shape is known at once, its values are read when asked for.
 
-    `read` is None for what is no f64, f32, f16 or bf16: masks, indices, quantised weights.
+    `read` is None for what is no f64, f32, f16 or bf16: masks, indices, quantised weights; of
+    these `read_bytes` reads those in u8.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], Values] | None
+    read_bytes: Callable[[], Bytes] | None = None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -124,11 +126,13 @@ def _safetensor(name: str, entry: Mapping[str, Any], data: Bytes) -> SourceTenso
         raise ValueError(f"tensor {name} has a malformed shape or offset")
     if end > data.size:
         raise ValueError(f"tensor {name} ends beyond the file")
-    if dtype not in _DECODERS:
+    if dtype not in _DECODERS and dtype != "U8":
         return SourceTensor(shape, None)
-    element_size, decode = _DECODERS[dtype]
+    element_size, decode = _DECODERS.get(dtype, (1, None))
     if end - begin != prod(shape) * element_size:
         raise ValueError(f"tensor {name} is not as large as its shape and dtype say")
+    if decode is None:
+        return SourceTensor(shape, None, lambda: data[begin:end].reshape(shape))
     return SourceTensor(shape, lambda: decode(data[begin:end]).reshape(shape))
 
 

@@ -11,6 +11,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
+from h2o_cpp.convert.gpt import BLOOM, FALCON, GPT2, GPTJ
+from h2o_cpp.convert.gpt_oss import GPT_OSS
 from h2o_cpp.convert.gptneox import GPTNEOX
 from h2o_cpp.convert.layernorm import COMMAND_R, STABLELM, STARCODER2
 from h2o_cpp.convert.llama import (
@@ -59,6 +61,11 @@ FAMILIES = {
     "Starcoder2ForCausalLM": STARCODER2,
     "StableLmForCausalLM": STABLELM,
     "CohereForCausalLM": COMMAND_R,
+    "GptOssForCausalLM": GPT_OSS,
+    "GPT2LMHeadModel": GPT2,
+    "GPTJForCausalLM": GPTJ,
+    "BloomForCausalLM": BLOOM,
+    "FalconForCausalLM": FALCON,
 }
 
 # outtype -> type of the weight matrices, general.file_type
@@ -135,17 +142,26 @@ def _check_output(output: Path, checkpoint: Path) -> None:
 def _family(config: Config) -> Family:
     match config.get("architectures"):
         case [str(name), *_] if name in FAMILIES:
-            if config.get("quantization_config") is not None:
-                raise ValueError("config.json: quantization_config: the weights are quantised")
+            family = FAMILIES[name]
+            _check_quantization(family, config.get("quantization_config"))
             if config.get("is_causal") is False:
                 raise ValueError("config.json: is_causal is False: tokens attend to later ones")
-            return FAMILIES[name]
+            return family
         case [str(name), *_] if needs := missing(name):
             raise ValueError(f"config.json: architectures is {name!r}, which needs {needs}")
         case found:
             raise ValueError(
                 f"config.json: architectures is {found!r}; {', '.join(FAMILIES)} can be converted"
             )
+
+
+def _check_quantization(family: Family, quantization: object) -> None:
+    match quantization:
+        case None:
+            return
+        case {"quant_method": "mxfp4"} if family.mxfp4:
+            return
+    raise ValueError("config.json: quantization_config: the weights are quantised")
 
 
 def _add(writer: GGUFWriter, key: str, value: bool | int | float | str | list[bool]) -> None:

@@ -23,8 +23,10 @@ class TensorSpec:
 
     `shape` is the shape in the checkpoint, in PyTorch order (..., rows, columns). Of the rows only
     those from the first to before the second of `rows` are written. `transform` changes the values,
-    not the shape. With `stack` it is so many tensors of that shape, one after another, `hf` having
-    {} for their numbers.
+    not the shape, unless `written` is the one that results. With `stack` it is so many tensors of
+    that shape, one after another, `hf` having {} for their numbers. With `mxfp4_rows` the
+    checkpoint may have it in MXFP4, transposed, as `hf`_blocks and `hf`_scales, of which these rows
+    of each matrix are written as they are.
     """
 
     gguf: str
@@ -33,10 +35,14 @@ class TensorSpec:
     rows: tuple[int, int] | None = None
     transform: Callable[[Values], Values] | None = None
     stack: int = 0
+    written: tuple[int, ...] | None = None
+    mxfp4_rows: slice | None = None
 
     @property
     def written_shape(self) -> tuple[int, ...]:
         """The shape in the file, in PyTorch order."""
+        if self.written is not None:
+            return self.written
         shape = list(self.shape)
         if self.rows is not None:
             shape[-2] = self.rows[1] - self.rows[0]
@@ -114,6 +120,9 @@ class Family:
 
     add_bos: bool = False
     """tokenizer.ggml.add_bos_token, unless the tokenizer says otherwise."""
+
+    mxfp4: bool = False
+    """Checkpoints may have weights in MXFP4."""
 
     control_tokens: frozenset[str] = frozenset()
     """Tokens that are control tokens even if the checkpoint does not list them as special."""

@@ -38,7 +38,7 @@ _LAYER = (
 # hidden_act -> our own key h2o.activation, by which our engine tells GELU's exact form from its
 # approximation with tanh. ggml's files have no key for it: llama.cpp always computes the latter,
 # and so do we for a file without the key.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "gelu": "gelu_erf",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -56,7 +56,7 @@ def _metadata(config: Config) -> Metadata:
     check_fixed("gptneox", config, _FIXED)
     heads = dimension(config, "num_attention_heads")
     activation = config.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         raise refuse("gptneox", "hidden_act", activation, "the MLP does not use GELU")
     return {
         "context_length": dimension(config, "max_position_embeddings"),
@@ -68,7 +68,7 @@ def _metadata(config: Config) -> Metadata:
         "use_parallel_residual": flag(config, "use_parallel_residual", True),
         "vocab_size": dimension(config, "vocab_size"),
         "rope.dimension_count": _rotated(config, head_size("gptneox", config)),
-        "h2o.activation": _ACTIVATIONS[activation],
+        "h2o.activation": ACTIVATIONS[activation],
         **rope_metadata("gptneox", config),
     }
 

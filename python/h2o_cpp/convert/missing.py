@@ -15,7 +15,6 @@ _MISSING = {
     r"DeepseekV[23]|MiniCPM3|KimiK2|GlmMoeDsa|Plm": (
         "multi-head latent attention (MLA), whose cache holds one compressed row for all heads"
     ),
-    r"GptOss": "attention sinks and experts in MXFP4",
     r"Llama4": "attention in chunks and experts with a sigmoid router",
     r"ConditionalGeneration|VLFor|VisionFor": "an encoder of pictures or sound, or of the prompt",
     r"Bert|RobertaFor|MaskedLM": "attention to later tokens (an encoder)",

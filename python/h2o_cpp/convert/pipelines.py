@@ -25,6 +25,19 @@ def _split(numbers: str) -> _Step:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O: _Step = {
+    "type": "Split",
+    "pattern": {
+        "Regex": f"{_WORD % ('*', '+')}{_CONTRACTION}|{_WORD % ('+', '*')}{_CONTRACTION}"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    },
+    "behavior": "Isolated",
+    "invert": False,
+}
+_GPT_4O_REMOVED = _GPT_4O | {"behavior": "Removed", "invert": True}  # the same cuts
+
 # normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp leaves out NFC;
 # `olmo` cuts as `gpt-2` does, so with NFC it is the name for GPT-NeoX's.
 _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
@@ -32,6 +45,8 @@ _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([_NFC], [_BYTE_LEVEL], False, "olmo"),  # GPT-NeoX-20B, Pythia
     ([], [_DIGITS, _BYTE_LEVEL], False, "smollm"),  # SmolLM, SmolLM2
     ([], [_split(r"\p{N}{1,3}"), _BYTES], True, "llama-bpe"),  # Llama 3
+    ([], [_GPT_4O, _BYTES], False, "gpt-4o"),  # gpt-oss
+    ([], [_GPT_4O_REMOVED, _BYTES], False, "gpt-4o"),  # Phi-4-mini
     ([_NFC], [_split(r"\p{N}"), _BYTES], False, "qwen2"),  # Qwen2, Qwen2.5, Qwen3
 )
 

@@ -4,7 +4,7 @@ transformers 5 writes one object, rope_parameters; before, rope_theta stood besi
 """
 
 from collections.abc import Mapping
-from math import log, pi
+from math import log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
                 "rope.scaling.type": "linear",
                 "rope.scaling.factor": number(rope, "factor"),
             }
+        case "longrope" | "su" if architecture == "phi3":  # whose factors are in rope_tensors
+            return metadata | _longrope(config, rope)
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
         case other:
@@ -38,11 +40,14 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
 
 
 def rope_tensors(config: Config, head_size: int) -> dict[str, Values]:
-    """Llama 3's scaling: what to divide the frequency of each pair of dimensions by.
+    """What to divide the frequency of each pair of dimensions by: Llama 3's scaling, or LongRoPE's.
 
-    Long waves are stretched by `factor`, short ones are not, and those between are blended.
+    LongRoPE has two such lists, for texts up to the original length and for longer ones. In Llama 3
+    long waves are stretched by `factor`, short ones are not, and those between are blended.
     """
     rope = rope_parameters(config)
+    if rope["rope_type"] in ("longrope", "su"):
+        return {f"rope_factors_{kind}.weight": _factors(rope, kind) for kind in ("long", "short")}
     if rope["rope_type"] != "llama3":
         return {}
     base = number(rope, "rope_theta", _DEFAULT_BASE)
@@ -93,9 +98,34 @@ def rotated_dimensions(architecture: str, share: float, head: int) -> int:
     return rotated
 
 
+def _original_length(config: Config, rope: Mapping[str, Any]) -> int:
+    key = "original_max_position_embeddings"
+    return dimension(rope if rope.get(key) is not None else config, key)
+
+
+def _longrope(config: Config, rope: Mapping[str, Any]) -> Metadata:
+    original = _original_length(config, rope)
+    factor = number(rope, "factor", dimension(config, "max_position_embeddings") / original)
+    own = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    return {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": number(rope, "attention_factor", own),
+    }
+
+
+def _factors(rope: Mapping[str, Any], kind: str) -> Values:
+    key = f"{kind}_factor"
+    values = rope.get(key)
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"config.json: {key} must be a list of numbers, found {values!r}")
+    return np.array([number({key: value}, key) for value in values], np.float32)
+
+
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
-    for key, expected in (("truncate", True), ("mscale", None), ("mscale_all_dim", None)):
-        if rope.get(key, expected) != expected:
+    if rope.get("truncate", True) == (architecture == "gpt-oss"):  # which is known not to round
+        raise refuse(architecture, "truncate", rope.get("truncate", True), "a variant of yarn")
+    for key in ("mscale", "mscale_all_dim"):
+        if rope.get(key) is not None:
             raise refuse(architecture, key, rope[key], "a variant of yarn")
     factor = number(rope, "factor")
     metadata: Metadata = {

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
-from h2o_cpp.convert.checkpoint import SourceTensor, Values
+from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family, TensorSpec
 
@@ -29,6 +29,8 @@ class PlannedTensor:
     spec: TensorSpec
     reads: Sequence[Callable[[], Values]]
     type: GGMLQuantizationType
+    stored: Callable[[], Bytes] | None = None
+    """Reads what is written as it is, instead."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,6 +48,8 @@ class PlannedTensor:
 
         Raises ValueError for values that are NaN, infinite or beyond the range of the type.
         """
+        if self.stored is not None:
+            return self.stored()
         with np.errstate(over="ignore"):  # a float64 that becomes an infinity
             return np.concatenate([self._encode(read()) for read in self.reads])
 
@@ -81,6 +85,11 @@ def plan_tensors(
     plan = []
     used = set()
     for spec in family.tensors(config):
+        if spec.mxfp4_rows is not None and f"{spec.hf}_blocks" in names:
+            parts = [f"{spec.hf}_blocks", f"{spec.hf}_scales"]
+            used.update(parts)
+            plan.append(mxfp4_tensor(spec, [names.get(part, part) for part in parts], tensors))
+            continue
         reads = []
         for hf in spec.sources():
             name = names.get(hf)
@@ -121,4 +130,35 @@ def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizati
     if not is_matrix or spec.gguf == "position_embd.weight" or ".ffn_gate_inp" in spec.gguf:
         return GGMLQuantizationType.F32
     block_size, _ = GGML_QUANT_SIZES[weight_type]
-    return GGMLQuantizationType.F16 if spec.shape[-1] % block_size else weight_type
+    return GGMLQuantizationType.F16 if spec.written_shape[-1] % block_size else weight_type
+
+
+def mxfp4_tensor(
+    spec: TensorSpec, names: Sequence[str], tensors: Mapping[str, SourceTensor]
+) -> PlannedTensor:
+    """Weights that the checkpoint has in MXFP4: bytes of two elements each, in order, and scales.
+
+    Raises ValueError when one of the two is missing, or has another shape or type.
+    """
+    experts, columns, rows = spec.shape
+    n_blocks, left = divmod(columns, 32)
+    shapes = [(experts, rows, n_blocks, 16), (experts, rows, n_blocks)]
+    reads = []
+    for name, shape in zip(names, shapes, strict=True):
+        source = tensors.get(name)
+        if source is None:
+            raise ValueError(f"tensor {name} is missing from the checkpoint")
+        if source.read_bytes is None or source.shape != shape or left:
+            raise ValueError(
+                f"tensor {name} is no u8 of shape {list(shape)}, as config.json asks for"
+            )
+        reads.append(source.read_bytes)
+
+    def stored() -> Bytes:
+        pairs, scales = (read()[:, spec.mxfp4_rows] for read in reads)
+        elements = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+        halves = elements[..., :16] | elements[..., 16:] << 4
+        blocks: Bytes = np.concatenate([scales[..., None], halves], axis=-1)
+        return blocks.reshape(-1)
+
+    return PlannedTensor(spec, [], GGMLQuantizationType.MXFP4, stored)

@@ -48,6 +48,8 @@ class ReferenceCache:
     policy: Policy
     rope: Rope | None = None
     output_weight: Array | None = None  # W_O [n, n_heads * d]
+    sinks: Array | None = None  # [n_heads] logits that join every softmax and have no value
+    slopes: Array | None = None  # [n_heads] by which logits fall with the distance: ALiBi
     seen: int = 0
     margin: float = np.inf
     heads: list[list[Kept]] = field(default_factory=list)
@@ -72,8 +74,12 @@ class ReferenceCache:
                 for h in range(g * group, (g + 1) * group):
                     query = self._key(Kept(self.seen + t, q[t, h], q[t, h]), n_before + t)
                     logits = np.array([query @ key for key in keys]) / np.sqrt(head_dim)
-                    p = np.exp(logits - logits.max())
-                    p /= p.sum()
+                    if self.slopes is not None:
+                        logits -= self.slopes[h] * self._distances(visible, n_before + t)
+                    sink = -np.inf if self.sinks is None else self.sinks[h]
+                    largest = max(logits.max(), sink)
+                    p = np.exp(logits - largest)
+                    p /= p.sum() + np.exp(sink - largest)
                     out[t, h] = sum(p_e * e.v for p_e, e in zip(p, visible, strict=True))
                     for p_e, e in zip(p, visible, strict=True):
                         e.score += p_e * counts
@@ -85,6 +91,12 @@ class ReferenceCache:
         if self.rope is None:
             return e.k
         return rotated(e.k, rank if self.rope.positions == "rolling" else e.position, self.rope)
+
+    def _distances(self, visible: list[Kept], rank: int) -> Array:
+        """How far the last of them is from each: in the text, or in the cache where it rolls."""
+        if self.rope is not None and self.rope.positions == "rolling":
+            return rank - np.arange(len(visible), dtype=np.float64)
+        return np.array([float(visible[-1].position - e.position) for e in visible])
 
     def _worth(self, e: Kept, g: int) -> float:
         worth = e.score

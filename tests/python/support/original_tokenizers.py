@@ -24,6 +24,12 @@ _LLAMA_3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    f"{_WORD % ('*', '+')}{_CONTRACTION}|{_WORD % ('+', '*')}{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]
 
 # tokenizer.ggml.pre -> regular expressions, each of which cuts what the one before it left.
@@ -41,6 +47,7 @@ CUTS = {
     "starcoder": [r"\p{N}", _GPT_2],
     "refact": [r"\p{N}", _GPT_2],
     "command-r": [r"\p{N}", _GPT_2],
+    "gpt-4o": [_GPT_4O],
 }
 _NFC = {"mpt", "olmo", "qwen2", "command-r"}
 _LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}

@@ -16,6 +16,13 @@ N_VOCAB = 61
 N_CTX = 40
 
 
+_OLD_NAMES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 _CONFIGS = {"Gemma3": "Gemma3Text"}  # whose own config is that of a model that sees
 
 
@@ -35,7 +42,7 @@ class Recipe:
         """The transformers config."""
         import transformers
 
-        sizes = {
+        sizes: dict[str, Any] = {
             "hidden_size": self.n_embd,
             "num_attention_heads": self.n_heads,
             "num_hidden_layers": self.n_layers,
@@ -47,8 +54,12 @@ class Recipe:
         }
         if self.model == "OPT":
             sizes |= {"ffn_dim": self.n_ff, "word_embed_proj_dim": self.n_embd}
+        elif self.model in ("GPT2", "GPTJ"):
+            sizes = {_OLD_NAMES.get(name, name): size for name, size in sizes.items()}
+            sizes["n_inner"] = self.n_ff
         else:
-            sizes |= {"intermediate_size": self.n_ff}
+            key = "ffn_hidden_size" if self.model == "Falcon" else "intermediate_size"
+            sizes |= {key: self.n_ff}
         return getattr(transformers, f"{_CONFIGS.get(self.model, self.model)}Config")(
             **(sizes | self.options)
         )
@@ -80,6 +91,15 @@ _LLAMA3_ROPE = _rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )
+_GPT_OSS_ROPE = _rope(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=10, truncate=False
+)
+_LONGROPE = _rope(
+    rope_type="longrope",
+    short_factor=[1 + 0.1 * i for i in range(8)],
+    long_factor=[1 + 0.5 * i for i in range(8)],
+) | {"original_max_position_embeddings": 10}
+_FALCON = {"alibi": False, "bias": False, "parallel_attn": True}
 _YARN_ROPE = _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=10)
 
 RECIPES = {
@@ -125,6 +145,17 @@ RECIPES = {
     "phi3_partial": Recipe(
         "Phi3", 64, 4, 40, options=_gqa(1, **_rope(partial_rotary_factor=0.75))
     ),
+    "phi3_longrope": Recipe("Phi3", 64, 4, 40, options=_gqa(2, **_LONGROPE)),
+    "gpt2": Recipe("GPT2", 48, 4, 100),
+    "gptj": Recipe("GPTJ", 48, 3, 64, options={"rotary_dim": 6}),
+    "bloom": Recipe("Bloom", 32, 4, 128),
+    "bloom_odd_heads": Recipe("Bloom", 36, 6, 144),
+    "falcon": Recipe("Falcon", 32, 4, 100, options=_FALCON),
+    "falcon_new": Recipe(
+        "Falcon", 32, 4, 128,
+        options=_FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon_heads": Recipe("Falcon", 32, 2, 50, options=_FALCON | {"multi_query": False}),
     "granite": Recipe("Granite", 32, 4, 40, options=_gqa(2, **_MULTIPLIERS)),
     "granitemoe": Recipe(
         "GraniteMoe", 32, 4, 40,
@@ -149,6 +180,13 @@ RECIPES = {
         "StableLm", 64, 4, 40, options=_gqa(4, use_parallel_residual=True)
     ),
     "command_r": Recipe("Cohere", 32, 4, 40, options=_gqa(2, logit_scale=0.3)),
+    "gpt_oss": Recipe(
+        "GptOss", 32, 4, 40, n_layers=3,
+        options=_gqa(
+            2, head_dim=10, sliding_window=6, num_local_experts=5, num_experts_per_tok=2,
+            **_GPT_OSS_ROPE,
+        ),
+    ),
     "gptneox": Recipe("GPTNeoX", 48, 3, 64, options={"hidden_act": "gelu"}),
     "gptneox_serial_tanh": Recipe(
         "GPTNeoX", 32, 2, 100,
@@ -168,7 +206,8 @@ def make_model(recipe: Recipe, seed: int) -> Any:
     import torch
     import transformers
 
-    model: Any = getattr(transformers, f"{recipe.model}ForCausalLM")(recipe.config())
+    name = _CLASSES.get(recipe.model, f"{recipe.model}ForCausalLM")
+    model: Any = getattr(transformers, name)(recipe.config())
     model.eval()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # which knows double precision
