@@ -190,6 +190,23 @@ H2O_API h2o_status h2o_reset(h2o_session* session) H2O_NOEXCEPT;
  * stream. From any thread, and from signal handlers; NULL is ignored. */
 H2O_API void h2o_cancel(h2o_session* session) H2O_NOEXCEPT;
 
+typedef struct h2o_logit_bias {
+  int32_t token;
+  float bias; /* added to its logit; -infinity: it is never chosen */
+} h2o_logit_bias;
+
+enum { /* steps of sampling, in their order unless h2o_sampling.samplers has another */
+       H2O_SAMPLER_PENALTIES = 0,
+       H2O_SAMPLER_DRY = 1,
+       H2O_SAMPLER_TOP_N_SIGMA = 2,
+       H2O_SAMPLER_TEMPERATURE = 3,
+       H2O_SAMPLER_TOP_K = 4,
+       H2O_SAMPLER_TYPICAL_P = 5,
+       H2O_SAMPLER_TOP_P = 6,
+       H2O_SAMPLER_MIN_P = 7,
+       H2O_SAMPLER_XTC = 8
+};
+
 typedef struct h2o_sampling {
   size_t size;
   float temperature;     /* 0: greedy */
@@ -200,8 +217,61 @@ typedef struct h2o_sampling {
   int32_t repeat_last_n; /* -1: all */
   int32_t seeded;        /* 0: the random numbers go on, which begin differently in each session */
   uint64_t seed;         /* 1: they begin with this seed */
+  float frequency_penalty; /* subtracted from the logits of these tokens, for each time */
+  float presence_penalty;  /* and once */
+  float
+      dry_multiplier; /* penalty of tokens that extend a repetition of dry_allowed_length tokens; */
+  float dry_base;     /* how it grows with each further token; multiplier 0: none */
+  int32_t dry_allowed_length;
+  int32_t dry_penalty_last_n; /* how far back repetitions are; -1: the context */
+  size_t n_dry_breakers;
+  const char* const* dry_breakers; /* no repetition goes past tokens with these strings; NULL: line
+                                      breaks, colons, quotes and asterisks */
+  float typical_p;                 /* the most typical tokens of this probability; 1: all */
+  float top_n_sigma;               /* deviations below the largest logit; 0: all */
+  float xtc_probability;           /* how often all but the least likely of the tokens */
+  float xtc_threshold;             /* with this probability are left out */
+  float dynatemp_range;            /* the temperature, give or take this, by the entropy; 0: none */
+  float dynatemp_exponent;
+  int32_t mirostat; /* version 1 or 2, in place of all that leave out tokens; 0: off */
+  float mirostat_tau;
+  float mirostat_eta;
+  int32_t n_samplers;
+  const int32_t* samplers; /* H2O_SAMPLER_*: these, in this order; NULL: all */
+  size_t n_logit_bias;
+  const h2o_logit_bias* logit_bias;
 } h2o_sampling;
-#define H2O_SAMPLING {sizeof(h2o_sampling), 0.8f, 40, 0.95f, 0.05f, 1.0f, 64, 0, 0}
+#define H2O_SAMPLING     \
+  {sizeof(h2o_sampling), \
+   0.8f,                 \
+   40,                   \
+   0.95f,                \
+   0.05f,                \
+   1.0f,                 \
+   64,                   \
+   0,                    \
+   0,                    \
+   0,                    \
+   0,                    \
+   0,                    \
+   1.75f,                \
+   2,                    \
+   -1,                   \
+   0,                    \
+   NULL,                 \
+   1,                    \
+   0,                    \
+   0,                    \
+   0.1f,                 \
+   0,                    \
+   1,                    \
+   0,                    \
+   5,                    \
+   0.1f,                 \
+   0,                    \
+   NULL,                 \
+   0,                    \
+   NULL}
 
 /* How tokens are chosen from now on; NULL: by the defaults, as in a new session. */
 H2O_API h2o_status h2o_set_sampling(h2o_session* session,

@@ -73,24 +73,61 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .positions = positions_of(o.positions)};
 }
 
-// One source of defaults: text/sampler.h.
-constexpr h2o_sampling kSampling = H2O_SAMPLING;
-static_assert(kSampling.temperature == SamplerOptions().temperature);
-static_assert(kSampling.top_k == SamplerOptions().top_k);
-static_assert(kSampling.top_p == SamplerOptions().top_p);
-static_assert(kSampling.min_p == SamplerOptions().min_p);
-static_assert(kSampling.repeat_penalty == SamplerOptions().repeat_penalty);
-static_assert(kSampling.repeat_last_n == SamplerOptions().repeat_last_n);
-static_assert(kSampling.seed == SamplerOptions().seed);
+// Its defaults are those of text/sampler_options.h; tests/cpp/test_capi_sampling.cpp compares them.
+static_assert(H2O_SAMPLER_PENALTIES == static_cast<int32_t>(SamplerStep::penalties));
+static_assert(H2O_SAMPLER_DRY == static_cast<int32_t>(SamplerStep::dry));
+static_assert(H2O_SAMPLER_TOP_N_SIGMA == static_cast<int32_t>(SamplerStep::top_n_sigma));
+static_assert(H2O_SAMPLER_TEMPERATURE == static_cast<int32_t>(SamplerStep::temperature));
+static_assert(H2O_SAMPLER_TOP_K == static_cast<int32_t>(SamplerStep::top_k));
+static_assert(H2O_SAMPLER_TYPICAL_P == static_cast<int32_t>(SamplerStep::typical_p));
+static_assert(H2O_SAMPLER_TOP_P == static_cast<int32_t>(SamplerStep::top_p));
+static_assert(H2O_SAMPLER_MIN_P == static_cast<int32_t>(SamplerStep::min_p));
+static_assert(H2O_SAMPLER_XTC == static_cast<int32_t>(SamplerStep::xtc));
 
 SamplerOptions sampler_options(const h2o_sampling& sampling) {
-  return {.temperature = sampling.temperature,
-          .top_k = sampling.top_k,
-          .top_p = sampling.top_p,
-          .min_p = sampling.min_p,
-          .repeat_penalty = sampling.repeat_penalty,
-          .repeat_last_n = sampling.repeat_last_n,
-          .seed = sampling.seed};
+  const h2o_sampling& s = sampling;
+  SamplerOptions made = {.temperature = s.temperature,
+                         .top_k = s.top_k,
+                         .top_p = s.top_p,
+                         .min_p = s.min_p,
+                         .repeat_penalty = s.repeat_penalty,
+                         .repeat_last_n = s.repeat_last_n,
+                         .seed = s.seed,
+                         .frequency_penalty = s.frequency_penalty,
+                         .presence_penalty = s.presence_penalty,
+                         .dry_multiplier = s.dry_multiplier,
+                         .dry_base = s.dry_base,
+                         .dry_allowed_length = s.dry_allowed_length,
+                         .dry_penalty_last_n = s.dry_penalty_last_n,
+                         .typical_p = s.typical_p,
+                         .top_n_sigma = s.top_n_sigma,
+                         .xtc_probability = s.xtc_probability,
+                         .xtc_threshold = s.xtc_threshold,
+                         .dynatemp_range = s.dynatemp_range,
+                         .dynatemp_exponent = s.dynatemp_exponent,
+                         .mirostat = s.mirostat,
+                         .mirostat_tau = s.mirostat_tau,
+                         .mirostat_eta = s.mirostat_eta};
+  for (const auto& [token, bias] : given(s.logit_bias, s.n_logit_bias)) {
+    made.logit_bias.push_back({token, bias});
+  }
+  if (s.dry_breakers != nullptr) {
+    made.dry_breakers.emplace();
+    for (const char* const breaker : given(s.dry_breakers, s.n_dry_breakers)) {
+      require(breaker != nullptr, "a string of dry_breakers is NULL");
+      made.dry_breakers->emplace_back(breaker);
+    }
+  }
+  if (s.samplers != nullptr) {
+    made.samplers.emplace();
+    require(s.n_samplers >= 0, "n_samplers is ", s.n_samplers, ", expected 0 or more");
+    for (const int32_t sampler : given(s.samplers, static_cast<size_t>(s.n_samplers))) {
+      require(sampler >= 0 && sampler <= H2O_SAMPLER_XTC, "samplers has ", sampler,
+              ", expected 0 to 8");
+      made.samplers->push_back(static_cast<SamplerStep>(sampler));
+    }
+  }
+  return made;
 }
 
 StreamOptions stream_options(const h2o_stream_options* options) {

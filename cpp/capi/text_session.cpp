@@ -4,6 +4,7 @@
 
 #include "capi/handle.h"
 #include "capi/options.h"
+#include "text/make_sampler.h"
 
 namespace h2o::capi {
 namespace {
@@ -39,7 +40,8 @@ void TextSession::set_sampling(const SamplerOptions& options, bool seeded) {
 // One that has accepted these tokens.
 Sampler TextSession::sampler_by(const SamplerOptions& options,
                                 std::span<const int32_t> tokens) const {
-  Sampler sampler(options, model_->model.config.n_vocab);
+  Sampler sampler = make_sampler(options, model_->tokenizer, model_->model.config.n_vocab,
+                                 engine_.session().options().n_ctx);
   sampler.accept(tokens);
   return sampler;
 }

@@ -65,13 +65,15 @@ Engine::Handle Engine::submit(Request request) {
 }
 
 void Engine::check(Request& request, Generation& generation) const {
-  Sampler sampler(request.sampling, 1);  // throws for what is out of range
+  request.sampling.check(n_vocab_);
   require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
           request.max_tokens.value_or(0), ", expected 0 or more, or -1 (endless)");
   size_t n_read = 0;
   if (!request.after.bytes.empty()) {
     SnapshotText text = open_snapshot(request.after.bytes).text;
-    if (!request.seeded && !text.random_state.empty()) sampler.set_random_state(text.random_state);
+    if (!request.seeded && !text.random_state.empty()) {
+      Sampler({}, 1).set_random_state(text.random_state);  // throws for what is none
+    }
     n_read = text.n_read;
     generation.tokens_ = std::move(text.tokens);
     generation.logits_ = std::move(text.logits);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iomanip>
 #include <limits>
 #include <locale>
 #include <sstream>
@@ -14,9 +15,6 @@ namespace h2o {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Up to this many candidates are found by a threshold and sorted; more are put into buckets.
-constexpr size_t kMaxSorted = 1024;
 
 bool allows(std::span<const uint32_t> allowed, size_t token) {
   return allowed.empty() || (allowed[token / 32] >> (token % 32) & 1) != 0;
@@ -36,19 +34,15 @@ float number(float logit) { return logit == logit ? logit : -kInfinity; }
 }  // namespace
 
 Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
-    : options_(options), random_(options.seed) {
-  const SamplerOptions& o = options;
-  // Written so that NaN fails too.
-  require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature is ", o.temperature,
-          ", expected 0 (greedy) or more");
-  require(o.top_k >= 0, "top_k is ", o.top_k, ", expected 0 (all) or more");
-  require(o.top_p > 0 && o.top_p <= 1, "top_p is ", o.top_p, ", expected above 0, up to 1 (all)");
-  require(o.min_p >= 0 && o.min_p <= 1, "min_p is ", o.min_p, ", expected 0 (all) to 1");
-  require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty), "repeat_penalty is ",
-          o.repeat_penalty, ", expected above 0, 1 (none) or more to avoid repeats");
-  require(o.repeat_last_n >= -1, "repeat_last_n is ", o.repeat_last_n,
-          ", expected -1 (all) or more");
-  require(n_vocab > 0, "n_vocab is ", n_vocab, ", expected 1 or more");
+    : options_(options.with_samplers()),
+      random_(options.seed),
+      repetitions_(options.dry_penalty_last_n),
+      surprise_(2 * options.mirostat_tau) {
+  options.check(n_vocab);
+  std::ranges::sort(options_.logit_bias, {}, &LogitBias::token);
+  const auto same = std::ranges::adjacent_find(options_.logit_bias, {}, &LogitBias::token);
+  require(same == options_.logit_bias.end(), "logit_bias has a token twice");
+  choose_steps();
   const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
   counts_.resize(n_vocab);
   logits_.resize(padded, -kInfinity);
@@ -62,6 +56,7 @@ std::string Sampler::random_state() const {
   std::ostringstream out;
   out.imbue(std::locale::classic());
   out << random_;
+  if (options_.mirostat != 0) out << ' ' << std::setprecision(9) << surprise_;
   if (!out) throw std::bad_alloc();  // which a stream keeps to itself
   return out.str();
 }
@@ -72,26 +67,33 @@ void Sampler::set_random_state(const std::string& state) {
   std::mt19937_64 random;
   in >> random;
   require(!in.fail(), "the random state is invalid");
+  float surprise = 0;  // only mirostat has it
+  if (in >> surprise) surprise_ = surprise;
   random_ = random;
 }
 
 void Sampler::accept(std::span<const int32_t> tokens) {
-  if (options_.repeat_penalty == 1.0f || options_.repeat_last_n == 0) return;
+  const bool penalises = options_.penalises();
+  if (!penalises && !options_.uses_dry()) return;
   for (const int32_t token : tokens) {
     require(token >= 0 && token < std::ssize(counts_), "token ", token,
             " is not in the vocabulary of ", counts_.size());
   }
   // All the memory is allocated first, so that nothing can fail halfway.
+  if (options_.uses_dry()) repetitions_.reserve(tokens.size());
   const size_t most = options_.repeat_last_n < 0 ? counts_.size() : options_.repeat_last_n;
-  const size_t n = std::min(recent_.size() + tokens.size(), most);
+  const size_t n = penalises ? std::min(recent_.size() + tokens.size(), most) : 0;
   if (n > recent_.capacity()) recent_.reserve(std::max(n, 2 * recent_.capacity()));
-  for (const int32_t token : tokens) remember(token);
+  if (penalises) {
+    for (const int32_t token : tokens) remember(token);
+  }
+  if (options_.uses_dry()) repetitions_.accept(tokens);
 }
 
 void Sampler::remember(int32_t token) {
   if (options_.repeat_last_n < 0) {
-    if (counts_[token] != 0) return;
-    recent_.push_back(token);
+    if (counts_[token] == 0) recent_.push_back(token);
+    if (counts_[token] == std::numeric_limits<int32_t>::max()) return;
   } else if (std::ssize(recent_) < options_.repeat_last_n) {
     recent_.push_back(token);
   } else {
@@ -110,17 +112,19 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
   require(allows_any(allowed, n_vocab), "no token is allowed");
   read(logits, allowed);
   penalise(logits, allowed);
+  if (options_.uses_dry()) penalise_repetitions();
   find_extremes();
   if (std::isinf(largest_)) make_finite(allowed);
-  if (options_.temperature == 0) {
+  if (options_.temperature == 0 && options_.dynatemp_range == 0) {
     size_t at = 0;
     const auto is_largest = [largest = largest_](float logit) { return logit == largest; };
     while (!any_in_block(&logits_[at], is_largest)) at += kBlock;
     while (logits_[at] != largest_) ++at;
     return static_cast<int32_t>(at);
   }
+  if (by_steps_) return draw_by_steps();
   const size_t k = options_.top_k > 0 ? std::min<size_t>(options_.top_k, n_vocab) : n_vocab;
-  return k <= kMaxSorted ? draw_sorted(k) : draw_bucketed(k);
+  return k <= size_t{kMaxSorted} ? draw_sorted(k) : draw_bucketed(k);
 }
 
 void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allowed) {
@@ -142,15 +146,29 @@ void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allo
   for (size_t i = whole; i < logits.size(); ++i) {
     logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
   }
+  for (const auto& [token, bias] : options_.logit_bias) logits_[token] += bias;
 }
 
-// Keskar et al., arXiv 1909.05858, section 4.1. A token that occurs repeatedly is computed again
-// from its own logit, so it is penalised once.
+float Sampler::bias_of(size_t token) const {
+  const auto id = static_cast<int32_t>(token);
+  const auto found = std::ranges::lower_bound(options_.logit_bias, id, {}, &LogitBias::token);
+  return found != options_.logit_bias.end() && found->token == id ? found->bias : 0;
+}
+
+// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as llama.cpp has them. A
+// token that occurs repeatedly is computed again from its own logit, so it is penalised once.
 void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> allowed) {
+  const bool counts = options_.frequency_penalty != 0 || options_.presence_penalty != 0;
   const auto penalise_one = [&](size_t token) {
     if (!allows(allowed, token)) return;
-    const float logit = number(logits[token]);
-    logits_[token] = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+    float logit = number(logits[token]);
+    if (!options_.logit_bias.empty()) logit += bias_of(token);
+    logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+    if (counts) {
+      logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
+      logit -= options_.presence_penalty;
+    }
+    logits_[token] = logit;
   };
   if (recent_.size() <= counts_.size()) {
     for (const int32_t token : recent_) penalise_one(token);
@@ -158,6 +176,15 @@ void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> 
     for (size_t token = 0; token < counts_.size(); ++token) {
       if (counts_[token] != 0) penalise_one(token);
     }
+  }
+}
+
+void Sampler::penalise_repetitions() {
+  for (const auto& [token, length] : repetitions_.find(options_.dry_allowed_length, breakers_)) {
+    const float growth =
+        std::pow(options_.dry_base, static_cast<float>(length - options_.dry_allowed_length));
+    const float penalty = options_.dry_multiplier * growth;
+    logits_[token] -= std::min(penalty, std::numeric_limits<float>::max());
   }
 }
 

@@ -6,26 +6,31 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "text/candidates.h"
+#include "text/repetitions.h"
+#include "text/sampler_options.h"
 
 namespace h2o {
 
-struct SamplerOptions {
-  float temperature = 0.8f;     // 0 = greedy
-  int32_t top_k = 40;           // keep the k most probable; 0 = all
-  float top_p = 0.95f;          // keep the smallest set with this probability; 1 = all
-  float min_p = 0.05f;          // keep what is at least this times the most probable; 0 = all
-  float repeat_penalty = 1.0f;  // divides positive, multiplies negative logits of recent tokens
-  int32_t repeat_last_n = 64;   // how many tokens are recent; -1 = all, 0 = none
-  uint64_t seed = 0;
-};
-
-// The order is penalty, temperature, top-k, top-p, min-p, as in Hugging Face transformers.
-// The same seed, options and logits give the same tokens, up to the rounding of exp().
+// The order is bias, penalties, temperature, top-k, top-p, min-p, as in Hugging Face transformers,
+// or the one that options.samplers has. Mirostat comes in place of what cuts. The same seed,
+// options and logits give the same tokens, up to the rounding of exp().
 class Sampler {
  public:
   // Throws InvalidArgument for an option out of range.
   Sampler(const SamplerOptions& options, int32_t n_vocab);
+
+  // With what options.samplers leaves out switched off.
+  const SamplerOptions& options() const { return options_; }
+
+  // Does it always choose the largest of the logits as they are?
+  bool is_argmax() const;
+
+  // A flag for each token that no repetition goes past [n_vocab], for DRY; none without it.
+  void set_dry_breakers(std::vector<uint8_t> breakers) { breakers_ = std::move(breakers); }
 
   // The next tokens of the text, prompt or generated. If it throws, none has been accepted.
   void accept(std::span<const int32_t> tokens);
@@ -42,11 +47,6 @@ class Sampler {
   int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
  private:
-  struct Candidate {
-    int32_t token;
-    float logit;
-    float weight;
-  };
   struct Amount {  // of candidates
     double mass = 0;
     int32_t count = 0;
@@ -57,9 +57,12 @@ class Sampler {
     int32_t token;
   };
 
+  void choose_steps();
   void remember(int32_t token);
   void read(std::span<const float> logits, std::span<const uint32_t> allowed);
   void penalise(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void penalise_repetitions();
+  float bias_of(size_t token) const;
   void find_extremes();
   void make_finite(std::span<const uint32_t> allowed);
 
@@ -67,6 +70,10 @@ class Sampler {
   // Relative to the most likely token.
   float weight_of(float logit) const { return std::exp((logit - largest_) / options_.temperature); }
   float weight_if_kept(size_t token, const Limit& limit, float min_weight) const;
+
+  int32_t draw_by_steps();
+  Candidates gather_candidates(bool& has_cut);
+  int32_t draw_mirostat(Candidates& candidates);
 
   int32_t draw_sorted(size_t k);
   size_t gather_largest(size_t k);
@@ -86,7 +93,12 @@ class Sampler {
   std::mt19937_64 random_;
   std::vector<int32_t> recent_;  // ring of the last repeat_last_n tokens, or each token seen, once
   size_t next_recent_ = 0;       // where the ring goes on
-  std::vector<int32_t> counts_;  // [n_vocab] how often each token is in recent_
+  std::vector<int32_t> counts_;  // [n_vocab] how often each token is recent
+  Repetitions repetitions_;      // for DRY
+  std::vector<uint8_t> breakers_;
+  std::vector<SamplerStep> steps_;  // that do something to what the penalties leave
+  bool by_steps_;                   // not in the order, or more than, the other ways to draw have
+  float surprise_;                  // that mirostat allows, in bits
 
   // Reused by every call. The vocabulary is padded to whole blocks with logits of -infinity.
   std::vector<float> logits_;

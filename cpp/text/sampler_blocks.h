@@ -17,6 +17,9 @@ bool any_in_block(const Value* block, Test test) {
   return any != 0;
 }
 
+// Up to this many candidates are found by a threshold and sorted; more are put into buckets.
+constexpr int32_t kMaxSorted = 1024;
+
 // How many buckets there are, of candidates for draw_bucketed.
 constexpr int kBucketBits = 10;
 constexpr int32_t kBuckets = 1 << kBucketBits;

@@ -141,11 +141,10 @@ void Scheduler::forward(std::span<const Row> rows) {
   std::vector<Input> inputs;
   for (const Row& row : rows) inputs.push_back({row.sequence, row.part});
   const bool greedy = std::ranges::all_of(rows, [](const Row& row) {
-    const Request& request = row.output->generation->request();
-    const SamplerOptions& o = request.sampling;
-    return o.temperature == 0 && (o.repeat_penalty == 1 || o.repeat_last_n == 0) &&
-           request.constraint == nullptr && !request.keeps_logits &&
-           (request.trace == nullptr || !request.trace->wants_logits());
+    const Generation& g = *row.output->generation;
+    const Request& request = g.request_;
+    return g.sampler_ != nullptr && g.sampler_->is_argmax() && request.constraint == nullptr &&
+           !request.keeps_logits && (request.trace == nullptr || !request.trace->wants_logits());
   });
   std::span<const float> logits;
   std::span<const int32_t> picks;

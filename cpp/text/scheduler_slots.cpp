@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "text/make_sampler.h"
 #include "text/scheduler.h"
 
 namespace h2o {
@@ -171,7 +172,8 @@ void Scheduler::prepare(Generation& g, bool goes_on, StepOutput& output) {
   const int32_t n_vocab = session_.model().config.n_vocab;
   g.sampler_ = request.sampler;
   if (g.sampler_ == nullptr && request.max_tokens != 0) {
-    g.sampler_ = std::make_shared<Sampler>(request.sampling, n_vocab);
+    g.sampler_ = std::make_shared<Sampler>(
+        make_sampler(request.sampling, tokenizer_, n_vocab, session_.options().n_ctx));
     if (!request.seeded && !g.random_state_.empty()) {
       g.sampler_->set_random_state(g.random_state_);
     }

@@ -66,6 +66,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
   h2o::python::register_kv_cache(m);
   h2o::python::register_machine(m);
   h2o::python::register_quantize(m);
+  h2o::python::register_sampler(m);
   h2o::python::register_session(m);
   h2o::python::register_tokenizer(m);
   h2o::python::register_engine(m);

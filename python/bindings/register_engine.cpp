@@ -233,17 +233,6 @@ auto progress(Field Progress::* field) {
 void register_engine(py::module_& m) {
   py::register_exception<ContextFull>(m, "ContextFullError", PyExc_ValueError);
 
-  py::class_<SamplerOptions>(m, "Sampling", "How tokens are chosen; the defaults are the engine's.")
-      .def(py::init<>())
-      .def("check", [](const SamplerOptions& options) { Sampler(options, 1); })
-      .def_readwrite("temperature", &SamplerOptions::temperature)
-      .def_readwrite("top_k", &SamplerOptions::top_k)
-      .def_readwrite("top_p", &SamplerOptions::top_p)
-      .def_readwrite("min_p", &SamplerOptions::min_p)
-      .def_readwrite("repeat_penalty", &SamplerOptions::repeat_penalty)
-      .def_readwrite("repeat_last_n", &SamplerOptions::repeat_last_n)
-      .def_readwrite("seed", &SamplerOptions::seed);
-
   py::class_<Detokenizer>(m, "Detokenizer", "From the bytes of tokens to text that can be shown.")
       .def(py::init([](const std::vector<std::string>& stop) { return Detokenizer(stop); }),
            py::arg("stop") = std::vector<std::string>{})

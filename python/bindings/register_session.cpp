@@ -15,7 +15,6 @@
 #include "model/family.h"
 #include "model/session.h"
 #include "register.h"
-#include "text/sampler.h"
 
 namespace py = pybind11;
 
@@ -135,12 +134,6 @@ py::tuple read_snapshot(const py::bytes& snapshot) {
       text.random_state.empty() ? py::object(py::none()) : py::bytes(text.random_state));
 }
 
-int32_t sample(Sampler& sampler, const Floats& logits) {
-  const std::span<const float> values{logits.data(), static_cast<size_t>(logits.size())};
-  const py::gil_scoped_release release;
-  return sampler.sample(values);
-}
-
 }  // namespace
 
 Positions positions_named(const std::string& name) {
@@ -219,26 +212,6 @@ void register_session(py::module_& m) {
 
   m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
         "Tokens, note, n_read and random state of a snapshot.");
-
-  py::class_<Sampler>(m, "Sampler", "Picks the next token from logits.")
-      .def(py::init([](int32_t n_vocab, float temperature, int32_t top_k, float top_p, float min_p,
-                       float repeat_penalty, int32_t repeat_last_n, uint64_t seed) {
-             return std::make_unique<Sampler>(SamplerOptions{.temperature = temperature,
-                                                             .top_k = top_k,
-                                                             .top_p = top_p,
-                                                             .min_p = min_p,
-                                                             .repeat_penalty = repeat_penalty,
-                                                             .repeat_last_n = repeat_last_n,
-                                                             .seed = seed},
-                                              n_vocab);
-           }),
-           py::arg("n_vocab"), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
-           py::arg("top_p"), py::arg("min_p"), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
-           py::arg("seed"))
-      .def_property("random_state", &Sampler::random_state, &Sampler::set_random_state)
-      .def(
-          "accept", [](Sampler& s, int32_t token) { s.accept(token); }, py::arg("token"))
-      .def("sample", &sample, py::arg("logits"));
 }
 
 }  // namespace h2o::python

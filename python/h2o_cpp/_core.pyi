@@ -1,7 +1,7 @@
 """The C++ core; private. See python/bindings."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,25 @@ class Sampling:
     repeat_penalty: float
     repeat_last_n: int
     seed: int
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str] | None
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     def __init__(self) -> None: ...
+    def set_logit_bias(self, biases: Mapping[int, float]) -> None: ...
+    def set_samplers(self, names: Sequence[str] | None) -> None: ...
     def check(self) -> None: ...
 
 class Detokenizer:
@@ -298,20 +316,12 @@ class Engine:
 
 class Sampler:
     random_state: str
-    def __init__(
-        self,
-        n_vocab: int,
-        *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repeat_penalty: float,
-        repeat_last_n: int,
-        seed: int,
-    ) -> None: ...
+    def __init__(self, n_vocab: int, options: Sampling) -> None: ...
+    def set_dry_breakers(self, flags: Sequence[int]) -> None: ...
     def accept(self, token: int) -> None: ...
-    def sample(self, logits: NDArray[np.float32]) -> int: ...
+    def sample(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.uint32] | None = None
+    ) -> int: ...
 
 class Tokenizer:
     def __init__(self, file: GgufFile, n_vocab: int) -> None: ...

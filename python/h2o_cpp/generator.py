@@ -195,6 +195,21 @@ class Generator(Closing):
         temperature=0.8: 0 is greedy.
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
         repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
+        frequency_penalty=0, presence_penalty=0: subtracted from the logits of these tokens, for
+            each time and once.
+        logit_bias=None: what to add to the logits of tokens, {token: bias}.
+        dry_multiplier=0, dry_base=1.75, dry_allowed_length=2: a token that would extend a
+            repetition of n tokens loses multiplier * base ** (n - allowed_length).
+        dry_penalty_last_n=-1: how far back repetitions are looked for; -1: the context.
+        dry_sequence_breakers=None: strings whose tokens end a repetition; None: line breaks,
+            colons, quotes and asterisks.
+        typical_p=1, top_n_sigma=0: 1 and 0 switch them off.
+        xtc_probability=0, xtc_threshold=0.1: how often all but the least likely of the tokens with
+            this probability are left out.
+        dynatemp_range=0, dynatemp_exponent=1: the temperature, give or take this, by the entropy.
+        mirostat=0, mirostat_tau=5, mirostat_eta=0.1: version 1 or 2, in place of all that cut.
+        samplers=None: only these, in this order, by llama.cpp's names; "llama.cpp": its order.
+            None: penalties, dry, top_n_sigma, temperature, top_k, typ_p, top_p, min_p, xtc.
         seed=None: the same seed, prompt and options give the same text.
         stop=None: strings that end the text; they are not part of it. It ends at the one that is
             complete first; of those complete at once, at the longest.

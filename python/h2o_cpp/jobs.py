@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions
+from h2o_cpp.generation.sampling import FLOATS, INTEGERS
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.atomic import atomic_output
@@ -24,12 +25,10 @@ _BEGINNING = b'{"index": '  # of every line of output
 # The options that a line may have, with the types of their values as JSON has them.
 _LINE_OPTIONS: Mapping[str, tuple[type, ...]] = {
     "max_tokens": (int,),
-    "temperature": (int, float),
-    "top_k": (int,),
-    "top_p": (int, float),
-    "min_p": (int, float),
-    "repeat_penalty": (int, float),
-    "repeat_last_n": (int,),
+    **dict.fromkeys(FLOATS, (int, float)),
+    **dict.fromkeys(INTEGERS, (int,)),
+    "dry_sequence_breakers": (list,),
+    "samplers": (list, str),
     "seed": (int,),
     "stop": (str, list),
     "ignore_eos": (bool,),

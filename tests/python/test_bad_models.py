@@ -163,9 +163,7 @@ def test_scores_have_an_order_whatever_the_keys(large: float, kv_dtype: str) -> 
 def test_arguments_of_the_core() -> None:
     """Private, and still no reason to crash."""
     with pytest.raises(ValueError, match="n_vocab is 0"):
-        _core.Sampler(
-            0, temperature=0, top_k=0, top_p=1, min_p=0, repeat_penalty=1, repeat_last_n=0, seed=0
-        )
+        _core.Sampler(0, _core.Sampling())
     with pytest.raises(TypeError):
         _core.Session(
             None,  # type: ignore[arg-type]

@@ -35,13 +35,14 @@ def likelier(p: Floats) -> Floats:
 def test_documented_defaults() -> None:
     """The docstring of Generator.stream has all options; the core has the defaults."""
     defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
+    defaults |= dict.fromkeys(("logit_bias", "dry_sequence_breakers", "samplers"), "None")
     defaults |= {"ignore_eos": "False", "parse_special": "False"}
     sampling = _core.Sampling()
     for name in StreamOptions.__annotations__.keys() - defaults:
         defaults[name] = f"{getattr(sampling, name):.6g}"
     defaults["repeat_penalty"] += ".0"
     assert defaults.keys() == StreamOptions.__annotations__.keys()
-    assert dict(re.findall(r"(\w+)=([\w.]+)", str(Generator.stream.__doc__))) == defaults
+    assert dict(re.findall(r"(\w+)=([-\w.]+)", str(Generator.stream.__doc__))) == defaults
 
 
 class TestSampling:

@@ -27,6 +27,7 @@ from h2o_cpp.cli.options import (
     stream_options,
 )
 from h2o_cpp.cli.parser import Parser
+from h2o_cpp.cli.sampling import changed_sampling
 from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
 
 _STANDARD = Path("-")  # stdin or stdout
@@ -140,6 +141,6 @@ def _open_output(args: argparse.Namespace, generator: Generator) -> Output | Std
     settings = {name: getattr(args, name) for name in _SETTINGS}
     return Output(
         args.output,
-        {"model": generator.path.name, **settings},
+        {"model": generator.path.name, **settings, **changed_sampling(args)},
         allow_other_settings=args.allow_other_options,
     )

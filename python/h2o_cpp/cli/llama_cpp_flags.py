@@ -24,10 +24,6 @@ _ANSWERS = {
     "--embedding --embeddings --rerank --reranking": "there are texts, no embeddings",
     "-j --json-schema -jf --json-schema-file --grammar --grammar-file": "only Python has "
     "constraints (constraint=)",
-    "--mirostat --mirostat-lr --mirostat-ent --typical --typical-p --top-nsigma --dynatemp-range "
-    "--dry-multiplier --xtc-probability --presence-penalty --frequency-penalty --logit-bias "
-    "-l --samplers --sampling-seq": "the samplers are --temperature, --top-k, --top-p, --min-p and "
-    "--repeat-penalty",
     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
     "--yarn-ext-factor --yarn-attn-factor": "rotation is as the file says",
 }

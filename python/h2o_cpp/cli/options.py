@@ -12,9 +12,10 @@ from shlex import quote
 from typing import Any, Protocol
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names, seed
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.parser import Once, Parser
+from h2o_cpp.cli.sampling import add_sampling, sampling_options
 from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
@@ -35,16 +36,6 @@ MODEL = "GGUF file, a directory that has one, the name of a pulled model, or hf:
 _MAX_SEQUENCES = 8
 _BUNDLED = "(default: the bundled tiny model)"
 
-# The aliases of the options of sampling, and what they mean.
-_SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
-    "temperature": (("--temp",), "how random; 0 is greedy"),
-    "top_k": ((), "choose from the N likeliest tokens; 0 is all"),
-    "top_p": ((), "choose from the likeliest tokens of total probability X; 1 is all"),
-    "min_p": ((), "leave out tokens less than X times as likely as the likeliest; 0 is none"),
-    "repeat_penalty": ((), "for tokens that repeat; 1 is none"),
-    "repeat_last_n": ((), "how many tokens back a repeat counts; -1 is all"),
-}
-
 
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
     """Add all that StreamOptions and Generator take, but the model; max_tokens is the default."""
@@ -63,23 +54,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
     add_cache(parser)
 
     sampling = parser.add_argument_group("sampling")
-    for name, (aliases, meaning) in _SAMPLING.items():
-        default: int | float = round(getattr(_core.Sampling(), name), 6)  # 0.8, of a 32-bit one
-        sampling.add_argument(
-            f"--{name.replace('_', '-')}",
-            *aliases,
-            type=type(default),
-            default=default,
-            metavar="N" if isinstance(default, int) else "X",
-            help=f"{meaning} (default: %(default)s)",
-        )
-    sampling.add_argument(
-        "-s",
-        "--seed",
-        type=seed,
-        metavar="N",
-        help="the same seed gives the same output; -1: different each time (default: -1)",
-    )
+    add_sampling(sampling)
     sampling.add_argument(
         "--stop",
         action="append",
@@ -375,13 +350,7 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
     """How to generate, as the arguments say."""
     return {
         "max_tokens": args.max_tokens,
-        "temperature": args.temperature,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "repeat_penalty": args.repeat_penalty,
-        "repeat_last_n": args.repeat_last_n,
-        "seed": args.seed,
+        **sampling_options(args),
         "stop": args.stop,
         "ignore_eos": args.ignore_eos,
     }

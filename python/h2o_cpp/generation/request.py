@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
-from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_float, check_int, short
+from h2o_cpp.model.arguments import INT32_MAX, check_bool, check_int, short
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import core_policies
 
 if TYPE_CHECKING:
     from h2o_cpp.model.runtime import Runtime
-
-_FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty")
-_NUMBERS = (*_FLOATS, "top_k", "repeat_last_n")
 
 # Options of other engines, and what they are here.
 _ELSEWHERE = {
@@ -60,6 +58,24 @@ class StreamOptions(TypedDict, total=False):
     min_p: float
     repeat_penalty: float
     repeat_last_n: int
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str] | None
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    samplers: Sequence[str] | None
     seed: int | None
     stop: str | Sequence[str] | None
     ignore_eos: bool
@@ -72,11 +88,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def show_options(function: Function) -> Function:
     """So that help() shows the options of **options, with their defaults."""
-    sampling = _core.Sampling()
     defaults: dict[str, object] = dict.fromkeys(StreamOptions.__annotations__)
     defaults.update(ignore_eos=False, parse_special=False)
-    for name in _NUMBERS:
-        defaults[name] = round(getattr(sampling, name), 6)  # which has them in 32 bits
+    for name in NUMBERS:
+        defaults[name] = default(name)
     options = [
         Parameter(
             name,
@@ -158,7 +173,7 @@ def make_request(
     if constraint is not None and not callable(constraint):
         raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
     parse_special = check_bool("parse_special", options.get("parse_special", False))
-    sampling = _sampling(options)
+    sampling = make_sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return Request(
         prompt_tokens(runtime, prompt, parse_special, after),
@@ -274,20 +289,6 @@ def _token_limit(max_tokens: int | None) -> int | None:
     if number == 0:
         raise ValueError("max_tokens=0, expected 1 or more, or -1 for no limit")
     return min(number, INT32_MAX)
-
-
-def _sampling(options: StreamOptions) -> _core.Sampling:
-    """Those of `options`, beside the defaults of the core. Raises ValueError."""
-    sampling = _core.Sampling()
-    given: dict[str, Any] = {**options}
-    for name in _FLOATS:
-        if name in given:
-            setattr(sampling, name, check_float(name, given[name]))
-    for name, least in (("top_k", 0), ("repeat_last_n", -1)):
-        if name in given:
-            setattr(sampling, name, check_int(name, given[name], least))
-    sampling.check()
-    return sampling
 
 
 def _stop_strings(stop: object) -> list[str]:

@@ -10,28 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.generation.sampling import NUMBERS
 
 # What OpenAI allows, and is only taken where it changes nothing.
-_Zero = Annotated[float, Field(ge=0, le=0)]
 _One = Annotated[int, Field(ge=1, le=1)]
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
+_TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 # Lists end at their first error: one is reported, and there may be very many.
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
 
 UNKNOWN_FIELD = "unknown_field"  # the type of that error
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "stop",
-    "ignore_eos",
-)
+_SAMPLING = (*NUMBERS, "dry_sequence_breakers", "samplers", "stop", "ignore_eos")
 
 
 class _Schema(BaseModel):
@@ -80,6 +72,30 @@ class GenerationRequest(_Schema):
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")
     repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="for the last repeat_last_n tokens, of the prompt too"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="for the same tokens")
+    logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=1024, description="added to the logits of tokens, by their ids"
+    )
+    dry_multiplier: float | None = Field(None, ge=0, le=100, description="0 is none")
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=1, lt=2**31)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, lt=2**31)
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=64)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    top_n_sigma: float | None = Field(None, ge=-1, le=1e6, description="0 and -1 are all")
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    dynatemp_range: float | None = Field(None, ge=0, le=100)
+    dynatemp_exponent: float | None = Field(None, ge=0, le=100)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=100)
+    mirostat_eta: float | None = Field(None, ge=0, le=100)
+    samplers: list[str] | None = Field(
+        None, max_length=16, description="only these, in this order, by llama.cpp's names"
+    )
     ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
     hh: int | float | None = Field(
         None, gt=0, description="what the cache keeps, a fraction of n_ctx or a number of tokens"
@@ -96,9 +112,6 @@ class GenerationRequest(_Schema):
     safety_identifier: str | None = Field(None, description="ignored")
     prompt_cache_key: str | None = Field(None, description="ignored")
     cache_prompt: bool | None = Field(None, description="ignored; llama.cpp has it")
-    frequency_penalty: _Zero | None = None
-    presence_penalty: _Zero | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
 
     def sampling(self) -> StreamOptions:
         """Those options that were given and are called the same everywhere."""
@@ -106,6 +119,8 @@ class GenerationRequest(_Schema):
         for name in _SAMPLING:
             if (value := getattr(self, name)) is not None:
                 given[name] = value  # type: ignore[literal-required]
+        if self.logit_bias:
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         return given
 
 

@@ -1,0 +1,65 @@
+#include "text/repetitions.h"
+
+#include <algorithm>
+
+namespace h2o {
+
+void Repetitions::reserve(size_t n_tokens) {
+  size_t n = tokens_.size() + n_tokens;
+  if (most_ >= 0) n = std::min(n, 2 * static_cast<size_t>(most_) + 1);
+  if (n > tokens_.capacity()) tokens_.reserve(std::max(n, 2 * tokens_.capacity()));
+}
+
+// What is too old goes when there is as much of it as of what is not.
+void Repetitions::accept(std::span<const int32_t> tokens) noexcept {
+  const size_t most = most_ < 0 ? SIZE_MAX / 2 : static_cast<size_t>(most_);
+  if (tokens.size() > most) tokens = tokens.last(most);
+  if (tokens_.size() + tokens.size() > 2 * most) {
+    const size_t kept = most - tokens.size();
+    tokens_.erase(tokens_.begin(),
+                  tokens_.end() - static_cast<std::ptrdiff_t>(std::min(kept, tokens_.size())));
+  }
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+}
+
+std::span<const Repetitions::Found> Repetitions::find(int32_t least,
+                                                      std::span<const uint8_t> breakers) {
+  found_.clear();
+  const auto n = static_cast<int32_t>(
+      most_ < 0 ? tokens_.size() : std::min(tokens_.size(), static_cast<size_t>(most_)));
+  const auto back = [end = tokens_.end()](int32_t i) { return end[-1 - i]; };  // i tokens ago
+  int32_t longest = n;
+  for (int32_t i = 0; i < n && !breakers.empty(); ++i) {
+    if (breakers[back(i)] == 0) continue;
+    longest = i;
+    break;
+  }
+  if (longest < least) return found_;
+  // lengths_[k]: how many tokens before the one k ago are those before the next one. This is the Z
+  // function of the tokens in reverse: of what lies in a stretch [begin, end) that repeats the
+  // last tokens, it is known from there.
+  lengths_.assign(static_cast<size_t>(n), 0);
+  int32_t begin = 0;
+  int32_t end = 0;
+  for (int32_t k = 1; k < n; ++k) {
+    int32_t length = k < end ? std::min(end - k, lengths_[k - begin]) : 0;
+    while (k + length < n && back(length) == back(k + length)) ++length;
+    lengths_[k] = length;
+    if (k + length > end) {
+      begin = k;
+      end = k + length;
+    }
+  }
+  for (int32_t k = 1; k < n; ++k) {
+    const int32_t length = std::min(lengths_[k], longest);
+    if (length >= least) found_.push_back({back(k - 1), length});
+  }
+  std::ranges::sort(found_, [](const Found& a, const Found& b) {
+    return a.token < b.token || (a.token == b.token && a.length > b.length);
+  });
+  const auto rest = std::ranges::unique(found_, {}, &Found::token);
+  found_.erase(rest.begin(), rest.end());
+  return found_;
+}
+
+}  // namespace h2o

@@ -1,0 +1,149 @@
+"""Arguments that say how tokens are chosen; llama.cpp's names are taken too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any
+
+from h2o_cpp.cli.argument_types import seed
+from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
+
+if TYPE_CHECKING:
+    from h2o_cpp.generation.request import StreamOptions
+
+# The aliases of the options, and what they mean.
+_NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "temperature": (("--temp",), "how random; 0 is greedy"),
+    "top_k": ((), "choose from the N likeliest tokens; 0 is all"),
+    "top_p": ((), "choose from the likeliest tokens of total probability X; 1 is all"),
+    "min_p": ((), "leave out tokens less than X times as likely as the likeliest; 0 is none"),
+    "repeat_penalty": ((), "for tokens that repeat; 1 is none"),
+    "repeat_last_n": ((), "how many tokens back a repeat counts; -1 is all"),
+    "frequency_penalty": ((), "subtracted from the logit of a token for each repeat"),
+    "presence_penalty": ((), "subtracted once from the logit of a token that repeats"),
+    "dry_multiplier": ((), "penalty of tokens that extend a repetition; 0 is none"),
+    "dry_base": ((), "how it grows with each token of the repetition"),
+    "dry_allowed_length": ((), "repetitions of fewer tokens than N are not penalised"),
+    "dry_penalty_last_n": ((), "how many tokens back repetitions are; -1 is all"),
+    "typical_p": (
+        ("--typical",),
+        "choose from the most typical tokens of total probability X; 1 is all",
+    ),
+    "top_n_sigma": (
+        ("--top-nsigma",),
+        "leave out logits more than X standard deviations below the largest; 0 is none",
+    ),
+    "xtc_probability": ((), "how often likely tokens are left out, but for the least likely"),
+    "xtc_threshold": ((), "the probability from which a token is likely"),
+    "dynatemp_range": ((), "--temperature, give or take X, by how uncertain the model is"),
+    "dynatemp_exponent": (("--dynatemp-exp",), "of the uncertainty"),
+    "mirostat": ((), "version 1 or 2 of Mirostat, in place of all that leave out tokens; 0 is off"),
+    "mirostat_tau": (("--mirostat-ent",), "the surprise that Mirostat aims at, in bits"),
+    "mirostat_eta": (("--mirostat-lr",), "how fast Mirostat learns"),
+}
+
+# llama.cpp's letters.
+_LETTERS = {
+    "d": "dry",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "s": "top_n_sigma",
+    "m": "min_p",
+    "t": "temperature",
+    "x": "xtc",
+    "e": "penalties",
+}
+_OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers")
+
+
+def add_sampling(group: argparse._ArgumentGroup) -> None:
+    """Add the options of sampling."""
+    for name, (aliases, meaning) in _NUMBERS.items():
+        kind = int if name in INTEGERS else float
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            *aliases,
+            type=kind,
+            default=default(name),
+            metavar="N" if kind is int else "X",
+            help=f"{meaning} (default: %(default)s)",
+        )
+    group.add_argument(
+        "--dry-sequence-breaker",
+        dest="dry_sequence_breakers",
+        action="append",
+        metavar="TEXT",
+        help='no repetition goes past tokens with TEXT; may be repeated; "none": no such tokens '
+        "(default: line breaks, colons, quotes and asterisks)",
+    )
+    group.add_argument(
+        "-l",
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        metavar="ID(+/-)X",
+        help="add X to the logit of a token, as 15043+1 or 2-inf; may be repeated (default: none)",
+    )
+    order = group.add_mutually_exclusive_group()
+    order.add_argument(
+        "--samplers",
+        type=_names,
+        metavar="NAME;...",
+        help="only these, in this order: penalties, dry, top_n_sigma, temperature, top_k, typ_p, "
+        "top_p, min_p, xtc; llama.cpp: as it has them (default: all, in this order)",
+    )
+    order.add_argument(
+        "--sampling-seq",
+        "--sampler-seq",
+        dest="samplers",
+        type=_sequence,
+        default=argparse.SUPPRESS,
+        metavar="LETTERS",
+        help="--samplers by llama.cpp's letters, as edskypmxt (default: --samplers)",
+    )
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=seed,
+        metavar="N",
+        help="the same seed gives the same output; -1: different each time (default: -1)",
+    )
+
+
+def sampling_options(args: argparse.Namespace) -> StreamOptions:
+    """How to choose tokens, as the arguments say."""
+    options: Any = {name: getattr(args, name) for name in (*NUMBERS, "samplers", "seed")}
+    if args.logit_bias is not None:
+        options["logit_bias"] = dict(args.logit_bias)
+    if args.dry_sequence_breakers is not None:
+        texts = args.dry_sequence_breakers
+        options["dry_sequence_breakers"] = [] if texts == ["none"] else texts
+    found: StreamOptions = options
+    return found
+
+
+def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Those options that are not the default, but the seed."""
+    options = sampling_options(args)
+    changed: dict[str, Any] = {n: v for n, v in options.items() if n in _OTHERS and v is not None}
+    return changed | {n: getattr(args, n) for n in NUMBERS if getattr(args, n) != default(n)}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+)([+-].+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected as 15043+1 or 2-inf")
+    return int(match[1]), float(match[2])
+
+
+def _names(text: str) -> list[str] | str:
+    return text if text == "llama.cpp" else [name for name in text.split(";") if name]
+
+
+def _sequence(text: str) -> list[str]:
+    unknown = set(text) - _LETTERS.keys()
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected letters of {''.join(_LETTERS)}")
+    return [_LETTERS[letter] for letter in text]
