@@ -16,8 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.closing import Closing
+from h2o_cpp.generation.embedding import embed
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import (
+    Pooling,
     Request,
     StreamOptions,
     check_vocabulary,
@@ -370,6 +372,24 @@ class Generator(Closing):
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))
+
+    def embed(
+        self,
+        text: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+    ) -> NDArray[np.float32]:
+        """Embedding of a text or its tokens, float32 [n_embd]; of a list of them [n, n_embd].
+
+        pooling: "mean" or "last", of the hidden states of all tokens after the last norm.
+        normalize: to length 1.
+
+        Texts are read as prompts are: in chunks of n_batch, with eviction after each.
+
+        Raises as stream() does.
+        """
+        return embed(self._runtime(), text, pooling, normalize)
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
