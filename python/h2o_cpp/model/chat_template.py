@@ -38,8 +38,8 @@ class ChatTemplate:
 
     Only the template's own text makes special tokens; text in messages and tools never does.
 
-    Attributes: `format`, how the model writes what it thinks and its tool calls; `has_tools`,
-    whether the template tells the model of tools.
+    Attributes: `source`; `format`, how the model writes what it thinks and its tool calls;
+    `has_tools`, whether the template tells the model of tools.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ChatTemplate:
         if not is_jinja(source):
             raise ValueError(f"template={source!r}, expected {_EXPECTED}")
         self._template = JinjaTemplate(source)
-        self._source = source
+        self.source = source
         self._tokenizer = tokenizer
         self.format: ReplyFormat = format_of(source)
         if tool_parser is not None:
@@ -98,10 +98,7 @@ class ChatTemplate:
 
         Raises ValueError if the template refuses them.
         """
-        _check_messages(messages)
-        given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
-        unused = unused_characters([self._source, *_texts(messages), *_texts(given)])
-        rendered, disguise = self._render(messages, unused, given)
+        rendered, disguise = self._given(messages, tools, documents, variables)
         parts = self._parts(rendered, disguise)
         think = self.format.think
         thinking = think is not None and rendered.rstrip().endswith(think[0])
@@ -112,7 +109,7 @@ class ChatTemplate:
 
         The reply itself stays as the model generated it, whatever the template would make of it.
         """
-        unused = unused_characters([self._source, *_texts(before), *_texts(after)])
+        unused = unused_characters([self.source, *_texts(before), *_texts(after)])
         mark = next(unused)
         reply = {"role": "assistant", "content": mark}
         parts = self._parts(*self._render([*before, reply, *after], unused, {}))
@@ -131,6 +128,31 @@ class ChatTemplate:
                 "the conversation cannot be continued"
             )
         return tokens
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """What prompt() has the tokens of, to be looked at: special tokens are spelled, and so is
+        what messages only spell."""
+        rendered, disguise = self._given(messages, tools, documents, variables)
+        return disguise.take_off(rendered)
+
+    def _given(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> tuple[str, Disguise]:
+        _check_messages(messages)
+        given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
+        unused = unused_characters([self.source, *_texts(messages), *_texts(given)])
+        return self._render(messages, unused, given)
 
     def _render(
         self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
