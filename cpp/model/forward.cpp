@@ -112,12 +112,19 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   }
 }
 
-void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
-             const Activations& buffers) {
+void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+                 const Activations& buffers) {
   const Activations a =
       first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
   b.gather(a.last, a.x, batch);
   norm(b, c, a.last, a.last, w.output_norm);
+}
+
+void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+             const Activations& buffers) {
+  const Activations a =
+      first(buffers, batch.n_rows(), static_cast<int64_t>(batch.logits_rows.size()));
+  read_hidden(b, c, w, batch, buffers);
   b.matmul(a.logits, a.last, w.output);
   if (c.logit_scale != 1) b.scale(a.logits, c.logit_scale);
   if (c.logit_softcap > 0) b.softcap(a.logits, c.logit_softcap);

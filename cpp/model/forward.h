@@ -14,6 +14,11 @@ namespace h2o {
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers);
 
+// buffers.last[i] = hidden state of row batch.logits_rows[i], after the last norm and forward() of
+// that batch.
+void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& batch,
+                 const Activations& buffers);
+
 // buffers.logits[i] = logits of row batch.logits_rows[i], after forward() of that batch.
 void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const Activations& buffers);

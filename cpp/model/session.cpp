@@ -95,7 +95,8 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
       std::min(options_.n_batch, std::max(options_.max_sequences, kLogitsRows));
   activations_ =
       allocate_activations(*model_->backend, model_->config, options_.n_batch, n_logits, storage_);
-  logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * model_->config.n_vocab);
+  const int32_t n_values = std::max(model_->config.n_vocab, model_->config.n_embd);
+  logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * n_values);
   picks_ = model_->backend->allocate(sizeof(int32_t) * n_logits);
   picks_read_.resize(n_logits);
   batch_.tokens.reserve(options_.n_batch);
@@ -145,8 +146,11 @@ void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<Capt
   cache_.advance(batch_);
 }
 
-void Session::score(const Input& input,
-                    const std::function<void(int32_t, std::span<const float>)>& sink) {
+void Session::score(const Input& input, const Sink& sink) { read_every_row(input, true, sink); }
+
+void Session::hidden(const Input& input, const Sink& sink) { read_every_row(input, false, sink); }
+
+void Session::read_every_row(const Input& input, bool logits, const Sink& sink) {
   const std::lock_guard lock(model_->mutex);
   check({&input, 1});
   Backend& b = *model_->backend;
@@ -155,15 +159,17 @@ void Session::score(const Input& input,
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
 
-  const size_t n_vocab = model_->config.n_vocab;
+  const Tensor& values = logits ? activations_.logits : activations_.last;
+  const auto n_values = static_cast<size_t>(values.cols);
   for (int32_t begin = 0; begin < batch_.n_rows(); begin += kLogitsRows) {
     const int32_t end = std::min(begin + kLogitsRows, batch_.n_rows());
     batch_.logits_rows.clear();
     for (int32_t row = begin; row < end; ++row) batch_.logits_rows.push_back(row);
-    b.run(batch_, [&] { unembed(b, model_->config, model_->weights, batch_, activations_); });
-    b.read(logits_.data(), activations_.logits.data, (end - begin) * n_vocab * sizeof(float));
+    const auto read = logits ? unembed : read_hidden;
+    b.run(batch_, [&] { read(b, model_->config, model_->weights, batch_, activations_); });
+    b.read(logits_.data(), values.data, (end - begin) * n_values * sizeof(float));
     for (int32_t row = begin; row < end; ++row) {
-      sink(row, {logits_.as<float>() + (row - begin) * n_vocab, n_vocab});
+      sink(row, {logits_.as<float>() + (row - begin) * n_values, n_values});
     }
   }
 }

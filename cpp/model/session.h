@@ -57,10 +57,12 @@ class Session {
   // step(), of whose logits only the most likely tokens [n_inputs] are wanted.
   std::span<const int32_t> greedy(std::span<const Input> inputs);
 
-  // step() of a single sequence, giving the logits after every token: sink(i, logits of token i).
-  // The sink must not use the model.
-  void score(const Input& input,
-             const std::function<void(int32_t i, std::span<const float> logits)>& sink);
+  // step() of a single sequence, giving something of every token: sink(i, values of token i), which
+  // must not use the model. score(): the logits after it [n_vocab]; hidden(): its hidden state
+  // after the last norm [n_embd].
+  using Sink = std::function<void(int32_t i, std::span<const float> values)>;
+  void score(const Input& input, const Sink& sink);
+  void hidden(const Input& input, const Sink& sink);
 
   // Allocates caches until there are `n` sequences, at most max_sequences. Those that are there go
   // on as before. Throws OutOfMemory, and has then changed nothing.
@@ -115,6 +117,7 @@ class Session {
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
+  void read_every_row(const Input& input, bool logits, const Sink& sink);
   void compute_logits(std::span<const Input> inputs, std::unique_ptr<CapturedGraph>& graph,
                       const std::function<void()>& then);
 
@@ -126,7 +129,7 @@ class Session {
   Activations activations_;
   Batch batch_;
   Buffer picks_;                           // [n_logits] of greedy(), where the model is computed
-  Buffer logits_;                          // [n_logits, n_vocab] on the host
+  Buffer logits_;                          // [n_logits, n_vocab or n_embd] on the host
   std::vector<int32_t> picks_read_;        // [n_logits]
   std::unique_ptr<CapturedGraph> steps_;   // of step()
   std::unique_ptr<CapturedGraph> greedy_;  // of greedy()

@@ -57,6 +57,13 @@ bool Generation::has_ended() const {
   return ended();
 }
 
+std::vector<float> Generation::embedding() const {
+  const double n = request_.pooling == Pooling::mean ? progress().n_prompt : 1;
+  std::vector<float> mean(pooled_.size());
+  for (size_t i = 0; i < mean.size(); ++i) mean[i] = static_cast<float>(pooled_[i] / n);
+  return mean;
+}
+
 Piece Generation::take_piece() {
   const End end = pieces_.front();
   Piece piece = {text_.substr(text_read_, end.text - text_read_), end.n_tokens};

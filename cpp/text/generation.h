@@ -70,6 +70,9 @@ class Generation {
   std::span<const float> logits() const { return logits_; }
   std::string held_back() const { return Detokenizer(detokenizer_).finish(); }
 
+  // Only after it has ended: what request().pooling says [n_embd].
+  std::vector<float> embedding() const;
+
  private:
   friend class Engine;
   friend class Scheduler;
@@ -114,6 +117,7 @@ class Generation {
   int32_t n_evicted_ = 0;
   std::span<const uint32_t> allowed_;  // tokens, in this step; empty: all
   std::vector<float> logits_;          // after the last token; or none
+  std::vector<double> pooled_;         // hidden states: their sum, or the last one
 };
 
 }  // namespace h2o

@@ -35,6 +35,10 @@ struct SnapshotBytes {
 
 constexpr int32_t kEndless = -1;  // of Request::max_tokens
 
+// What Generation::embedding() is: of the hidden states of the prompt's tokens, after the last
+// norm, none, their mean or the last one.
+enum class Pooling : uint8_t { none, mean, last };
+
 struct Request {
   std::vector<int32_t> prompt = {};
 
@@ -60,11 +64,13 @@ struct Request {
   // prompt; kEndless: until the model ends it, or the context where positions cannot roll.
   std::optional<int32_t> max_tokens = {};
   std::vector<std::string> stop = {};
-  bool ignore_end = false;  // goes on after tokens that end a turn
+  bool ignore_end = false;            // goes on after tokens that end a turn
+  std::vector<int32_t> spelled = {};  // special tokens whose spelling is part of the text
 
   std::vector<KvPolicy> policies = {};  // of its sequence, instead of the engine's
   std::shared_ptr<Trace> trace = nullptr;
   LogitsSink prompt_logits = nullptr;
+  Pooling pooling = Pooling::none;  // instead of logits: max_tokens must be 0
   Constraint constraint = nullptr;
   bool keeps_logits = false;  // for Generation::logits()
   bool keeps_cache = false;   // a copy, for Engine::save() after its end, whatever comes then

@@ -81,6 +81,7 @@ void Scheduler::compute(std::vector<StepOutput>& outputs) {
   for (const Row& row : rows) {
     Generation& g = *row.output->generation;
     const bool every_row = g.request_.prompt_logits != nullptr ||
+                           g.request_.pooling != Pooling::none ||
                            (g.request_.trace != nullptr && g.request_.trace->options().prompt);
     if (row.part.empty()) {
       choose({&row, 1}, g.logits_, {});
@@ -179,6 +180,10 @@ void Scheduler::score(const Row& row) {
   const auto n_tokens = static_cast<int32_t>(g.tokens_.size());
   std::vector<float> last;
   try {
+    if (request.pooling != Pooling::none) {
+      pool(*row.output->generation, row);
+      return choose({&row, 1}, {}, {});
+    }
     session_.score({row.sequence, row.part}, [&](int32_t i, std::span<const float> logits) {
       const int32_t at = begin + i;
       if (request.prompt_logits != nullptr) request.prompt_logits(at, logits);
@@ -191,6 +196,17 @@ void Scheduler::score(const Row& row) {
   } catch (...) {
     row.output->error = std::current_exception();
   }
+}
+
+// Adds the hidden states of a chunk to what is made of them.
+void Scheduler::pool(Generation& g, const Row& row) {
+  const bool mean = g.request_.pooling == Pooling::mean;
+  g.pooled_.resize(session_.model().config.n_embd);
+  session_.hidden({row.sequence, row.part}, [&](int32_t, std::span<const float> hidden) {
+    for (size_t i = 0; i < hidden.size(); ++i) {
+      g.pooled_[i] = hidden[i] + (mean ? g.pooled_[i] : 0);
+    }
+  });
 }
 
 // The next token of each row whose sequence has read all its tokens.
@@ -284,7 +300,9 @@ void Scheduler::choose_one(StepOutput& output, std::span<const float> logits, in
   g.sampler_->accept(token);
   output.token = token;
   if (request.trace != nullptr && request.trace->wants_logits()) request.trace->add(logits, token);
-  output.piece += g.detokenizer_.push(tokenizer_.token_bytes(token, g.begins_));
+  const bool spelled = std::ranges::find(request.spelled, token) != request.spelled.end();
+  output.piece += g.detokenizer_.push(spelled ? tokenizer_.spelling(token)
+                                              : tokenizer_.token_bytes(token, g.begins_));
   g.begins_ = g.begins_ && tokenizer_.token_bytes(token).empty();
   const size_t n_generated = g.tokens_.size() - g.n_given_ + 1;
   if (g.detokenizer_.stopped()) {

@@ -98,6 +98,7 @@ class Scheduler {
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
   void forward(std::span<const Row> rows);
   void score(const Row& row);
+  void pool(Generation& g, const Row& row);
   void choose(std::span<const Row> rows, std::span<const float> logits,
               std::span<const int32_t> picks);
   void choose_one(StepOutput& output, std::span<const float> logits, int32_t pick, bool has_room);

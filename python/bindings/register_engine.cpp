@@ -71,6 +71,13 @@ const char* finish_reason(Finish finish) {
   }
 }
 
+Pooling pooling_named(const std::string& name) {
+  if (name == "none") return Pooling::none;
+  if (name == "mean") return Pooling::mean;
+  require(name == "last", "pooling='", name, "', expected 'mean' or 'last'");
+  return Pooling::last;
+}
+
 // It holds the engine until the request has ended, or the callback could drop the last that does.
 Constraint constraint_from(py::object callback, std::shared_ptr<Engine> engine) {
   if (callback.is_none()) return nullptr;
@@ -114,8 +121,9 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
 Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
               const std::optional<py::bytes>& after, const std::optional<Handle>& follows,
               const SamplerOptions& sampling, bool seeded, std::optional<int32_t> max_tokens,
-              std::vector<std::string> stop, bool ignore_end, std::vector<KvPolicy> policies,
-              std::shared_ptr<Trace> trace, py::object constraint, bool keeps_cache, bool eager,
+              std::vector<std::string> stop, bool ignore_end, std::vector<int32_t> spelled,
+              std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace,
+              const std::string& pooling, py::object constraint, bool keeps_cache, bool eager,
               int32_t group) {
   Request request{.prompt = vector_of(prompt),
                   .sampling = sampling,
@@ -123,8 +131,10 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
                   .max_tokens = max_tokens,
                   .stop = std::move(stop),
                   .ignore_end = ignore_end,
+                  .spelled = std::move(spelled),
                   .policies = std::move(policies),
                   .trace = std::move(trace),
+                  .pooling = pooling_named(pooling),
                   .constraint = constraint_from(std::move(constraint), engine),
                   .keeps_cache = keeps_cache,
                   .eager = eager,
@@ -298,6 +308,11 @@ void register_engine(py::module_& m) {
           "key", [](const Handle& h) { return reinterpret_cast<uintptr_t>(h.generation.get()); })
       .def_property_readonly("text", property(&Generation::text))
       .def_property_readonly("text_read", property(&Generation::text_read))
+      .def_property_readonly("embedding",
+                             [](const Handle& handle) {
+                               const std::vector<float> found = handle.generation->embedding();
+                               return Floats(std::ssize(found), found.data());
+                             })
       .def_property_readonly("tokens", property(&Generation::tokens))
       .def_property_readonly("generated_tokens", property(&Generation::generated_tokens))
       .def_property_readonly("n_tokens_read", property(&Generation::n_tokens_read))
@@ -320,8 +335,9 @@ void register_engine(py::module_& m) {
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},
-           py::arg("ignore_end") = false, py::arg("policies") = std::vector<KvPolicy>{},
-           py::arg("trace") = py::none(), py::arg("constraint") = py::none(),
+           py::arg("ignore_end") = false, py::arg("spelled") = std::vector<int32_t>{},
+           py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
+           py::arg("pooling") = "none", py::arg("constraint") = py::none(),
            py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0)
       .def("logits", &logits, py::arg("tokens"))
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())

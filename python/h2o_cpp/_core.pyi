@@ -262,6 +262,8 @@ class Generation:
     @property
     def n_generated(self) -> int: ...
     @property
+    def embedding(self) -> NDArray[np.float32]: ...
+    @property
     def prompt_seconds(self) -> float: ...
     @property
     def decode_seconds(self) -> float: ...
@@ -292,8 +294,10 @@ class Engine:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         ignore_end: bool = False,
+        spelled: Sequence[int] = (),
         policies: Sequence[KvPolicy] = (),
         trace: Trace | None = None,
+        pooling: str = "none",
         constraint: Callable[[NDArray[np.int32], NDArray[np.uint32]], object] | None = None,
         keeps_cache: bool = False,
         eager: bool = False,

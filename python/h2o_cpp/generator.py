@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,8 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.closing import Closing
+from h2o_cpp.generation.embedding import embed
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.request import (
+    Pooling,
     Request,
     StreamOptions,
     check_vocabulary,
@@ -32,12 +34,13 @@ from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.model.arguments import bytes_of, check_int
-from h2o_cpp.model.chat_template import ChatTemplate, Message
+from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_names
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.reply import Reply, parse_reply
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -349,10 +352,41 @@ class Generator(Closing):
         """
         return self.stream(self.chat_template(template).tokens(messages), **options)
 
-    def chat_template(self, template: str | None = None) -> ChatTemplate:
+    @show_options
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        tool_parser: str | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Reply:
+        """The assistant's whole reply to `messages`: content, reasoning and tool calls.
+
+        tools: {"type": "function", "function": {"name", "description", "parameters"}} of each, for
+            the template; it must have a place for them.
+        documents: for the template, too.
+        tool_parser: the format of calls, as h2o_cpp.reply names it; default: by the template.
+
+        Otherwise as chat().
+        """
+        chat = self.chat_template(template, tool_parser=tool_parser)
+        prompt = chat.prompt(messages, tools=tools, documents=documents)
+        runtime = self._runtime()
+        request = make_request(runtime, self._seeds, prompt.tokens, options, spelled=chat.spelled)
+        with Stream(self._runtime, request) as stream:
+            return parse_reply(
+                "".join(stream), chat.format, tools=tool_names(tools), thinking=prompt.thinking
+            )
+
+    def chat_template(
+        self, template: str | None = None, *, tool_parser: str | None = None
+    ) -> ChatTemplate:
         """The file's chat template, or another one for the same vocabulary: its text, or the name
-        of a built-in one."""
-        return ChatTemplate(template, self._runtime().tokenizer)
+        of a built-in one. tool_parser: as for reply()."""
+        return ChatTemplate(template, self._runtime().tokenizer, tool_parser=tool_parser)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -385,6 +419,24 @@ class Generator(Closing):
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))
+
+    def embed(
+        self,
+        text: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+    ) -> NDArray[np.float32]:
+        """Embedding of a text or its tokens, float32 [n_embd]; of a list of them [n, n_embd].
+
+        pooling: "mean" or "last", of the hidden states of all tokens after the last norm.
+        normalize: to length 1.
+
+        Texts are read as prompts are: in chunks of n_batch, with eviction after each.
+
+        Raises as stream() does.
+        """
+        return embed(self._runtime(), text, pooling, normalize)
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read a prompt that texts are going to begin with, as a system prompt, and keep it.

@@ -25,7 +25,7 @@ REQUIRED = {
     "bench": [],
     "plan": ["--memory", "1GiB"],
 }
-TEXT_FIRST = ["run", "inspect"]  # their argument by position is a text
+TEXT_FIRST = ["run", "embed", "inspect"]  # their argument by position is a text
 NO_MODEL = ["convert", "pull", "models", "completion"]
 DEFAULT = ["chat", "generate", "serve", "bench", *TEXT_FIRST]  # the bundled model
 

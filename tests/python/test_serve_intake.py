@@ -74,7 +74,7 @@ class TestTheKeyComesFirst:
 
     def test_before_a_body_is_parsed(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         parsed: list[bytes] = []
-        monkeypatch.setattr("h2o_cpp.serve.completions.parse", lambda _, body: parsed.append(body))
+        monkeypatch.setattr("h2o_cpp.serve.endpoint.parse", lambda _, body: parsed.append(body))
         body = b'{"a":[' + b",".join([b"{}"] * 100_000) + b"]}"
         assert server.ask(PATH, body).status == 401
         assert parsed == []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.model.chat_template import ChatPrompt
 from support.background import PATIENCE
 from support.chatty import PLAIN
 
@@ -333,12 +334,12 @@ class TestChat:
         ]
         seen: list[Any] = []
 
-        def tokens(messages: Any, most: int) -> list[int]:
+        def prompt(messages: Any, **_: Any) -> ChatPrompt:
             seen.extend(messages)
-            return [5]
+            return ChatPrompt([5], thinking=False)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(found, "tokens", tokens)
+            patch.setattr(found, "prompt", prompt)
             client.chat.completions.create(model="tiny", messages=messages, **SAMPLED)
         called = {"name": "f", "arguments": {"x": 1}}
         assert seen == [
@@ -424,7 +425,6 @@ def test_completions_that_are_refused(
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
 def test_chats_that_are_refused(client: Any, change: dict[str, Any], message: str) -> None:

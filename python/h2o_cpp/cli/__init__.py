@@ -15,6 +15,7 @@ from h2o_cpp.cli import (
     chat,
     completion,
     convert,
+    embed,
     eval,
     generate,
     info,
@@ -51,6 +52,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "continue many prompts, from a file to a file",
             "generate --input prompts.jsonl --output outputs.jsonl -m model.gguf --hh 0.2",
         ),
+        "embed": _Command(embed, "make a vector of a text", 'embed "The old man" -m model.gguf'),
         "serve": _Command(
             serve,
             "serve a model by OpenAI's API, with a page to chat",

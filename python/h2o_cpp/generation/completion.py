@@ -6,6 +6,9 @@ from array import array
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.stream import Generation, next_piece
@@ -48,6 +51,11 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
     def tokens(self) -> array[int]:
         """The ids generated so far."""
         return array("i", self._state.generated_tokens)
+
+    @property
+    def embedding(self) -> NDArray[np.float32]:
+        """When it has ended, float32 [n_embd], if Engine.submit was told a pooling; else empty."""
+        return self._state.embedding
 
     @property
     def n_read(self) -> int:

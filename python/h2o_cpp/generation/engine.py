@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.completion import Completion
-from h2o_cpp.generation.request import Request, StreamOptions, make_request, show_options
+from h2o_cpp.generation.request import (
+    Pooling,
+    Request,
+    StreamOptions,
+    make_request,
+    show_options,
+)
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.stats import EngineStats
 from h2o_cpp.generation.trace import Record
@@ -57,6 +63,8 @@ class Engine(Closing):
         policy: str | Policy | Sequence[Policy] | None = None,
         after: Snapshot | None = None,
         record: Record | None = None,
+        spelled: Sequence[int] = (),
+        pooling: Pooling | None = None,
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
@@ -65,6 +73,9 @@ class Engine(Closing):
         hh, policy: of this request's cache, as Generator has them; default: the Generator's. It
             must do with the slots, and the scores, that the Generator's policy has.
         record: a new Record, for what is to be written down of this sequence.
+        spelled: special tokens whose spelling is part of the text, for h2o_cpp.reply.
+        pooling: instead of a text, have the embedding of the prompt computed ("mean" or "last");
+            it is in Completion.embedding at the end.
         timeout: wait that many seconds at most, 0: not at all.
 
         Raises ValueError and TypeError as stream() does, queue.Full when the time is up, and
@@ -73,7 +84,9 @@ class Engine(Closing):
         """
         if timeout is not None and not check_float("timeout", timeout) >= 0:
             raise ValueError(f"timeout={timeout!r}, expected seconds, 0 or more")
-        state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
+        state = self._enqueue(
+            self._request(prompt, hh, policy, after, record, options, spelled, pooling)
+        )
         try:
             admitted = state.wait_admitted(timeout)
         except BaseException:  # KeyboardInterrupt too
@@ -115,13 +128,23 @@ class Engine(Closing):
         after: Snapshot | None,
         record: Record | None,
         options: StreamOptions,
+        spelled: Sequence[int] = (),
+        pooling: Pooling | None = None,
     ) -> Request:
         n_ctx = self._runtime.engine.session.n_ctx
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
         own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
         return make_request(
-            self._runtime, self._seeds, prompt, options, after=after, policy=own, record=record
+            self._runtime,
+            self._seeds,
+            prompt,
+            options,
+            after=after,
+            policy=own,
+            record=record,
+            spelled=spelled,
+            pooling=pooling,
         )
 
     def _enqueue(self, request: Request) -> _core.Generation:

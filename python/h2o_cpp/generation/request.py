@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from operator import index
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +40,8 @@ _OF_A_GENERATOR = {"device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy", "re
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
 
 ENDLESS = -1  # as max_tokens
+
+Pooling = Literal["mean", "last"]  # of the prompt's hidden states after the last norm
 
 ContextFullError = _core.ContextFullError
 
@@ -122,6 +124,8 @@ class Request:
     policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
     record: Record | None = None  # what is to be written down of it
     keeps_cache: bool = False  # for a snapshot after its end, whatever else is computed then
+    spelled: Sequence[int] = ()  # special tokens whose spelling is part of the text
+    pooling: Pooling | None = None  # instead of a text, an embedding of the prompt
 
     def submit(
         self,
@@ -141,8 +145,10 @@ class Request:
             max_tokens=self.max_tokens,
             stop=self.stop,
             ignore_end=self.ignore_eos,
+            spelled=self.spelled,
             policies=() if self.policy is None else core_policies(self.policy),
             trace=None if self.record is None else self.record.core,
+            pooling=self.pooling or "none",
             constraint=self.constraint,
             keeps_cache=self.keeps_cache,
             eager=eager,
@@ -159,12 +165,16 @@ def make_request(
     after: Snapshot | None = None,
     policy: Policy | Sequence[Policy] | None = None,
     record: Record | None = None,
+    spelled: Sequence[int] = (),
+    pooling: Pooling | None = None,
 ) -> Request:
     """A request as Generator.stream explains it, which also says what it raises.
 
     seeds: for requests that come without a seed.
     policy: of its sequence, instead of the policy of all.
     record: what is to be written down of it.
+    spelled: special tokens whose spelling is part of the text.
+    pooling: instead of a text, an embedding of the prompt.
     """
     _check_names(options)
     if after is not None and not isinstance(after, Snapshot):
@@ -180,12 +190,14 @@ def make_request(
         after,
         sampling,
         seeded=seed is not None,
-        max_tokens=_token_limit(options.get("max_tokens")),
+        max_tokens=_token_limit(options.get("max_tokens")) if pooling is None else 0,
         stop=_stop_strings(options.get("stop")),
         ignore_eos=check_bool("ignore_eos", options.get("ignore_eos", False)),
         constraint=constraint,
         policy=policy,
         record=record,
+        spelled=spelled,
+        pooling=pooling,
     )
 
 

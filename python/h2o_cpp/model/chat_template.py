@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.tokenizer import Tokenizer
+from h2o_cpp.reply import ReplyFormat, format_named, format_of
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}
 
 _MESSAGES = "expected a list of messages such as {'role': 'user', 'content': 'Hello'}"
+_TOOLS = "expected {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
 
 
 def is_jinja(text: str) -> bool:
@@ -23,14 +26,29 @@ def is_jinja(text: str) -> bool:
     return "{{" in text or "{%" in text
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it; thinking: its reply begins inside of reasoning."""
+
+    tokens: list[int]
+    thinking: bool
+
+
 class ChatTemplate:
     """A Jinja2 template, run in a process of its own with what Hugging Face transformers gives it.
 
-    Only the template's own text makes special tokens; text in messages never does.
+    Only the template's own text makes special tokens; text in messages and tools never does.
+
+    Attributes: `source`; `format`, how the model writes what it thinks and its tool calls;
+    `has_tools`, whether the template tells the model of tools.
     """
 
-    def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
-        """`source`: the template, or the name of a built-in one; default: the model file's own."""
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer, *, tool_parser: str | None = None
+    ) -> None:
+        """`source`: the template, or the name of a built-in one; default: the model file's own.
+
+        tool_parser: the name of the format, one of h2o_cpp.reply.FORMATS; default: by the template.
+        """
         source = tokenizer.chat_template if source is None else source
         if source is not None:
             check_str("template", source)
@@ -43,27 +61,58 @@ class ChatTemplate:
         if not is_jinja(source):
             raise ValueError(f"template={source!r}, expected {_EXPECTED}")
         self._template = JinjaTemplate(source)
-        self._source = source
+        self.source = source
         self._tokenizer = tokenizer
+        self.format: ReplyFormat = format_of(source)
+        if tool_parser is not None:
+            self.format = format_named(tool_parser, source)
+        self.has_tools = "tools" in source
+
+    @property
+    def spelled(self) -> list[int]:
+        """Special tokens that the format is written with."""
+        split = [self._tokenizer.split_special(marker) for marker in self.format.markers]
+        return [part[0] for part in split if len(part) == 1 and isinstance(part[0], int)]
 
     def tokens(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Tokens of a conversation, up to where the assistant speaks next.
 
         most: as for Tokenizer.encode.
         """
-        _check_messages(messages)
-        unused = unused_characters([self._source, *_texts(messages)])
-        return self._tokenizer.encode_chat(self._parts(messages, unused), most=most)
+        return self.prompt(messages, most=most).tokens
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
+    ) -> ChatPrompt:
+        """A conversation, up to where the assistant speaks next.
+
+        tools, documents, variables: for the template, as transformers' apply_chat_template has
+            them; variables are its keyword arguments, such as enable_thinking.
+        most: as for Tokenizer.encode.
+
+        Raises ValueError if the template refuses them.
+        """
+        rendered, disguise = self._given(messages, tools, documents, variables)
+        parts = self._parts(rendered, disguise)
+        think = self.format.think
+        thinking = think is not None and rendered.rstrip().endswith(think[0])
+        return ChatPrompt(self._tokenizer.encode_chat(parts, most=most), thinking)
 
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
         """What follows a reply of the assistant between `before` and `after`, as tokens.
 
         The reply itself stays as the model generated it, whatever the template would make of it.
         """
-        unused = unused_characters([self._source, *_texts(before), *_texts(after)])
+        unused = unused_characters([self.source, *_texts(before), *_texts(after)])
         mark = next(unused)
         reply = {"role": "assistant", "content": mark}
-        parts = self._parts([*before, reply, *after], unused)
+        parts = self._parts(*self._render([*before, reply, *after], unused, {}))
         rest: list[int | str] = []
         found = 0
         for part in parts:
@@ -80,21 +129,65 @@ class ChatTemplate:
             )
         return tokens
 
-    def _parts(self, messages: Sequence[Message], unused: Iterator[str]) -> Iterator[int | str]:
-        """The conversation as special tokens and the texts between them."""
+    def text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """What prompt() has the tokens of, to be looked at: special tokens are spelled, and so is
+        what messages only spell."""
+        rendered, disguise = self._given(messages, tools, documents, variables)
+        return disguise.take_off(rendered)
+
+    def _given(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> tuple[str, Disguise]:
+        _check_messages(messages)
+        given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
+        unused = unused_characters([self.source, *_texts(messages), *_texts(given)])
+        return self._render(messages, unused, given)
+
+    def _render(
+        self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
+    ) -> tuple[str, Disguise]:
+        """The conversation as text, in which only the template's own special tokens are spelled."""
         tokenizer = self._tokenizer
         # What the template looks for in a message it must find there: "<think>", say.
         disguise = Disguise(tokenizer.special_texts, unused, kept=self._template.literals)
-        rendered = self._template.render(
-            messages=_map_texts(messages, disguise.put_on),
-            add_generation_prompt=True,
-            bos_token=tokenizer.token_text(tokenizer.bos),
-            eos_token=tokenizer.token_text(tokenizer.eos),
-            tools=None,
-            documents=None,
-        )
-        for part in tokenizer.split_special(rendered):
+        variables: dict[str, Any] = {
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            "bos_token": tokenizer.token_text(tokenizer.bos),
+            "eos_token": tokenizer.token_text(tokenizer.eos),
+            **_map_texts(given, disguise.put_on, disguise.put_on_key),
+            "messages": _map_texts(messages, disguise.put_on, disguise.put_on_key),
+        }
+        return self._template.render(**variables), disguise
+
+    def _parts(self, rendered: str, disguise: Disguise) -> Iterator[int | str]:
+        """A rendered conversation as special tokens and the texts between them."""
+        for part in self._tokenizer.split_special(rendered):
             yield disguise.take_off(part) if isinstance(part, str) else part
+
+
+def tool_names(tools: Sequence[Tool] | None) -> list[str]:
+    """Names of tools. Raises ValueError for what has none."""
+    names: list[str] = []
+    for i, tool in enumerate(tools or ()):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"tools[{i}]={short(tool)} has no name, {_TOOLS}")
+        names.append(name)
+    return names
 
 
 def _check_messages(messages: object) -> None:
@@ -109,24 +202,29 @@ def _check_messages(messages: object) -> None:
             raise ValueError(f"messages[{i}]={short(message)} has no role, {_MESSAGES}")
 
 
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with every string in it changed, but not the keys."""
+def _map_texts(
+    value: Any, change: Callable[[str], str], change_key: Callable[[str], str] = lambda key: key
+) -> Any:
+    """`value` with every string in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _map_texts(item, change) for key, item in value.items()}
+        return {
+            change_key(key) if isinstance(key, str) else key: _map_texts(item, change, change_key)
+            for key, item in value.items()
+        }
     if isinstance(value, Sequence):
-        return [_map_texts(item, change) for item in value]
+        return [_map_texts(item, change, change_key) for item in value]
     return value
 
 
 def _texts(value: Any) -> list[str]:
-    """Every string in `value`, but not the keys."""
+    """Every string in `value`."""
     texts: list[str] = []
 
     def collect(text: str) -> str:
         texts.append(text)
         return text
 
-    _map_texts(value, collect)
+    _map_texts(value, collect, collect)
     return texts

@@ -30,6 +30,7 @@ class Disguise:
         first = sorted({text[0] for text in special})
         self._stand_ins = dict(zip(first, islice(unused, len(first)), strict=True))
         self._originals = {ord(stand_in): c for c, stand_in in self._stand_ins.items()}
+        self._special = _any_of(special)
         beginnings = _any_of({text[:2] for text in special})
         harmless = {text for text in kept if len(text) > 1 and not beginnings.search(text)}
         self._found = _any_of([*sorted(harmless, key=len, reverse=True), *first])
@@ -37,6 +38,10 @@ class Disguise:
     def put_on(self, text: str) -> str:
         """`text` in disguise."""
         return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
+
+    def put_on_key(self, key: str) -> str:
+        """A key of an object, which stays as it is, to be found, unless it spells one."""
+        return self.put_on(key) if self._special.search(key) else key
 
     def take_off(self, text: str) -> str:
         """What the text was."""

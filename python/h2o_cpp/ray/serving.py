@@ -34,13 +34,13 @@ class Model:
         """server: arguments of create_app; options: of Generator."""
         generator = Generator(model, **options)
         self._app = create_app(generator, **{"name": generator.path.stem, **server})
-        self._service = self._app.state.service
-        self._running = self._service.run()
+        self._catalog = self._app.state.catalog
+        self._running = self._catalog.run()
         self._running.__enter__()
 
     def check_health(self) -> None:
         """Raises RuntimeError when nothing can be computed any more; Ray then starts another."""
-        if self._service.engine.closed:
+        if self._catalog.closed:
             raise RuntimeError("the Engine is closed")
 
     async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[Head | bytes]:

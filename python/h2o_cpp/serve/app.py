@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -18,9 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
-from h2o_cpp.serve import chat, completions, models
+from h2o_cpp.serve import chat, completions, embeddings, models, properties, tokens
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
-from h2o_cpp.serve.dependencies import ServiceOf, bearer
+from h2o_cpp.serve.catalog import Catalog
+from h2o_cpp.serve.dependencies import CatalogOf, bearer
 from h2o_cpp.serve.docs_page import docs_page
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.guard import Guard
@@ -32,6 +34,14 @@ from h2o_cpp.serve.service import Service
 MAX_BODY_BYTES = 4 * 2**20
 MAX_BODIES_BYTES = 64 * 2**20
 BODY_TIMEOUT = 60
+ROUTERS = (
+    completions.router,
+    chat.router,
+    embeddings.router,
+    models.router,
+    tokens.router,
+    properties.router,
+)
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse},
@@ -44,32 +54,23 @@ def create_app(
     *,
     name: str,
     template: str | None = None,
-    api_key: str | None = None,
+    tool_parser: str | None = None,
     max_queue: int = 64,
     max_tokens: int | None = None,
     max_prompt: int | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    max_bodies_bytes: int = MAX_BODIES_BYTES,
-    body_timeout: int = BODY_TIMEOUT,
-    allowed_hosts: Collection[str] = (),
-    cors_origins: Collection[str] = (),
+    **options: Any,
 ) -> FastAPI:
     """An ASGI application that serves a Generator, which is its own while it runs.
 
     name: of the model, as clients ask for it.
     template: a Jinja2 chat template, or a built-in one's name; default: the file's own. Without
         any, chats are refused.
-    api_key: what clients must have to use /v1. Without one, hosts and origins are checked.
+    tool_parser: the format of tool calls, as h2o_cpp.reply names it; default: by the template.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
     max_tokens: the most tokens that a request may ask for; default: n_ctx.
     max_prompt: the most tokens of a prompt, which matters where generation may be endless; default:
         n_ctx.
-    max_body_bytes: of a request.
-    max_bodies_bytes: of all requests in progress, beside bodies of up to 64 KiB.
-    body_timeout: seconds in which a body must arrive.
-    allowed_hosts: names of this server besides local ones and addresses; "*": any name.
-    cors_origins: of web pages that may use it from another origin, as "https://example.org"; "*":
-        of all.
+    options: of create_app_of.
 
     Raises ValueError for options out of range and an invalid template.
     """
@@ -77,21 +78,58 @@ def create_app(
         generator,
         name=name,
         template=template,
-        max_queue=check_int("max_queue", max_queue, 1),
-        max_tokens=None if max_tokens is None else check_int("max_tokens", max_tokens, 1),
-        max_prompt=None if max_prompt is None else check_int("max_prompt", max_prompt, 1),
+        tool_parser=tool_parser,
+        max_queue=max_queue,
+        max_tokens=max_tokens,
+        max_prompt=max_prompt,
     )
+    app = create_app_of(Catalog.of(service), **options)
+    app.state.service = service
+    return app
+
+
+def create_app_of(
+    catalog: Catalog,
+    *,
+    api_key: str | Collection[str] | None = None,
+    max_requests_per_key: int | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    max_bodies_bytes: int = MAX_BODIES_BYTES,
+    body_timeout: int = BODY_TIMEOUT,
+    allowed_hosts: Collection[str] = (),
+    cors_origins: Collection[str] = (),
+) -> FastAPI:
+    """An ASGI application that serves the models of a catalog.
+
+    api_key: what clients must have, one or any of several. Without one, hosts and origins are
+        checked.
+    max_requests_per_key: in progress at once; further ones get status 429.
+    max_body_bytes: of a request.
+    max_bodies_bytes: of all requests in progress, beside bodies of up to 64 KiB.
+    body_timeout: seconds in which a body must arrive.
+    allowed_hosts: names of this server besides local ones and addresses; "*": any name.
+    cors_origins: of web pages that may use it from another origin, as "https://example.org"; "*":
+        of all.
+
+    Raises ValueError for options out of range.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with service.run():
-            yield
+        with catalog.run():
+            unloading = asyncio.ensure_future(catalog.unload_idle())
+            try:
+                yield
+            finally:
+                unloading.cancel()
 
     limits = BodyLimits(
         each=check_int("max_body_bytes", max_body_bytes, 1, None),
         total=check_int("max_bodies_bytes", max_bodies_bytes, 1, None),
         seconds=check_int("body_timeout", body_timeout, 1),
     )
+    if max_requests_per_key is not None:
+        check_int("max_requests_per_key", max_requests_per_key, 1)
     app = Api(
         title="h2o.cpp",
         version=__version__,
@@ -101,13 +139,18 @@ def create_app(
         redoc_url=None,
         responses=_ERRORS,
     )
-    if api_key == "":
+    keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
+    if "" in keys:
         raise ValueError("api_key is empty, expected a key, or none at all")
-    app.state.service = service
+    app.state.catalog = catalog
     registry = CollectorRegistry()
     app.add_middleware(Bodies, limits=limits)
     app.add_middleware(
-        Guard, api_key=api_key, allowed_hosts=allowed_hosts, cors_origins=cors_origins
+        Guard,
+        api_keys=keys,
+        max_requests_per_key=max_requests_per_key,
+        allowed_hosts=allowed_hosts,
+        cors_origins=cors_origins,
     )
     if cors_origins:
         app.add_middleware(
@@ -118,10 +161,9 @@ def create_app(
         )
     app.add_middleware(CountResponses, registry=registry)  # the outermost
     add_handlers(app)
-    dependencies = [] if api_key is None else [bearer]
-    for router in (completions.router, chat.router, models.router):
-        app.include_router(router, dependencies=dependencies)
-    _add_state(app, service, limits, registry)
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[bearer] if keys else [])
+    _add_state(app, catalog, limits, registry)
     _add_page(app)
     return app
 
@@ -140,15 +182,15 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_state(
-    app: FastAPI, service: Service, limits: BodyLimits, registry: CollectorRegistry
+    app: FastAPI, catalog: Catalog, limits: BodyLimits, registry: CollectorRegistry
 ) -> None:
     """Endpoints that compute nothing."""
-    registry.register(EngineCollector(service, limits))
+    registry.register(EngineCollector(catalog, limits))
 
     @app.get("/health")
-    async def health(service: ServiceOf) -> Health:
+    async def health(catalog: CatalogOf) -> Health:
         """Whether requests are answered: 200 or 503."""
-        if service.engine.closed:
+        if catalog.closed:
             raise closed()
         return Health()
 

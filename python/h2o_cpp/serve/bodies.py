@@ -24,7 +24,7 @@ class BodyLimits:
 
 
 class Bodies:
-    """ASGI middleware that hands on requests under /v1 with their bodies."""
+    """ASGI middleware that hands on requests with their bodies."""
 
     def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class Bodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
         body = _Body(self._limits)
         try:

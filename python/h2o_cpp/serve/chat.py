@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 
-from h2o_cpp.serve.dependencies import ServiceOf
-from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.reply import Call, Content, Part, Reasoning
+from h2o_cpp.serve.conversation import submit_chat
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
 from h2o_cpp.serve.logprobs import chat_logprobs
+from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of, parse
+from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ChatRequest
-from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -22,6 +25,8 @@ from h2o_cpp.serve.responses import (
     ChatLogprobs,
     ChatMessage,
     ChatResponse,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from h2o_cpp.serve.service import Service
@@ -35,29 +40,16 @@ router = APIRouter()
     responses=EVENTS,
     openapi_extra=body_of(ChatRequest),
 )
-async def create_chat_completion(request: Request, service: ServiceOf) -> object:
+async def create_chat_completion(request: Request, catalog: CatalogOf) -> object:
     """Answer the last message."""
-    sent = await request.body()
-    return await service.intake.run(len(sent), partial(_submit, service, sent), quick=False)
+    return await answer(request, catalog, ChatRequest, _submit, quick=False)
 
 
-def _submit(service: Service, sent: bytes) -> _Chat:
-    body = parse(ChatRequest, sent)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs")
-    outputs = service.submit(
-        [service.chat_tokens([message.plain() for message in body.messages])],
-        body,
-        max_tokens=body.max_tokens or body.max_completion_tokens,
-        n_top=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-    body.messages = []  # they may be long
-    return _Chat(service, body, outputs)
+def _submit(service: Service, body: ChatRequest) -> _Chat:
+    return _Chat(service, body, submit_chat(service, body))
 
 
-class _Chat(GenerationResponse):
+class _Chat(OpenAIResponse):
     """What the assistant says."""
 
     id_prefix = "chatcmpl"
@@ -65,29 +57,46 @@ class _Chat(GenerationResponse):
     def __init__(self, service: Service, body: ChatRequest, outputs: list[Output]) -> None:
         super().__init__(service, body, outputs, logprobs=body.logprobs)
 
-    def complete(self, outputs: list[Output], usage: Usage) -> ChatResponse:
+    def complete(self, outputs: list[Output]) -> ChatResponse:
         """A message for each output."""
         return ChatResponse(
-            **self._head,
-            choices=[
-                ChatChoice(
-                    index=output.index,
-                    message=ChatMessage(content=output.ended.text),
-                    logprobs=self._new_logprobs(output),
-                    finish_reason=output.finish_reason,
-                    kept=self._kept(output),
-                )
-                for output in outputs
-            ],
-            usage=usage,
+            **self._head, choices=[self._choice(one) for one in outputs], usage=self._usage()
         )
 
-    def chunk(self, output: Output, piece: str) -> ChatChunk:
+    def _choice(self, output: Output) -> ChatChoice:
+        output.parts(output.ended.text)
+        reply = output.reply
+        calls = [ToolCall(**_called(output, i)) for i in range(len(reply.calls))]
+        return ChatChoice(
+            index=output.index,
+            message=ChatMessage(
+                content=None if calls and not reply.content else reply.content,
+                reasoning_content=reply.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=self._new_logprobs(output),
+            finish_reason=output.finish_reason,
+            kept=self._kept(output),
+        )
+
+    def chunk(self, output: Output, parts: Sequence[Part]) -> ChatChunk:
         """What is added to a message, whose first chunk has the role."""
         role: Literal["assistant"] | None = None if output.begun else "assistant"
+        n_calls = sum(isinstance(part, Call) for part in parts)
+        first = len(output.reply.calls) - n_calls
+        content = [part.text for part in parts if isinstance(part, Content)]
+        reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
+        calls = [
+            ToolCallDelta(index=i, **_called(output, i)) for i in range(first, first + n_calls)
+        ]
         choice = ChatChunkChoice(
             index=output.index,
-            delta=ChatDelta(role=role, content=piece),
+            delta=ChatDelta(
+                role=role,
+                content="".join(content) if content or not (reasoning or calls) else None,
+                reasoning_content="".join(reasoning) if reasoning else None,
+                tool_calls=calls or None,
+            ),
             logprobs=self._new_logprobs(output),
             finish_reason=output.finish_reason,
             kept=self._kept(output),
@@ -105,3 +114,10 @@ class _Chat(GenerationResponse):
         if not self._logprobs:
             return None
         return chat_logprobs(self._tokenizer, output.new_logprobs())
+
+
+def _called(output: Output, i: int) -> dict[str, Any]:
+    """The i-th call of a reply."""
+    call = output.reply.calls[i]
+    function = CalledFunction(name=call.name, arguments=call.arguments)
+    return {"id": output.call_id(i), "function": function}

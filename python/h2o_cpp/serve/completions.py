@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 
-from h2o_cpp.serve.dependencies import ServiceOf
+from h2o_cpp.reply import Content, Part
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
 from h2o_cpp.serve.logprobs import CompletionTokens
+from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of, parse
+from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import CompletionRequest
-from h2o_cpp.serve.response_stream import EVENTS, GenerationResponse
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from h2o_cpp.serve.service import Service
 
@@ -24,14 +26,12 @@ router = APIRouter()
     responses=EVENTS,
     openapi_extra=body_of(CompletionRequest),
 )
-async def create_completion(request: Request, service: ServiceOf) -> object:
+async def create_completion(request: Request, catalog: CatalogOf) -> object:
     """Continue each prompt."""
-    sent = await request.body()
-    return await service.intake.run(len(sent), partial(_submit, service, sent))
+    return await answer(request, catalog, CompletionRequest, _submit)
 
 
-def _submit(service: Service, sent: bytes) -> _Completions:
-    body = parse(CompletionRequest, sent)
+def _submit(service: Service, body: CompletionRequest) -> _Completions:
     outputs = service.submit(
         body.prompts(),
         body,
@@ -44,7 +44,7 @@ def _submit(service: Service, sent: bytes) -> _Completions:
     return _Completions(service, body, outputs)
 
 
-class _Completions(GenerationResponse):
+class _Completions(OpenAIResponse):
     """Texts, each after its prompt if the request says echo."""
 
     id_prefix = "cmpl"
@@ -59,15 +59,15 @@ class _Completions(GenerationResponse):
                 for output in outputs
             ]
 
-    def complete(self, outputs: list[Output], usage: Usage) -> CompletionResponse:
+    def complete(self, outputs: list[Output]) -> CompletionResponse:
         """A choice for each output."""
-        return self._response(
-            [self._choice(output, output.ended.text) for output in outputs], usage
-        )
+        choices = [self._choice(output, output.ended.text) for output in outputs]
+        return self._response(choices, self._usage())
 
-    def chunk(self, output: Output, piece: str) -> CompletionResponse:
+    def chunk(self, output: Output, parts: Sequence[Part]) -> CompletionResponse:
         """A choice of its own."""
-        return self._response([self._choice(output, piece)])
+        text = "".join(part.text for part in parts if isinstance(part, Content))
+        return self._response([self._choice(output, text)])
 
     def last_chunk(self, usage: Usage) -> CompletionResponse:
         """Without choices."""

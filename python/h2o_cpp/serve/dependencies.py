@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.catalog import Catalog
 
 
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+async def _catalog(request: Request) -> Catalog:
+    catalog: Catalog = request.app.state.catalog
+    return catalog
 
 
-ServiceOf = Annotated[Service, Depends(_service)]
+CatalogOf = Annotated[Catalog, Depends(_catalog)]
 
 # For the OpenAPI document; Guard asks for the key.
 bearer = Depends(HTTPBearer(auto_error=False, description="the server's API key"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -30,40 +31,57 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        api_key: str | None,
+        api_keys: Collection[str],
+        max_requests_per_key: int | None,
         allowed_hosts: Collection[str],
         cors_origins: Collection[str],
     ) -> None:
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        self._keys = [key.encode() for key in api_keys]
+        self._max_requests = max_requests_per_key
+        self._n_requests: Counter[bytes] = Counter()  # in progress, of each key
         self._hosts = {name.lower() for name in allowed_hosts}
         self._origins = {*cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "http":
-            try:
-                self._check(scope["path"], dict(scope["headers"]))
-            except ApiError as error:
-                return await refuse(error, receive, send)
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            key = self._check(scope["path"], dict(scope["headers"]))
+        except ApiError as error:
+            return await refuse(error, receive, send)
+        self._n_requests[key] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._n_requests[key] -= 1
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check(self, path: str, headers: dict[bytes, bytes]) -> bytes:
+        """The key that a request is counted for; none: b"". Raises ApiError."""
         if b"content-length" in headers and b"transfer-encoding" in headers:
             raise ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
-        if self._key is not None:
-            self._check_key(path, headers.get(b"authorization", b""))
-        elif "*" not in self._hosts:
+        if self._keys:
+            return self._check_key(path, headers)
+        if "*" not in self._hosts:
             self._check_host(headers)
             self._check_origin(headers)
+        return b""
 
-    def _check_key(self, path: str, authorization: bytes) -> None:
-        scheme, _, given = authorization.partition(b" ")
-        assert self._key is not None
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> bytes:
         if path in _PUBLIC or path.startswith(_STATIC):
-            return
-        if scheme.lower() != b"bearer" or not secrets.compare_digest(given.strip(), self._key):
+            return b""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
+        # Compared with every key, so that the time says nothing.
+        found = [key for key in self._keys if secrets.compare_digest(given.strip(), key)]
+        if not found:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        if self._max_requests is not None and self._n_requests[found[0]] >= self._max_requests:
+            message = f"{self._max_requests} requests of this key are in progress, the most here"
+            raise ApiError(429, message, code="too_many")
+        return found[0]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         if b"host" not in headers:  # no browser leaves it out

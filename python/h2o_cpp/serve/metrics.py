@@ -10,35 +10,51 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from h2o_cpp.serve.bodies import BodyLimits
-from h2o_cpp.serve.service import Service
+from h2o_cpp.serve.catalog import Catalog
 
 
 class EngineCollector(Collector):
-    """The counts of an Engine, read when they are asked for."""
+    """The counts of all Engines that are loaded, read when they are asked for."""
 
-    def __init__(self, service: Service, limits: BodyLimits) -> None:
-        self._service = service
+    def __init__(self, catalog: Catalog, limits: BodyLimits) -> None:
+        self._catalog = catalog
         self._limits = limits
 
     def collect(self) -> Iterator[Metric]:
-        """Counters begin with the server; gauges are of now."""
-        service = self._service
-        stats = service.engine.stats()
+        """Counters begin when a model is loaded; gauges are of now."""
+        services = self._catalog.loaded
+        stats = [service.engine.stats() for service in services]
         for name, what, count in (
-            ("h2o_prompt_tokens", "Prompt tokens read", stats.prompt_tokens),
-            ("h2o_generated_tokens", "Tokens generated", stats.generated_tokens),
-            ("h2o_evicted_tokens", "Tokens evicted, in the layer that keeps most", stats.evictions),
+            ("h2o_prompt_tokens", "Prompt tokens read", [one.prompt_tokens for one in stats]),
+            ("h2o_generated_tokens", "Tokens generated", [one.generated_tokens for one in stats]),
+            (
+                "h2o_evicted_tokens",
+                "Tokens evicted, in the layer that keeps most",
+                [one.evictions for one in stats],
+            ),
         ):
-            yield CounterMetricFamily(name, what, count)
+            yield CounterMetricFamily(name, what, sum(count))
         for name, what, value in (
-            ("h2o_requests_waiting", "Texts that wait for a sequence", stats.n_waiting),
-            ("h2o_sequences_active", "Texts that have one", stats.n_active),
-            ("h2o_sequences", "Sequences", stats.n_sequences),
-            ("h2o_cache_bytes", "Allocated for the caches of all sequences", service.cache_bytes),
-            ("h2o_full_cache_bytes", "What full caches would take", service.full_cache_bytes),
-            ("h2o_body_bytes", "Sent by requests in progress", self._limits.n_bytes),
+            (
+                "h2o_requests_waiting",
+                "Texts that wait for a sequence",
+                [one.n_waiting for one in stats],
+            ),
+            ("h2o_sequences_active", "Texts that have one", [one.n_active for one in stats]),
+            ("h2o_sequences", "Sequences", [one.n_sequences for one in stats]),
+            (
+                "h2o_cache_bytes",
+                "Allocated for the caches of all sequences",
+                [s.cache_bytes for s in services],
+            ),
+            (
+                "h2o_full_cache_bytes",
+                "What full caches would take",
+                [s.full_cache_bytes for s in services],
+            ),
+            ("h2o_body_bytes", "Sent by requests in progress", [self._limits.n_bytes]),
         ):
-            yield GaugeMetricFamily(name, what, value)
+            yield GaugeMetricFamily(name, what, sum(value))
 
 
 class CountResponses:

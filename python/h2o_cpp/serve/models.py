@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from h2o_cpp.serve.dependencies import ServiceOf
-from h2o_cpp.serve.responses import ModelList
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.responses import Model, ModelList
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(service: ServiceOf) -> ModelList:
-    """The model that is served."""
-    return ModelList(data=[service.model])
+async def list_models(catalog: CatalogOf) -> ModelList:
+    """The models that are served; of those that are loaded, their limits too."""
+    return ModelList(
+        data=[
+            Model(id=entry.name, created=entry.created)
+            if entry.service is None
+            else entry.service.model
+            for entry in catalog.entries.values()
+        ]
+    )

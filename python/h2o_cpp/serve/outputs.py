@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+import secrets
+import string
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generation.trace import Record, TokenLogprob
 from h2o_cpp.model.policy import Policy
+from h2o_cpp.reply import Call, Content, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.responses import FinishReason
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass
@@ -25,7 +30,11 @@ class Output:
     policy: Policy | Sequence[Policy]
     generation: Generation | None = None  # when it has ended
     begun: bool = False  # whether any of it has been sent
+    parser: ReplyParser | None = None  # of a reply that may think and call tools
+    max_calls: int | None = None
+    reply: Reply = field(default_factory=Reply)  # what parts() has given so far
     _n_logprobs: int = 0
+    _call_ids: list[str] = field(default_factory=list)
 
     async def pieces(self) -> AsyncIterator[str | Generation]:
         """Pieces as they come, and then the whole.
@@ -51,6 +60,34 @@ class Output:
         self.generation = piece
         return ""
 
+    def call_id(self, i: int) -> str:
+        """Of the i-th call: nine letters and digits, as Mistral's templates demand."""
+        while len(self._call_ids) <= i:
+            self._call_ids.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
+        return self._call_ids[i]
+
+    def parts(self, piece: str) -> list[Part]:
+        """What a piece says, or the text of one that has ended, given once."""
+        if self.parser is None:
+            found: list[Part] = [Content(piece)] if piece else []
+        else:
+            found = self.parser.push(piece)
+            if self.generation is not None:
+                found += self.parser.finish()
+        if self.max_calls is not None:
+            found = [*self._first_calls(found, self.max_calls - len(self.reply.calls))]
+        self.reply.add(found)
+        return found
+
+    @staticmethod
+    def _first_calls(parts: list[Part], room: int) -> Iterator[Part]:
+        for part in parts:
+            if isinstance(part, Call):
+                room -= 1
+                if room < 0:
+                    continue
+            yield part
+
     @property
     def ended(self) -> Generation:
         """The whole generation, when it has ended."""
@@ -62,6 +99,8 @@ class Output:
         """As OpenAI has it; None until it has ended."""
         if self.generation is None:
             return None
+        if self.reply.calls and self.generation.finish_reason == "stop":
+            return "tool_calls"
         return "stop" if self.generation.finish_reason == "stop" else "length"
 
     def new_logprobs(self) -> list[TokenLogprob]:
@@ -82,6 +121,11 @@ class Outputs:
     def ended(self) -> bool:
         """Whether all have ended."""
         return all(output.generation is not None for output in self.all)
+
+    def count_tokens(self, n: int = 1) -> tuple[int, int]:
+        """Tokens of the prompts, each of which has n outputs, and tokens generated."""
+        n_prompt = sum(len(output.prompt) for output in self.all[::n])
+        return n_prompt, sum(output.ended.completion_tokens for output in self.all)
 
     def pieces(self) -> AsyncGenerator[tuple[Output, str], None]:
         """Pieces as they come, of whichever output; with the last, an empty one, it has ended.

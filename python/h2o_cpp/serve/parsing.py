@@ -10,13 +10,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import UNKNOWN_FIELD, ChatRequest, CompletionRequest
+from h2o_cpp.serve.requests import UNKNOWN_FIELD
 
 # What parsing costs goes by the values in a body, rather than by its bytes. These are more than any
 # conversation or batch of token ids that fits in a context.
 _MOST_MEMBERS = 2**16  # arrays, objects and their names
 _MOST_VALUES = 2**18
 _SCAN_BYTES = 8 * 2**10  # of bodies that are too short to matter
+
+_models: list[type[BaseModel]] = []  # of bodies
 
 _SCHEMAS = "#/components/schemas/{model}"
 
@@ -35,6 +37,7 @@ def parse(model: type[_Request], body: bytes) -> _Request:
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """What the OpenAPI document says of an endpoint that takes this model."""
+    _models.append(model)
     schema = {"$ref": _SCHEMAS.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -47,7 +50,7 @@ class Api(FastAPI):
         is_new = self.openapi_schema is None
         document: dict[str, Any] = super().openapi()
         if is_new:
-            models: Any = [(model, "validation") for model in (CompletionRequest, ChatRequest)]
+            models: Any = [(model, "validation") for model in dict.fromkeys(_models)]
             _, found = models_json_schema(models, ref_template=_SCHEMAS)
             document["components"]["schemas"] |= found["$defs"]
         return document

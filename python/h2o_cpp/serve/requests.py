@@ -17,9 +17,23 @@ _One = Annotated[int, Field(ge=1, le=1)]
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
-_Token = Annotated[int, Field(ge=0, lt=2**31)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
 # Lists end at their first error: one is reported, and there may be very many.
-_Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
+_Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Prompts = (
+    str
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | _Tokens
+    | Annotated[list[_Tokens], Field(min_length=1, fail_fast=True)]
+)
+
+
+def prompt_list(given: Any) -> Sequence[str | list[int]]:
+    """Prompts as a list, whatever they came as."""
+    is_list = isinstance(given, list) and not isinstance(given[0], int)
+    prompts: Sequence[str | list[int]] = given if is_list else [given]
+    return prompts
+
 
 UNKNOWN_FIELD = "unknown_field"  # the type of that error
 
@@ -50,10 +64,15 @@ class StreamSettings(_Schema):
     include_obfuscation: bool | None = Field(None, description="ignored")
 
 
-class GenerationRequest(_Schema):
-    """What completions and chats have in common. Sampling's defaults are those of Generator."""
+class ModelRequest(_Schema):
+    """What all requests to a model have in common."""
 
     model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
+
+
+class GenerationRequest(ModelRequest):
+    """What completions and chats have in common. Sampling's defaults are those of Generator."""
+
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: float | None = Field(None, gt=0, le=1)
     n: int = Field(
@@ -127,12 +146,7 @@ class GenerationRequest(_Schema):
 class CompletionRequest(GenerationRequest):
     """Continue one prompt or several."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | _Tokens
-        | Annotated[list[_Tokens], Field(min_length=1, fail_fast=True)]
-    ) = Field(description="strings, or token ids")
+    prompt: Prompts = Field(description="strings, or token ids")
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(
         None, ge=0, le=20, description="of the tokens, and of so many of the likeliest at each"
@@ -143,10 +157,7 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> Sequence[str | list[int]]:
         """As a list of prompts, whatever it came as."""
-        given: Any = self.prompt
-        is_list = isinstance(given, list) and not isinstance(given[0], int)
-        prompts: Sequence[str | list[int]] = given if is_list else [given]
-        return prompts
+        return prompt_list(self.prompt)
 
 
 class ContentPart(_Schema):
@@ -223,6 +234,35 @@ class Message(_Schema):
         return message
 
 
+class FunctionDefinition(_Schema):
+    """A tool that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+    strict: bool | None = Field(None, description="ignored")
+
+
+class ToolDefinition(_Schema):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ToolName(_Schema):
+    """One of them."""
+
+    name: str
+
+
+class NamedTool(_Schema):
+    """That the model must call this tool: refused, as is `required`."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
 class TextFormat(_Schema):
     """Text, of any form."""
 
@@ -238,12 +278,40 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="of the likeliest at each")
 
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
+        None, description="that the model may call, where its chat template tells it of tools"
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="none: do not tell it of them"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: the first call alone")
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        None, description="for the chat template"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="for the chat template; none: enable_thinking is false"
+    )
+
     # Of OpenAI's, what says that there is nothing special about the answer.
-    tools: _Empty | None = None
     functions: _Empty | None = None
-    tool_choice: Literal["none", "auto"] | None = None
     function_call: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = Field(None, description="ignored: there are no tools")
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    reasoning_effort: Literal["none"] | None = None
+
+    def told_tools(self) -> list[dict[str, Any]]:
+        """Those that the model is told of, as a chat template takes them."""
+        if not self.tools or self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+    def template_variables(self) -> dict[str, Any]:
+        """Of the chat template."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        elif self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return {**variables, **(self.chat_template_kwargs or {})}

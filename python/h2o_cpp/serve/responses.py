@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -93,11 +93,34 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class CalledFunction(BaseModel):
+    """A tool's name, and what it is called with: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ToolCallDelta(ToolCall):
+    """A call of a tool, whole."""
+
+    index: int
+
+
 class ChatMessage(BaseModel):
-    """What the model says."""
+    """What the model says; no content if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | None = _IF_THERE
+    tool_calls: list[ToolCall] | None = _IF_THERE
 
 
 class ChatChoice(BaseModel):
@@ -123,6 +146,8 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = _IF_THERE
     content: str | None = _IF_THERE
+    reasoning_content: str | None = _IF_THERE
+    tool_calls: list[ToolCallDelta] | None = _IF_THERE
 
 
 class ChatChunkChoice(BaseModel):
@@ -156,17 +181,17 @@ class ModelLimits(BaseModel):
 
 
 class Model(BaseModel):
-    """The model that is served."""
+    """A model that is served; h2o: if it is loaded."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "h2o-cpp"
-    h2o: ModelLimits
+    h2o: ModelLimits | None = _IF_THERE
 
 
 class ModelList(BaseModel):
-    """All of them: one."""
+    """All of them."""
 
     object: Literal["list"] = "list"
     data: list[Model]

@@ -100,8 +100,7 @@ class Server(uvicorn.Server):
 
     async def _end_texts(self) -> None:
         await asyncio.sleep(self._grace)
-        engine = self._app.state.service.engine
-        await asyncio.to_thread(engine.close)  # which waits for a step
+        await asyncio.to_thread(self._app.state.catalog.close_engines)
 
 
 def _default_connections() -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from h2o_cpp.generation.engine import Engine
-from h2o_cpp.generation.request import ContextFullError
+from h2o_cpp.generation.request import ContextFullError, Pooling
 from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.chat_template import ChatTemplate, Message
+from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.chat_template import ChatPrompt, ChatTemplate, Message, Tool
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
-from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import Model, ModelLimits
@@ -25,32 +26,33 @@ class Service:
     """A Generator under a name, with its limits.
 
     Attributes: `generator`, `name`, `created` (seconds since 1970), `template` (None: no chats),
-    and while run() lasts `engine` and `intake`.
+    and while run() lasts `engine`.
     """
 
     engine: Engine
-    intake: Intake
 
     def __init__(
         self,
         generator: Generator,
         *,
         name: str,
-        template: str | None,
-        max_queue: int,
-        max_tokens: int | None,
-        max_prompt: int | None,
+        template: str | None = None,
+        tool_parser: str | None = None,
+        max_queue: int = 64,
+        max_tokens: int | None = None,
+        max_prompt: int | None = None,
     ) -> None:
-        """As create_app, which explains it. Raises ValueError for a template that is none."""
+        """As create_app, which explains it and says what is raised."""
         self.generator = generator
         self.name = name
         self.created = int(time.time())
-        self.max_queue = max_queue
-        self.max_tokens = generator.n_ctx if max_tokens is None else max_tokens
-        self.max_prompt = generator.n_ctx if max_prompt is None else max_prompt
+        n_ctx = generator.n_ctx
+        self.max_queue = check_int("max_queue", max_queue, 1)
+        self.max_tokens = n_ctx if max_tokens is None else check_int("max_tokens", max_tokens, 1)
+        self.max_prompt = n_ctx if max_prompt is None else check_int("max_prompt", max_prompt, 1)
         self.template: ChatTemplate | None = None
         if template is not None or generator.tokenizer.chat_template is not None:
-            self.template = generator.chat_template(template)
+            self.template = generator.chat_template(template, tool_parser=tool_parser)
         stats, n = generator.stats(), generator.max_sequences
         self.cache_bytes, self.full_cache_bytes = stats.cache_bytes, stats.full_cache_bytes
         self.model = Model(
@@ -70,8 +72,7 @@ class Service:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Have an Engine; what it has not finished is cancelled at the end."""
-        self.intake = Intake()
-        with closing(self.intake), self.generator.engine(max_queue=self.max_queue) as self.engine:
+        with self.generator.engine(max_queue=self.max_queue) as self.engine:
             yield
 
     def submit(
@@ -82,12 +83,14 @@ class Service:
         max_tokens: int | None,
         n_top: int | None = None,
         prompt_logprobs: bool = False,
+        spelled: Sequence[int] = (),
     ) -> list[Output]:
         """Enqueue `body.n` outputs for each prompt: all, or none. Waits for nothing.
 
+        spelled: special tokens that are part of their texts.
+
         Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
         """
-        self._check_model(body)
         if max_tokens is None:
             max_tokens = self.max_tokens
         if max_tokens > self.max_tokens:
@@ -104,26 +107,51 @@ class Service:
         policy = self._policy(body)
         options = body.sampling()
         options["max_tokens"] = max_tokens
+
+        def each() -> Iterator[Output]:
+            for given in prompts:
+                prompt = self._tokens(given)
+                for i in range(body.n):
+                    if body.seed is not None:
+                        options["seed"] = body.seed + i
+                    record = Record(n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every)
+                    completion = self.engine.submit(
+                        prompt,
+                        policy=None if policy is self.generator.policy else policy,
+                        record=record,
+                        spelled=spelled,
+                        timeout=0,
+                        **options,
+                    )
+                    yield Output(0, prompt, completion, record, policy)
+
+        return self._enqueue(each())
+
+    def embed(self, texts: Sequence[str | list[int]], pooling: Pooling) -> list[Output]:
+        """Enqueue embeddings, as submit() has it."""
+        if len(texts) > self.max_queue:
+            raise ApiError(400, f"{len(texts)} texts, at most {self.max_queue}")
+
+        def each() -> Iterator[Output]:
+            for i, text in enumerate(texts):
+                if not text:
+                    raise ApiError(400, f"input[{i}] is empty", param="input")
+                tokens = self._tokens(text)
+                record = Record()
+                completion = self.engine.submit(tokens, record=record, pooling=pooling, timeout=0)
+                yield Output(0, tokens, completion, record, self.generator.policy)
+
+        return self._enqueue(each())
+
+    def _enqueue(self, each: Iterator[Output]) -> list[Output]:
+        """All of them, or none."""
         try:
             with ExitStack() as unless_all_are_in:
                 outputs: list[Output] = []
-                for given in prompts:
-                    prompt = self._tokens(given)
-                    for i in range(body.n):
-                        if body.seed is not None:
-                            options["seed"] = body.seed + i
-                        record = Record(
-                            n_top=n_top, prompt=prompt_logprobs, kept_every=body.kept_every
-                        )
-                        completion = self.engine.submit(
-                            prompt,
-                            policy=None if policy is self.generator.policy else policy,
-                            record=record,
-                            timeout=0,
-                            **options,
-                        )
-                        unless_all_are_in.callback(completion.close)
-                        outputs.append(Output(len(outputs), prompt, completion, record, policy))
+                for output in each:
+                    unless_all_are_in.callback(output.completion.close)
+                    output.index = len(outputs)
+                    outputs.append(output)
                 unless_all_are_in.pop_all()
                 return outputs
         except ValueError as error:
@@ -133,14 +161,37 @@ class Service:
         except RuntimeError as error:
             raise closed() from error
 
-    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation. Raises ApiError."""
+    def chat_template(self, *, tools: bool = False) -> ChatTemplate:
+        """What chats need; tools: with tools. Raises ApiError."""
         if self.template is None:
             raise ApiError(400, "the model has no chat template; use /v1/completions")
+        if tools and not self.template.has_tools:
+            raise ApiError(400, "the chat template has no place for tools", param="tools")
+        if tools and self.template.format.parse is None:
+            message = "how the model writes tool calls is not known: start with --tool-parser"
+            raise ApiError(400, message, param="tools")
+        return self.template
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation as the model reads it. Raises ApiError."""
+        template = self.chat_template()
         try:
-            return self.template.tokens(messages, most=self.max_prompt)
+            return template.prompt(
+                messages,
+                tools=tools,
+                documents=documents,
+                variables=variables,
+                most=self.max_prompt,
+            )
         except ContextFullError:
-            raise self._too_long() from None
+            raise self.too_long() from None
         except ValueError as error:
             raise refusal(error) from error
 
@@ -149,21 +200,17 @@ class Service:
             try:
                 return self.generator.tokenizer.encode(prompt, most=self.max_prompt)
             except ContextFullError:
-                raise self._too_long() from None
+                raise self.too_long() from None
         if len(prompt) > self.max_prompt:
-            raise self._too_long()
+            raise self.too_long()
         return prompt
 
-    def _too_long(self) -> ApiError:
+    def too_long(self) -> ApiError:
+        """Of a prompt."""
         n_ctx = self.generator.n_ctx
         limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the most here"
         message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
         return ApiError(400, message, code="context_length_exceeded")
-
-    def _check_model(self, body: GenerationRequest) -> None:
-        if body.model not in (None, self.name):
-            message = f"there is no model {body.model!r}, only {self.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
 
     def _policy(self, body: GenerationRequest) -> Policy | Sequence[Policy]:
         """Of the outputs of a request."""

@@ -1,0 +1,43 @@
+"""Print the embedding of a text: a vector, as JSON.
+
+It is made of the hidden states that the model has of the text's tokens, after its last norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import get_args
+
+from h2o_cpp.cli.options import add_cache, add_machine, add_prompt, open_generator, read_prompt
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.generation.request import Pooling
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's arguments."""
+    add_prompt(parser, "TEXT", "text to embed")
+    parser.add_argument(
+        "--pooling", choices=get_args(Pooling), default="mean",
+        help="of the tokens' hidden states (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lines",
+        action="store_true",
+        help="embed each line (default: one text)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="as the model has it (default: divided by its length)"
+    )
+    add_cache(parser)
+    add_machine(parser, resident=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a JSON array for each text."""
+    text = read_prompt(args)
+    texts = text.splitlines() if args.lines else [text]
+    with open_generator(args) as generator:
+        for vector in generator.embed(texts, pooling=args.pooling, normalize=not args.raw):
+            print(json.dumps([round(float(value), 8) for value in vector]))
+    return 0

@@ -1,0 +1,56 @@
+"""Embeddings: a text as a vector, of the hidden states that the model has of its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp.generation.batch import run_batch
+from h2o_cpp.generation.request import Pooling, is_batch, make_request
+from h2o_cpp.model.arguments import check_bool
+from h2o_cpp.model.runtime import Runtime
+
+
+def embed(
+    runtime: Runtime,
+    text: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+    pooling: Pooling,
+    normalize: bool,
+) -> NDArray[np.float32]:
+    """As Generator.embed, which explains it."""
+    check_pooling(pooling)
+    check_bool("normalize", normalize)
+    many = is_batch(text)
+    texts: Sequence[str | Sequence[int]] = text if many else [text]  # type: ignore[list-item, assignment]
+    seeds = random.Random(0)  # nothing is sampled
+    requests = [make_request(runtime, seeds, one, {}, pooling=pooling) for one in texts]
+    for i, request in enumerate(requests):
+        if not len(request.prompt):
+            raise ValueError(f"text[{i}] is empty" if many else "the text is empty")
+        request.submit(runtime.engine)  # checks it
+    found: dict[int, NDArray[np.float32]] = {}
+    for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
+        if piece.last:
+            if piece.state.finish_reason == "cancelled":
+                raise RuntimeError("this Generator is closed")
+            found[piece.index] = piece.state.embedding
+    vectors = np.stack([found[i] for i in range(len(requests))])
+    if normalize:
+        vectors = unit_length(vectors)
+    return vectors if many else vectors[0]
+
+
+def check_pooling(pooling: object) -> None:
+    """Raises ValueError for other than "mean" and "last"."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling={pooling!r}, expected 'mean' or 'last'")
+
+
+def unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Each of the last axis divided by its Euclidean length, but zeros."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
+    return (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)

@@ -1,0 +1,23 @@
+"""What a model's reply says: reasoning, content and tool calls, in the formats of its family.
+
+parse_reply(text, format) for a whole text, ReplyParser for pieces as they come.
+"""
+
+from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
+from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
+from h2o_cpp.reply.scanner import Call, Content, Part, Reasoning
+
+__all__ = [
+    "FORMATS",
+    "Call",
+    "Content",
+    "Part",
+    "Reasoning",
+    "Reply",
+    "ReplyFormat",
+    "ReplyParser",
+    "ToolCall",
+    "format_named",
+    "format_of",
+    "parse_reply",
+]

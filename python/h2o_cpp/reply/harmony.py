@@ -1,0 +1,45 @@
+"""Harmony, of gpt-oss: messages on channels: analysis, commentary, to which calls belong, final."""
+
+from __future__ import annotations
+
+import re
+
+from h2o_cpp.reply.calls import Tools, dumps, loads
+from h2o_cpp.reply.scanner import Content, Reasoning, Scanner, Steps
+
+_CHANNEL, _START, _MESSAGE, _CONSTRAIN = "<|channel|>", "<|start|>", "<|message|>", "<|constrain|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MARKERS = (_CHANNEL, _START, _MESSAGE, _CONSTRAIN, *_ENDS)
+
+_TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+
+
+def parse(s: Scanner, tools: Tools) -> Steps[None]:
+    """Messages from <|start|>assistant on, which the prompt ends with. What is outside them is
+    content."""
+    while True:
+        if (yield from s.starts(" to=")):  # whom a call is to, before its channel
+            header = " to="
+        else:
+            _, marker = yield from s.until([_CHANNEL, _START])
+            if marker is None:
+                return
+            header = marker
+        rest, marker = yield from s.until([_MESSAGE], None)
+        header += rest
+        if marker is None:
+            s.not_a_call(header)
+            return
+        to = _TO.search(header)
+        if to is None:
+            kind = Reasoning if f"{_CHANNEL}analysis" in header else Content
+            _, marker = yield from s.until(_ENDS, kind)
+        else:
+            body, marker = yield from s.until(_ENDS, None)
+            arguments = loads(body)
+            if isinstance(arguments, dict) and tools.any:
+                s.call(to[1], dumps(arguments))
+            else:
+                s.not_a_call(body)
+        if marker is None:
+            return

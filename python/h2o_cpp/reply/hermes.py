@@ -1,0 +1,27 @@
+"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them."""
+
+from __future__ import annotations
+
+from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.scanner import Scanner, Steps
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+MARKERS = (_BEGIN, _END)
+
+
+def parse(s: Scanner, tools: Tools) -> Steps[None]:
+    """Content, with calls in it. A call without its end is one too."""
+    while True:
+        _, marker = yield from s.until([_BEGIN])
+        if marker is None:
+            return
+        text = _BEGIN + (yield from s.spaces())
+        raw = yield from s.json_value()
+        call = None if raw is None else read_call(loads(raw))
+        if call is None or not tools.any:
+            s.not_a_call(text + (raw or ""))
+            continue
+        s.call(*call)
+        yield from s.spaces()
+        if (yield from s.starts(_END)):
+            yield from s.spaces()

@@ -1,0 +1,28 @@
+"""Llama 3: the reply is {"name": ..., "parameters": {...}}; several are separated by semicolons."""
+
+from __future__ import annotations
+
+from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.scanner import Scanner, Steps
+
+_TAG = "<|python_tag|>"
+MARKERS = (_TAG,)
+
+
+def parse(s: Scanner, tools: Tools) -> Steps[None]:
+    """Calls from its beginning on, and then content. JSON that calls no known tool is content."""
+    before = yield from s.spaces()
+    if (yield from s.starts(_TAG)):
+        before += _TAG
+    while True:
+        raw = yield from s.json_value()
+        call = None if raw is None else read_call(loads(raw))
+        if call is None or not tools.has(call[0]):
+            s.say(before + (raw or ""))
+            break
+        s.call(*call)
+        yield from s.spaces()
+        if not (yield from s.starts(";")):
+            break
+        before = ";" + (yield from s.spaces())
+    yield from s.remainder()

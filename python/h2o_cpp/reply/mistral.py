@@ -1,0 +1,42 @@
+"""Mistral: [TOOL_CALLS] and a list of {"name": ..., "arguments": {...}}, or name[ARGS]{...}."""
+
+from __future__ import annotations
+
+from h2o_cpp.reply.calls import Tools, dumps, loads, read_call
+from h2o_cpp.reply.scanner import Scanner, Steps
+
+_BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKERS = (_BEGIN, _ID, _ARGUMENTS)
+
+
+def parse(s: Scanner, tools: Tools) -> Steps[None]:
+    """Content, with calls after it."""
+    while True:
+        _, marker = yield from s.until([_BEGIN])
+        if marker is None:
+            return
+        text = _BEGIN + (yield from s.spaces())
+        name = yield from s.word()
+        text += name
+        if name:
+            for mark in (_ID, _ARGUMENTS):
+                if (yield from s.starts(mark)):
+                    text += mark + (yield from s.word())
+            text += yield from s.spaces()
+        raw = yield from s.json_value()
+        calls = None if raw is None else _read(name, raw)
+        if not calls or not tools.any:
+            s.not_a_call(text + (raw or ""))
+            continue
+        for call in calls:
+            s.call(*call)
+        yield from s.spaces()
+
+
+def _read(name: str, raw: str) -> list[tuple[str, str]] | None:
+    value = loads(raw)
+    if name:
+        return [(name, dumps(value))] if isinstance(value, dict) else None
+    found = [read_call(one) for one in (value if isinstance(value, list) else [value])]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else None

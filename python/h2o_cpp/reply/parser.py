@@ -1,0 +1,111 @@
+"""ReplyParser: pieces of a reply's text in, its reasoning, content and tool calls out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from h2o_cpp.reply.calls import Tools
+from h2o_cpp.reply.formats import ReplyFormat
+from h2o_cpp.reply.scanner import Call, Content, Part, Reasoning, Scanner, Steps
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool; arguments: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass
+class Reply:
+    """A whole reply."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """What comes next."""
+        for part in parts:
+            if isinstance(part, Call):
+                self.calls.append(ToolCall(part.name, part.arguments))
+            elif isinstance(part, Reasoning):
+                self.reasoning += part.text
+            else:
+                self.content += part.text
+
+
+class ReplyParser:
+    """Reads a reply as it comes. What is malformed is content, as it was written.
+
+    Content and reasoning are given as they come, a call when it is complete: what begins like one
+    may turn out to be none.
+    """
+
+    def __init__(
+        self,
+        format: ReplyFormat,
+        *,
+        tools: Collection[str] | None = None,
+        thinking: bool = False,
+    ) -> None:
+        """format: as format_of() finds it for a chat template.
+
+        tools: names of those that the model was told of; None: any may be called.
+        thinking: the prompt ends inside of reasoning, so that the reply begins there.
+        """
+        self._scanner = Scanner()
+        self._steps = _steps(self._scanner, format, Tools(tools), thinking)
+        self._run()
+
+    def push(self, text: str) -> list[Part]:
+        """What another piece of text completes."""
+        self._scanner.rest += text
+        return self._run()
+
+    def finish(self) -> list[Part]:
+        """What is left at the end of the text."""
+        self._scanner.ended = True
+        return self._run()
+
+    def _run(self) -> list[Part]:
+        next(self._steps, None)
+        found, self._scanner.found = self._scanner.found, []
+        return found
+
+
+def parse_reply(
+    text: str,
+    format: ReplyFormat,
+    *,
+    tools: Collection[str] | None = None,
+    thinking: bool = False,
+) -> Reply:
+    """A whole reply; arguments as for ReplyParser."""
+    parser = ReplyParser(format, tools=tools, thinking=thinking)
+    reply = Reply()
+    reply.add(parser.push(text))
+    reply.add(parser.finish())
+    return reply
+
+
+def _steps(s: Scanner, format: ReplyFormat, tools: Tools, thinking: bool) -> Steps[None]:
+    if format.think is not None:
+        yield from _reasoning(s, *format.think, thinking)
+    if format.parse is not None:
+        yield from format.parse(s, tools)
+    yield from s.remainder(Content)
+
+
+def _reasoning(s: Scanner, begin: str, end: str, opened: bool) -> Steps[None]:
+    if not opened:
+        spaces = yield from s.spaces()
+        if not (yield from s.starts(begin)):
+            s.rest = spaces + s.rest
+            return
+    yield from s.spaces()
+    _, marker = yield from s.until([end], Reasoning)
+    if marker is not None:
+        yield from s.spaces()

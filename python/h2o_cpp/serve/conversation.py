@@ -1,0 +1,45 @@
+"""Chats of every dialect: from a ChatRequest to outputs whose parts are read as they come."""
+
+from __future__ import annotations
+
+from h2o_cpp.model.chat_template import tool_names
+from h2o_cpp.reply import ReplyParser
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.requests import ChatRequest
+from h2o_cpp.serve.service import Service
+
+
+def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
+    """Enqueue the answers to a conversation. Raises ApiError."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise ApiError(
+            400, "a model cannot be made to call a tool here yet: tool_choice is 'auto' or 'none'",
+            param="tool_choice",
+        )  # fmt: skip
+    tools = body.told_tools()
+    template = service.chat_template(tools=bool(tools))
+    prompt = service.chat_prompt(
+        [message.plain() for message in body.messages],
+        tools=tools,
+        documents=body.documents,
+        variables=body.template_variables(),
+    )
+    form = template.format
+    parses = bool(tools) or form.think is not None or form.name == "harmony"
+    outputs = service.submit(
+        [prompt.tokens],
+        body,
+        max_tokens=body.max_tokens or body.max_completion_tokens,
+        n_top=(body.top_logprobs or 0) if body.logprobs else None,
+        spelled=template.spelled if parses else (),
+    )
+    for output in outputs if parses else ():
+        output.parser = ReplyParser(form, tools=tool_names(tools), thinking=prompt.thinking)
+        output.max_calls = 1 if body.parallel_tool_calls is False else None
+    body.messages, body.tools = [], None  # they may be long
+    return outputs

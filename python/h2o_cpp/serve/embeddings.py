@@ -1,0 +1,113 @@
+"""POST /v1/embeddings: texts as vectors."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from h2o_cpp.generation.embedding import unit_length
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.parsing import body_of
+from h2o_cpp.serve.requests import ModelRequest, Prompts, prompt_list
+from h2o_cpp.serve.service import Service
+
+router = APIRouter()
+
+
+class EmbeddingRequest(ModelRequest):
+    """One text or several."""
+
+    input: Prompts = Field(description="strings, or token ids")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of little-endian 32-bit floats"
+    )
+    pooling: Literal["mean", "last"] = Field("mean", description="of the tokens' hidden states")
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="as many as the model has"
+    )
+    user: str | None = Field(None, description="ignored")
+
+
+class Embedding(BaseModel):
+    """Of one text, of length 1."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Of all texts."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+@router.post(
+    "/v1/embeddings", response_model=EmbeddingList, openapi_extra=body_of(EmbeddingRequest)
+)
+async def create_embeddings(request: Request, catalog: CatalogOf) -> object:
+    """Embed each text."""
+    return await answer(request, catalog, EmbeddingRequest, _submit)
+
+
+def _submit(service: Service, body: EmbeddingRequest) -> _Embeddings:
+    return _Embeddings(service, body, service.embed(prompt_list(body.input), body.pooling))
+
+
+def vectors(outputs: list[Output]) -> Any:
+    """Of outputs that have ended, float32 [n, n_embd]."""
+    return unit_length(np.stack([output.completion.embedding for output in outputs]))
+
+
+class _Embeddings(GenerationResponse):
+    def __init__(self, service: Service, body: EmbeddingRequest, outputs: list[Output]) -> None:
+        super().__init__(outputs, stream=False)
+        self._name, self._body = service.name, body
+
+    def complete(self, outputs: list[Output]) -> EmbeddingList:
+        """One for each text."""
+        found = vectors(outputs)
+        if self._body.dimensions not in (None, found.shape[1]):
+            raise ApiError(400, f"the model has {found.shape[1]} dimensions", param="dimensions")
+        n, _ = self._outputs.count_tokens()
+        return EmbeddingList(
+            model=self._name,
+            data=[Embedding(index=i, embedding=self._encode(v)) for i, v in enumerate(found)],
+            usage=EmbeddingUsage(prompt_tokens=n, total_tokens=n),
+        )
+
+    def _encode(self, vector: Any) -> list[float] | str:
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        floats: list[float] = vector.tolist()
+        return floats
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """There are no streams of them."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """None."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """None."""
+        raise NotImplementedError

@@ -1,0 +1,108 @@
+"""Responses as OpenAI's completions and chats have them: choices, and streams of chunks."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from h2o_cpp.reply import Content, Part
+from h2o_cpp.serve.cache_view import CacheView
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.generation_response import GenerationResponse, sse
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.requests import GenerationRequest
+from h2o_cpp.serve.responses import KeptTokens, ResponseHead, Usage
+from h2o_cpp.serve.service import Service
+
+# What a stream is in the OpenAPI document, beside the complete response.
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "All at once, or a stream of chunks",
+        "content": {"text/event-stream": {}},
+    }
+}
+
+_PIECE = "\ufdd0"  # stands for a piece of text; no character has this number
+
+
+class OpenAIResponse(GenerationResponse):
+    """A choice for each output. A stream ends with [DONE], unless it went wrong."""
+
+    id_prefix: str  # of the responses of an endpoint
+
+    def __init__(
+        self,
+        service: Service,
+        body: GenerationRequest,
+        outputs: list[Output],
+        *,
+        logprobs: bool,
+    ) -> None:
+        """logprobs: whether it has log-probabilities."""
+        super().__init__(outputs, stream=body.stream)
+        self._body = body
+        self._logprobs = logprobs
+        self._tokenizer = service.generator.tokenizer
+        self._views: list[CacheView] = []
+        if body.kept_every is not None:
+            self._views = [CacheView(self._tokenizer, output) for output in outputs]
+        self._plain: dict[int, list[bytes]] = {}  # of each output, a chunk around its piece
+        # What all chunks begin with.
+        self._head = ResponseHead(
+            id=f"{self.id_prefix}-{uuid4().hex}", created=int(time.time()), model=service.name
+        ).model_dump()
+
+    @abstractmethod
+    def chunk(self, output: Output, parts: Sequence[Part]) -> BaseModel:
+        """What is new of an output."""
+
+    @abstractmethod
+    def last_chunk(self, usage: Usage) -> BaseModel:
+        """Of no output."""
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """A chunk, if there is anything to say."""
+        parts = output.parts(piece)
+        if output.generation is None and not (self._logprobs or self._views):
+            if not parts:
+                return b""
+            if output.begun and len(parts) == 1 and isinstance(part := parts[0], Content):
+                return self._plain_event(output, part.text)
+        event = _data_of(self.chunk(output, parts))
+        output.begun = True
+        return event
+
+    def _plain_event(self, output: Output, text: str) -> bytes:
+        around = self._plain.get(output.index)
+        if around is None:  # only the text differs from chunk to chunk
+            around = _data_of(self.chunk(output, [Content(_PIECE)])).split(_PIECE.encode())
+            self._plain[output.index] = around
+        return json.dumps(text)[1:-1].encode().join(around)
+
+    def end(self) -> bytes:
+        """The usage, if it is asked for."""
+        settings = self._body.stream_options
+        if settings is None or not settings.include_usage:
+            return sse(b"[DONE]")
+        return _data_of(self.last_chunk(self._usage())) + sse(b"[DONE]")
+
+    def failed(self, error: ApiError) -> bytes:
+        """As a response of its own would say it."""
+        return sse(error.body().encode())
+
+    def _kept(self, output: Output) -> KeptTokens | None:
+        return self._views[output.index].new() if self._views else None
+
+    def _usage(self) -> Usage:
+        n_prompt, n = self._outputs.count_tokens(self._body.n)
+        return Usage(prompt_tokens=n_prompt, completion_tokens=n, total_tokens=n_prompt + n)
+
+
+def _data_of(model: BaseModel) -> bytes:
+    return sse(model.model_dump_json().encode())

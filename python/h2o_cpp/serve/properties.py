@@ -1,0 +1,73 @@
+"""GET /props and /slots, as llama.cpp's: what a model is, and what its sequences do."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from h2o_cpp import __version__
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.responses import ModelLimits
+
+router = APIRouter()
+
+
+class GenerationSettings(BaseModel):
+    """Of a sequence."""
+
+    n_ctx: int
+
+
+class Properties(BaseModel):
+    """Of a model."""
+
+    model_alias: str
+    model_path: str  # the file's name alone
+    total_slots: int
+    default_generation_settings: GenerationSettings
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    h2o: ModelLimits | None
+
+
+class Slot(BaseModel):
+    """A sequence. Those that are at work come first: they have no fixed place."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+@router.get("/props")
+async def properties(request: Request, catalog: CatalogOf) -> Properties:
+    """What a model is; ?model=NAME says which."""
+    service = await catalog.take(request.query_params.get("model"))
+    catalog.give_back(service)
+    generator, tokenizer = service.generator, service.generator.tokenizer
+    return Properties(
+        model_alias=service.name,
+        model_path=generator.path.name,
+        total_slots=generator.max_sequences,
+        default_generation_settings=GenerationSettings(n_ctx=generator.n_ctx),
+        chat_template=None if service.template is None else service.template.source,
+        bos_token=tokenizer.token_text(tokenizer.bos),
+        eos_token=tokenizer.token_text(tokenizer.eos),
+        modalities={"vision": False, "audio": False},
+        build_info=f"h2o.cpp {__version__}",
+        h2o=service.model.h2o,
+    )
+
+
+@router.get("/slots")
+async def slots(request: Request, catalog: CatalogOf) -> list[Slot]:
+    """What the sequences of a model do; ?model=NAME says of which."""
+    service = await catalog.take(request.query_params.get("model"))
+    catalog.give_back(service)
+    n_active = service.engine.stats().n_active
+    return [
+        Slot(id=i, n_ctx=service.generator.n_ctx, is_processing=i < n_active)
+        for i in range(service.generator.max_sequences)
+    ]

@@ -1,0 +1,128 @@
+"""Of a prompt without a text: POST /tokenize, /detokenize and /apply-template, as llama.cpp's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from h2o_cpp.generation.request import ContextFullError
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.errors import ApiError, refusal
+from h2o_cpp.serve.parsing import body_of
+from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
+from h2o_cpp.serve.service import Service
+
+router = APIRouter()
+
+
+class TokenizeRequest(ModelRequest):
+    """A text."""
+
+    content: str
+    add_special: bool = Field(False, description="with those that a text begins and ends with")
+    parse_special: bool = Field(True, description="special tokens that it spells are those tokens")
+    with_pieces: bool = Field(False, description="with the text of each")
+
+
+class DetokenizeRequest(ModelRequest):
+    """Tokens."""
+
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
+
+
+class TokenPiece(BaseModel):
+    """A token; piece: its text, or its bytes where they are no whole characters."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(BaseModel):
+    """Tokens of a text."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class Detokenized(BaseModel):
+    """Text of tokens."""
+
+    content: str
+
+
+class AppliedTemplate(BaseModel):
+    """A conversation as the model reads it."""
+
+    prompt: str
+
+
+@router.post("/tokenize", response_model=Tokenized, openapi_extra=body_of(TokenizeRequest))
+async def tokenize(request: Request, catalog: CatalogOf) -> object:
+    """Tokens of a text, at most as many as a prompt may have."""
+    return await answer(request, catalog, TokenizeRequest, _tokenize)
+
+
+@router.post("/detokenize", response_model=Detokenized, openapi_extra=body_of(DetokenizeRequest))
+async def detokenize(request: Request, catalog: CatalogOf) -> object:
+    """Text of tokens."""
+    return await answer(request, catalog, DetokenizeRequest, _detokenize)
+
+
+@router.post("/apply-template", response_model=AppliedTemplate, openapi_extra=body_of(ChatRequest))
+async def apply_template(request: Request, catalog: CatalogOf) -> object:
+    """What a chat would be read as. Special tokens are spelled."""
+    return await answer(request, catalog, ChatRequest, _apply_template, quick=False)
+
+
+def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
+    tokenizer = service.generator.tokenizer
+    try:
+        tokens = tokenizer.encode(
+            body.content,
+            add_special=body.add_special,
+            parse_special=body.parse_special,
+            most=service.max_prompt,
+        )
+    except ContextFullError:
+        raise service.too_long() from None
+    except ValueError as error:
+        raise refusal(error) from error
+    if not body.with_pieces:
+        return Tokenized(tokens=tokens)
+    return Tokenized(
+        tokens=[TokenPiece(id=token, piece=_piece(service, token)) for token in tokens]
+    )
+
+
+def _piece(service: Service, token: int) -> str | list[int]:
+    data = service.generator.tokenizer.token_bytes(token)
+    try:
+        return data.decode() or service.generator.tokenizer.token_text(token)
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
+    try:
+        return Detokenized(content=service.generator.detokenize(body.tokens))
+    except ValueError as error:
+        raise refusal(error) from error
+
+
+def _apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
+    tools = body.told_tools()
+    template = service.chat_template(tools=bool(tools))
+    try:
+        text = template.text(
+            [message.plain() for message in body.messages],
+            tools=tools,
+            documents=body.documents,
+            variables=body.template_variables(),
+        )
+    except ValueError as error:
+        raise refusal(error) from error
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ApiError(400, "the conversation is not valid Unicode")
+    return AppliedTemplate(prompt=text)

@@ -1,0 +1,109 @@
+"""Embeddings: hidden states after the last norm, pooled, against transformers and the logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.cli import main
+from h2o_cpp.convert import convert
+from support.needs import packages
+from support.random_models import (
+    RECIPES,
+    float32_tolerance,
+    make_model,
+    random_tokens,
+    save_checkpoint,
+)
+
+TEXTS = ["The old man went down to the sea.", "A king", "A boy and his dog " * 20]
+
+
+@pytest.mark.parametrize("name", ["opt_untied", "gptneox"])
+def test_the_last_hidden_state_gives_the_last_logits(data: Path, name: str) -> None:
+    path = data / "golden" / f"{name}.gguf"
+    tokens = np.load(data / "golden" / f"{name}.npz")["tokens"].tolist()
+    [output] = [t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight"]
+    with Generator(path, kv_dtype="f32") as generator:
+        hidden = generator.embed(tokens, pooling="last", normalize=False)
+        logits = generator.logits(tokens)[-1]
+    found = output.data.astype(np.float64) @ hidden
+    np.testing.assert_allclose(
+        found, logits, rtol=0, atol=float32_tolerance(RECIPES[name], logits.astype(np.float64))
+    )
+
+
+@pytest.mark.parametrize("n_batch", [512, 7])
+def test_mean_is_of_the_last_states_of_all_beginnings(tiny_opt: Path, n_batch: int) -> None:
+    """Without eviction, and however the text is cut into chunks."""
+    with Generator(tiny_opt, kv_dtype="f32", n_batch=n_batch) as generator:
+        tokens = generator.tokenize(TEXTS[0])
+        beginnings = [tokens[: i + 1] for i in range(len(tokens))]
+        each = generator.embed(beginnings, pooling="last", normalize=False)
+        mean = generator.embed(tokens, pooling="mean", normalize=False)
+    np.testing.assert_allclose(mean, each.mean(0), rtol=0, atol=1e-3 * np.abs(each).max())
+    assert np.abs(each[0] - each[-1]).max() > 0.01 * np.abs(each).max()
+
+
+def test_many_are_those_of_one(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, max_sequences=2) as generator:
+        many = generator.embed(TEXTS)
+        assert many.shape == (3, 192)
+        for text, vector in zip(TEXTS, many, strict=True):
+            np.testing.assert_array_equal(generator.embed(text), vector)
+            assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+        raw = generator.embed(TEXTS[0], normalize=False)
+        np.testing.assert_allclose(raw / np.linalg.norm(raw), many[0], rtol=0, atol=1e-6)
+
+
+def test_bad_arguments(tiny_opt: Path) -> None:
+    with Generator(tiny_opt, n_ctx=32) as generator:
+        pooling: Any = "max"
+        with pytest.raises(ValueError, match="pooling='max', expected 'mean' or 'last'"):
+            generator.embed("a", pooling=pooling)
+        with pytest.raises(ValueError, match="the text is empty"):
+            generator.embed("")
+        with pytest.raises(ValueError, match=r"text\[1\] is empty"):
+            generator.embed(["a", ""])
+        with pytest.raises(ValueError, match="n_ctx"):
+            generator.embed("word " * 100)
+    with pytest.raises(RuntimeError, match="closed"):
+        generator.embed("a")
+
+
+def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_opt: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("A king\nA boy\n")
+    assert main(["embed", "--file", str(texts), "--lines", "--pooling", "last"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with Generator(tiny_opt) as generator:
+        expected = generator.embed(["A king", "A boy"], pooling="last")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
+
+
+@packages("torch", "transformers")
+@pytest.mark.parametrize("name", RECIPES)
+def test_random_checkpoints(tmp_path: Path, name: str) -> None:
+    import torch
+
+    recipe = RECIPES[name]
+    model = make_model(recipe, 3)
+    save_checkpoint(model, tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "f32")
+    tokens = random_tokens(3)
+    with torch.no_grad():
+        answer = model.double()(torch.as_tensor(tokens)[None], output_hidden_states=True)
+    expected = answer.hidden_states[-1][0].numpy()
+    tolerance = float32_tolerance(recipe, expected)
+    with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
+        ids = tokens.tolist()
+        last = generator.embed(ids, pooling="last", normalize=False)
+        mean = generator.embed(ids, pooling="mean", normalize=False)
+    np.testing.assert_allclose(last, expected[-1], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(mean, expected.mean(0), rtol=0, atol=tolerance)

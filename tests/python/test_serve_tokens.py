@@ -1,0 +1,142 @@
+"""Embeddings, tokens and properties over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_cpp import Generator
+from support.chatty import PLAIN, user
+from support.serving import Server, serving
+
+TEXT = "The old man went down to the sea."
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Iterator[Generator]:
+    with Generator(tiny_opt, n_ctx=64, max_sequences=2, threads=1) as generator:
+        yield generator
+
+
+@pytest.fixture(scope="module")
+def server(generator: Generator) -> Iterator[Server]:
+    with serving(generator, template=PLAIN, max_queue=3) as server:
+        yield server
+
+
+class TestEmbeddings:
+    def ask(self, server: Server, **body: Any) -> Any:
+        answer = server.ask("/v1/embeddings", body)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+    def test_are_those_of_the_generator(self, server: Server, generator: Generator) -> None:
+        texts = [TEXT, "A king", "A boy"]
+        for pooling in ("mean", "last"):
+            found = self.ask(server, input=texts, pooling=pooling)
+            vectors = np.array([one["embedding"] for one in found["data"]], np.float32)
+            expected = generator.embed(texts, pooling=pooling)
+            np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+        assert [one["index"] for one in found["data"]] == [0, 1, 2]
+        n = sum(len(generator.tokenize(text)) for text in texts)
+        assert found["usage"] == {"prompt_tokens": n, "total_tokens": n}
+
+    def test_of_tokens_and_in_base64(self, server: Server, generator: Generator) -> None:
+        tokens = generator.tokenize(TEXT)
+        [one] = self.ask(server, input=tokens, encoding_format="base64", dimensions=192)["data"]
+        vector = np.frombuffer(base64.b64decode(one["embedding"]), "<f4")
+        np.testing.assert_allclose(vector, generator.embed(TEXT), rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ({"input": ""}, "is empty"),
+            ({"input": ["a", ""]}, r"input[1] is empty"),
+            ({"input": []}, "input"),
+            ({"input": "the king " * 100}, "more than 64 tokens"),
+            ({"input": ["a"] * 4}, "at most 3"),
+            ({"input": "a", "dimensions": 5}, "192 dimensions"),
+            ({"input": [10**6]}, "vocabulary"),
+            ({"input": "a", "model": "other"}, "no model"),
+        ],
+    )
+    def test_refused(self, server: Server, body: Any, message: str) -> None:
+        answer = server.ask("/v1/embeddings", body)
+        assert answer.status in (400, 404)
+        assert message in answer.json()["error"]["message"]
+        assert server.metric("h2o_sequences_active") == 0
+
+    def test_by_the_client_of_openai(self, server: Server, generator: Generator) -> None:
+        openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+            [one] = client.embeddings.create(model="tiny", input=TEXT).data
+        np.testing.assert_allclose(one.embedding, generator.embed(TEXT), rtol=0, atol=1e-6)
+
+
+class TestTokens:
+    def test_there_and_back(self, server: Server, generator: Generator) -> None:
+        tokens = server.ask("/tokenize", {"content": TEXT}).json()["tokens"]
+        assert tokens == generator.tokenize(TEXT, add_special=False)
+        assert server.ask("/detokenize", {"tokens": tokens}).json() == {"content": TEXT}
+        body = {"content": TEXT, "with_pieces": True}
+        pieces = server.ask("/tokenize", body).json()["tokens"]
+        assert "".join(piece["piece"] for piece in pieces) == TEXT
+
+    def test_special_ones(self, server: Server, generator: Generator) -> None:
+        content = {"content": "a</s>"}
+        one = server.ask("/tokenize", {**content, "add_special": True}).json()["tokens"]
+        assert one == generator.tokenize("a</s>", parse_special=True)
+        other = server.ask("/tokenize", {**content, "parse_special": False}).json()["tokens"]
+        assert other == generator.tokenize("a</s>", add_special=False)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/tokenize", {"content": "the king " * 100}),
+            ("/tokenize", {"content": "\ud800"}),
+            ("/tokenize", {"content": 1}),
+            ("/tokenize", {}),
+            ("/detokenize", {"tokens": [10**6]}),
+            ("/detokenize", {"tokens": [-1]}),
+            ("/apply-template", {"messages": []}),
+            ("/apply-template", {"messages": user("\ud800")}),
+        ],
+    )
+    def test_refused(self, server: Server, path: str, body: Any) -> None:
+        assert server.ask(path, body).status == 400
+
+    def test_template(self, server: Server) -> None:
+        answer = server.ask("/apply-template", {"messages": user("Hi</s>")})
+        assert answer.json() == {"prompt": "user: Hi</s>\nassistant:"}
+
+
+def test_properties(server: Server, tiny_opt: Path) -> None:
+    found = server.ask("/props").json()
+    assert found["model_path"] == tiny_opt.name
+    assert found["total_slots"] == 2
+    assert found["default_generation_settings"] == {"n_ctx": 64}
+    assert found["chat_template"] == PLAIN
+    assert server.ask("/props?model=other").status == 404
+
+
+def test_slots(server: Server) -> None:
+    idle = {"n_ctx": 64, "is_processing": False}
+    assert server.ask("/slots").json() == [{"id": 0, **idle}, {"id": 1, **idle}]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/embeddings"])
+def test_limits_of_bodies_hold(tiny_opt: Path, path: str) -> None:
+    with (
+        Generator(tiny_opt, n_ctx=64, threads=1) as generator,
+        serving(generator, max_body_bytes=100, api_key="sesame") as server,
+    ):
+        assert server.ask(path, b"x").status == 401
+        key = {"Authorization": "Bearer sesame"}
+        assert server.ask(path, b"x" * 101, **key).status == 413
+        assert server.ask(path, b"x", **key).status == 400
+        assert server.ask("/slots").status == server.ask("/props").status == 401

@@ -1,0 +1,187 @@
+"""Tools and reasoning over HTTP: calls, deltas, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from support.chatty import user
+from support.serving import Server, events, serving
+from support.tool_talk import THINKS, TOOLS, WEATHER, spell, talking
+
+PATH = "/v1/chat/completions"
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Łódź"}}</tool_call>'
+ARGUMENTS = '{"city": "Łódź"}'
+SAID = f"<think>\nHm.\n</think>\nLet me see.\n{CALL}\n{CALL}"
+# What is said after prompts of as many tokens: with a tool "1uHi;", without "uHi!;".
+N = len("1uHi;")
+ASK: dict[str, Any] = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("talk")
+    with (
+        Generator(talking(folder, {N: SAID}, THINKS), max_sequences=3) as generator,
+        serving(generator) as server,
+    ):
+        yield server
+
+
+def deltas(body: bytes) -> list[dict[str, Any]]:
+    *chunks, done = events(body)
+    assert done == "[DONE]"
+    return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+def test_a_call(server: Server) -> None:
+    [choice] = server.ask(PATH, ASK).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] == "Let me see."
+    assert message["reasoning_content"] == "Hm."
+    first, second = message["tool_calls"]
+    assert first["function"] == second["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    assert first["type"] == "function"
+    assert first["id"] != second["id"]
+    assert len(first["id"]) == 9
+    assert {*first["id"]} <= {*string.ascii_letters, *string.digits}
+
+
+def test_streamed(server: Server) -> None:
+    answer = server.ask(PATH, {**ASK, "stream": True})
+    found = deltas(answer.body)
+    assert found[0]["role"] == "assistant"
+    assert "".join(delta.get("content") or "" for delta in found) == "Let me see."
+    assert "".join(delta.get("reasoning_content") or "" for delta in found) == "Hm."
+    calls = [call for delta in found for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert [call["function"]["arguments"] for call in calls] == [ARGUMENTS] * 2
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in events(answer.body)[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_alone(server: Server, stream: bool) -> None:
+    answer = server.ask(PATH, {**ASK, "parallel_tool_calls": False, "stream": stream})
+    if stream:
+        calls = [call for delta in deltas(answer.body) for call in delta.get("tool_calls", [])]
+    else:
+        calls = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_tools_a_call_is_content(server: Server, tools: Any) -> None:
+    body = {"messages": user("Hi!"), "temperature": 0, **tools}
+    [choice] = server.ask(PATH, body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == f"Let me see.\n{CALL}\n{CALL}"
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_call_that_is_cut_off_is_content(server: Server) -> None:
+    cut = len(spell(SAID)) - len(spell(CALL)) - 5
+    [choice] = server.ask(PATH, {**ASK, "max_tokens": cut}).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["content"].startswith("Let me see.\n<tool_call>{")
+
+
+def test_log_probabilities_go_on(server: Server) -> None:
+    answer = server.ask(PATH, {**ASK, "stream": True, "logprobs": True})
+    chunks = events(answer.body)[:-1]
+    tokens = [t for c in chunks for t in c["choices"][0]["logprobs"]["content"]]
+    assert len(tokens) == len(spell(SAID))
+
+
+def test_what_the_template_is_given(tmp_path: Path) -> None:
+    shows = "{{ documents | tojson }}{{ effort }}{{ reasoning_effort }}{{ enable_thinking }};"
+    body = {
+        "messages": user("Hi"),
+        "documents": [{"title": "A"}],
+        "chat_template_kwargs": {"effort": 3},
+        "temperature": 0,
+    }
+    with (
+        Generator(talking(tmp_path, {}, shows)) as generator,
+        serving(generator) as server,
+    ):
+        for effort, seen in (("low", "low"), ("none", "False")):
+            answer = server.ask("/apply-template", {**body, "reasoning_effort": effort})
+            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{seen};'
+
+
+class TestRefused:
+    def refused(self, server: Server, **fields: Any) -> str:
+        answer = server.ask(PATH, {**ASK, **fields})
+        assert answer.status == 400
+        message: str = answer.json()["error"]["message"]
+        return message
+
+    def test_a_model_that_must_call(self, server: Server) -> None:
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            assert "cannot be made to call" in self.refused(server, tool_choice=choice)
+
+    def test_bad_tools(self, server: Server) -> None:
+        assert "name" in self.refused(server, tools=[{"type": "function", "function": {}}])
+        assert "type" in self.refused(server, tools=[{"type": "code_interpreter"}])
+
+    def test_templates_without_tools(self, tmp_path: Path) -> None:
+        for template, message in (
+            ("{{ messages[0].content }}", "has no place for tools"),
+            ("{{ tools }}", "start with --tool-parser"),
+        ):
+            with (
+                Generator(talking(tmp_path, {}, template)) as generator,
+                serving(generator) as server,
+            ):
+                assert message in self.refused(server)
+
+    def test_unless_it_is_told_how_calls_are_written(self, tmp_path: Path) -> None:
+        said = '{"name": "weather", "parameters": {}}'
+        with (
+            Generator(talking(tmp_path, {len("1u;"): said}, "1u;{{ '' }}{# tools #}")) as generator,
+            serving(generator, tool_parser="llama3") as server,
+        ):
+            [choice] = server.ask(PATH, ASK).json()["choices"]
+            assert choice["message"]["content"] is None
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_by_the_client_of_openai(server: Server) -> None:
+    openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        messages: list[Any] = user("Hi")
+        with client.chat.completions.stream(
+            model="tiny", messages=messages, tools=[WEATHER], temperature=0
+        ) as stream:
+            for _ in stream:
+                pass
+            message = stream.get_final_completion().choices[0].message
+    assert message.content == "Let me see."
+    assert [json.loads(c.function.arguments) for c in message.tool_calls] == [{"city": "Łódź"}] * 2
+
+
+def test_a_second_turn(tmp_path: Path) -> None:
+    """The client's messages, calls and results included, reach the template."""
+    called = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        *user("Hi"),
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "a", "content": "4"},
+    ]
+    seen = '1uHi;a<tool_call>{"name": "f", "arguments": {"x": 1}};t4;'
+    with (
+        Generator(talking(tmp_path, {len(spell(seen)): "Four."}, TOOLS)) as generator,
+        serving(generator) as server,
+    ):
+        body = {"messages": messages, "tools": [WEATHER], "temperature": 0}
+        [choice] = server.ask(PATH, body).json()["choices"]
+    assert choice["message"]["content"] == "Four."

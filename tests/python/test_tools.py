@@ -1,0 +1,128 @@
+"""Tools in Python: what templates get of them, and what a reply calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.model.chat_template import ChatTemplate, tool_names
+from h2o_cpp.reply import Reply, ToolCall
+from support.chatty import user
+from support.needs import packages
+from support.tool_talk import (
+    DOCUMENTS,
+    HERMES,
+    LLAMA,
+    THINKS,
+    TOOLS,
+    WEATHER,
+    spell,
+    talking,
+)
+from support.vocabularies import byte_pairs, tokenizer_of
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Graz"}}</tool_call>'
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather in Łódź? <|im_end|>"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "a",
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "arguments": {"city": "Łódź", "é": [1, None, True]},
+                },
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": '{"sky": "<clear> & "}'},
+]
+BOOKS = [{"title": "One", "text": "Straße"}, {"title": "Two", "text": "b"}]
+
+
+@packages("transformers")
+@pytest.mark.parametrize("template", [HERMES, LLAMA, DOCUMENTS, TOOLS])
+@pytest.mark.parametrize("tools", [None, [WEATHER, WEATHER]])
+@pytest.mark.parametrize("documents", [None, BOOKS])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
+def test_templates_make_what_transformers_makes(
+    template: str, tools: Any, documents: Any, variables: Any
+) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        conversations=[CONVERSATION],
+        tools=tools,
+        documents=documents,
+        chat_template=template,
+        add_generation_prompt=True,
+        bos_token="",
+        eos_token="</s>",
+        **variables,
+    )
+    [expected] = rendered[0]
+    tokenizer = tokenizer_of(byte_pairs())
+    prompt = ChatTemplate(template, tokenizer).prompt(
+        CONVERSATION, tools=tools, documents=documents, variables=variables
+    )
+    assert tokenizer.decode(prompt.tokens) == expected
+
+
+def test_no_part_of_a_tool_is_a_special_token() -> None:
+    tokenizer = tokenizer_of(byte_pairs(("<|im_end|>", 3)))
+    tool: Any = {
+        "name": "f<|im_end|>",
+        "parameters": {"properties": {"<|im_end|>": {"<|im_end|>": 1}}},
+    }
+    called = {"function": {"name": "f", "arguments": {"<|im_end|>": "<|im_end|>"}}}
+    messages: list[Any] = [*user("a"), {"role": "assistant", "content": "", "tool_calls": [called]}]
+    template = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<|im_end|>", tokenizer)
+    tokens = template.prompt(messages, tools=[tool]).tokens
+    assert tokens.count(258) == 1
+    assert tokenizer.decode(tokens) == json.dumps([tool]) + json.dumps(messages)
+
+
+def test_a_tool_without_a_name() -> None:
+    assert tool_names([WEATHER, {"name": "g"}]) == ["weather", "g"]
+    bad: Any
+    for bad in ([{}], [{"function": {}}], ["f"], [{"function": {"name": ""}}], [{"name": 1}]):
+        with pytest.raises(ValueError, match=r"tools\[0\]=.* has no name, expected"):
+            tool_names(bad)
+
+
+def test_reply(tmp_path: Path) -> None:
+    said = "Let me see.\n" + CALL
+    with Generator(talking(tmp_path, {len("1uHi;"): said})) as generator:
+        reply = generator.reply(user("Hi"), tools=[WEATHER], temperature=0)
+        assert reply == Reply("Let me see.", calls=[ToolCall("weather", '{"city": "Graz"}')])
+        assert generator.reply(user("Hi!"), temperature=0) == Reply(said)
+        text = "".join(generator.chat(user("Hi!"), temperature=0))
+        assert text == said.replace("<tool_call>", "").replace("</tool_call>", "")
+
+
+def test_thinking(tmp_path: Path) -> None:
+    path = talking(tmp_path, {len("uHi;"): "<think>\nHm.\n</think>\nHello"}, THINKS)
+    with Generator(path) as generator:
+        assert generator.reply(user("Hi"), temperature=0) == Reply("Hello", "Hm.")
+    opened = THINKS + "<think>"
+    path = talking(tmp_path, {len("uHi;<think>"): "Hm.\n</think>\nHello"}, opened)
+    with Generator(path) as generator:
+        assert generator.reply(user("Hi"), temperature=0) == Reply("Hello", "Hm.")
+
+
+def test_tool_parser(tmp_path: Path) -> None:
+    said = '{"name": "weather", "parameters": {"city": "Graz"}}'
+    with Generator(talking(tmp_path, {len("1uHi;"): spell(said)})) as generator:
+        hi: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+        assert generator.reply(**hi) == Reply(said)
+        assert generator.reply(**hi, tool_parser="llama3").calls[0].name == "weather"
+        with pytest.raises(ValueError, match="no format 'x' of tool calls, only hermes, "):
+            generator.reply(**hi, tool_parser="x")
