@@ -43,17 +43,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
+#if defined(_WIN32) && defined(H2O_BUILDS_DLL)
+#define H2O_API __declspec(dllexport)
+#elif defined(__GNUC__) && !defined(_WIN32)
 #define H2O_API __attribute__((visibility("default")))
 #else
 #define H2O_API
 #endif
 
-#ifdef __cplusplus
-#define H2O_NOEXCEPT noexcept
-extern "C" {
-#else
+#ifndef __cplusplus
 #define H2O_NOEXCEPT
+#elif __cplusplus >= 201103L || defined(_MSC_VER)
+#define H2O_NOEXCEPT noexcept
+#else
+#define H2O_NOEXCEPT throw()
+#endif
+#ifdef __cplusplus
+extern "C" {
 #endif
 
 /* Programs built with one value work with every library that has the same. */
