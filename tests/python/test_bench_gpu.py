@@ -124,8 +124,8 @@ def test_page() -> None:
     assert "h2o.cpp 0.1 cuda (A GPU)." in page
     assert "\nA GPU." in page
     # 14 GB in 4 ms, of 4 TB/s.
-    ours = "| shape F16 | 250 (250 to 250) | 4.000 | 3500 (88%) |"
-    assert f"{ours} 50.0 (50.0 to 50.0) **5.00x** |" in page
+    ours = "| shape F16 | 250 | 4.000 | 3500 (88%) |"
+    assert f"{ours} 50.0 **5.00x** |" in page
     assert "- compiled on shape: no compiler" in page
     # 24 x 2048 tokens in 100 s, 90 of them decoding; in half of it; 96 x 2048 in 140.4 s.
     full = "| 24 | full | 100.00 | 10.00 | 90.00 | 91.00 | 491.5 | 546.1 | 48.0 | 62.0 |  |"
@@ -139,7 +139,7 @@ def test_page() -> None:
     assert row in page
     # 3968 MB more take 1 ms more.
     assert "| shape, batch 1 | window | 3.97 GB in 1000 us | 3968 (99%) |" in page
-    prompt = "4096 (4096 to 4096) | 4096 (4096 to 4096) | 3413 (3413 to 3413)"
+    prompt = "4096 | 4096 | 3413"
     assert f"| shape F16, 2048 tokens | {prompt} | 400 (50%) | +20.0% |" in page
 
 

@@ -34,11 +34,9 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
         lines += [f"`{command}`", ""]
     lines += [*_machine(records), *_versions(records)]
     lines += [
-        "Engines take turns on the same cores with the same number of threads, each in its own"
-        " process, and the number of tokens is checked against each one's own count. Models have"
-        " random weights in the shapes of real ones (`tools/bench/synthetic`). A cell is the"
-        " median, the slowest and the fastest round; a factor is"
-        f" {OURS}'s median divided by this one's.",
+        "Engines take turns on the same cores and threads, each in its own process; token counts"
+        " are checked. Weights are random, in real shapes (`tools/bench/synthetic`). Cells: median"
+        f" (slowest to fastest round). **Factors**: {OURS}'s median over this engine's.",
         "",
     ]
     sections = (
@@ -111,9 +109,8 @@ def _speed(values: Values) -> Iterator[str]:
         unit = "GFLOP/s" if kind == "prefill" else "GB/s"
         yield from table(["model", OURS, unit, *baselines], rows)
     yield (
-        "GB/s: what decoding reads of weights and cache for each token, times tokens per second;"
-        " per cent of what as many threads read of a large array just before. GFLOP/s: of the"
-        " matrix products of the layers."
+        "GB/s: weights and cache read per token, times tokens per second; in percent of what the"
+        " same threads read from a large array. GFLOP/s: matrix products of the layers."
     )
     yield ""
 
@@ -135,7 +132,7 @@ def _contexts(values: Values) -> Iterator[str]:
         )
         base = engines.get("llama.cpp", {})
         for title, suffix in (("tokens/s", ""), ("MiB resident, at most", " rss")):
-            yield f"{model}: {title} after so many tokens:"
+            yield f"{model}: {title} by context length:"
             yield ""
             rows = []
             for name, measures in engines.items():
@@ -150,8 +147,8 @@ def _contexts(values: Values) -> Iterator[str]:
                 rows.append(cells)
             yield from table(["cache", *map(str, contexts)], rows)
     yield (
-        "Here a factor is the median divided by llama.cpp's at the same context. Memory is that of"
-        " the process; in each of them the interpreter and this package's imports are a part of it."
+        "Here a factor is the median over llama.cpp's at the same context. Memory is that of the"
+        " process, with the interpreter and this package's imports."
     )
     yield ""
 
@@ -171,7 +168,7 @@ def _machinery(values: Values) -> Iterator[str]:
                 window, h2o = ([1 / value for value in rates] for rates in (window, h2o))
             cells = [microseconds(window), microseconds(h2o)]
             rows.append([model, *cells, f"{median(h2o) / median(window) - 1:+.1%}"])
-    yield "Microseconds of a step, in a cache that is full: median and quartiles."
+    yield "Microseconds per step with a full cache: median (quartiles)."
     yield ""
     yield from table(["", "window", "h2o", "h2o takes"], rows)
 
@@ -209,7 +206,7 @@ def _start(values: Values) -> Iterator[str]:
         yield ""
         head = ["", "import", "load", "prompt", "first token"]
         yield from table(head, rows)
-        yield "The first token comes after all three, from the page cache."
+        yield "The first token comes after all three; files are in the page cache."
         yield ""
 
 
@@ -222,10 +219,12 @@ def _seconds(values: Sequence[float]) -> str:
 def cell(
     rates: Sequence[float], other: Sequence[float] | None = None, *, of_theirs: bool = False
 ) -> str:
-    """Median and spread; with `other`, its median divided by this one's, or the other way."""
+    """Median, and spread of several; with `other`, its median over this one's, or the reverse."""
     if not rates:
         return ""
-    text = f"{_digits(median(rates))} ({_digits(min(rates))} to {_digits(max(rates))})"
+    text = _digits(median(rates))
+    if len(rates) > 1:
+        text += f" ({_digits(min(rates))} to {_digits(max(rates))})"
     if not other:
         return text
     factor = median(other) / median(rates)

@@ -15,14 +15,14 @@ from h2o_bench.throughput import ARRIVALS, OFFLOAD, SEQUENCES, SHARE, TABLE
 _FULL, _H2O = f"{OURS}, full", f"{OURS}, hh={SHARE}"
 
 
-def render_throughput(records: Sequence[Record], raw: str) -> str:
-    """Markdown of all sections there are records of; raw: the name of the file of records."""
-    lines = ["# Throughput", ""]
+def render_throughput(records: Sequence[Record]) -> str:
+    """Markdown of all sections there are records of, to stand below the findings of a page."""
+    lines = []
     for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
         lines += [f"`{command}`", ""]
     for name, engines in values_of(records, 0).items():
         threads = engines[OURS]["threads"][-1]
-        lines += [f"{name}, {threads:.0f} threads. Raw numbers: [{raw}]({raw}).", ""]
+        lines += [f"{name}, {threads:.0f} threads.", ""]
     versions = {f"{r.engine}: {r.note}" for r in records if r.measure == "sequences" and r.note}
     lines += [f"- {one}" for one in sorted(versions)] + [""]
     sections = (
@@ -39,25 +39,24 @@ def render_throughput(records: Sequence[Record], raw: str) -> str:
 
 
 _TABLE_TEXT = (
-    "The paper's experiment: every text has a prompt of random tokens and is continued, by the"
-    " likeliest token, to the same length. Each engine continues as many texts together as have"
-    " their caches beside its weights in the same memory, as computed from its types. Tokens per"
-    " second are those generated, by the time of prompts and generation together. Engines take"
-    " turns, each in a process of its own, and the number of tokens is checked. Resident is the"
-    " peak of the process with its libraries and activations, and before its texts began. Weights"
-    " are random, in real shapes."
+    "The paper's experiment: random prompts, greedy continuation to a fixed length. Each engine"
+    " runs as many sequences together as fit beside its weights in the same memory, computed from"
+    " its types. Tokens/s: generated tokens over the time of prefill and decode. Engines take"
+    " turns, each in its own process; token counts are checked. Resident: peak of the process with"
+    " libraries and activations; before: at the start of generation. Weights are random, in real"
+    " shapes."
 )
 _OFFLOAD_TEXT = (
-    "h2o.cpp with the least `max_resident`, Accelerate with all weights on disk: both read them"
-    " again in every pass. The system has the files in its memory."
+    "h2o.cpp with the smallest `max_resident`, Accelerate with all weights on disk: both read the"
+    " weights again in every pass, from the page cache."
 )
-_SEQUENCES_TEXT = "Decoding, prompts not counted. Memory ends at the number in the last row."
+_SEQUENCES_TEXT = "Decode only. The last row: how many sequences fit in the memory of section 1."
 _ARRIVALS_TEXT = (
-    "A Poisson process; prompts of 16 to 512 tokens, continued by 16 to 256, their logarithms"
-    " spread evenly. Static batching begins those that wait together and lets nobody in until all"
-    " of them have ended; continuous is the Engine, each request an asyncio task. The rate is that"
-    " at which the full cache's Engine is busy for 70 % of the time, in the memory of the first"
-    " table. Times are what those who ask see."
+    "A Poisson process; prompts of 16 to 512 tokens, outputs of 16 to 256, both log-uniform. Static"
+    " batching starts waiting requests together and admits no others until all have ended;"
+    " continuous is the Engine, one asyncio task per request. The rate keeps the full cache's"
+    " Engine busy for 70 % of the time, in the memory of section 1. Times are those seen by the"
+    " client."
 )
 
 
@@ -75,9 +74,9 @@ def _cells(values: Values) -> Iterator[str]:
                 n = f"{found['sequences'][-1]:.0f}"
                 rate = cell(rates, None if name == _H2O else ours)
                 rows.append([name, n, rate, computed, rss, before])
-        head = ["", "texts", "tokens/s", "computed MiB", "resident MiB", "before"]
+        head = ["", "sequences", "tokens/s", "computed MiB", "resident MiB", "before"]
         yield from table(head, rows)
-    yield f"A factor is the rate of {_H2O} divided by this one's."
+    yield f"**Factors**: tokens/s of {_H2O} over this engine's."
     yield ""
 
 
