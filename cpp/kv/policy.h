@@ -43,6 +43,8 @@ struct KvPolicy {
   float decay = 1;          // what is left of a score after each token (A2SF, arXiv 2407.20485)
   bool value_norm = false;  // a score counts times |v|_1 of its value (VATP, arXiv 2406.12335)
 
+  bool operator==(const KvPolicy&) const = default;
+
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
 

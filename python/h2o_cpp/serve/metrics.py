@@ -26,6 +26,7 @@ class EngineCollector(Collector):
         stats = service.engine.stats()
         for name, what, count in (
             ("h2o_prompt_tokens", "Prompt tokens read", stats.prompt_tokens),
+            ("h2o_cached_tokens", "Prompt tokens not read again", stats.cached_tokens),
             ("h2o_generated_tokens", "Tokens generated", stats.generated_tokens),
             ("h2o_evicted_tokens", "Tokens evicted, in the layer that keeps most", stats.evictions),
         ):
@@ -36,6 +37,7 @@ class EngineCollector(Collector):
             ("h2o_sequences", "Sequences", stats.n_sequences),
             ("h2o_cache_bytes", "Allocated for the caches of all sequences", service.cache_bytes),
             ("h2o_full_cache_bytes", "What full caches would take", service.full_cache_bytes),
+            ("h2o_prefix_bytes", "Of the prefix cache", stats.prefix_bytes),
             ("h2o_body_bytes", "Sent by requests in progress", self._limits.n_bytes),
         ):
             yield GaugeMetricFamily(name, what, value)

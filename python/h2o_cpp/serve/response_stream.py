@@ -19,7 +19,7 @@ from h2o_cpp.serve.cache_view import CacheView
 from h2o_cpp.serve.errors import ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
 from h2o_cpp.serve.requests import GenerationRequest
-from h2o_cpp.serve.responses import KeptTokens, ResponseHead, Usage
+from h2o_cpp.serve.responses import KeptTokens, PromptTokensDetails, ResponseHead, Usage
 from h2o_cpp.serve.service import Service
 
 # What a stream is in the OpenAPI document, beside the complete response.
@@ -146,8 +146,14 @@ class GenerationResponse(Response, ABC):
     def _usage(self) -> Usage:
         outputs = self._outputs.all
         n_prompt = sum(len(output.prompt) for output in outputs[:: self._body.n])
+        n_cached = sum(output.ended.cached_tokens for output in outputs[:: self._body.n])
         n = sum(output.ended.completion_tokens for output in outputs)
-        return Usage(prompt_tokens=n_prompt, completion_tokens=n, total_tokens=n_prompt + n)
+        return Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n,
+            total_tokens=n_prompt + n,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+        )
 
 
 def _part(body: bytes, *, more: bool = True) -> Message:
