@@ -67,10 +67,13 @@ h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* options,
     const std::shared_ptr<TextModel> shared = shared_model(model);
     require(max_sequences > 0, "max_sequences is ", max_sequences, ", expected 1 or more");
     SessionOptions made = session_options(options, shared->model.config.n_ctx_train);
+    const uint64_t prefix_cache =
+        given(options, h2o_session_options H2O_SESSION_OPTIONS).prefix_cache;
     made.n_sequences = made.max_sequences = max_sequences;
-    handle->engine = std::make_shared<Engine>(
-        std::shared_ptr<Model>(shared, &shared->model),
-        std::shared_ptr<const Tokenizer>(shared, &shared->tokenizer), std::move(made));
+    handle->engine =
+        std::make_shared<Engine>(std::shared_ptr<Model>(shared, &shared->model),
+                                 std::shared_ptr<const Tokenizer>(shared, &shared->tokenizer),
+                                 std::move(made), PrefixCacheOptions{.max_bytes = prefix_cache});
   });
 }
 
@@ -104,7 +107,9 @@ h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info) noexce
                          .n_ctx = e.session().options().n_ctx,
                          .cache_bytes = e.session().cache_bytes(),
                          .prompt_tokens = static_cast<uint64_t>(stats.prompt_tokens),
-                         .generated_tokens = static_cast<uint64_t>(stats.generated_tokens)},
+                         .generated_tokens = static_cast<uint64_t>(stats.generated_tokens),
+                         .cached_tokens = static_cast<uint64_t>(stats.cached_tokens),
+                         .prefix_bytes = static_cast<uint64_t>(stats.prefix_bytes)},
          info);
   } catch (...) {
     return H2O_INVALID_ARGUMENT;

@@ -175,8 +175,11 @@ typedef struct h2o_session_options {
   int32_t positions;
   const char* k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q4_0"; NULL: "f16" */
   const char* v_type; /* and values */
+  uint64_t
+      prefix_cache; /* of an engine: most bytes for states of prompts, at ends of n_batch tokens,
+                       in which others that begin alike go on; their output is the same. 0: none */
 } h2o_session_options;
-#define H2O_SESSION_OPTIONS {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL}
+#define H2O_SESSION_OPTIONS {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0}
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. *session is to be
  * freed whatever it returns, as with h2o_model_load; it has the message of an error. */
@@ -411,8 +414,10 @@ typedef struct h2o_engine_info {
   uint64_t cache_bytes;      /* allocated, all sequences */
   uint64_t prompt_tokens;    /* read so far, of all requests */
   uint64_t generated_tokens; /* generated so far */
+  uint64_t cached_tokens;    /* of prompts, not read again: the prefix cache had them */
+  uint64_t prefix_bytes;     /* of the prefix cache */
 } h2o_engine_info;
-#define H2O_ENGINE_INFO {sizeof(h2o_engine_info), 0, 0, 0, 0, 0, 0, 0}
+#define H2O_ENGINE_INFO {sizeof(h2o_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 H2O_API h2o_status h2o_engine_describe(h2o_engine* engine, h2o_engine_info* info) H2O_NOEXCEPT;
 

@@ -58,6 +58,8 @@ struct KvPolicy {
   float decay = 1;  // what is left of a score after each token (A2SF, arXiv 2407.20485)
   ValueNorm value_norm = ValueNorm::none;
 
+  bool operator==(const KvPolicy&) const = default;
+
   // How many tokens survive a step.
   H2O_HD int64_t budget() const { return int64_t{sinks} + heavy + recent; }
 

@@ -24,13 +24,13 @@ SessionOptions with_rows(SessionOptions options) {
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
-               SessionOptions options)
+               SessionOptions options, const PrefixCacheOptions& prefixes)
     : model_(std::move(model)),
       tokenizer_(std::move(tokenizer)),
       n_batch_(options.n_batch),
       session_(std::in_place, model_, with_rows(std::move(options))),
       scheduler_(std::in_place, *session_, *tokenizer_,
-                 std::min(n_batch_, session_->options().n_ctx)),
+                 std::min(n_batch_, session_->options().n_ctx), prefixes),
       n_sequences_(session_->options().max_sequences),
       n_ctx_(session_->options().n_ctx),
       n_vocab_(model_->config.n_vocab),
@@ -401,7 +401,9 @@ EngineStats Engine::stats() const {
           n_queued_ + static_cast<int32_t>(outside_.size()),
           prompt_tokens_,
           generated_tokens_,
-          evictions_};
+          evictions_,
+          cached_tokens_,
+          prefix_bytes_};
 }
 
 }  // namespace h2o

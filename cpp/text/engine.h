@@ -36,7 +36,9 @@ struct EngineStats {
   int32_t n_waiting;    // in the queue
   int64_t prompt_tokens;
   int64_t generated_tokens;
-  int64_t evictions;  // in the layer that keeps most
+  int64_t evictions;      // in the layer that keeps most
+  int64_t cached_tokens;  // of prompts, that the prefix cache had
+  int64_t prefix_bytes;   // of the prefix cache
 };
 
 class Engine {
@@ -54,7 +56,7 @@ class Engine {
   // options.n_batch: prompt tokens of one sequence that are read at a time. Throws InvalidArgument,
   // OutOfMemory.
   Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
-         SessionOptions options);
+         SessionOptions options, const PrefixCacheOptions& prefixes = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -194,7 +196,8 @@ class Engine {
   int32_t n_queued_ = 0;  // eager ones in waiting_
   Handle last_;
   int32_t last_sequence_ = 0;
-  int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0;
+  int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0, cached_tokens_ = 0;
+  int64_t prefix_bytes_ = 0;
   std::thread worker_;
 };
 

@@ -59,6 +59,7 @@ bool Engine::lead(Lock& lock) {
     }
   }
   evictions_ = scheduler_->evictions();
+  prefix_bytes_ = static_cast<int64_t>(scheduler_->prefix_bytes());
   end_lead();
   return true;
 }
@@ -180,6 +181,8 @@ void Engine::publish(StepOutput& output) {
     active_.push_back(output.generation);
     g.began_ = true;
     g.progress_.n_prompt = output.n_prompt;
+    g.progress_.n_cached = output.n_cached;
+    cached_tokens_ += output.n_cached;
     last_ = output.generation;
   }
   if (g.sequence_ >= 0) last_sequence_ = g.sequence_;

@@ -36,6 +36,7 @@ struct Progress {
   Finish finish = Finish::none;
   std::string finish_message = {};  // why the context ended, or ""
   int32_t n_prompt = 0;             // tokens read before the first was generated
+  int32_t n_cached = 0;             // tokens before them that did not have to be read again
   int32_t n_generated = 0;
   double prompt_seconds = 0;
   double decode_seconds = 0;
@@ -111,6 +112,9 @@ class Generation {
   std::shared_ptr<Sampler> sampler_;
   std::string random_state_;  // of the snapshot
   Detokenizer detokenizer_;
+  bool from_beginning_ = true;     // its state is that of its tokens, read from the first
+  bool saves_whole_ = false;       // the state at the end of its prompt is wanted by others
+  std::vector<size_t> save_at_;    // ends of chunks of its prompt whose states are to be kept
   bool begins_ = true;             // no text yet: a space in front does not count
   int32_t sequence_ = -1;          // that holds it, also when it has ended; -1: none
   std::vector<std::byte> parked_;  // its sequence, while another generation uses that

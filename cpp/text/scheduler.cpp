@@ -24,13 +24,15 @@ std::string describe_limit(const Session& session) {
 
 }  // namespace
 
-Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch)
+Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch,
+                     const PrefixCacheOptions& prefixes)
     : session_(session),
       tokenizer_(tokenizer),
       n_batch_(n_batch),
       limit_(describe_limit(session)),
       max_sequences_(session.options().max_sequences),
-      slots_(session.options().n_sequences) {}
+      slots_(session.options().n_sequences),
+      prefixes_(prefixes) {}
 
 int32_t Scheduler::n_active() const {
   return static_cast<int32_t>(std::ranges::count_if(slots_, &Slot::active));
@@ -44,7 +46,7 @@ std::vector<StepOutput> Scheduler::step(
     const int32_t sequence = generations[i]->sequence_;
     const bool has_sequence =
         sequence >= 0 && slots_[sequence].active && slots_[sequence].owner.lock() == generations[i];
-    if (!has_sequence) start(outputs[i]);
+    if (!has_sequence) start(outputs[i], std::span(outputs).first(i));
   }
   try {
     compute(outputs);
@@ -60,6 +62,7 @@ std::vector<StepOutput> Scheduler::step(
     }
     if (output.finish == Finish::none) continue;
     Generation& g = *output.generation;
+    if (output.error == nullptr && g.sequence_ >= 0) save_end(g);
     release(g);
     if (!g.request_.keeps_cache || output.error != nullptr) continue;
     try {
@@ -145,7 +148,8 @@ void Scheduler::forward(std::span<const Row> rows) {
     const Generation& g = *row.output->generation;
     const Request& request = g.request_;
     return g.sampler_ != nullptr && g.sampler_->is_argmax() && request.constraint == nullptr &&
-           !request.keeps_logits && (request.trace == nullptr || !request.trace->wants_logits());
+           !request.keeps_logits && !g.saves_whole_ &&
+           (request.trace == nullptr || !request.trace->wants_logits());
   });
   std::span<const float> logits;
   std::span<const int32_t> picks;
@@ -241,8 +245,9 @@ void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
     return;
   }
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (!has_read_all(i)) continue;
     Generation& g = *rows[i].output->generation;
+    save_prefixes(g, row_logits(i));
+    if (!has_read_all(i)) continue;
     masks_[i].clear();
     if (g.request_.constraint != nullptr) {
       try {

@@ -15,11 +15,13 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "model/session.h"
 #include "text/generation.h"
+#include "text/prefix_cache.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace h2o {
@@ -28,6 +30,7 @@ namespace h2o {
 struct StepOutput {
   std::shared_ptr<Generation> generation;
   int32_t n_prompt = 0;  // prompt tokens to be read, told when it starts
+  int32_t n_cached = 0;  // and those before them that the prefix cache had
   int32_t n_read = 0;    // of them, by this step
   int32_t token = -1;    // generated; -1: none
   std::string piece = {};
@@ -42,7 +45,8 @@ struct StepOutput {
 class Scheduler {
  public:
   // n_batch: prompt tokens of a sequence that are read at a time.
-  Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch);
+  Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch,
+            const PrefixCacheOptions& prefixes = {});
 
   // The most generations that can have sequences at once.
   int32_t max_sequences() const { return max_sequences_; }
@@ -72,6 +76,9 @@ class Scheduler {
   // Tokens evicted since the beginning, in the layer that keeps most.
   int64_t evictions() const { return evictions_; }
 
+  // Of the states that are kept.
+  size_t prefix_bytes() const { return prefixes_.bytes(); }
+
   // Why a text ends.
   const std::string& limit() const { return limit_; }
 
@@ -92,7 +99,16 @@ class Scheduler {
   int32_t take_slot();
   bool grow();
   void vacate(int32_t sequence);
-  void start(StepOutput& output);
+  void start(StepOutput& output, std::span<const StepOutput> outputs);
+  std::span<const KvPolicy> policies_of(const Generation& generation) const;
+  bool may_begin_in_prefix(const Generation& generation) const;
+  void plan_prefixes(Generation& generation, size_t n_cached);
+  bool waits_for_prefix(const Generation& generation, size_t n_cached,
+                        std::span<const StepOutput> outputs);
+  void save_prefixes(Generation& generation, std::span<const float> logits) noexcept;
+  void save_end(const Generation& generation) noexcept;
+  void save_prefix(const Generation& generation, PrefixCache::Kind kind,
+                   std::span<const float> logits);
   void prepare(Generation& generation, bool goes_on, StepOutput& output);
   void compute(std::vector<StepOutput>& outputs);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
@@ -111,6 +127,7 @@ class Scheduler {
   const std::string limit_;  // made once: the session is locked while tokens are chosen
   int32_t max_sequences_;
   std::vector<Slot> slots_;
+  PrefixCache prefixes_;
   std::vector<std::vector<uint32_t>> masks_;  // of constrained rows
   uint64_t clock_ = 0;
   int64_t evictions_ = 0;

@@ -114,7 +114,7 @@ bool Scheduler::grow() {
 
 // What may fail comes before the sequence is taken from the generation that it follows, which can
 // otherwise be followed again.
-void Scheduler::start(StepOutput& output) {
+void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
   Generation& g = *output.generation;
   const Request& request = g.request_;
   int32_t sequence = -1;
@@ -122,12 +122,21 @@ void Scheduler::start(StepOutput& output) {
   try {
     sequence = followed_slot(g);
     goes_on = sequence >= 0;
+    const bool resumes = !g.parked_.empty();
+    if (!resumes) g.from_beginning_ = !goes_on && request.after.bytes.empty();
+    std::shared_ptr<const PrefixCache::Entry> prefix;
+    if (may_begin_in_prefix(g)) {
+      prefix = prefixes_.find(g.tokens_, policies_of(g));
+      if (waits_for_prefix(g, prefix == nullptr ? 0 : prefix->tokens.size(), outputs)) {
+        output.deferred = true;
+        return;
+      }
+    }
     if (!goes_on) sequence = take_slot();
     if (sequence < 0) {
       output.deferred = true;
       return;
     }
-    const bool resumes = !g.parked_.empty();
     if (!resumes) prepare(g, goes_on, output);
     Slot& slot = slots_[sequence];
     if (!goes_on) {
@@ -142,7 +151,13 @@ void Scheduler::start(StepOutput& output) {
       g.parked_.clear();
     } else if (!request.after.bytes.empty()) {
       session_.load(sequence, request.after.bytes);
+    } else if (prefix != nullptr) {
+      const std::vector<float> logits = session_.load(sequence, prefix->state).logits;
+      g.logits_.assign(logits.begin(), logits.end());  // in memory that prepare() has reserved
+      output.n_cached = static_cast<int32_t>(prefix->tokens.size());
+      g.from_beginning_ = prefix->kind != PrefixCache::Kind::ended;
     }
+    if (!resumes) plan_prefixes(g, static_cast<size_t>(output.n_cached));
     const auto n_unread = static_cast<int32_t>(g.tokens_.size()) - session_.tokens_seen(sequence);
     if (n_unread > session_.room(sequence)) {
       throw ContextFull(text("the prompt has ", g.tokens_.size(), " tokens, ", limit()));

@@ -96,7 +96,8 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
                                     std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch,
                                     int32_t n_sequences, int32_t max_sequences,
                                     const std::string& k_dtype, const std::string& v_dtype,
-                                    const std::string& positions) {
+                                    const std::string& positions, size_t prefix_bytes,
+                                    bool prefix_ends) {
   SessionOptions options{.policies = std::move(policies),
                          .n_ctx = n_ctx,
                          .n_batch = n_batch,
@@ -107,7 +108,8 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
                          .positions = positions_named(positions)};
   const py::gil_scoped_release release;
   // It waits for its thread, which may want Python's lock.
-  return {new Engine(std::move(model), std::move(tokenizer), std::move(options)),
+  return {new Engine(std::move(model), std::move(tokenizer), std::move(options),
+                     {.max_bytes = prefix_bytes, .ends = prefix_ends}),
           [](Engine* engine) {
             if (PyGILState_Check() != 0) {
               const py::gil_scoped_release release_here;
@@ -323,6 +325,7 @@ void register_engine(py::module_& m) {
           [](const Handle& h) { return finish_reason(h.generation->progress().finish); })
       .def_property_readonly("finish_message", progress(&Progress::finish_message))
       .def_property_readonly("prompt_tokens", progress(&Progress::n_prompt))
+      .def_property_readonly("cached_tokens", progress(&Progress::n_cached))
       .def_property_readonly("n_generated", progress(&Progress::n_generated))
       .def_property_readonly("prompt_seconds", progress(&Progress::prompt_seconds))
       .def_property_readonly("decode_seconds", progress(&Progress::decode_seconds));
@@ -331,7 +334,7 @@ void register_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
            py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
-           py::arg("positions"))
+           py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false)
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},
@@ -360,7 +363,7 @@ void register_engine(py::module_& m) {
       .def("stats", [](const Engine& engine) {
         const EngineStats s = engine.stats();
         return py::make_tuple(s.n_sequences, s.n_active, s.n_waiting, s.prompt_tokens,
-                              s.generated_tokens, s.evictions);
+                              s.generated_tokens, s.evictions, s.cached_tokens, s.prefix_bytes);
       });
 }
 

@@ -33,7 +33,7 @@ from h2o_cpp.generation.request import (
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import bytes_of, check_int
+from h2o_cpp.model.arguments import INT64_MAX, bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_names
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
@@ -73,6 +73,8 @@ class Generator(Closing):
         memory: int | str | None = None,
         max_resident: int | str | None = None,
         exact: bool = False,
+        prefix_cache: int | str = 256 * 2**20,
+        prefix_ends: bool = False,
     ) -> None:
         """Load a model.
 
@@ -107,6 +109,11 @@ class Generator(Closing):
             fit are read again for every forward pass, which all sequences share. Default: all stay.
         exact: multiply weights in F16 and BF16 as they are stored, on the CPU, also where it has
             faster products that round activations, and weights in F16, to bf16 (docs/precision.md).
+        prefix_cache: most memory for states of prompts, 256 MiB, in which others that begin alike
+            go on; an output is the same with and without. 0: none. They are kept at ends of chunks
+            of n_batch tokens, and at the end of a prompt that several requests have at once.
+        prefix_ends: keep where outputs ended too, so that a conversation goes on in the state that
+            it left, as Chat has it; an output then depends on whether the end is still there.
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -116,6 +123,9 @@ class Generator(Closing):
         if isinstance(snapshot_bytes, str):
             snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes)
         check_int("snapshot_bytes", snapshot_bytes, 0, None)
+        if isinstance(prefix_cache, str):
+            prefix_cache = bytes_of("prefix_cache", prefix_cache)
+        check_int("prefix_cache", prefix_cache, 0, INT64_MAX)
         self._open: Runtime | None = open_runtime(
             path,
             hh=hh,
@@ -131,6 +141,8 @@ class Generator(Closing):
             memory=memory,
             max_resident=max_resident,
             exact=exact,
+            prefix_cache=prefix_cache,
+            prefix_ends=check_bool("prefix_ends", prefix_ends),
         )
         self.policy = self._open.policy
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too

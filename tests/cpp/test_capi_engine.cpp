@@ -65,6 +65,29 @@ TEST_CASE("requests at once give what sessions give alone") {
   CHECK(info.cache_bytes > open_session(model, options).stats().cache_bytes);
 }
 
+TEST_CASE("a prompt that begins as another did is not read again, and its text is the same") {
+  const api::Model model = load_model();
+  h2o_session_options options = with_budget(24);
+  options.n_batch = 16;
+  api::Engine plain(model, 1, options);
+  options.prefix_cache = 4 << 20;
+  api::Engine engine(model, 1, options);
+  const std::string line = "The old man and the sea were there, and the ship was in the harbour. ";
+  const std::string prompt = line + line + line;
+  for (const char* const more : {"", " He said", " They went", " He said"}) {
+    const std::string text = prompt + more;
+    CHECK(engine.submit(text, Options(12).request).wait() ==
+          plain.submit(text, Options(12).request).wait());
+  }
+  const h2o_engine_info info = engine.info();
+  CHECK(info.cached_tokens >= 3 * 16);
+  CHECK(info.cached_tokens % 16 == 0);
+  CHECK(info.prefix_bytes > 0);
+  CHECK(info.prefix_bytes <= 4 << 20);
+  CHECK(info.prompt_tokens + info.cached_tokens == plain.info().prompt_tokens);
+  CHECK(plain.info().prefix_bytes == 0);
+}
+
 TEST_CASE("requests of several threads, waited for and polled") {
   const api::Model model = load_model();
   api::Engine engine(model, 3, with_budget(12));

@@ -32,6 +32,11 @@ def seed(text: str) -> int | None:
     return None if number == -1 else number
 
 
+def size(text: str) -> int | str:
+    """Bytes, or a size such as 4GiB."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
 def integer(text: str) -> int:
     """A whole number, as an argument."""
     try:

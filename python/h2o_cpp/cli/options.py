@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from h2o_cpp import BUNDLED_MODEL, Generator, _core
 from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
@@ -28,6 +28,11 @@ class Arguments(Protocol):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """As ArgumentParser."""
         ...
+
+
+class _Prefixes(TypedDict):
+    prefix_cache: int | str
+    prefix_ends: bool
 
 
 # What find_model takes.
@@ -336,6 +341,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
         memory=memory,
         max_resident=args.max_resident,
         exact=args.exact,
+        **_prefixes(args),
     )
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
@@ -344,6 +350,14 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
             file=sys.stderr,
         )
     return generator
+
+
+def _prefixes(args: argparse.Namespace) -> _Prefixes:
+    """Of commands that have these options; the others are done with a prompt when it ends."""
+    return {
+        "prefix_cache": getattr(args, "prefix_cache", 0),
+        "prefix_ends": getattr(args, "prefix_ends", False),
+    }
 
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:

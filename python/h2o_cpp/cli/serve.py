@@ -12,6 +12,7 @@ import sys
 from functools import partial
 
 from h2o_cpp import BUNDLED_MODEL, Generator
+from h2o_cpp.cli.argument_types import size
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_cache, add_machine, add_model, add_sequences, open_generator
 from h2o_cpp.cli.parser import Parser
@@ -57,6 +58,16 @@ def add_arguments(parser: Parser) -> None:
 
     limits = parser.add_argument_group("limits")
     add_sequences(limits, "sequences that are generated at once")
+    limits.add_argument(
+        "--prefix-cache", type=size, default="256MiB", metavar="SIZE",
+        help="most memory for states of prompts, in which others that begin alike go on; outputs "
+        "are the same; 0: none (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--prefix-ends", action="store_true",
+        help="keep where outputs ended too: conversations go on there, as h2o-cpp chat does "
+        "(default: read again what is no whole chunk)",
+    )  # fmt: skip
     limits.add_argument(
         "--max-queue", type=int, default=64, metavar="N",
         help="requests that may wait; further ones get status 429 (default: %(default)s)",

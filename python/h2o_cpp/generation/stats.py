@@ -89,3 +89,5 @@ class EngineStats:
     prompt_tokens: int  # read
     generated_tokens: int
     evictions: int  # in the layer that keeps most
+    cached_tokens: int  # of prompts, not read again: the prefix cache had them
+    prefix_bytes: int  # of the prefix cache

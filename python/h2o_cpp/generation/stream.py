@@ -30,6 +30,7 @@ class Generation:
     completion_tokens: int
     prompt_seconds: float
     decode_seconds: float
+    cached_tokens: int = 0  # of the prompt, not read again: the prefix cache had them
 
     def __str__(self) -> str:
         return self.text
@@ -45,6 +46,7 @@ class Generation:
             completion_tokens=state.n_generated,
             prompt_seconds=state.prompt_seconds,
             decode_seconds=state.decode_seconds,
+            cached_tokens=state.cached_tokens,
         )
 
 
@@ -126,6 +128,11 @@ class Stream(Iterator[str], Closing):
     def prompt_tokens(self) -> int:
         """Prompt tokens that are read."""
         return self._state.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that did not have to be read: the prefix cache had them."""
+        return self._state.cached_tokens
 
     @property
     def prompt_seconds(self) -> float:

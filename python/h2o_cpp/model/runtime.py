@@ -44,6 +44,8 @@ def open_runtime(
     memory: int | str | None,
     max_resident: int | str | None,
     exact: bool = False,
+    prefix_cache: int = 0,
+    prefix_ends: bool = False,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
@@ -80,6 +82,8 @@ def open_runtime(
         max_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=check_positions(positions),
+        prefix_bytes=prefix_cache,
+        prefix_ends=prefix_ends,
     )
     return Runtime(model, engine, tokenizer, policy, n_sequences)
 

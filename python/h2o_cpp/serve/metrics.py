@@ -26,6 +26,11 @@ class EngineCollector(Collector):
         stats = [service.engine.stats() for service in services]
         for name, what, count in (
             ("h2o_prompt_tokens", "Prompt tokens read", [one.prompt_tokens for one in stats]),
+            (
+                "h2o_cached_tokens",
+                "Prompt tokens not read again",
+                [one.cached_tokens for one in stats],
+            ),
             ("h2o_generated_tokens", "Tokens generated", [one.generated_tokens for one in stats]),
             (
                 "h2o_evicted_tokens",
@@ -52,6 +57,7 @@ class EngineCollector(Collector):
                 "What full caches would take",
                 [s.full_cache_bytes for s in services],
             ),
+            ("h2o_prefix_bytes", "Of the prefix caches", [one.prefix_bytes for one in stats]),
             ("h2o_body_bytes", "Sent by requests in progress", [self._limits.n_bytes]),
         ):
             yield GaugeMetricFamily(name, what, sum(value))

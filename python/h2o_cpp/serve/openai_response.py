@@ -17,7 +17,7 @@ from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import GenerationRequest
-from h2o_cpp.serve.responses import KeptTokens, ResponseHead, Usage
+from h2o_cpp.serve.responses import KeptTokens, PromptTokensDetails, ResponseHead, Usage
 from h2o_cpp.serve.service import Service
 
 # What a stream is in the OpenAPI document, beside the complete response.
@@ -101,7 +101,13 @@ class OpenAIResponse(GenerationResponse):
 
     def _usage(self) -> Usage:
         n_prompt, n = self._outputs.count_tokens(self._body.n)
-        return Usage(prompt_tokens=n_prompt, completion_tokens=n, total_tokens=n_prompt + n)
+        n_cached = sum(one.ended.cached_tokens for one in self._outputs.all[:: self._body.n])
+        return Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n,
+            total_tokens=n_prompt + n,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=n_cached),
+        )
 
 
 def _data_of(model: BaseModel) -> bytes:

@@ -19,12 +19,19 @@ class ResponseHead(BaseModel):
     model: str
 
 
+class PromptTokensDetails(BaseModel):
+    """What a prompt has cost."""
+
+    cached_tokens: int = Field(description="that did not have to be read again")
+
+
 class Usage(BaseModel):
     """Tokens of a request; a prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class PolicyCounts(BaseModel):

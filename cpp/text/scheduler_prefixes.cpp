@@ -1,0 +1,106 @@
+// Scheduler: which states of sequences are kept, and which prompts begin in one.
+#include <algorithm>
+#include <utility>
+
+#include "text/scheduler.h"
+
+namespace h2o {
+namespace {
+
+constexpr size_t kLeast = 32;  // fewer tokens are read about as fast as a state is copied
+
+}  // namespace
+
+std::span<const KvPolicy> Scheduler::policies_of(const Generation& g) const {
+  return g.request_.policies.empty() ? session_.options().policies : g.request_.policies;
+}
+
+// Does it read a prompt from the beginning, and does nobody want to see each token of it?
+bool Scheduler::may_begin_in_prefix(const Generation& g) const {
+  const Trace* const trace = g.request_.trace.get();
+  return prefixes_.enabled() && g.parked_.empty() && g.from_beginning_ &&
+         g.request_.prompt_logits == nullptr && (trace == nullptr || !trace->options().prompt);
+}
+
+// Ends of chunks of a prompt: the one after which least is left to read, and the one after which
+// this prompt and another have parted, as others may part there too.
+void Scheduler::plan_prefixes(Generation& g, size_t n_cached) {
+  g.save_at_.clear();
+  g.saves_whole_ = false;
+  if (!prefixes_.enabled() || !g.from_beginning_) return;
+  const size_t last = (g.tokens_.size() - 1) / n_batch_ * n_batch_;
+  const size_t fork = prefixes_.common(g.tokens_, policies_of(g)) / n_batch_ * n_batch_;
+  for (const size_t at : {std::min(fork, last), last}) {
+    if (at > n_cached && at >= kLeast) g.save_at_.push_back(at);
+  }
+}
+
+// Is another one of this step about to come to a state that this one could begin in?
+bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
+                                 std::span<const StepOutput> outputs) {
+  for (const StepOutput& output : outputs) {
+    Generation& o = *output.generation;
+    if (&o == &g || o.sequence_ < 0 || !slots_[o.sequence_].active || output.error != nullptr ||
+        output.deferred || !o.from_beginning_ || !o.reads_prompt() ||
+        !std::ranges::equal(policies_of(o), policies_of(g))) {
+      continue;
+    }
+    const auto read = static_cast<size_t>(session_.tokens_seen(o.sequence_));
+    if (read == o.tokens_.size()) continue;  // it chooses its first token now
+    const size_t common = common_prefix(o.tokens_, g.tokens_);
+    if (common == g.tokens_.size() && common == o.tokens_.size()) {
+      if (common < n_cached + kLeast) continue;
+      o.saves_whole_ = true;
+      return true;
+    }
+    const size_t at = std::min(common, g.tokens_.size() - 1) / n_batch_ * n_batch_;
+    if (at < n_cached + kLeast || at <= read || at >= o.tokens_.size()) continue;
+    if (std::ranges::find(o.save_at_, at) == o.save_at_.end()) o.save_at_.push_back(at);
+    return true;
+  }
+  return false;
+}
+
+// After a step. A state that there is no memory for is not kept.
+void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noexcept {
+  if (!prefixes_.enabled() || !g.from_beginning_) return;
+  try {
+    const auto seen = static_cast<size_t>(session_.tokens_seen(g.sequence_));
+    const auto at = std::ranges::find(g.save_at_, seen);
+    if (at != g.save_at_.end() && seen < g.tokens_.size()) {
+      g.save_at_.erase(at);
+      save_prefix(g, PrefixCache::Kind::passed, {});
+    }
+    if (g.saves_whole_ && g.reads_prompt() && seen == g.tokens_.size() && !logits.empty()) {
+      g.saves_whole_ = false;
+      save_prefix(g, PrefixCache::Kind::whole, logits);
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void Scheduler::save_end(const Generation& g) noexcept {
+  if (!prefixes_.keeps_ends() || g.request_.max_tokens == 0) return;
+  try {
+    if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) >= kLeast) {
+      save_prefix(g, PrefixCache::Kind::ended, {});
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void Scheduler::save_prefix(const Generation& g, PrefixCache::Kind kind,
+                            std::span<const float> logits) {
+  const std::span<const int32_t> read =
+      std::span(g.tokens_).first(session_.tokens_seen(g.sequence_));
+  const std::span<const KvPolicy> policies = policies_of(g);
+  if (prefixes_.has(kind, read, policies)) return;
+  SnapshotText text;
+  text.tokens.assign(read.begin(), read.end());
+  text.logits.assign(logits.begin(), logits.end());
+  PrefixCache::Entry entry{kind, text.tokens, {policies.begin(), policies.end()}, {}};
+  entry.state = session_.save(g.sequence_, std::move(text));
+  prefixes_.add(std::move(entry));
+}
+
+}  // namespace h2o
