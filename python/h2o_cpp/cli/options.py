@@ -323,6 +323,16 @@ def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
         )
 
 
+def add_equal_bytes(parser: Arguments) -> None:
+    """Add --equal-bytes, of what compares policies."""
+    parser.add_argument(
+        "--equal-bytes",
+        action="store_true",
+        help="budgets are shares of the full cache's bytes in f16, as many tokens as fit, in "
+        "--kv-dtype or the best types (default: shares of n-ctx)",
+    )
+
+
 def add_threads(parser: Arguments) -> None:
     """Add --threads."""
     parser.add_argument(
