@@ -59,12 +59,13 @@ class Generator(Closing):
         path: str | os.PathLike[str],
         *,
         hh: Budget = None,
+        cache_memory: float | str | None = None,
         recent: float | None = None,
         policy: str | Policy | Sequence[Policy] | None = None,
         n_ctx: int | None = None,
         positions: Positions = "auto",
         n_batch: int = 512,
-        kv_dtype: str | tuple[str, str] = "f16",
+        kv_dtype: str | tuple[str, str] | None = None,
         device: str = "auto",
         threads: int | None = None,
         seed: int | None = None,
@@ -84,6 +85,9 @@ class Generator(Closing):
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
             hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
             cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
+        cache_memory: instead of hh, the bytes of each sequence's cache: a share of the full cache's
+            in f16 (0.1 or "10%"), or "64MiB". As many tokens are kept as fit, in the types that are
+            best for it, by `policy`, a name, or "contribution".
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
         policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
             h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
@@ -96,7 +100,7 @@ class Generator(Closing):
         n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
-            where 32 divides the head size, "q8_0" or "q4_0".
+            where 32 divides the head size, "q8_0" or "q4_0". Default: f16, or as cache_memory says.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
@@ -129,6 +133,7 @@ class Generator(Closing):
         self._open: Runtime | None = open_runtime(
             path,
             hh=hh,
+            cache_memory=cache_memory,
             recent=recent,
             policy=policy,
             n_ctx=n_ctx,

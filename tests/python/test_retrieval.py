@@ -92,6 +92,20 @@ def test_what_is_evicted_is_not_found(finder: _core.Model) -> None:
     assert [row.samples for row in rows] == [2] * 8
 
 
+def test_equal_bytes(model: _core.Model, tokenizer: Tokenizer) -> None:
+    samples = make_samples(tokenizer, "needle", n=1, length=100)
+    kept = {}
+    for kv_dtype in (None, "f16"):
+        rows = measure(
+            model, {"x": samples}, policies=["h2o", "window"], budgets=[0.4], n_ctx=100,
+            n_batch=8, kv_dtype=kv_dtype, equal_bytes=True,
+        )  # fmt: skip
+        _, _, h2o, window = rows
+        assert h2o.kept < window.kept  # which keeps no scores
+        kept[kv_dtype] = h2o.kept
+    assert kept["f16"] < 40 < kept[None]
+
+
 def test_differences_and_their_error(model: _core.Model, tokenizer: Tokenizer) -> None:
     """From each sample measured by itself."""
     samples = make_samples(tokenizer, "needle", n=3, length=60)
@@ -118,6 +132,46 @@ def test_answer_logits(tiny_opt: Path, model: _core.Model, n_batch: int) -> None
         expected = generator.logits([*prompt, *answer])[len(prompt) - 1 : -1]
     session = open_session(model, Policy.full(), n_ctx=64, n_batch=n_batch)
     np.testing.assert_array_equal(answer_logits(session, prompt, answer), expected)
+
+
+def test_a_question_apart_is_read_after_the_text_was_evicted(model: _core.Model) -> None:
+    prompt, answer, policy = list(range(40, 80)), [100, 200], Policy.h2o(6, 6)
+    session = open_session(model, policy, n_ctx=64, n_batch=64)
+    apart = answer_logits(session, prompt, answer, 5)
+    session.reset(0)
+    session.step([(0, np.array(prompt[:-5], np.int32))])
+    expected = [session.step([(0, np.array(prompt[-5:], np.int32))])]
+    expected.append(session.step([(0, np.array(answer[:1], np.int32))]))
+    np.testing.assert_array_equal(apart, np.concatenate(expected))
+    assert not np.array_equal(apart, answer_logits(session, prompt, answer))
+
+
+@pytest.mark.parametrize("task", ["needle", "kv", "recency", "needles", "variables"])
+def test_what_is_the_question(tokenizer: Tokenizer, task: str) -> None:
+    for sample in make_samples(tokenizer, task, n=5, length=LENGTH):
+        question = tokenizer.decode(sample.after[-sample.n_question :])
+        assert question in (" The secret number is",) or question[:5] in (" The ", "}\n\nKe")
+        assert tokenizer.decode(sample.answer) not in question
+
+
+def test_scattered_facts(tokenizer: Tokenizer) -> None:
+    """In their order; the one that is asked for is the fact of its question."""
+    for sample in make_samples(tokenizer, "needles", n=5, length=LENGTH):
+        text = tokenizer.decode(sample.prompt)
+        question = tokenizer.decode(sample.after[-sample.n_question :])
+        assert text.count(" The secret number of the ") == 5
+        assert question + tokenizer.decode(sample.answer) in tokenizer.decode(sample.fact)
+    for sample in make_samples(tokenizer, "variables", n=5, length=LENGTH):
+        text = tokenizer.decode(sample.prompt)
+        first, second, third = (text.index(f" = {what}") for what in (
+            tokenizer.decode(sample.answer).strip(), *_copied(text)
+        ))  # fmt: skip
+        assert first < second < third
+
+
+def _copied(text: str) -> list[str]:
+    """The right sides of the lines that copy a variable."""
+    return [part.split(".")[0] for part in text.split(" = ")[1:] if part.startswith("VAR ")]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -88,7 +88,7 @@ class Conversation:
             amount = None if hh == "full" else budget(hh)
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{hh}: {error}, auto or full") from None
-        changed = {"hh": amount, "policy": policy, "recent": None}
+        changed = {"hh": amount, "policy": policy, "recent": None, "cache_memory": None}
         generator = open_generator(argparse.Namespace(**(vars(self._args) | changed)))
         self._chat = self._chat.moved(generator)
         self.generator.close()

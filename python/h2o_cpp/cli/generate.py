@@ -34,9 +34,19 @@ _STANDARD = Path("-")  # stdin or stdout
 
 # What a text depends on, besides its line and the model.
 _SETTINGS = (
-    *("field", "hh", "recent", "policy", "n_ctx", "positions", "n_batch", "kv_dtype"),
+    *(
+        "field",
+        "hh",
+        "cache_memory",
+        "recent",
+        "policy",
+        "n_ctx",
+        "positions",
+        "n_batch",
+        "kv_dtype",
+    ),
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
-    *("seed", "stop", "ignore_eos"),
+    *("seed", "stop", "ignore_eos", "kv_dtype"),
 )
 
 

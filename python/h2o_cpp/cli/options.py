@@ -56,7 +56,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
         "(default: --max-tokens)",
     )
 
-    add_cache(parser)
+    add_cache(parser, memory=True)
 
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling)
@@ -180,9 +180,20 @@ def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
     )
 
 
-def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
-    """Add the group of what the cache keeps; n_batch is the default of --n-batch."""
+def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> None:
+    """Add the group of what the cache keeps; n_batch is the default of --n-batch.
+
+    memory: with --cache-memory, for open_generator, where --kv-dtype is then None unless given.
+    """
     cache = parser.add_argument_group("cache")
+    if memory:
+        cache.add_argument(
+            "--cache-memory",
+            metavar="X",
+            help="instead of --hh: keep what fits in a share of the full cache's bytes (10%%) or "
+            "a size (64MiB) for each sequence, in the best types, by --policy or contribution "
+            "(default: not)",
+        )
     cache.add_argument(
         "--hh",
         type=budget,
@@ -214,7 +225,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512) -> None:
         help="of a rotary model; auto: rolling past the trained length (default: %(default)s)",
     )
     add_n_batch(cache, n_batch)
-    add_kv_dtype(cache)
+    add_kv_dtype(cache, None if memory else "f16")
 
 
 def add_machine(parser: Parser, *, resident: bool = False) -> None:
@@ -271,14 +282,14 @@ def add_policies(parser: Arguments) -> None:
     )
 
 
-def add_kv_dtype(parser: Arguments) -> None:
+def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
     """Add --kv-dtype."""
     parser.add_argument(
         "--kv-dtype",
         type=kv_types,
-        default="f16",
+        default=default,
         metavar="TYPE[,TYPE]",
-        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: %(default)s)",
+        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: f16)",
     )
     for i, (short, long) in enumerate((("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"))):
         parser.add_argument(
@@ -290,6 +301,16 @@ def add_kv_dtype(parser: Arguments) -> None:
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
+
+
+def add_equal_bytes(parser: Arguments) -> None:
+    """Add --equal-bytes, of what compares policies."""
+    parser.add_argument(
+        "--equal-bytes",
+        action="store_true",
+        help="budgets are shares of the full cache's bytes in f16, as many tokens as fit, in "
+        "--kv-dtype or the best types (default: shares of n-ctx)",
+    )
 
 
 def add_threads(parser: Arguments) -> None:
@@ -329,6 +350,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
     generator = Generator(
         args.model,
         hh=args.hh,
+        cache_memory=args.cache_memory,
         recent=args.recent,
         policy=args.policy,
         positions=args.positions,
@@ -400,7 +422,7 @@ class _CacheType(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        both = namespace.kv_dtype
+        both = namespace.kv_dtype or "f16"
         pair = [both, both] if isinstance(both, str) else list(both)
         pair[self.const] = values
         namespace.kv_dtype = tuple(pair)

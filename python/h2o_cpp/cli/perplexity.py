@@ -15,6 +15,7 @@ from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
     add_csv,
+    add_equal_bytes,
     add_kv_dtype,
     add_model,
     add_n_batch,
@@ -56,7 +57,8 @@ def add_arguments(parser: Parser) -> None:
         "--streaming", action="store_true",
         help="read the text in one pass and show each tenth of it by itself (default: windows)",
     )  # fmt: skip
-    add_kv_dtype(parser)
+    add_kv_dtype(parser, None)
+    add_equal_bytes(parser)
     add_threads(parser)
     add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
@@ -84,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         stride=args.stride,
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
+        equal_bytes=args.equal_bytes,
         streaming=args.streaming,
     )
     columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]

@@ -13,6 +13,7 @@ from h2o_cpp.cli.argument_types import fractions, names
 from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.options import (
     add_csv,
+    add_equal_bytes,
     add_kv_dtype,
     add_model,
     add_n_batch,
@@ -67,7 +68,13 @@ def add_arguments(parser: Parser) -> None:
         help="samples of kv, a JSON object with context and answer on each line "
         "(default: made at random)",
     )  # fmt: skip
-    add_kv_dtype(parser)
+    parser.add_argument(
+        "--question-apart", action="store_true",
+        help="evict before the question is read, as where a text is read before anybody asks "
+        "(default: the question is part of the prompt)",
+    )  # fmt: skip
+    add_kv_dtype(parser, None)
+    add_equal_bytes(parser)
     add_threads(parser)
     add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
@@ -102,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         n_ctx=length,
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
+        equal_bytes=args.equal_bytes,
+        question_apart=args.question_apart,
     )
     if not args.json:
         print(

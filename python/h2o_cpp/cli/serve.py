@@ -104,7 +104,7 @@ def add_arguments(parser: Parser) -> None:
         "--keep-alive", type=int, default=5, metavar="SECONDS",
         help="that a connection may be idle between requests (default: %(default)s)",
     )  # fmt: skip
-    add_cache(parser)
+    add_cache(parser, memory=True)
     add_machine(parser, resident=True)
 
 

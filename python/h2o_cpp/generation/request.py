@@ -35,7 +35,10 @@ _ELSEWHERE = {
     "stop_strings": "stop",
     "temp": "temperature",
 }
-_OF_A_GENERATOR = {"device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy", "recent", "threads"}
+_OF_A_GENERATOR = {
+    *("cache_memory", "device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy", "recent"),
+    "threads",
+}
 
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
 

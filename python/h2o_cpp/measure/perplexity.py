@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.cache_memory import KvDType, fit_cache
+from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_session
 
@@ -26,6 +28,7 @@ class Budgeted(NamedTuple):
     budget: float  # of n_ctx
     kept: int  # tokens, per layer and KV head
     policy: Policy
+    kv_dtype: KvDType = "f16"
 
 
 def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> list[Budgeted]:
@@ -45,12 +48,54 @@ def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> li
     ]
 
 
+def at_memory(
+    names: Sequence[str],
+    shares: Sequence[float],
+    model: _core.Model,
+    n_ctx: int,
+    kv_dtype: KvDType | None,
+) -> list[Budgeted]:
+    """Every policy of POLICIES that is named with as many tokens as fit, share first.
+
+    shares: of the bytes of the full cache in f16. kv_dtype: default: as cache_memory of Generator
+    chooses it. Raises ValueError as Generator does.
+    """
+    shape = ModelShape.of_model(model)
+    fitted = [
+        (name, share, *fit_cache(
+            shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
+        ))
+        for share in shares
+        for name in names
+    ]  # fmt: skip
+    return [
+        Budgeted(name, share, n_ctx if policy.budget is None else policy.budget, policy, types)
+        for name, share, policy, types in fitted
+    ]
+
+
+def budgeted(
+    names: Sequence[str],
+    budgets: Sequence[float],
+    model: _core.Model,
+    n_ctx: int,
+    kv_dtype: KvDType | None,
+    *,
+    equal_bytes: bool,
+) -> list[Budgeted]:
+    """At budgets that are shares of bytes, as at_memory(), or of tokens, by default in f16."""
+    if equal_bytes:
+        return at_memory(names, budgets, model, n_ctx, kv_dtype)
+    kv_dtype = "f16" if kv_dtype is None else kv_dtype
+    return [one._replace(kv_dtype=kv_dtype) for one in at_budgets(names, budgets, n_ctx)]
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Perplexity under one policy."""
 
     policy: str
-    budget: float  # of n_ctx
+    budget: float  # of n_ctx, or of bytes
     kept: int  # tokens, per layer and KV head
     perplexity: float
     tokens: int  # that were predicted
@@ -131,27 +176,32 @@ def measure(
     beginning: Sequence[int] = (),
     stride: int | None = None,
     n_batch: int = 1,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: KvDType | None = None,
     streaming: bool = False,
+    equal_bytes: bool = False,
 ) -> Iterator[Measurement]:
     """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
+
+    equal_bytes: budgets are fractions of the full cache's bytes in f16 instead, in kv_dtype or in
+    the types that are best for them, and the full cache is in f16.
 
     streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
     A text that is longer than n_ctx has no full cache to compare with.
     """
-    evicting = at_budgets(policies, budgets, n_ctx)
+    evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     if streaming and stride is not None:
         raise ValueError("stride is of windows, and streaming has none")
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
-    full = [Budgeted("full", 1.0, n_ctx, Policy.full())]
+    full_dtype = "f16" if equal_bytes or kv_dtype is None else kv_dtype
+    full = [Budgeted("full", 1.0, n_ctx, Policy.full(), full_dtype)]
     if streaming and len(text) > n_ctx:
         full = []
-    for name, budget, kept, policy in [*full, *evicting]:
+    for name, budget, kept, policy, types in [*full, *evicting]:
         if streaming:
             losses, nbytes = stream_losses(
-                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype
+                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types
             )
             value, n = exp(losses.mean()), losses.size
             segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
@@ -164,7 +214,7 @@ def measure(
                 beginning=beginning,
                 stride=stride,
                 n_batch=n_batch,
-                kv_dtype=kv_dtype,
+                kv_dtype=types,
             )
             segments = ()
         yield Measurement(name, budget, kept, value, n, nbytes, segments)

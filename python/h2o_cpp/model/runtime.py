@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from h2o_cpp import _core
 from h2o_cpp.model.arguments import check_context, check_int, kv_dtypes
-from h2o_cpp.model.capacity import capacity
+from h2o_cpp.model.cache_memory import fit_cache
+from h2o_cpp.model.capacity import ModelShape, capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions, check_positions, core_policies, open_model
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
@@ -32,12 +33,13 @@ def open_runtime(
     path: str | os.PathLike[str],
     *,
     hh: Budget,
+    cache_memory: float | str | None = None,
     recent: float | None,
     policy: str | Policy | Sequence[Policy] | None,
     n_ctx: int | None,
     positions: Positions,
     n_batch: int,
-    kv_dtype: str | tuple[str, str],
+    kv_dtype: str | tuple[str, str] | None,
     device: str,
     threads: int | None,
     max_sequences: int | None,
@@ -51,8 +53,17 @@ def open_runtime(
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = check_context(n_ctx, model.n_ctx_train)
-    hh, policy = resolve_budget(hh, policy, model.file)
-    policy = choose_policy(hh, recent, policy, n_ctx)
+    if cache_memory is not None:
+        if hh is not None or recent is not None or not (policy is None or isinstance(policy, str)):
+            raise ValueError("give cache_memory with the name of a policy, without hh and recent")
+        policy, kv_dtype = fit_cache(
+            ModelShape.of_model(model), cache_memory, policy,
+            n_ctx=n_ctx, kv_dtype=kv_dtype, positions=check_positions(positions),
+        )  # fmt: skip
+    else:
+        hh, policy = resolve_budget(hh, policy, model.file)
+        policy = choose_policy(hh, recent, policy, n_ctx)
+        kv_dtype = "f16" if kv_dtype is None else kv_dtype
     if memory is not None and max_sequences is not None:
         raise ValueError("give either max_sequences or memory, not both")
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.measure.perplexity import Budgeted, at_budgets, token_losses
+from h2o_cpp.measure.perplexity import Budgeted, budgeted, token_losses
 from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import check_int
+from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_session
 
@@ -23,7 +24,7 @@ class Measurement:
 
     task: str
     policy: str
-    budget: float  # of n_ctx
+    budget: float  # of n_ctx, or of bytes
     kept: int  # tokens, per layer and KV head
     log_likelihood: float  # of a token of the answer, in nats; mean over the samples
     of_full: float  # how much more that is than with the full cache
@@ -40,27 +41,38 @@ def measure(
     budgets: Sequence[float],
     n_ctx: int,
     n_batch: int,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: KvDType | None = None,
+    equal_bytes: bool = False,
+    question_apart: bool = False,
 ) -> Iterator[Measurement]:
     """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
 
     Budgets are fractions of n_ctx. A prompt is read `n_batch` tokens at a time with eviction after
-    each, then the right answer token by token. Raises ValueError.
+    each, then the right answer token by token.
+
+    equal_bytes: as for perplexity.measure. question_apart: eviction comes before the question too,
+    which then is read by itself: as where a text is read before anybody asks.
+
+    Raises ValueError.
     """
     check_int("n_batch", n_batch, 1, n_ctx)
-    baselines = [Budgeted(name, 1.0, n_ctx, Policy.full()) for name in ("full", "absent")]
-    evicting = at_budgets(policies, budgets, n_ctx)
+    full_dtype = "f16" if equal_bytes or kv_dtype is None else kv_dtype
+    baselines = [
+        Budgeted(name, 1.0, n_ctx, Policy.full(), full_dtype) for name in ("full", "absent")
+    ]
+    evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     for task, samples in tasks.items():
         longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
         if longest > n_ctx:
             raise ValueError(f"{task} has a sample of {longest} tokens, n_ctx is {n_ctx}")
         full = np.zeros(len(samples))
-        for name, budget, kept, policy in [*baselines, *evicting]:
-            session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
+        for name, budget, kept, policy, types in [*baselines, *evicting]:
+            session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types)
             values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
             for i, sample in enumerate(samples):
                 prompt = sample.without_fact if name == "absent" else sample.prompt
-                logits = answer_logits(session, prompt, sample.answer)
+                n_question = sample.n_question if question_apart else 0
+                logits = answer_logits(session, prompt, sample.answer, n_question)
                 answer = np.asarray(sample.answer, np.int32)
                 values[i] = -token_losses(logits, answer).mean()
                 exact[i] = (logits.argmax(axis=1) == answer).all()
@@ -82,15 +94,18 @@ def measure(
 
 
 def answer_logits(
-    session: _core.Session, prompt: Sequence[int], answer: Sequence[int]
+    session: _core.Session, prompt: Sequence[int], answer: Sequence[int], n_apart: int = 0
 ) -> NDArray[np.float32]:
     """The logits [len(answer), n_vocab] from which each token of the answer is predicted.
 
-    The prompt is read n_batch tokens at a time, the answer one by one.
+    The prompt is read n_batch tokens at a time, its last n_apart by themselves; the answer one by
+    one.
     """
     session.reset(0)
-    for chunk in chunks(session, np.asarray(prompt, np.int32)):
-        logits = session.step([(0, chunk)])
+    tokens = np.asarray(prompt, np.int32)
+    for part in np.split(tokens, [len(tokens) - n_apart]):
+        for chunk in chunks(session, part):
+            logits = session.step([(0, chunk)])
     rows = [logits]
     rows += [session.step([(0, np.array([token], np.int32))]) for token in answer[:-1]]
     return np.concatenate(rows)

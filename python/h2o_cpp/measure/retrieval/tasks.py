@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -29,6 +29,12 @@ _KV_HEAD = (
     " JSON data:\n{"
 )
 _NEEDLE = " The secret number is"
+_N_NEEDLES = 4
+_PLACES = (
+    *("river", "mountain", "bridge", "garden", "island", "tower", "forest", "village", "harbor"),
+    *("castle", "desert", "market", "station", "library", "temple", "valley"),
+)
+_VARIABLES = ("APPLE", "STONE", "RIVER", "CLOUD", "HORSE", "TABLE", "LIGHT", "PAPER")
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Sample:
     fact: list[int]
     after: list[int]  # ends with the question
     answer: list[int]
+    n_question: int = 0  # of the last tokens of the prompt
 
     @property
     def prompt(self) -> list[int]:
@@ -101,7 +108,7 @@ class _Writer:
         room = self.room(fact, question, answer)
         filler, n_before = self.filler(room), depth(room)
         before, after = filler[:n_before], filler[n_before:]
-        return Sample([*self.beginning, *before], fact, [*after, *question], answer)
+        return Sample([*self.beginning, *before], fact, [*after, *question], answer, len(question))
 
     def kv(self) -> Sample:
         """As many pairs of a JSON object as there is room for; the value of one is asked for."""
@@ -119,7 +126,41 @@ class _Writer:
             fact,
             [*chain.from_iterable(pairs[i:]), *question],
             answer,
+            len(question),
         )
+
+    def needles(self) -> Sample:
+        """Numbers of several places, anywhere in the text; that of one is asked for."""
+        places = self.random.sample(_PLACES, _N_NEEDLES)
+        numbers = [self.encode(f" {self.random.randint(1000, 9999)}") for _ in places]
+        questions = [self.encode(f" The secret number of the {place} is") for place in places]
+        facts = [[*q, *n, *self.encode(".")] for q, n in zip(questions, numbers, strict=True)]
+        asked = self.random.randrange(_N_NEEDLES)
+        return self._scattered(facts, asked, questions[asked], numbers[asked])
+
+    def variables(self) -> Sample:
+        """A number that a variable has, and others get from it in turn; the last is asked for."""
+        names = self.random.sample(_VARIABLES, 3)
+        number = self.encode(f" {self.random.randint(1000, 9999)}")
+        first = [*self.encode(f" VAR {names[0]} ="), *number, *self.encode(".")]
+        copies = [self.encode(f" VAR {new} = VAR {old}.") for old, new in pairwise(names)]
+        question = self.encode(f" The number that VAR {names[2]} stands for is")
+        return self._scattered([first, *copies], 0, question, number)
+
+    def _scattered(
+        self, facts: Sequence[list[int]], asked: int, question: list[int], answer: list[int]
+    ) -> Sample:
+        """Facts in their order, anywhere in the filler; facts[asked] is what gives the answer."""
+        filler = self.filler(self.room(*facts, question, answer))
+        cuts = [0, *sorted(self.random.randint(0, len(filler)) for _ in facts), len(filler)]
+        parts = [filler[a:b] for a, b in pairwise(cuts)]
+        before = [*self.beginning, *parts[0]]
+        for fact, part in zip(facts[:asked], parts[1:], strict=False):
+            before += [*fact, *part]
+        after = [*parts[asked + 1]]
+        for fact, part in zip(facts[asked + 1 :], parts[asked + 2 :], strict=True):
+            after += [*fact, *part]
+        return Sample(before, facts[asked], [*after, *question], answer, len(question))
 
     def _word(self) -> str:
         return f"{self.random.getrandbits(32):08x}"
@@ -134,6 +175,8 @@ TASKS: Mapping[str, Callable[[_Writer], Sample]] = {
     "needle": _Writer.needle,
     "kv": _Writer.kv,
     "recency": _Writer.recency,
+    "needles": _Writer.needles,
+    "variables": _Writer.variables,
 }
 
 
@@ -176,12 +219,11 @@ def read_samples(tokenizer: Tokenizer, file: Path, n: int) -> list[Sample]:
                 ) from None
             if not answer or answer not in context:
                 raise ValueError(f"{file}:{number}: the answer is not in the context")
-            before, fact, after = context.partition(answer)
-            parts = (
-                tokenizer.encode(part, add_special=False, begins=False)
-                for part in (fact, after, answer)
+            before, _, rest = context.partition(answer)
+            fact, after = (
+                tokenizer.encode(part, add_special=False, begins=False) for part in (answer, rest)
             )
-            samples.append(Sample(tokenizer.encode(before), *parts))
+            samples.append(Sample(tokenizer.encode(before), fact, after, fact))
     if not samples:
         raise ValueError(f"{file}: no samples")
     return samples

@@ -1,0 +1,72 @@
+"""A budget in bytes: the policy and the types that make the most of them."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from h2o_cpp.model.arguments import bytes_of, check_float
+from h2o_cpp.model.capacity import ModelShape, slab_bytes
+from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.session import Positions
+
+DEFAULT_POLICY = "contribution"
+
+KvDType = str | tuple[str, str]
+
+# In the order in which they are tried. Where not all tokens fit, the last: at equal bytes more
+# tokens are worth more than more bits (docs/quality.md), down to these.
+_TYPES: tuple[KvDType, ...] = ("f16", "q8_0", ("q8_0", "q4_0"))
+_BLOCK = 32  # divides a head's size, or its type is f16
+
+
+def fit_cache(
+    shape: ModelShape,
+    memory: float | str,
+    policy: str | None,
+    *,
+    n_ctx: int,
+    kv_dtype: KvDType | None,
+    positions: Positions,
+) -> tuple[Policy, KvDType]:
+    """The policy, and the types of K and V, with the most tokens in the memory of a sequence.
+
+    memory: a share of the full cache's bytes in f16, 0.1 or "10%", or bytes as "5MiB".
+    policy: the name of how to keep what fits; default: DEFAULT_POLICY.
+    kv_dtype: default: f16, if that holds all n_ctx tokens; or else K in q8_0 and V in q8_0 or q4_0.
+
+    Raises ValueError for other names, and if not one token fits.
+    """
+
+    def bytes_with(policy: Policy, kv_dtype: KvDType) -> int:
+        return slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
+
+    limit = _limit(memory, bytes_with(Policy.full(), "f16"))
+    types = (kv_dtype,) if kv_dtype is not None else _TYPES[: 1 if shape.head_dim % _BLOCK else 3]
+    for kv_dtype in types:
+        if bytes_with(Policy.full(), kv_dtype) <= limit:
+            return Policy.full(), kv_dtype
+    make = partial(named_policy, policy or DEFAULT_POLICY)
+    fits, too_many = 0, n_ctx
+    while too_many - fits > 1:
+        n = (fits + too_many) // 2
+        if bytes_with(make(n), types[-1]) <= limit:
+            fits = n
+        else:
+            too_many = n
+    if fits == 0:
+        raise ValueError(f"cache_memory={memory!r} is {limit} bytes, less than one token takes")
+    return make(fits), types[-1]
+
+
+def _limit(memory: float | str, full: int) -> int:
+    """In bytes."""
+    if isinstance(memory, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", memory)):
+        memory = float(match[1]) / 100
+    if isinstance(memory, str):
+        return bytes_of("cache_memory", memory)
+    if not 0 < check_float("cache_memory", memory) <= 1:
+        raise ValueError(
+            f'cache_memory={memory!r}, expected a share above 0 and up to 1, "10%", or "5MiB"'
+        )
+    return int(memory * full)
