@@ -120,6 +120,8 @@ class Catalog:
             return entry
         if name is None:
             raise ApiError(400, "model is missing: there are several", param="model")
+        if name not in self.entries and name.removesuffix(":latest") in self.entries:
+            name = name.removesuffix(":latest")  # as Ollama's clients say it
         if name not in self.entries:
             known = ", ".join(repr(one) for one in self.entries)
             message = f"there is no model {name!r}, only {known}"
