@@ -29,7 +29,16 @@ from h2o_cpp.serve.requests import (
 )
 from h2o_cpp.serve.service import Service
 
-router = APIRouter(prefix="/api")
+
+class OllamaError(BaseModel):
+    """What every answer but 2xx is."""
+
+    error: str
+
+
+router = APIRouter(
+    prefix="/api", responses={"4XX": {"model": OllamaError}, "5XX": {"model": OllamaError}}
+)
 
 _LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "A line for each piece", "content": {"application/x-ndjson": {}}}
