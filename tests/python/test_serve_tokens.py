@@ -12,6 +12,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import PLAIN, user
+from support.needs import packages
 from support.serving import Server, serving
 
 TEXT = "The old man went down to the sea."
@@ -71,8 +72,10 @@ class TestEmbeddings:
         assert message in answer.json()["error"]["message"]
         assert server.metric("h2o_sequences_active") == 0
 
+    @packages("openai")
     def test_by_the_client_of_openai(self, server: Server, generator: Generator) -> None:
-        openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+        import openai
+
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
             [one] = client.embeddings.create(model="tiny", input=TEXT).data
         np.testing.assert_allclose(one.embedding, generator.embed(TEXT), rtol=0, atol=1e-6)

@@ -12,6 +12,7 @@ import pytest
 
 from h2o_cpp import Generator
 from support.chatty import user
+from support.needs import packages
 from support.serving import Server, events, serving
 from support.tool_talk import THINKS, TOOLS, WEATHER, spell, talking
 
@@ -155,16 +156,16 @@ class TestRefused:
             assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
+@packages("openai")
 def test_by_the_client_of_openai(server: Server) -> None:
-    openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (openai)")
+    import openai
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        messages: list[Any] = user("Hi")
-        with client.chat.completions.stream(
-            model="tiny", messages=messages, tools=[WEATHER], temperature=0
-        ) as stream:
+        asked: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
+        with client.chat.completions.stream(model="tiny", **asked) as stream:
             for _ in stream:
                 pass
-            message = stream.get_final_completion().choices[0].message
+            message: Any = stream.get_final_completion().choices[0].message
     assert message.content == "Let me see."
     assert [json.loads(c.function.arguments) for c in message.tool_calls] == [{"city": "Łódź"}] * 2
 

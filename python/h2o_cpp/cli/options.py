@@ -341,30 +341,23 @@ def add_csv(parser: Arguments) -> None:
     )
 
 
-def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
-    """The model as the arguments say, for one sequence or for as many as add_sequences has."""
+def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[str, Any]:
+    """Of Generator, for one sequence or for as many as add_sequences has."""
     memory = args.memory if many else None
     max_sequences = args.max_sequences if many else None
     if many and max_sequences is None and memory is None:
         max_sequences = _MAX_SEQUENCES
-    generator = Generator(
-        args.model,
-        hh=args.hh,
-        cache_memory=args.cache_memory,
-        recent=args.recent,
-        policy=args.policy,
-        positions=args.positions,
-        n_ctx=args.n_ctx,
-        n_batch=args.n_batch,
-        kv_dtype=args.kv_dtype,
-        device=args.device,
-        threads=args.threads,
-        max_sequences=max_sequences,
-        memory=memory,
-        max_resident=args.max_resident,
-        exact=args.exact,
-        **_prefixes(args),
+    same = (
+        *("hh", "cache_memory", "recent", "policy", "positions", "n_ctx", "n_batch", "kv_dtype"),
+        *("device", "threads", "max_resident", "exact"),
     )
+    options = {name: getattr(args, name) for name in same}
+    return {**options, "max_sequences": max_sequences, "memory": memory, **_prefixes(args)}
+
+
+def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
+    """The model as the arguments say, for one sequence or for as many as add_sequences has."""
+    generator = Generator(args.model, **generator_options(args, many=many))
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
             f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "

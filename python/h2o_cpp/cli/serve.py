@@ -1,7 +1,7 @@
-"""Serve a model to OpenAI's clients, and a page to chat with it and watch its cache.
+"""Serve models to clients of OpenAI, Anthropic and Ollama, and a page to chat and watch the cache.
 
-SIGTERM and Ctrl-C end it: requests in progress may go on for --grace seconds. Needs the extra
-`serve`.
+SIGTERM and Ctrl-C end it: requests in progress may go on for --grace seconds; with --models SIGHUP
+reads the list again. Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.argument_types import size
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_cache, add_machine, add_model, add_sequences, open_generator
+from h2o_cpp.cli.options import (
+    add_cache,
+    add_machine,
+    add_model,
+    add_sequences,
+    generator_options,
+    open_generator,
+)
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of
 from h2o_cpp.model.chat_template import is_jinja
+from h2o_cpp.reply import FORMATS
+
+if TYPE_CHECKING:
+    from h2o_cpp.serve.catalog import Catalog
 
 
 def add_arguments(parser: Parser) -> None:
@@ -40,9 +55,25 @@ def add_arguments(parser: Parser) -> None:
     )
     add_template(server)
     server.add_argument(
-        "--api-key", default=os.environ.get("H2O_API_KEY"), metavar="KEY",
-        help="that clients must send (default: the environment's H2O_API_KEY, or none)",
+        "--tool-parser", choices=tuple(FORMATS),
+        help="how the model writes tool calls (default: as its chat template shows)",
     )  # fmt: skip
+    server.add_argument(
+        "--models", type=Path, metavar="PATH",
+        help="serve many: the models of a directory, or those of a TOML file, each loaded when it "
+        "is first asked for (default: the one of --model)",
+    )  # fmt: skip
+    server.add_argument(
+        "--api-key", action="append", metavar="KEY",
+        help="that clients must send; may be repeated (default: the environment's H2O_API_KEY, or "
+        "none)",
+    )  # fmt: skip
+    server.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM of a certificate, for HTTPS (default: plain HTTP)"
+    )
+    server.add_argument(
+        "--tls-key", metavar="FILE", help="PEM of its private key (default: in --tls-cert)"
+    )
     server.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME",
         help="a name under which clients reach it; * is any (default: local names and addresses)",
@@ -67,6 +98,18 @@ def add_arguments(parser: Parser) -> None:
         "--prefix-ends", action="store_true",
         help="keep where outputs ended too: conversations go on there, as h2o-cpp chat does "
         "(default: read again what is no whole chunk)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-models", type=int, metavar="N",
+        help="of --models, loaded at once (default: as many as there is memory for)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--idle-timeout", type=int, metavar="SECONDS",
+        help="of --models, unload those that were not used for so long (default: never)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--max-requests-per-key", type=int, metavar="N",
+        help="in progress at once; further ones get status 429 (default: no limit)",
     )  # fmt: skip
     limits.add_argument(
         "--max-queue", type=int, default=64, metavar="N",
@@ -111,19 +154,44 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it; the log goes to stderr."""
     try:
-        from h2o_cpp.serve.app import create_app
+        from h2o_cpp.serve.app import create_app_of
+        from h2o_cpp.serve.catalog import Catalog
+        from h2o_cpp.serve.model_list import read_models
         from h2o_cpp.serve.server import Server
+        from h2o_cpp.serve.service import Service
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
-    with open_generator(args, many=True) as generator:
-        app = create_app(
-            generator,
-            name=args.name or generator.path.stem,
-            template=read_template(args.template),
-            api_key=args.api_key,
-            max_queue=args.max_queue,
-            max_tokens=args.max_tokens,
-            max_prompt=args.max_prompt,
+    limits = {
+        "template": read_template(args.template),
+        "tool_parser": args.tool_parser,
+        "max_queue": args.max_queue,
+        "max_tokens": args.max_tokens,
+        "max_prompt": args.max_prompt,
+    }
+    with ExitStack() as opened:
+        on_hangup: Callable[[], Awaitable[None]] | None = None
+        if args.models is None:
+            generator = opened.enter_context(open_generator(args, many=True))
+            service = Service(generator, name=args.name or generator.path.stem, **limits)
+            catalog = Catalog.of(service)
+            tell = partial(_tell, generator, args.template)
+        else:
+            options = generator_options(args, many=True)
+            entries = read_models(args.models, options, limits)
+            catalog = Catalog(entries, max_loaded=args.max_models, idle=args.idle_timeout)
+
+            async def on_hangup() -> None:
+                try:
+                    await catalog.replace(read_models(args.models, options, limits))
+                    print(f"  models         {', '.join(catalog.entries)}", file=sys.stderr)
+                except (OSError, ValueError) as error:
+                    print(f"error: {error}; the models stay as they were", file=sys.stderr)
+
+            tell = partial(_tell_models, catalog)
+        app = create_app_of(
+            catalog,
+            api_key=args.api_key or os.environ.get("H2O_API_KEY"),
+            max_requests_per_key=args.max_requests_per_key,
             max_body_bytes=bytes_of("max_body", args.max_body),
             max_bodies_bytes=bytes_of("max_bodies", args.max_bodies),
             body_timeout=args.body_timeout,
@@ -139,9 +207,19 @@ def run(args: argparse.Namespace) -> int:
             header_timeout=args.header_timeout,
             write_timeout=args.write_timeout,
             keep_alive=args.keep_alive,
-            on_start=partial(_tell, generator, args.template),
+            tls_cert=args.tls_cert,
+            tls_key=args.tls_key,
+            on_hangup=on_hangup,
+            on_start=tell,
         )
         return 0 if server.serve_until_signal() else 1
+
+
+def _tell_models(catalog: Catalog, address: str) -> None:
+    """Which models there are, and where."""
+    rows = {"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"}
+    for key, value in rows.items():
+        print(f"  {key:13}  {value}", file=sys.stderr)
 
 
 def _tell(generator: Generator, template: str | None, address: str) -> None:

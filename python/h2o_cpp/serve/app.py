@@ -19,7 +19,17 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from h2o_cpp import __version__
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
-from h2o_cpp.serve import chat, completions, embeddings, models, properties, tokens
+from h2o_cpp.serve import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    models,
+    ollama,
+    properties,
+    responses_api,
+    tokens,
+)
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.dependencies import CatalogOf, bearer
@@ -37,6 +47,9 @@ BODY_TIMEOUT = 60
 ROUTERS = (
     completions.router,
     chat.router,
+    messages.router,
+    responses_api.router,
+    ollama.router,
     embeddings.router,
     models.router,
     tokens.router,

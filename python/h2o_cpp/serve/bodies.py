@@ -39,7 +39,7 @@ class Bodies:
             try:
                 await self._read(body, scope, receive)
             except ApiError as error:
-                return await refuse(error, receive, send)
+                return await refuse(error, scope, receive, send)
             await self._app(scope, body.receive_again(receive), send)
         finally:
             body.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -13,6 +14,8 @@ from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.service import Service
 
+_log = logging.getLogger("uvicorn.error")  # the server's own
+
 
 @dataclass
 class Entry:
@@ -20,11 +23,13 @@ class Entry:
 
     load: makes its Service, in a thread, and has what must be closed after it on the stack.
     n_bytes: what it takes of memory, about.
+    spec: what it is made of: one that is equal need not be loaded again.
     """
 
     name: str
     load: Callable[[ExitStack], Service]
     n_bytes: int = 0
+    spec: object = None
     created: int = field(default_factory=lambda: int(time.time()))
     service: Service | None = None
     n_users: int = 0
@@ -46,6 +51,7 @@ class Catalog:
     ) -> None:
         """max_loaded: models at once; idle: seconds after which an unused one is unloaded."""
         self.entries = {entry.name: entry for entry in entries}
+        self._retired: list[Entry] = []  # that are gone from the list, but in use
         self._max_loaded = max_loaded
         self._idle = idle
         self._closed = False
@@ -64,16 +70,27 @@ class Catalog:
         self._closed = False
         with closing(self.intake), ExitStack() as all_of_them:
             for entry in self.entries.values():
-                all_of_them.callback(self._close, entry)
                 if entry.service is not None:
                     entry.open.enter_context(entry.service.run())
+            all_of_them.callback(self._close_all)
             all_of_them.callback(self.close_engines)
             yield
+
+    async def replace(self, entries: Iterable[Entry]) -> None:
+        """Serve these from now on. What is in use and gone is unloaded when it no longer is."""
+        old, self.entries = self.entries, {entry.name: entry for entry in entries}
+        for name, entry in old.items():
+            if name in self.entries and self.entries[name].spec == entry.spec:
+                self.entries[name] = entry
+            else:
+                self._retired.append(entry)
+        await self._unload_retired()
 
     @property
     def loaded(self) -> list[Service]:
         """Those that are."""
-        return [one.service for one in self.entries.values() if one.service is not None]
+        known = [*self.entries.values(), *self._retired]
+        return [entry.service for entry in known if entry.service is not None]
 
     @property
     def closed(self) -> bool:
@@ -90,7 +107,7 @@ class Catalog:
         """The model of this name, which stays loaded until it is given back. Raises ApiError."""
         entry = self._find(name)
         async with entry.loading:
-            if self._closed:
+            if self._closed or entry in self._retired:
                 raise closed()
             if entry.service is None:
                 await self._load(entry)
@@ -101,9 +118,18 @@ class Catalog:
 
     def give_back(self, service: Service) -> None:
         """A response has ended."""
-        entry = self.entries[service.name]
+        known = [*self.entries.values(), *self._retired]
+        [entry] = [one for one in known if one.service is service]
         entry.n_users -= 1
         entry.last_used = time.monotonic()
+        if entry in self._retired and entry.n_users == 0:
+            self._unloading = asyncio.ensure_future(self._unload_retired())
+
+    async def _unload_retired(self) -> None:
+        for entry in [one for one in self._retired if one.n_users == 0]:
+            await self._unload(entry)
+            if entry in self._retired:
+                self._retired.remove(entry)
 
     async def unload_idle(self) -> None:
         """Unload what nobody has used for a while, again and again."""
@@ -120,6 +146,8 @@ class Catalog:
             return entry
         if name is None:
             raise ApiError(400, "model is missing: there are several", param="model")
+        if name not in self.entries and name.removesuffix(":latest") in self.entries:
+            name = name.removesuffix(":latest")  # as Ollama's clients say it
         if name not in self.entries:
             known = ", ".join(repr(one) for one in self.entries)
             message = f"there is no model {name!r}, only {known}"
@@ -137,7 +165,8 @@ class Catalog:
             service = await asyncio.to_thread(entry.load, opened)
         except (OSError, ValueError, MemoryError) as error:
             opened.close()
-            raise ApiError(503, f"the model {entry.name!r} cannot be loaded: {error}") from error
+            _log.error("the model %r cannot be loaded: %s", entry.name, error)
+            raise ApiError(503, f"the model {entry.name!r} cannot be loaded") from error
         opened.enter_context(service.run())
         entry.open, entry.service, entry.last_used = opened, service, time.monotonic()
 
@@ -161,9 +190,10 @@ class Catalog:
                 opened, entry.open, entry.service = entry.open, ExitStack(), None
                 await asyncio.to_thread(opened.close)
 
-    def _close(self, entry: Entry) -> None:
-        entry.open.close()
-        entry.open = ExitStack()
+    def _close_all(self) -> None:
+        for entry in [*self.entries.values(), *self._retired]:
+            entry.open.close()
+            entry.open = ExitStack()
 
 
 def _available_memory() -> int | None:

@@ -122,7 +122,8 @@ class Connection(H11Protocol):
         """Answer, and close a moment later, so that the client gets to read it."""
         self._is_away = True
         self._answer(error)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
         self._write_timer.start(_LINGER_SECONDS, self.transport.abort)
 
     def _answer(self, error: ApiError) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from h2o_cpp.model.chat_template import tool_names
+from h2o_cpp.model.chat_template import ChatPrompt, tool_names
 from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.service import Service
+
+
+def prompt_of(service: Service, body: ChatRequest) -> ChatPrompt:
+    """What a conversation is read as. Raises ApiError."""
+    tools = body.told_tools()
+    service.chat_template(tools=bool(tools))
+    return service.chat_prompt(
+        [message.plain() for message in body.messages],
+        tools=tools,
+        documents=body.documents,
+        variables=body.template_variables(),
+    )
 
 
 def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
@@ -22,13 +34,8 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
             param="tool_choice",
         )  # fmt: skip
     tools = body.told_tools()
-    template = service.chat_template(tools=bool(tools))
-    prompt = service.chat_prompt(
-        [message.plain() for message in body.messages],
-        tools=tools,
-        documents=body.documents,
-        variables=body.template_variables(),
-    )
+    prompt = prompt_of(service, body)
+    template = service.chat_template()
     form = template.format
     parses = bool(tools) or form.think is not None or form.name == "harmony"
     outputs = service.submit(

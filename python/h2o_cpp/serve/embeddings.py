@@ -77,10 +77,30 @@ def vectors(outputs: list[Output]) -> Any:
     return unit_length(np.stack([output.completion.embedding for output in outputs]))
 
 
-class _Embeddings(GenerationResponse):
-    def __init__(self, service: Service, body: EmbeddingRequest, outputs: list[Output]) -> None:
+class EmbeddingResponse(GenerationResponse):
+    """The response to a request whose embeddings have been submitted. There are no streams."""
+
+    def __init__(self, service: Service, outputs: list[Output]) -> None:
         super().__init__(outputs, stream=False)
-        self._name, self._body = service.name, body
+        self._name = service.name
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """None."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """None."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """None."""
+        raise NotImplementedError
+
+
+class _Embeddings(EmbeddingResponse):
+    def __init__(self, service: Service, body: EmbeddingRequest, outputs: list[Output]) -> None:
+        super().__init__(service, outputs)
+        self._body = body
 
     def complete(self, outputs: list[Output]) -> EmbeddingList:
         """One for each text."""
@@ -99,15 +119,3 @@ class _Embeddings(GenerationResponse):
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
         floats: list[float] = vector.tolist()
         return floats
-
-    def event(self, output: Output, piece: str) -> bytes:
-        """There are no streams of them."""
-        raise NotImplementedError
-
-    def end(self) -> bytes:
-        """None."""
-        raise NotImplementedError
-
-    def failed(self, error: ApiError) -> bytes:
-        """None."""
-        raise NotImplementedError

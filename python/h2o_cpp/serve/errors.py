@@ -9,13 +9,22 @@ from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.responses import ErrorDetail, ErrorResponse
 
 _JSON = "application/json"
 _LINGER_SECONDS = 1.0
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -33,17 +42,25 @@ class ApiError(Exception):
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
 
-    def body(self) -> str:
-        """JSON in ASCII: a message may quote what was sent, even half of a surrogate pair."""
+    def body(self, path: str = "") -> str:
+        """JSON in ASCII: a message may quote what was sent, even half of a surrogate pair.
+
+        path: of the request, whose clients may expect another form than OpenAI's.
+        """
+        if path.startswith("/api/"):
+            return json.dumps({"error": str(self)})
+        if path.startswith("/v1/messages"):
+            detail = {"type": _ANTHROPIC.get(self.status, "api_error"), "message": str(self)}
+            return json.dumps({"type": "error", "error": detail})
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
-        return json.dumps(ErrorResponse(error=detail).model_dump())
+        shown = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
+        return json.dumps(ErrorResponse(error=shown).model_dump())
 
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        """The complete response."""
-        return Response(self.body(), self.status, {**self.headers, **(headers or {})}, _JSON)
+    def response(self, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
+        """The complete response; path: as of body()."""
+        return Response(self.body(path), self.status, {**self.headers, **(headers or {})}, _JSON)
 
 
 def refusal(error: ValueError) -> ApiError:
@@ -62,13 +79,13 @@ def internal_error() -> ApiError:
     return ApiError(500, "internal error")
 
 
-async def refuse(error: ApiError, receive: Receive, send: Send) -> None:
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request of which the body has not been read, and close the connection.
 
     What still comes is dropped for a moment before that: closed at once, the connection would be
     reset, and the client might not get to see the answer.
     """
-    response = error.response({"Connection": "close"})
+    response = error.response({"Connection": "close"}, scope["path"])
     start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
     await send(start)
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -86,12 +103,13 @@ def add_handlers(app: FastAPI) -> None:
     """Every error becomes an ErrorResponse."""
 
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error.response(path=request.url.path)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return ApiError(error.status_code, str(error.detail)).response(error.headers)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        shown = ApiError(error.status_code, str(error.detail))
+        return shown.response(error.headers, request.url.path)
 
     @app.exception_handler(Exception)
     async def unforeseen(_: Request, __: Exception) -> Response:

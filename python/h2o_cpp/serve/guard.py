@@ -50,7 +50,7 @@ class Guard:
         try:
             key = self._check(scope["path"], dict(scope["headers"]))
         except ApiError as error:
-            return await refuse(error, receive, send)
+            return await refuse(error, scope, receive, send)
         self._n_requests[key] += 1
         try:
             await self._app(scope, receive, send)

@@ -35,6 +35,14 @@ def parse(model: type[_Request], body: bytes) -> _Request:
         raise _invalid(error) from None
 
 
+def check(model: type[_Request], values: Any) -> _Request:
+    """A request of these values. Raises ApiError."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """What the OpenAPI document says of an endpoint that takes this model."""
     _models.append(model)

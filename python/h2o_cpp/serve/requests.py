@@ -40,7 +40,7 @@ UNKNOWN_FIELD = "unknown_field"  # the type of that error
 _SAMPLING = (*NUMBERS, "dry_sequence_breakers", "samplers", "stop", "ignore_eos")
 
 
-class _Schema(BaseModel):
+class Schema(BaseModel):
     """Fields that are not known are refused: they would have been meant to change something."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -57,14 +57,14 @@ class _Schema(BaseModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class StreamSettings(_Schema):
+class StreamSettings(Schema):
     """How to stream."""
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage")
     include_obfuscation: bool | None = Field(None, description="ignored")
 
 
-class ModelRequest(_Schema):
+class ModelRequest(Schema):
     """What all requests to a model have in common."""
 
     model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
@@ -160,14 +160,14 @@ class CompletionRequest(GenerationRequest):
         return prompt_list(self.prompt)
 
 
-class ContentPart(_Schema):
+class ContentPart(Schema):
     """Part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Schema):
+class CalledFunction(Schema):
     """What the assistant has called, and with what."""
 
     name: str
@@ -184,7 +184,7 @@ class CalledFunction(_Schema):
         return {"name": self.name, "arguments": arguments}
 
 
-class ToolCall(_Schema):
+class ToolCall(Schema):
     """That it has called it, in an earlier turn."""
 
     id: str
@@ -197,7 +197,7 @@ class ToolCall(_Schema):
         return {"id": self.id, "type": self.type, "function": self.function.plain()}
 
 
-class Message(_Schema):
+class Message(Schema):
     """A message of the conversation. Its chat template decides what it can be."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -234,7 +234,7 @@ class Message(_Schema):
         return message
 
 
-class FunctionDefinition(_Schema):
+class FunctionDefinition(Schema):
     """A tool that the model may call."""
 
     name: str = Field(min_length=1)
@@ -243,27 +243,27 @@ class FunctionDefinition(_Schema):
     strict: bool | None = Field(None, description="ignored")
 
 
-class ToolDefinition(_Schema):
+class ToolDefinition(Schema):
     """A tool."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class ToolName(_Schema):
+class ToolName(Schema):
     """One of them."""
 
     name: str
 
 
-class NamedTool(_Schema):
+class NamedTool(Schema):
     """That the model must call this tool: refused, as is `required`."""
 
     type: Literal["function"]
     function: ToolName
 
 
-class TextFormat(_Schema):
+class TextFormat(Schema):
     """Text, of any form."""
 
     type: Literal["text"]

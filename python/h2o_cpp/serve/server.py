@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -40,6 +41,9 @@ class Server(uvicorn.Server):
         header_timeout: int = HEADER_TIMEOUT,
         write_timeout: int = WRITE_TIMEOUT,
         keep_alive: int = KEEP_ALIVE,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        on_hangup: Callable[[], Awaitable[None]] | None = None,
         on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
         """Listen when serve_until_signal() says so.
@@ -50,6 +54,8 @@ class Server(uvicorn.Server):
         header_timeout: seconds in which the headers of a request must arrive.
         write_timeout: seconds in which a client must take something of what is sent to it.
         keep_alive: seconds that a connection may be idle between two requests.
+        tls_cert, tls_key: PEM files, for HTTPS; without tls_key the first has both.
+        on_hangup: called at SIGHUP.
         on_start: called with the address, http://HOST:PORT, once it listens.
 
         Raises ValueError for numbers out of range.
@@ -71,10 +77,19 @@ class Server(uvicorn.Server):
             timeout_keep_alive=check_int("keep_alive", keep_alive, 1),
             server_header=False,
             timeout_graceful_shutdown=check_int("grace", grace, 0) + _TO_SEND_SECONDS,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
         )
+        if tls_key is not None and tls_cert is None:
+            raise ValueError("tls_key is given without tls_cert")
+        try:
+            config.load()
+        except OSError as error:  # ssl's errors too
+            raise ValueError(f"tls_cert={tls_cert!r}, tls_key={tls_key!r}: {error}") from None
         super().__init__(config)
         self._app = app
         self._grace = grace
+        self._on_hangup = on_hangup
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -82,7 +97,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._on_start(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            scheme = "https" if self.config.is_ssl else "http"
+            shown = f"[{host}]" if ":" in host else host
+            self._follow_hangups()
+            self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, and end."""
@@ -97,6 +115,18 @@ class Server(uvicorn.Server):
         with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits where the port is taken
             self.run()
         return bool(self.started)
+
+    def _follow_hangups(self) -> None:
+        if self._on_hangup is not None and hasattr(signal, "SIGHUP"):
+            loop, reload = asyncio.get_running_loop(), self._on_hangup
+            tasks: set[asyncio.Task[None]] = set()  # which the loop alone would not keep
+
+            def begin() -> None:
+                task: asyncio.Task[None] = asyncio.ensure_future(reload())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+            loop.add_signal_handler(signal.SIGHUP, begin)
 
     async def _end_texts(self) -> None:
         await asyncio.sleep(self._grace)

@@ -22,9 +22,13 @@ class TokenizeRequest(ModelRequest):
     """A text."""
 
     content: str
-    add_special: bool = Field(False, description="with those that a text begins and ends with")
-    parse_special: bool = Field(True, description="special tokens that it spells are those tokens")
-    with_pieces: bool = Field(False, description="with the text of each")
+    add_special: bool | None = Field(
+        None, description="with those that a text begins and ends with"
+    )
+    parse_special: bool | None = Field(
+        None, description="special tokens that it spells are those tokens (default: true)"
+    )
+    with_pieces: bool | None = Field(None, description="with the text of each")
 
 
 class DetokenizeRequest(ModelRequest):
@@ -81,8 +85,8 @@ def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
     try:
         tokens = tokenizer.encode(
             body.content,
-            add_special=body.add_special,
-            parse_special=body.parse_special,
+            add_special=bool(body.add_special),
+            parse_special=body.parse_special is not False,
             most=service.max_prompt,
         )
     except ContextFullError:

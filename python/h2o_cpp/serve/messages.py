@@ -1,0 +1,330 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients ask them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from h2o_cpp.serve.blocks import Block, Blocks
+from h2o_cpp.serve.conversation import prompt_of, submit_chat
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.generation_response import GenerationResponse, sse
+from h2o_cpp.serve.openai_response import EVENTS
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.parsing import body_of, check
+from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Schema
+from h2o_cpp.serve.service import Service
+
+router = APIRouter()
+
+
+class TextBlock(Schema):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Any = Field(None, description="ignored")
+    citations: Any = Field(None, description="ignored")
+
+
+class ToolUseBlock(Schema):
+    """That the assistant has called a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = Field(None, description="ignored")
+    cache_control: Any = Field(None, description="ignored")
+
+
+class ToolResultBlock(Schema):
+    """What came of it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] = ""
+    is_error: bool = Field(False, description="ignored")
+    cache_control: Any = Field(None, description="ignored")
+
+
+class ThinkingBlock(Schema):
+    """What it thought."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field("", description="ignored")
+
+
+Block_ = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+]
+
+
+class AnthropicMessage(Schema):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block_], Field(fail_fast=True)]
+
+
+class AnthropicTool(Schema):
+    """A tool that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    strict: bool | None = Field(None, description="ignored")
+    cache_control: Any = Field(None, description="ignored")
+
+
+class ToolChoice(Schema):
+    """Whether it must: any and tool are refused."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Schema):
+    """Whether the chat template is told to let it think."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, description="ignored")
+    display: str | None = Field(None, description="ignored")
+
+
+class CountRequest(ModelRequest):
+    """A conversation."""
+
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    cache_control: Any = Field(None, description="ignored")
+
+    def chat(self, **options: Any) -> ChatRequest:
+        """As a chat. Raises ApiError."""
+        messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        for message in self.messages:
+            messages += _plain(message)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return check(
+            ChatRequest,
+            {
+                "model": self.model,
+                "messages": messages,
+                "tools": [_tool(tool) for tool in self.tools or ()],
+                "tool_choice": {"any": "required", "tool": "required"}.get(
+                    choice.type, choice.type
+                ),
+                "parallel_tool_calls": not choice.disable_parallel_tool_use,
+                "chat_template_kwargs": None
+                if self.thinking is None
+                else {"enable_thinking": self.thinking.type != "disabled"},
+                **options,
+            },
+        )
+
+
+class MessagesRequest(CountRequest):
+    """Answer the last message of a conversation."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
+    ] | None = None  # fmt: skip
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    metadata: Any = Field(None, description="ignored")
+    service_tier: str | None = Field(None, description="ignored")
+    output_config: Any = Field(None, description="ignored")
+
+
+class MessageUsage(BaseModel):
+    """Tokens."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class AnthropicResponse(BaseModel):
+    """What the assistant says, in blocks."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "tool_use"] | None
+    stop_sequence: None = None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    """Of a conversation, as the model reads it."""
+
+    input_tokens: int
+
+
+@router.post(
+    "/v1/messages",
+    response_model=AnthropicResponse,
+    responses=EVENTS,
+    openapi_extra=body_of(MessagesRequest),
+)
+async def create_message(request: Request, catalog: CatalogOf) -> object:
+    """Answer the last message."""
+    return await answer(request, catalog, MessagesRequest, _submit, quick=False)
+
+
+@router.post(
+    "/v1/messages/count_tokens", response_model=TokenCount, openapi_extra=body_of(CountRequest)
+)
+async def count_tokens(request: Request, catalog: CatalogOf) -> object:
+    """How many tokens a conversation has."""
+    return await answer(request, catalog, CountRequest, _count, quick=False)
+
+
+def _count(service: Service, body: CountRequest) -> TokenCount:
+    return TokenCount(input_tokens=len(prompt_of(service, body.chat()).tokens))
+
+
+def _submit(service: Service, body: MessagesRequest) -> _Message:
+    chat = body.chat(
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        stream=body.stream,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+    )
+    return _Message(service.name, submit_chat(service, chat), stream=body.stream)
+
+
+class _Message(GenerationResponse):
+    def __init__(self, model: str, outputs: list[Output], *, stream: bool) -> None:
+        super().__init__(outputs, stream=stream)
+        self._id, self._model = f"msg_{uuid4().hex}", model
+        self._blocks = Blocks()
+
+    def complete(self, outputs: list[Output]) -> AnthropicResponse:
+        """One message."""
+        [output] = outputs
+        for _ in self._blocks.add(output, output.ended.text):
+            pass
+        return self._response([_content(one) for one in self._blocks.all], output)
+
+    def _response(self, content: list[dict[str, Any]], output: Output) -> AnthropicResponse:
+        ended = output.generation
+        return AnthropicResponse(
+            id=self._id,
+            model=self._model,
+            content=content,
+            stop_reason=None if ended is None else _stop_reason(output),
+            usage=MessageUsage(
+                input_tokens=len(output.prompt),
+                output_tokens=0 if ended is None else ended.completion_tokens,
+            ),
+        )
+
+    def begin(self) -> bytes:
+        """The message, of which nothing is said yet."""
+        [output] = self._outputs.all
+        message = self._response([], output).model_dump()
+        message |= {"stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
+        return _event("message_start", message=message)
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """What is new, block by block."""
+        return b"".join(_block_event(*step) for step in self._blocks.add(output, piece))
+
+    def end(self) -> bytes:
+        """Why it ended, and how many tokens it took."""
+        [output] = self._outputs.all
+        delta = {"stop_reason": _stop_reason(output), "stop_sequence": None}
+        usage = {"output_tokens": output.ended.completion_tokens}
+        return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+
+    def failed(self, error: ApiError) -> bytes:
+        """As a response of its own would say it."""
+        return sse(error.body("/v1/messages").encode(), "error")
+
+
+def _stop_reason(output: Output) -> Literal["end_turn", "max_tokens", "tool_use"]:
+    if output.finish_reason == "tool_calls":
+        return "tool_use"
+    return "end_turn" if output.finish_reason == "stop" else "max_tokens"
+
+
+def _content(block: Block) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    if block.kind == "call":
+        arguments = json.loads(block.text)
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
+    return {"type": "text", "text": block.text}
+
+
+def _block_event(step: str, block: Block, text: str) -> bytes:
+    if step == "end":
+        return _event("content_block_stop", index=block.index)
+    if step == "begin":
+        empty = Block(block.index, block.kind, "{}" if block.kind == "call" else "", block.name)
+        empty.id = block.id
+        return _event("content_block_start", index=block.index, content_block=_content(empty))
+    kind, field = {
+        "text": ("text_delta", "text"),
+        "reasoning": ("thinking_delta", "thinking"),
+        "call": ("input_json_delta", "partial_json"),
+    }[block.kind]
+    delta = {"type": kind, field: text}
+    return _event("content_block_delta", index=block.index, delta=delta)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse(json.dumps({"type": kind, **fields}).encode(), kind)
+
+
+def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
+    """The messages of a chat that it is: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    own: dict[str, Any] = {"role": message.role, "content": ""}
+    texts: list[str] = []
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ToolResultBlock):
+            content = _text(block.content)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, ThinkingBlock):
+            own["reasoning_content"] = own.get("reasoning_content", "") + block.thinking
+        else:
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            call = {"id": block.id, "type": "function", "function": function}
+            own.setdefault("tool_calls", []).append(call)
+    own["content"] = "\n".join(texts)
+    return [*results, own] if texts or len(own) > 2 or not results else results
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}

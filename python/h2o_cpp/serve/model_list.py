@@ -1,0 +1,112 @@
+"""Models to serve, from a directory or a TOML file, each with options of its own."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from h2o_cpp.generator import Generator
+from h2o_cpp.model.gguf_names import is_model, split_part
+from h2o_cpp.serve.catalog import Entry
+from h2o_cpp.serve.service import Service
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt")
+
+
+def read_models(
+    path: Path, generator: Mapping[str, Any], service: Mapping[str, Any]
+) -> list[Entry]:
+    """The models of a directory, named as their files; or of a TOML file, a table for each.
+
+    generator, service: options of Generator and Service for those that do not say otherwise.
+
+    Raises FileNotFoundError, and ValueError for a file or an option that is invalid.
+    """
+    if path.is_dir():
+        tables = {name: {"model": str(file)} for name, file in _files(path).items()}
+        if not tables:
+            raise ValueError(f"{path}: there are no models in this directory (*.gguf)")
+    else:
+        tables = _read_toml(path)
+    return [_entry(path, name, table, generator, service) for name, table in tables.items()]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The models in a directory by name; of a split one the first file."""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.gguf")):
+        part = split_part(file.name)
+        if is_model(file.name) and (part is None or part.number == 1):
+            found[file.stem if part is None else part.stem] = file
+    return found
+
+
+def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for name, table in tables.items():
+        if not isinstance(table, dict) or not isinstance(table.get("model"), str):
+            raise ValueError(f'{path}: {name}: expected a table, [{name}], with model = "FILE"')
+    if not tables:
+        raise ValueError(f"{path}: there are no models in it")
+    return tables
+
+
+def _entry(
+    path: Path,
+    name: str,
+    table: dict[str, Any],
+    generator: Mapping[str, Any],
+    service: Mapping[str, Any],
+) -> Entry:
+    own = dict(table)
+    model = own.pop("model")
+    beside = path.parent / model
+    if "://" not in model and beside.exists():  # otherwise a pulled model's name, or the Hub's
+        model = str(beside)
+    known = {*generator, *_OF_SERVICE}
+    for option in own:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{path}: {name}: there is no option {option!r}{hint}")
+    if "max_sequences" in own or "memory" in own:  # one of them, as on the command line
+        generator = {**generator, "max_sequences": None, "memory": None}
+    options = {key: own.get(key, value) for key, value in generator.items()}
+    limits = {**service, **{key: own[key] for key in _OF_SERVICE if key in own}}
+    n_bytes, changed = _size(model)
+    return Entry(
+        name,
+        partial(_load, name, model, options, limits),
+        n_bytes=n_bytes,
+        spec=(model, changed, options, limits),
+    )
+
+
+def _load(
+    name: str, model: str, options: Mapping[str, Any], limits: Mapping[str, Any], opened: ExitStack
+) -> Service:
+    generator = opened.enter_context(Generator(model, **options))
+    return Service(generator, name=name, **limits)
+
+
+def _size(model: str) -> tuple[int, float]:
+    """Bytes of a file, and when it was changed; zeros where it is none."""
+    try:
+        found = os.stat(model)
+    except (OSError, ValueError):
+        return 0, 0.0
+    return found.st_size, found.st_mtime

@@ -1,0 +1,361 @@
+"""POST /v1/responses, as OpenAI's newer clients ask it. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from h2o_cpp.serve.blocks import Block, Blocks
+from h2o_cpp.serve.conversation import submit_chat
+from h2o_cpp.serve.dependencies import CatalogOf
+from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.errors import ApiError
+from h2o_cpp.serve.generation_response import GenerationResponse, sse
+from h2o_cpp.serve.openai_response import EVENTS
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.parsing import body_of, check
+from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Schema, TextFormat
+from h2o_cpp.serve.service import Service
+
+router = APIRouter()
+
+
+class TextPart(Schema):
+    """Text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Any = Field(None, description="ignored")
+    logprobs: Any = Field(None, description="ignored")
+
+
+class MessageItem(Schema):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    id: str | None = Field(None, description="ignored")
+    status: str | None = Field(None, description="ignored")
+    phase: str | None = Field(None, description="ignored")
+
+
+class CallItem(Schema):
+    """That the assistant has called a tool."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = Field(None, description="ignored")
+    status: str | None = Field(None, description="ignored")
+    namespace: str | None = Field(None, description="ignored")
+
+
+class ResultItem(Schema):
+    """What came of it."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    id: str | None = Field(None, description="ignored")
+    status: str | None = Field(None, description="ignored")
+
+
+class ReasoningItem(Schema):
+    """What it thought: ignored, as the templates of most models do."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: Any = None
+    content: Any = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+class FunctionTool(Schema):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="ignored")
+
+
+class Reasoning(Schema):
+    """For the chat template."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: str | None = Field(None, description="ignored")
+    generate_summary: str | None = Field(None, description="ignored")
+
+
+class TextSettings(Schema):
+    """Text, of any form."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = Field(None, description="ignored")
+
+
+class ResponsesRequest(ModelRequest):
+    """Answer the last message of a conversation."""
+
+    input: (
+        str
+        | Annotated[
+            list[MessageItem | CallItem | ResultItem | ReasoningItem],
+            Field(min_length=1, fail_fast=True),
+        ]
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextSettings | None = None
+    background: Annotated[bool, Field(description="false")] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Any = Field(None, description="ignored")
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    store: bool | None = Field(None, description="ignored: nothing is stored")
+    user: str | None = Field(None, description="ignored")
+    service_tier: str | None = Field(None, description="ignored")
+    safety_identifier: str | None = Field(None, description="ignored")
+    prompt_cache_key: str | None = Field(None, description="ignored")
+    stream_options: Any = Field(None, description="ignored")
+
+    def chat(self) -> ChatRequest:
+        """As a chat. Raises ApiError."""
+        if self.background:
+            raise ApiError(400, "nothing runs in the background here", param="background")
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            for item in self.input:
+                _add(messages, item)
+        functions = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        for function in functions:
+            del function["type"]
+        choice = "required" if isinstance(self.tool_choice, dict) else self.tool_choice
+        return check(
+            ChatRequest,
+            {
+                "messages": messages,
+                "tools": [{"type": "function", "function": one} for one in functions],
+                "tool_choice": choice,
+                "parallel_tool_calls": self.parallel_tool_calls,
+                "max_tokens": self.max_output_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "stream": self.stream,
+                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            },
+        )
+
+
+class ResponseObject(BaseModel):
+    """What the assistant says, in items."""
+
+    model_config = {"extra": "allow"}
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseObject,
+    responses=EVENTS,
+    openapi_extra=body_of(ResponsesRequest),
+)
+async def create_response(request: Request, catalog: CatalogOf) -> object:
+    """Answer the last message."""
+    return await answer(request, catalog, ResponsesRequest, _submit, quick=False)
+
+
+def _submit(service: Service, body: ResponsesRequest) -> _Response:
+    outputs = submit_chat(service, body.chat())
+    body.input = ""  # it may be long
+    return _Response(service.name, body, outputs)
+
+
+class _Response(GenerationResponse):
+    def __init__(self, model: str, body: ResponsesRequest, outputs: list[Output]) -> None:
+        super().__init__(outputs, stream=body.stream)
+        self._model, self._body = model, body
+        self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
+        self._blocks = Blocks()
+        self._n_events = 0
+
+    def complete(self, outputs: list[Output]) -> ResponseObject:
+        """All items."""
+        [output] = outputs
+        for _ in self._blocks.add(output, output.ended.text):
+            pass
+        return self._response(output)
+
+    def begin(self) -> bytes:
+        """The response, of which nothing is said yet."""
+        response = self._response(None).model_dump()
+        return b"".join(
+            self._event(kind, response=response)
+            for kind in ("response.created", "response.in_progress")
+        )
+
+    def event(self, output: Output, piece: str) -> bytes:
+        """What is new, item by item."""
+        steps = self._blocks.add(output, piece)
+        return b"".join(self._step(step, block, text) for step, block, text in steps)
+
+    def end(self) -> bytes:
+        """The whole response."""
+        response = self._response(self._outputs.all[0])
+        return self._event(f"response.{response.status}", response=response.model_dump())
+
+    def failed(self, error: ApiError) -> bytes:
+        """An event of its own."""
+        return self._event("error", code=error.code, message=str(error), param=error.param)
+
+    def _response(self, output: Output | None) -> ResponseObject:
+        body = self._body
+        fields: dict[str, Any] = {
+            "status": "in_progress",
+            "incomplete_details": None,
+            "usage": None,
+        }
+        if output is not None:
+            cut = output.finish_reason == "length"
+            n_prompt, n = self._outputs.count_tokens()
+            fields = {
+                "status": "incomplete" if cut else "completed",
+                "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+                "usage": {
+                    "input_tokens": n_prompt,
+                    "input_tokens_details": {"cached_tokens": 0},
+                    "output_tokens": n,
+                    "output_tokens_details": {"reasoning_tokens": 0},
+                    "total_tokens": n_prompt + n,
+                },
+            }
+        return ResponseObject.model_validate(
+            {
+                "id": self._id,
+                "created_at": self._created,
+                "model": self._model,
+                "output": [self._item(block, "completed") for block in self._blocks.all],
+                "error": None,
+                "instructions": body.instructions,
+                "max_output_tokens": body.max_output_tokens,
+                "metadata": body.metadata or {},
+                "parallel_tool_calls": body.parallel_tool_calls is not False,
+                "previous_response_id": None,
+                "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+                "store": False,
+                "temperature": body.temperature,
+                "text": {"format": {"type": "text"}},
+                "tool_choice": body.tool_choice or "auto",
+                "tools": [
+                    {**tool.model_dump(), "strict": bool(tool.strict)} for tool in body.tools or ()
+                ],
+                "top_p": body.top_p,
+                "truncation": "disabled",
+                **fields,
+            }
+        )
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        head = {"id": f"{block.kind}_{self._id}_{block.index}", "status": status}
+        done = status == "completed"
+        if block.kind == "call":
+            return {
+                **head,
+                "type": "function_call",
+                "call_id": block.id,
+                "name": block.name,
+                "arguments": block.text if done else "",
+            }
+        content = [_part(block)] if done else []
+        if block.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _step(self, step: str, block: Block, text: str) -> bytes:
+        at: dict[str, Any] = {"output_index": block.index}
+        item = self._item(block, "in_progress")
+        inside = {**at, "item_id": item["id"]}
+        kind = {
+            "text": "output_text",
+            "reasoning": "reasoning_text",
+            "call": "function_call_arguments",
+        }[block.kind]
+        if block.kind != "call":
+            inside["content_index"] = 0
+        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        if step == "begin":
+            events = [self._event("response.output_item.added", **at, item=item)]
+            if block.kind != "call":
+                empty = {**_part(block), "text": ""}
+                events.append(self._event("response.content_part.added", **inside, part=empty))
+            return b"".join(events)
+        if step == "more":
+            return self._event(f"response.{kind}.delta", **inside, delta=text, **logprobs)
+        if block.kind == "call":
+            done = {"name": block.name, "arguments": block.text}
+            events = [self._event(f"response.{kind}.done", **inside, **done)]
+        else:
+            events = [
+                self._event(f"response.{kind}.done", **inside, text=block.text, **logprobs),
+                self._event("response.content_part.done", **inside, part=_part(block)),
+            ]
+        item = self._item(block, "completed")
+        events.append(self._event("response.output_item.done", **at, item=item))
+        return b"".join(events)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._n_events, **fields}
+        self._n_events += 1
+        return sse(json.dumps(event).encode(), kind)
+
+
+def _part(block: Block) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _add(
+    messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
+) -> None:
+    """A call belongs to the message of the assistant before it, if there is one."""
+    if isinstance(item, MessageItem):
+        messages.append({"role": item.role, "content": _text(item.content)})
+    elif isinstance(item, ResultItem):
+        content = _text(item.output)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    elif isinstance(item, CallItem):
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,258 @@
+"""Several models: which there are, when they are loaded and unloaded, and options of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.serve.app import create_app_of
+from h2o_cpp.serve.catalog import Catalog
+from h2o_cpp.serve.model_list import read_models
+from h2o_cpp.serve.server import Server as Process
+from support.background import PATIENCE
+from support.needs import programs
+from support.serving import Server, serving, wait_until
+
+OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
+OPTIONS |= {"memory": None}
+BODY = {"prompt": "The old man", "max_tokens": 4, "seed": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_opt: Path) -> Path:
+    for name in ("one", "two", "three"):
+        shutil.copy(tiny_opt, tmp_path / f"{name}.gguf")
+    return tmp_path
+
+
+@contextmanager
+def serving_many(catalog: Catalog, **options: Any) -> Iterator[Server]:
+    app = create_app_of(catalog, **options)
+    process = Process(app, host="127.0.0.1", port=0, grace=0)
+    thread = threading.Thread(target=process.run, daemon=True)
+    thread.start()
+    wait_until(lambda: process.started or not thread.is_alive())
+    try:
+        yield Server(app, process.servers[0].sockets[0].getsockname()[1], process)
+    finally:
+        process.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "stuck"
+
+
+def loaded(server: Server) -> list[str]:
+    return [model["name"] for model in server.ask("/api/ps").json()["models"]]
+
+
+class TestLists:
+    def test_of_a_directory(self, folder: Path) -> None:
+        (folder / "notes.txt").touch()
+        (folder / "mmproj-one.gguf").touch()
+        assert [e.name for e in read_models(folder, OPTIONS, {})] == ["one", "three", "two"]
+
+    def test_of_a_file(self, folder: Path) -> None:
+        path = folder / "models.toml"
+        one = '[a]\nmodel = "one.gguf"\nhh = 0.5\nmax_tokens = 5\n'
+        path.write_text(one + '[b]\nmodel = "two.gguf"')
+        a, b = read_models(path, OPTIONS, {"max_queue": 7})
+        assert (a.name, b.name) == ("a", "b")
+        spec: Any = a.spec
+        model, _, options, limits = spec
+        assert model == str(folder / "one.gguf")
+        assert options == {**OPTIONS, "hh": 0.5}
+        assert limits == {"max_queue": 7, "max_tokens": 5}
+        spec = b.spec
+        assert spec[2] == OPTIONS
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a = ", "models.toml"),
+            ("a = 1", "expected a table"),
+            ("[a]\nhh = 1", "with model ="),
+            ('[a]\nmodel = "x"\nhhh = 1', "no option 'hhh'; did you mean hh"),
+            ("", "no models"),
+        ],
+    )
+    def test_bad_files(self, tmp_path: Path, text: str, message: str) -> None:
+        path = tmp_path / "models.toml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_models(path, OPTIONS, {})
+
+    def test_that_are_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no models in this directory"):
+            read_models(tmp_path, OPTIONS, {})
+        with pytest.raises(FileNotFoundError):
+            read_models(tmp_path / "no.toml", OPTIONS, {})
+
+
+def test_loaded_when_asked_for(folder: Path, tiny_opt: Path) -> None:
+    with Generator(tiny_opt, **OPTIONS) as generator:
+        text = generator.generate("The old man", max_tokens=4, seed=1).text
+    catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=2)
+    with serving_many(catalog) as server:
+        names = [model["id"] for model in server.ask("/v1/models").json()["data"]]
+        assert names == ["one", "three", "two"]
+        assert loaded(server) == []
+        for name, there in (("one", {"one"}), ("two", {"one", "two"}), ("three", {"two", "three"})):
+            answer = server.ask("/v1/completions", {**BODY, "model": name})
+            assert answer.json()["choices"][0]["text"] == text
+            assert {*loaded(server)} == there
+        server.ask("/v1/completions", {**BODY, "model": "two"})
+        server.ask("/v1/completions", {**BODY, "model": "one"})
+        assert {*loaded(server)} == {"two", "one"}  # the one that was used longest ago is gone
+        assert server.ask("/health").status == 200
+    assert all(service.engine.closed for service in catalog.loaded)
+
+
+def test_which_one(folder: Path) -> None:
+    with serving_many(Catalog(read_models(folder, OPTIONS, {}))) as server:
+        answer = server.ask("/v1/completions", BODY)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+        assert server.ask("/v1/completions", {**BODY, "model": "four"}).status == 404
+        assert server.ask("/props?model=two").json()["model_alias"] == "two"
+
+
+def test_one_in_use_is_not_unloaded(folder: Path) -> None:
+    long = {"model": "one", "prompt": "a", "max_tokens": 60, "ignore_eos": True, "seed": 1}
+    catalog = Catalog(read_models(folder, OPTIONS, {}), max_loaded=1)
+    with serving_many(catalog) as server:
+        assert server.ask("/v1/completions", long).status == 200
+        catalog.entries["one"].n_users += 1  # as a response in progress has it
+        answer = server.ask("/v1/completions", {**BODY, "model": "two"})
+        assert answer.status == 503
+        assert "in use" in answer.json()["error"]["message"]
+        catalog.entries["one"].n_users -= 1
+        assert server.ask("/v1/completions", {**BODY, "model": "two"}).status == 200
+
+
+def test_unloaded_when_idle(folder: Path) -> None:
+    catalog = Catalog(read_models(folder, OPTIONS, {}), idle=0.01)
+    with serving_many(catalog) as server:
+        assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
+        wait_until(lambda: loaded(server) == [])
+        assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
+
+
+def test_one_that_cannot_be_loaded(folder: Path) -> None:
+    (folder / "bad.gguf").write_bytes(b"GGUF")
+    with serving_many(Catalog(read_models(folder, OPTIONS, {}))) as server:
+        answer = server.ask("/v1/completions", {**BODY, "model": "bad"})
+        assert answer.status == 503
+        assert "'bad' cannot be loaded" in answer.json()["error"]["message"]
+        assert str(folder) not in answer.body.decode()
+        assert server.ask("/v1/completions", {**BODY, "model": "one"}).status == 200
+
+
+def test_another_list(folder: Path) -> None:
+    """What stays the same stays loaded; what is gone ends."""
+    path = folder / "models.toml"
+    path.write_text('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"')
+
+    async def check() -> None:
+        catalog = Catalog(read_models(path, OPTIONS, {}))
+        with catalog.run():
+            a, b = await catalog.take("a"), await catalog.take("b")
+            catalog.give_back(a)
+            path.write_text('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\nhh = 0.5\n')
+            await catalog.replace(read_models(path, OPTIONS, {}))
+            assert not b.engine.closed  # it is in use
+            new = await catalog.take("b")
+            assert new is not b
+            assert await catalog.take("a") is a
+            catalog.give_back(b)
+            await catalog._unloading
+            assert b.engine.closed
+            assert not new.engine.closed
+        assert a.engine.closed
+        assert new.engine.closed
+
+    asyncio.run(check())
+
+
+class TestKeys:
+    def test_requests_at_once(self, tiny_opt: Path) -> None:
+        """Of each key; another one's do not count."""
+        options: dict[str, Any] = {"api_key": ["one", "two"], "max_requests_per_key": 1}
+        with Generator(tiny_opt, **OPTIONS) as generator, serving(generator, **options) as server:
+            guard: Any = server.app.middleware_stack
+            while not hasattr(guard, "_n_requests"):
+                guard = getattr(guard, "app", None) or guard._app
+            one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+            guard._n_requests[b"one"] += 1
+            answer = server.ask("/v1/models", **one)
+            assert answer.status == 429
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert server.ask("/v1/models", **two).status == 200
+            guard._n_requests[b"one"] -= 1
+            assert server.ask("/v1/models", **one).status == 200
+            wait_until(lambda: not +guard._n_requests)
+
+
+@programs("openssl")
+def test_tls(tmp_path: Path, tiny_opt: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    listen = {"tls_cert": cert, "tls_key": key}
+    with Generator(tiny_opt, **OPTIONS) as generator, serving(generator, listen=listen) as server:
+        context = ssl.create_default_context(cafile=cert)
+        url = f"https://127.0.0.1:{server.port}/health"
+        with urllib.request.urlopen(url, context=context, timeout=PATIENCE) as response:
+            assert response.read() == b'{"status":"ok"}'
+
+
+def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
+    with Generator(tiny_opt, **OPTIONS) as generator:
+        for listen in ({"tls_cert": str(tmp_path / "no.pem")}, {"tls_key": "key.pem"}):
+            with (
+                pytest.raises(ValueError, match="tls_"),
+                serving(generator, listen=listen),
+            ):
+                pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")
+def test_command(folder: Path) -> None:
+    """At SIGHUP it reads the list again; a list that is wrong changes nothing."""
+    import re
+    import sys
+
+    path = folder / "models.toml"
+    path.write_text('[a]\nmodel = "one.gguf"\n')
+    command = [sys.executable, "-m", "h2o_cpp", "serve", "--models", str(path), "--port", "0"]
+    process = subprocess.Popen([*command, "-c", "64"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        while (found := re.search(r":(\d+) \(Press", process.stderr.readline())) is None:
+            assert process.poll() is None, "it has ended"
+        server = Server(None, int(found[1]))
+        assert server.ask("/v1/completions", BODY).status == 200
+        for text, names, said in (
+            ('[a]\nmodel = "one.gguf"\n[b]\nmodel = "two.gguf"\n', ["a", "b"], "models "),
+            ("[a", ["a", "b"], "the models stay as they were"),
+        ):
+            path.write_text(text)
+            os.kill(process.pid, signal.SIGHUP)
+            while said not in process.stderr.readline():
+                assert process.poll() is None, "it has ended"
+            assert [m["id"] for m in server.ask("/v1/models").json()["data"]] == names
+        assert server.ask("/v1/completions", {**BODY, "model": "b"}).status == 200
+    finally:
+        process.kill()
+        process.communicate()
