@@ -97,8 +97,9 @@ typedef struct h2o_model_options {
 } h2o_model_options;
 #define H2O_MODEL_OPTIONS {sizeof(h2o_model_options), NULL, 0, 0}
 
-/* Loads a GGUF file. options may be NULL. Whatever it returns, *model is then a handle to be freed:
- * after an error it only has the message, and is NULL where memory did not suffice for that. */
+/* Loads a GGUF file; the path is UTF-8, on Windows too. options may be NULL. Whatever it returns,
+ * *model is then a handle to be freed: after an error it only has the message, and is NULL where
+ * memory did not suffice for that. */
 H2O_API h2o_status h2o_model_load(const char* path, const h2o_model_options* options,
                                   h2o_model** model) H2O_NOEXCEPT;
 

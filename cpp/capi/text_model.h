@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/make_backend.h"
+#include "io/utf8_path.h"
 #include "model/model.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/utf8.h"
@@ -11,9 +12,9 @@
 namespace h2o::capi {
 
 struct TextModel {
-  // Throws FileError, FormatError, OutOfMemory, InvalidArgument.
+  // path: UTF-8. Throws FileError, FormatError, OutOfMemory, InvalidArgument.
   TextModel(const std::string& path, const std::string& device, int32_t n_threads)
-      : model(path, make_backend(device, n_threads)),
+      : model(path_of(path), make_backend(device, n_threads)),
         tokenizer(open_tokenizer(model)),
         chat_template(find_chat_template(model.file.head())),
         architecture(model.config.family->architecture),

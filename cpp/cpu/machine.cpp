@@ -17,8 +17,6 @@
 #include "cpu/thread_pool.h"
 
 #ifdef _WIN32
-#define WIN32_LEAN_AND_MEAN
-#define NOMINMAX
 #include <windows.h>
 #else
 #include <unistd.h>

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "core/error.h"
+#include "io/utf8_path.h"
 
 namespace h2o {
 namespace {
@@ -32,17 +33,17 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   if (number != 0) {
     fail(head(), "is file ", number + 1, " of ", n_files, " of a split model, open the first one");
   }
-  const std::string name = path.filename().string();
+  const std::string name = utf8(path.filename());
   const std::string end = n_files > 1 ? ending(0, n_files) : "";
   if (!name.ends_with(end)) fail(head(), "the name of this split model must end in ", end);
 
   const std::string stem = name.substr(0, name.size() - end.size());
   size_t n_tensors = head().tensors().size();
   for (int64_t i = 1; i < n_files; ++i) {
-    files_.emplace_back(path.parent_path() / (stem + ending(i, n_files)));
+    files_.emplace_back(path.parent_path() / path_of(stem + ending(i, n_files)));
     const GgufFile& file = files_.back();
     if (file.integer("split.count") != n_files || file.integer("split.no") != i) {
-      fail(file, "is not file ", i + 1, " of ", n_files, " of ", path.string());
+      fail(file, "is not file ", i + 1, " of ", n_files, " of ", utf8(path));
     }
     for (const GgufTensor& tensor : file.tensors()) {
       for (size_t earlier = 0; earlier + 1 < files_.size(); ++earlier) {

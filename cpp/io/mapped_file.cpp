@@ -5,10 +5,9 @@
 #include <utility>
 
 #include "core/error.h"
+#include "io/utf8_path.h"
 
 #ifdef _WIN32
-#define WIN32_LEAN_AND_MEAN
-#define NOMINMAX
 #include <windows.h>
 #else
 #include <fcntl.h>
@@ -21,11 +20,6 @@ namespace h2o {
 namespace {
 
 using Bytes = std::span<const std::byte>;
-
-std::string utf8(const std::filesystem::path& path) {
-  const std::u8string name = path.u8string();
-  return {name.begin(), name.end()};
-}
 
 #ifdef _WIN32
 

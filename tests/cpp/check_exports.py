@@ -10,15 +10,22 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nm", required=True)
+    parser.add_argument("--objdump", required=True, help="for DLLs, which nm does not know")
     parser.add_argument("--header", type=Path, required=True)
     parser.add_argument("library", type=Path)
     args = parser.parse_args()
 
     # H2O_API h2o_status h2o_stats(h2o_session* session, ...
     declared = set(re.findall(r"^H2O_API [\w\s*]*?\b(h2o_\w+)\(", args.header.read_text(), re.M))
-    command = [args.nm, "-D", "--defined-only", args.library]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    exported = {line.split()[-1].split("@")[0] for line in output.splitlines()}
+    is_dll = args.library.suffix == ".dll"
+    command = [args.objdump, "-p"] if is_dll else [args.nm, "-D", "--defined-only"]
+    output = subprocess.run(
+        [*command, args.library], check=True, capture_output=True, text=True
+    ).stdout
+    if is_dll:
+        exported = set(re.findall(r"^\t\[ *\d+\] (\w+)$", output, re.M))
+    else:
+        exported = {line.split()[-1].split("@")[0] for line in output.splitlines()}
     # Sanitizers export what they share between libraries.
     exported = {name for name in exported if not re.match(r"_+(asan|odr_asan|ubsan|tsan)", name)}
 

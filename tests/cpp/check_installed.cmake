@@ -1,5 +1,6 @@
 # Installs the library, then configures, builds and runs tests/consumer against what was installed.
 #   cmake -DBUILD=DIR -DWORK=DIR -DMODEL=FILE.gguf -DFLAGS=-fsanitize=... -DLINK_FLAGS=... -P check_installed.cmake
+# and with -DTOOLCHAIN=FILE.cmake -DTARGET=... in place of flags and compilers for another system.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -7,10 +8,13 @@ endfunction()
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
 file(RENAME ${WORK}/installed ${WORK}/prefix)  # a package can be moved
+if(TOOLCHAIN)
+  set(compiler -DCMAKE_TOOLCHAIN_FILE=${TOOLCHAIN} -DH2O_TARGET=${TARGET})
+else()
+  set(compiler -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_C_FLAGS=${FLAGS} -DCMAKE_CXX_FLAGS=${FLAGS} "-DCMAKE_EXE_LINKER_FLAGS=${LINK_FLAGS}")
+endif()
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/../consumer -B ${WORK}/build -G ${GENERATOR}
-  -DCMAKE_PREFIX_PATH=${WORK}/prefix -DH2O_MODEL=${MODEL}
-  -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX}
-  -DCMAKE_C_FLAGS=${FLAGS} -DCMAKE_CXX_FLAGS=${FLAGS}
-  "-DCMAKE_EXE_LINKER_FLAGS=${LINK_FLAGS}")
+  -DCMAKE_PREFIX_PATH=${WORK}/prefix -DH2O_MODEL=${MODEL} ${compiler})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${CMAKE_CTEST_COMMAND} --test-dir ${WORK}/build --output-on-failure)
