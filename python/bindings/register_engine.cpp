@@ -275,7 +275,7 @@ void register_engine(py::module_& m) {
       });
 
   py::class_<Handle>(m, "Generation", "The state of a request in the engine.")
-      .def("next", &next, "The next piece of text; waits for it, and computes it if nobody does.")
+      .def("next", &next, "The next piece of text; waits for it, or computes it.")
       .def("poll", &poll, "All text that is ready, or None.")
       .def(
           "cancel", [](const Handle& h) { h.engine->cancel(h.generation); },

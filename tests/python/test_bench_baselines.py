@@ -134,7 +134,7 @@ def test_page() -> None:
             Record(1, "", "", "command", note="tools/bench/baselines --rounds 3"),
         ]
     )
-    assert "`tools/bench/baselines --rounds 3`" in page
+    assert "## Measured by\n\n```sh\ntools/bench/baselines --rounds 3\n```\n" in page
     assert "A processor, 2 processors, 2 threads" in page
     assert "| numpy | f32 | 190 |" in page
     assert "h2o.cpp 0.1." in page

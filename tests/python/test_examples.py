@@ -35,6 +35,29 @@ def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
+def test_tour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heavy hitters, the 32 tokens that are kept, what they cost beside a window, and memory."""
+    monkeypatch.setattr(sys, "argv", ["tour.py"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    runpy.run_path(str(EXAMPLES / "tour.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert int(re.findall(r"received (\d+)% of the attention", out)[0]) > 40
+    lines = re.findall(r"^ *(\d+) tokens  ([#.]+)$", out, re.MULTILINE)
+    assert len(lines) == 10
+    for n, marks in lines:
+        assert len(marks) == int(n)
+        assert marks.count("#") in (min(int(n), 32), min(int(n), 33))
+        assert marks.endswith("#" * 16)
+    h2o, window = (
+        [float(value) for value in re.findall(rf"{name} .* kept +([\d.]+)$", out, re.MULTILINE)]
+        for name in ("h2o", "window")
+    )
+    assert len(h2o) == 3
+    assert all(mine < theirs for mine, theirs in zip(h2o, window, strict=True))
+    sizes = [float(size) for size in re.findall(r"([\d.]+) MiB", out)]
+    assert sizes[0] > 4 * sizes[1] > 12 * sizes[2]
+
+
 def test_all_are_listed_and_tested() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tests = Path(__file__).read_text(encoding="utf-8")

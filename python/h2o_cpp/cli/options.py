@@ -215,8 +215,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     )
     add_n_ctx(
         cache,
-        "the context: --hh is a fraction of it, and a sequence has at most so many tokens unless "
-        f"it is --endless; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
+        "the context: the most tokens of a sequence unless it is --endless, and what fractions of "
+        f"--hh refer to; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
     )
     cache.add_argument(
         "--positions",

@@ -27,7 +27,7 @@ class Snapshot:
 
     data: bytes
     tokens: tuple[int, ...]  # of the text
-    n_read: int  # of them that the cache has read; the others are read by whoever goes on
+    n_read: int  # of them, those the cache has read; continuing reads the others
     random_state: str | None  # of the text's sampler
     note: Any  # what else was saved with it
 

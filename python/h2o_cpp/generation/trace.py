@@ -41,8 +41,8 @@ class Record:
         n_top: log-probabilities of the generated tokens, and of this many of the likeliest at each.
         prompt: those of the prompt's tokens first, from its second on, as they are read: in chunks
             of n_batch, which see each other in full.
-        kept_every: look at what is kept after the first generated token, then after so many more,
-            and at the end. A look costs a call for each layer and KV head.
+        kept_every: record what is kept after the first generated token, then every this many,
+            and at the end. Each record costs a call per layer and KV head.
 
         Raises ValueError for numbers out of range.
         """

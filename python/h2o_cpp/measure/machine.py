@@ -46,7 +46,7 @@ def n_processors() -> int:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that so many threads together read from memory."""
+    """Bytes per second that `threads` threads together read from memory."""
     return _core.read_bandwidth(_READ_BYTES, threads=threads, passes=_READ_PASSES)
 
 

@@ -248,7 +248,7 @@ def _storage_bandwidth(file: str) -> float:
 
 
 def _flops(file: str, sizes: Sizes, rows: int, memory: int, threads: int | None) -> float:
-    """Of reading so many tokens, the second time: the first brings the weights."""
+    """Of the second reading of `rows` tokens: the first brings the weights."""
     whole_size = sizes.others + sum(sizes.layers)
     resident = None if whole_size <= memory else min(size for _, size in placements(sizes))
     model = open_model(file, device="cpu", threads=threads, max_resident=resident)

@@ -1,4 +1,4 @@
-"""The speed of so many sequences at once with so many weights in memory (docs/plan.md)."""
+"""Predicted speed, by the number of sequences and the weights in memory (docs/plan.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sizes:
 
     layers: tuple[int, ...]  # bytes of each one's weights
     others: int  # bytes of the weights of no layer
-    others_read: int  # of which a pass reads so many; of tables that are looked up, a row
+    others_read: int  # bytes of them that a pass reads; of lookup tables, a row
     layer_flops: int  # for each token, in all layers
     output_flops: int  # for each token whose logits are wanted
     row_bytes: int  # of activations, for each row of a batch
@@ -36,7 +36,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Job:
-    """Texts: each a prompt of so many tokens, and n more that are generated."""
+    """Sequences: tokens of each prompt, and n generated tokens."""
 
     prompt: int
     n: int

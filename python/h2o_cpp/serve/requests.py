@@ -121,7 +121,7 @@ class GenerationRequest(ModelRequest):
     )
     policy: str | None = Field(None, description="by another policy than h2o, as `window`")
     kept_every: int | None = Field(
-        None, ge=1, lt=2**31, description="say what is kept, every so many tokens and at the end"
+        None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )
 
     user: str | None = Field(None, description="ignored")
@@ -149,7 +149,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts = Field(description="strings, or token ids")
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="of the tokens, and of so many of the likeliest at each"
+        None, ge=0, le=20, description="of the tokens, and of the N likeliest at each"
     )
     echo: bool = Field(False, description="give the prompt back in front of the text")
     best_of: _One | None = None

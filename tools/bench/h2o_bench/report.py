@@ -29,10 +29,7 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
 
     plot: the file name of the figure of section 2.
     """
-    lines = ["# Performance", ""]
-    for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
-        lines += [f"`{command}`", ""]
-    lines += [*_machine(records), *_versions(records)]
+    lines = ["# Performance", "", *_machine(records), *_versions(records)]
     lines += [
         "Engines take turns on the same cores and threads, each in its own process; token counts"
         " are checked. Weights are random, in real shapes (`tools/bench/synthetic`). Cells: median"
@@ -51,7 +48,15 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
             if number == 2 and plot is not None:
                 lines += [f"![tokens per second and memory against context]({plot})", ""]
             lines += [*section(values_of(records, number)), *not_measured(records, number)]
+    lines += commands(records)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def commands(records: Sequence[Record]) -> Iterator[str]:
+    """The commands that measure all of it again."""
+    notes = dict.fromkeys(record.note for record in records if record.measure == "command")
+    if notes:
+        yield from ("## Measured by", "", "```sh", *notes, "```", "")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

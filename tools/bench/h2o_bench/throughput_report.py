@@ -9,7 +9,7 @@ import numpy as np
 
 from h2o_bench.baselines import OURS
 from h2o_bench.records import Record
-from h2o_bench.report import Values, cell, not_measured, table, values_of
+from h2o_bench.report import Values, cell, commands, not_measured, table, values_of
 from h2o_bench.throughput import ARRIVALS, OFFLOAD, SEQUENCES, SHARE, TABLE
 
 _FULL, _H2O = f"{OURS}, full", f"{OURS}, hh={SHARE}"
@@ -17,9 +17,7 @@ _FULL, _H2O = f"{OURS}, full", f"{OURS}, hh={SHARE}"
 
 def render_throughput(records: Sequence[Record]) -> str:
     """Markdown of all sections there are records of, to stand below the findings of a page."""
-    lines = []
-    for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
-        lines += [f"`{command}`", ""]
+    lines: list[str] = []
     for name, engines in values_of(records, 0).items():
         threads = engines[OURS]["threads"][-1]
         lines += [f"{name}, {threads:.0f} threads.", ""]
@@ -35,6 +33,7 @@ def render_throughput(records: Sequence[Record]) -> str:
         if any(record.section == section for record in records):
             lines += [f"## {i}. {title}", "", text, ""]
             lines += [*body(values_of(records, section)), *not_measured(records, section)]
+    lines += commands(records)
     return "\n".join(lines).rstrip() + "\n"
 
 
