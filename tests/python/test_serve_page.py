@@ -5,6 +5,7 @@ H2O_SCREENSHOTS=DIR keeps pictures of it there.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import expect, sync_playwright
 
 from support.serving import Server, serving, wait_until
+from support.tool_talk import THINKS, WEATHER, talking
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [
@@ -85,7 +87,7 @@ def end(page: Any) -> None:
 
 def go_on(page: Any, prompt: str, n: int) -> None:
     """Continue a text greedily, with the keyboard alone."""
-    page.get_by_label("Mode").select_option("continue")
+    page.locator("#mode").select_option("continue")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Most tokens").fill(str(n))
     page.get_by_label("Text to go on from").fill(prompt)
@@ -135,7 +137,7 @@ def test_keyboard(page: Any) -> None:
     """Every control can be reached, tokens are told one by one, Escape stops."""
     page.evaluate("document.activeElement.blur()")
     reached = []
-    for _ in range(12):
+    for _ in range(18):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id"))
     order = ["log", "say", "send", "reset", "mode", "budget", "max-tokens", "temperature", "tokens"]
@@ -175,7 +177,10 @@ def test_chat(browser: Any, server: Server, tiny_opt: Path) -> None:
                 said.append({"role": "user", "content": message})
                 stream = alone.chat(said, template=PLAIN, max_tokens=25, temperature=0)
                 said.append({"role": "assistant", "content": "".join(stream)})
-        assert page.locator(".message").all_text_contents() == [one["content"] for one in said]
+        found = page.locator(".message").all_text_contents()
+        assert ["".join(one.split()) for one in found] == [
+            "".join(one["content"].split()) for one in said
+        ]
         page.get_by_role("button", name="New text").click()
         assert page.locator(".message").count() == 0
 
@@ -194,16 +199,117 @@ def test_budget_of_a_text(browser: Any, server: Server) -> None:
             expect(page.get_by_label("Text to go on from")).to_have_value(" and")
 
 
-def test_a_new_text_cancels_the_old_one(browser: Any, server: Server) -> None:
+def test_several_at_once(browser: Any, server: Server) -> None:
+    """A new text leaves the old one to go on, until it is removed; both are kept over a reload."""
     for page in opened(browser, server):
-        page.get_by_label("Mode").select_option("continue")
+        page.locator("#mode").select_option("continue")
         page.get_by_label("Most tokens").fill("450")
         page.get_by_label("Text to go on from").fill(PROMPT)
         page.keyboard.press("Enter")
         expect(page.locator("#kept")).to_have_text(re.compile("of"))
         page.get_by_role("button", name="New text").click()
+        assert page.locator("#log").text_content() == ""
+        go_on(page, "The king", 5)
+        names = page.locator("#conversations button:not(.remove)")
+        expect(names).to_have_count(2)
+        names.filter(has_text="bright morning").click()
+        end(page)
+        text = page.locator("#log").text_content()
+        assert len(text) > len(PROMPT) + 450
+        expect(page.locator("#kept")).to_have_text(re.compile("^40 of"))
+        page.reload()
+        names.filter(has_text="bright morning").click()
+        assert page.locator("#log").text_content() == text
+        page.get_by_role("button", name="Remove It was a bright").click()
+        expect(names).to_have_count(1)
+        expect(names).to_contain_text("The king")
+
+
+def test_removed_is_cancelled(browser: Any, server: Server) -> None:
+    for page in opened(browser, server):
+        page.locator("#mode").select_option("continue")
+        page.get_by_label("Most tokens").fill("450")
+        page.get_by_label("Text to go on from").fill(PROMPT)
+        page.keyboard.press("Enter")
+        expect(page.locator("#kept")).to_have_text(re.compile("of"))
+        page.get_by_role("button", name="Remove It was a bright").click()
         wait_until(lambda: server.engine.stats().n_active == 0)
         assert page.locator("#log").text_content() == ""
+
+
+MARKDOWN = """# Title
+A *b* **c** `<i>` [ok](https://example.org/a) [no](javascript:alert(1)) <img src=x onerror=alert(1)>
+
+1. one
+2. two
+
+> quoted
+
+```html
+<script>alert(1)</script>
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It thinks, says MARKDOWN and calls a tool, to prompts of five tokens."""
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Graz"}}</tool_call>'
+    said = f"<think>\nHm <b>.\n</think>\n{MARKDOWN}{call}"
+    path = talking(tmp_path_factory.mktemp("talk"), {len("1uHi;"): said}, THINKS)
+    with Generator(path, max_sequences=2) as generator, serving(generator) as server:
+        yield server
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE])
+def test_a_reply(browser: Any, talker: Server, viewport: Any) -> None:
+    """Markdown is elements, made of text alone; thinking and calls are folded."""
+    for page in opened(browser, talker, viewport):
+        page.locator("#tools").fill(json.dumps([WEATHER]))
+        page.get_by_label("Most tokens").fill("900")
+        page.get_by_label("Message").fill("Hi")
+        page.keyboard.press("Enter")
+        end(page)
+        for _ in range(2):  # as it was written, and as it was kept
+            content = page.locator(".message.assistant .content")
+            expect(content.locator("h3")).to_have_text("Title")
+            expect(content.locator("em")).to_have_text("b")
+            expect(content.locator("strong")).to_have_text("c")
+            expect(content.locator("p code")).to_have_text("<i>")
+            expect(content.locator("ol li")).to_have_text(["one", "two"])
+            expect(content.locator("blockquote")).to_have_text("quoted")
+            expect(content.locator("pre code")).to_have_text("<script>alert(1)</script>")
+            expect(content.locator("a")).to_have_attribute("href", "https://example.org/a")
+            assert content.locator("img, script, i, b").count() == 0
+            expect(content).to_contain_text("[no](javascript:alert(1)) <img src=x")
+            folded = page.locator(".message details")
+            expect(folded.locator("summary")).to_have_text(["Thinking", "Calls weather"])
+            expect(folded.locator("pre").nth(0)).to_be_hidden()
+            folded.nth(0).locator("summary").click()
+            expect(folded.locator("pre").nth(0)).to_have_text("Hm <b>.")
+            assert json.loads(folded.locator("pre").nth(1).text_content()) == {"city": "Graz"}
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= page.viewport_size["width"]
+            page.reload()
+            expect(page.locator("#about")).to_contain_text("tiny")
+
+
+def test_an_attached_file(browser: Any, server: Server, tmp_path: Path) -> None:
+    notes, picture = tmp_path / "notes.txt", tmp_path / "picture.png"
+    notes.write_text("Sail at dawn.")
+    picture.write_bytes(b"\x89PNG\r\n")
+    for page in opened(browser, server):
+        page.get_by_label("Most tokens").fill("3")
+        page.get_by_label("Attach a text file").set_input_files(picture)
+        expect(page.get_by_role("alert")).to_contain_text("picture.png is not text")
+        page.get_by_label("Attach a text file").set_input_files(notes)
+        expect(page.locator("#attached")).to_contain_text("notes.txt")
+        page.get_by_label("Message").fill("When?")
+        page.keyboard.press("Enter")
+        end(page)
+        sent = "When?\n\nnotes.txt:\n```\nSail at dawn.\n```"
+        assert page.locator(".message.user").text_content() == sent
+        expect(page.locator("#attached")).to_have_text("")
 
 
 def test_stop_before_the_first_piece(

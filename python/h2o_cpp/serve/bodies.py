@@ -10,6 +10,8 @@ from h2o_cpp.serve.errors import ApiError, refuse
 
 _SMALL_BYTES = 64 * 2**10  # of bodies that never wait for others: connections bound their number
 
+_PATHS = ("/v1/", "/api/", "/tokenize", "/detokenize", "/apply-template")  # whose bodies are read
+
 
 class BodyLimits:
     """How many bytes may be sent, and in what time.
@@ -24,7 +26,7 @@ class BodyLimits:
 
 
 class Bodies:
-    """ASGI middleware that hands on requests with their bodies."""
+    """ASGI middleware that hands on requests with their bodies, where any are read."""
 
     def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
         self._app = app
@@ -32,7 +34,7 @@ class Bodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
             return await self._app(scope, receive, send)
         body = _Body(self._limits)
         try:

@@ -21,9 +21,9 @@ async function checked(response) {
   throw new Refused(response.status, message);
 }
 
-export async function model(key) {
+export async function models(key) {
   const response = await checked(await fetch("v1/models", { headers: headers(key) }));
-  return (await response.json()).data[0];
+  return (await response.json()).data;
 }
 
 // Gives the first choice of every chunk. A body that is not JSON's own text cannot say 1.0, so hh is

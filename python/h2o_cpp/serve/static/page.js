@@ -1,114 +1,176 @@
 import * as api from "./api.js";
+import * as conversations from "./conversations.js";
+import { Message } from "./message.js";
 import * as tokens from "./tokens.js";
 
 const KEPT_EVERY = 8; // tokens
+const MOST_ATTACHED = 2 ** 18; // bytes
 
 const element = (id) => document.getElementById(id);
-const [form, say, log, mode] = ["form", "say", "log", "mode"].map(element);
+const [form, say, log, mode, models] = ["form", "say", "log", "mode", "model"].map(element);
 
-let served = null; // the model
-let messages = []; // of a chat
-let text = ""; // that is continued
-let running = null; // what aborts the answer that is being written
+let served = []; // models
+let shown = null; // the conversation
+let attached = null; // a file: its name and text
+const running = new Map(); // what aborts the answer that is being written, by conversation
+const looks = new Map(); // at the cache, by conversation
 
-async function findModel() {
+async function findModels() {
   showError("");
   try {
-    served = await api.model(element("key").value);
+    served = await api.models(element("key").value);
   } catch (error) {
     if (error.status === 401) element("key-label").hidden = false;
     showError(error.message);
     return;
   }
-  const { n_ctx, chat, policy, cache_bytes, full_cache_bytes } = served.h2o;
+  models.replaceChildren(...served.map((one) => new Option(one.id)));
+  element("model-label").hidden = served.length < 2;
+  showModel();
+  open(shown ?? conversations.list()[0] ?? conversations.create(mode.value));
+}
+
+const model = () => served.find((one) => one.id === models.value);
+
+function showModel() {
+  const { id, h2o } = model();
+  element("about").textContent = id;
+  if (!h2o) return; // it has not been loaded yet
+  const { n_ctx, chat, policy, cache_bytes, full_cache_bytes } = h2o;
   const cache = policy.recent === null ? "full cache"
     : `cache of ${policy.sinks} sinks, ${policy.heavy} heavy hitters, ${policy.recent} recent tokens`;
-  element("about").textContent = `${served.id} · context of ${n_ctx} tokens · ${cache}`;
-  mode.value = chat ? "chat" : "continue";
+  element("about").textContent = `${id} · context of ${n_ctx} tokens · ${cache}`;
+  if (!chat) mode.value = "continue";
   mode.querySelector('[value="chat"]').disabled = !chat;
   element("memory").textContent = `${bytes(cache_bytes)} of ${bytes(full_cache_bytes)}`;
   element("memory-bar").value = cache_bytes / full_cache_bytes;
-  reset();
 }
 
-function reset() {
-  running?.abort();
-  running = null;
-  setRunning(false);
-  messages = [];
-  text = "";
+function open(conversation) {
+  shown = conversation;
+  const chat = conversation.mode === "chat";
+  mode.value = conversation.mode;
   log.replaceChildren();
+  if (chat) conversation.messages.forEach((said) => add(new Message(said).target));
+  else if (conversation.text) add(span("", conversation.text));
   showError("");
-  forget();
-  say.required = mode.value === "chat";
-  element("say-label").textContent = mode.value === "chat" ? "Message" : "Text to go on from";
+  say.required = chat;
+  element("say-label").textContent = chat ? "Message" : "Text to go on from";
+  showCache();
+  showRunning();
+  showList();
 }
 
-function forget() {
-  tokens.clear();
-  for (const id of ["kept", "evicted", "speed"]) element(id).textContent = "–";
-  element("kept-bar").value = 0;
+function showList() {
+  element("conversations").replaceChildren(...conversations.list().map((one) => {
+    const [item, button, remove] = ["li", "button", "button"].map((name) => document.createElement(name));
+    button.type = remove.type = "button";
+    button.textContent = conversations.title(one);
+    if (one === shown) button.setAttribute("aria-current", "true");
+    if (running.has(one)) button.classList.add("running");
+    button.addEventListener("click", () => open(one));
+    remove.textContent = "×";
+    remove.className = "remove";
+    remove.setAttribute("aria-label", `Remove ${conversations.title(one)}`);
+    remove.addEventListener("click", () => {
+      running.get(one)?.abort();
+      conversations.remove(one);
+      open(shown === one ? conversations.list()[0] ?? conversations.create(mode.value) : shown);
+    });
+    item.append(button, remove);
+    return item;
+  }));
 }
 
 async function send() {
-  const said = say.value;
-  if (running || !served || (mode.value === "chat" ? !said.trim() : !(text + said))) return;
-  const stop = running = new AbortController();
-  const chat = mode.value === "chat";
+  const conversation = shown;
+  const chat = conversation.mode === "chat";
+  const typed = say.value;
+  const said = attached ? `${typed}\n\n${attached.name}:\n\`\`\`\n${attached.text}\n\`\`\`` : typed;
+  if (running.has(conversation) || !served.length) return;
+  if (chat ? !said.trim() : !(conversation.text + said)) return;
+  const stop = new AbortController();
+  const before = { messages: [...conversation.messages], text: conversation.text };
+  const file = attached;
+  running.set(conversation, stop);
+  looks.delete(conversation);
   say.value = "";
-  setRunning(true);
+  attach(null);
   showError("");
-  forget();
-  const before = { messages: [...messages], text };
-  const shown = [];
-  let answer = "";
+  const answer = { role: "assistant", content: "" };
+  const view = chat ? new Message(answer) : span("", "");
+  if (chat) {
+    conversation.messages.push({ role: "user", content: said });
+    add(new Message(conversation.messages.at(-1)).target, view.target);
+  } else {
+    conversation.text += said;
+    add(span("prompt", said), view);
+  }
+  showCache();
+  showRunning();
+  showList();
+  let changed = false;
   try {
-    if (chat) {
-      messages.push({ role: "user", content: said });
-      shown.push(add("message user", said));
-    } else {
-      text += said;
-      shown.push(add("prompt", said));
-    }
-    const target = add(chat ? "message assistant" : "", "");
-    shown.push(target);
-    for await (const piece of pieces(chat, stop.signal)) {
-      answer += piece;
+    for await (const delta of deltas(conversation, stop.signal)) {
+      changed = take(answer, delta) || changed;
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      target.append(piece);
+      if (chat) view.change();
+      else view.append(delta.content ?? "");
       if (atEnd) log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
-    if (error.name !== "AbortError") showError(error.message);
-    if (!answer && running === stop) { // as if it had not been said
-      ({ messages, text } = before);
-      shown.forEach((one) => one.remove());
-      say.value = said;
+    if (error.name !== "AbortError" && shown === conversation) showError(error.message);
+    if (!changed) { // as if it had not been said
+      Object.assign(conversation, before);
+      if (shown === conversation && !say.value) {
+        say.value = typed;
+        attach(file);
+      }
     }
   } finally {
-    if (running === stop) {
-      running = null;
-      if (answer && chat) messages.push({ role: "assistant", content: answer });
-      if (!chat) text += answer;
-      setRunning(false);
-    }
+    running.delete(conversation);
+    if (changed && chat) conversation.messages.push(answer);
+    if (!chat) conversation.text += answer.content;
+    if (chat && changed) view.update();
+    conversations.save();
+    if (shown === conversation) {
+      if (!changed) {
+        const message = element("error").textContent;
+        open(conversation);
+        showError(message);
+      }
+      showRunning();
+    } else if (chat && shown.messages.length) showList();
+    showList();
   }
 }
 
-async function* pieces(chat, signal) {
+// Adds a delta to an answer; whether it says anything.
+function take(answer, delta) {
+  if (delta.content) answer.content += delta.content;
+  if (delta.reasoning_content) answer.reasoning_content = (answer.reasoning_content ?? "") + delta.reasoning_content;
+  for (const { index, ...call } of delta.tool_calls ?? []) (answer.tool_calls ??= [])[index] = call;
+  return Boolean(delta.content || delta.reasoning_content || delta.tool_calls);
+}
+
+async function* deltas(conversation, signal) {
+  const chat = conversation.mode === "chat";
+  const tools = element("tools").value.trim();
   const body = {
+    model: models.value,
     max_tokens: Number(element("max-tokens").value),
     temperature: Number(element("temperature").value),
     kept_every: KEPT_EVERY,
-    ...(chat ? { messages } : { prompt: text }),
+    ...(chat ? { messages: conversation.messages } : { prompt: conversation.text }),
+    ...(chat && tools && { tools: JSON.parse(tools) }),
   };
   const hh = element("budget").value.trim();
   if (hh && !/^(0|[1-9]\d*)(\.\d+)?$/.test(hh)) throw new Error("Budget: a fraction or a number of tokens");
   const path = chat ? "v1/chat/completions" : "v1/completions";
   const clock = new Clock();
   for await (const choice of api.stream(path, body, { hh, key: element("key").value, signal })) {
-    if (choice.kept) showKept(choice.kept, clock);
-    yield chat ? choice.delta.content ?? "" : choice.text;
+    if (choice.kept) look(conversation, choice.kept, clock);
+    yield chat ? choice.delta : { content: choice.text };
   }
 }
 
@@ -121,26 +183,45 @@ class Clock {
   }
 }
 
-function showKept(kept, clock) {
-  const { tokens_seen, tokens_kept } = kept;
+function look(conversation, kept, clock) {
+  const pieces = [...(looks.get(conversation)?.kept.pieces ?? []), ...kept.pieces];
+  looks.set(conversation, { kept: { ...kept, pieces }, speed: clock.perSecond(kept.tokens_seen) });
+  if (shown !== conversation) return;
   tokens.show(kept);
+  showNumbers(looks.get(conversation));
+}
+
+function showCache() {
+  const last = looks.get(shown);
+  tokens.clear();
+  for (const id of ["kept", "evicted", "speed"]) element(id).textContent = "–";
+  element("kept-bar").value = 0;
+  if (!last) return;
+  tokens.show(last.kept);
+  showNumbers(last);
+}
+
+function showNumbers({ kept: { tokens_seen, tokens_kept }, speed }) {
   element("kept").textContent = `${tokens_kept} of ${tokens_seen}`;
   element("kept-bar").value = tokens_kept / tokens_seen;
   element("evicted").textContent = tokens_seen - tokens_kept;
-  const speed = clock.perSecond(tokens_seen);
   if (speed) element("speed").textContent = `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`;
 }
 
-function add(className, content) {
-  const target = document.createElement(className.startsWith("message") ? "div" : "span");
+function span(className, content) {
+  const target = document.createElement("span");
   target.className = className;
   target.textContent = content;
-  log.append(target);
-  log.scrollTop = log.scrollHeight;
   return target;
 }
 
-function setRunning(is) {
+function add(...targets) {
+  log.append(...targets);
+  log.scrollTop = log.scrollHeight;
+}
+
+function showRunning() {
+  const is = running.has(shown);
   element("send").disabled = mode.disabled = is;
   element("stop").disabled = !is;
   log.setAttribute("aria-busy", is);
@@ -149,6 +230,28 @@ function setRunning(is) {
 function showError(message) {
   element("error").textContent = message;
   element("error").hidden = !message;
+}
+
+function attach(file) {
+  attached = file;
+  element("attached").textContent = file ? `${file.name}, ${bytes(file.text.length)}` : "";
+}
+
+async function readFile([file]) {
+  element("file").value = "";
+  if (!file) return;
+  showError("");
+  if (file.size > MOST_ATTACHED) return showError(`${file.name} has more than ${bytes(MOST_ATTACHED)}`);
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    attach({ name: file.name, text });
+  } catch {
+    showError(`${file.name} is not text`);
+  }
+}
+
+function begin() {
+  open(conversations.create(mode.value));
 }
 
 const bytes = (n) => (n < 2 ** 20 ? `${(n / 2 ** 10).toFixed(0)} KiB` : `${(n / 2 ** 20).toFixed(1)} MiB`);
@@ -164,10 +267,12 @@ say.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape") running.get(shown)?.abort();
 });
-element("stop").addEventListener("click", () => running?.abort());
-element("reset").addEventListener("click", reset);
-mode.addEventListener("change", reset);
-element("key").addEventListener("change", findModel);
-findModel();
+element("stop").addEventListener("click", () => running.get(shown)?.abort());
+element("reset").addEventListener("click", begin);
+element("file").addEventListener("change", (event) => readFile(event.target.files));
+mode.addEventListener("change", begin);
+models.addEventListener("change", showModel);
+element("key").addEventListener("change", findModels);
+findModels();

@@ -1,0 +1,42 @@
+// Conversations, which the browser keeps, and none of which the server does.
+
+const KEY = "h2o.conversations";
+const MOST = 50;
+
+let all = read();
+
+function read() {
+  try {
+    const found = JSON.parse(localStorage.getItem(KEY));
+    return Array.isArray(found) ? found.filter((one) => Array.isArray(one.messages)) : [];
+  } catch { // none yet, or not ours
+    return [];
+  }
+}
+
+export const list = () => all;
+
+export function create(mode) {
+  const made = { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), mode, messages: [], text: "" };
+  all = [made, ...all.filter((one) => !isEmpty(one))].slice(0, MOST);
+  return made;
+}
+
+export function remove(conversation) {
+  all = all.filter((one) => one !== conversation);
+  save();
+}
+
+export function save() {
+  try {
+    localStorage.setItem(KEY, JSON.stringify(all.filter((one) => !isEmpty(one))));
+  } catch { // there is no room: it is kept while the page is open
+  }
+}
+
+export const isEmpty = (one) => !one.messages.length && !one.text;
+
+export function title(one) {
+  const first = one.mode === "chat" ? one.messages[0]?.content : one.text;
+  return first?.trim().slice(0, 40) || "New text";
+}
