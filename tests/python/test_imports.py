@@ -25,6 +25,7 @@ ORDER = [
     ["measure"],
     ["generation", "convert", "quantize"],
     ["model"],
+    ["reply"],
     ["_core"],
 ]
 LEVELS = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -161,7 +161,7 @@ def test_malformed(common: Server, path: str, body: bytes) -> None:
     [
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/nothing", 404),
         ("GET", "/v1/nothing", 404),
         ("GET", "/..%2f..%2fapp.py", 404),
         ("GET", "/%00", 404),

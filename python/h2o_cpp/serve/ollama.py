@@ -54,6 +54,12 @@ class Options(Schema):
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100)
     repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=100)
+    mirostat_eta: float | None = Field(None, ge=0, le=100)
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: (
         Annotated[str, Field(min_length=1)]
@@ -78,14 +84,9 @@ class Options(Schema):
 
 
 _SAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-    "stop",
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop"),
+    *("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
 
 
