@@ -119,6 +119,17 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{seen};'
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"self": 1}, {"messages": []}, {"bos_token": "<|im_end|>"}, {"": {}}, {"a b": [{"c": None}]}],
+)
+def test_any_names_of_variables(server: Server, variables: Any) -> None:
+    """None of them is an error, or replaces the conversation."""
+    body = {"messages": user("Hi"), "chat_template_kwargs": variables}
+    answer = server.ask("/apply-template", body)
+    assert (answer.status, answer.json()) == (200, {"prompt": "uHi;"})
+
+
 class TestRefused:
     def refused(self, server: Server, **fields: Any) -> str:
         answer = server.ask(PATH, {**ASK, **fields})

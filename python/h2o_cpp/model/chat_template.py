@@ -170,7 +170,7 @@ class ChatTemplate:
             **_map_texts(given, disguise.put_on, disguise.put_on_key),
             "messages": _map_texts(messages, disguise.put_on, disguise.put_on_key),
         }
-        return self._template.render(**variables), disguise
+        return self._template.render(variables), disguise
 
     def _parts(self, rendered: str, disguise: Disguise) -> Iterator[int | str]:
         """A rendered conversation as special tokens and the texts between them."""

@@ -35,7 +35,7 @@ class JinjaTemplate:
         self._source = source
         self.literals: set[str] = set(_ask(source, None)["literals"])
 
-    def render(self, **variables: Any) -> str:
+    def render(self, variables: dict[str, Any]) -> str:
         """The text; raises ValueError if the template refuses, or takes or makes too much.
 
         variables: what JSON can say.

@@ -67,7 +67,7 @@ def _load(source: str) -> tuple[jinja2.Template, list[str]]:
 def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     pieces: list[str] = []
     size = 0
-    for piece in template.generate(**variables):
+    for piece in template.generate(variables):
         pieces.append(piece)
         size += len(piece)
         if size > MOST_CHARACTERS:
