@@ -35,14 +35,14 @@ def add_arguments(parser: Parser) -> None:
     add_text(parser)
     parser.add_argument(
         "--loss", type=float, default=0.01, metavar="X",
-        help="the perplexity may grow by this fraction (default: %(default)s)",
+        help="allowed increase of perplexity, a fraction (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--policy", type=names, default=["h2o", "mean", "contribution"],
         metavar="NAME,...",
         help="policies to try (default: h2o,mean,contribution)",
     )  # fmt: skip
-    add_n_ctx(parser, "tokens of a window (default: as trained, at most 2048 and the text)")
+    add_n_ctx(parser, "window length in tokens (default: as trained, at most 2048)")
     add_text_tokens(parser, "two windows")
     add_n_batch(
         parser, 1, "tokens read at a time, with eviction after each: more is faster, 1 is what "
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
-        "--write", action="store_true", help="store the budget in the model's file (default: not)"
+        "--write", action="store_true", help="store the budget in the model's file (default: off)"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",

@@ -1,7 +1,7 @@
 """Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
 
-Decoding one token reads all weights but the tables that are looked up, and K and V of the tokens
-that are kept; "of reading" compares that with an array that as many threads read.
+Decoding a token reads all weights except lookup tables, and K and V of the kept tokens; "of
+reading" compares that with reading a large array with as many threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     add_max_tokens(parser, 32, "decode N tokens", "--tokens", "--n-gen")
     parser.add_argument(
         "-r", "--rounds", "--repetitions", type=int, default=3, metavar="K",
-        help="do it K times, for the median (default: %(default)s)",
+        help="repeat K times and report the median (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser)
     add_machine(parser)

@@ -16,7 +16,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("shell", choices=_SHELLS, help="the shell that is to read it")
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Print the embedding of a text: a vector, as JSON.
 
-It is made of the hidden states that the model has of the text's tokens, after its last norm.
+It pools the hidden states of the text's tokens after the last norm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
         help="embed each line (default: one text)",
     )
     parser.add_argument(
-        "--raw", action="store_true", help="as the model has it (default: divided by its length)"
+        "--raw", action="store_true", help="do not normalise (default: scale to length 1)"
     )
     add_cache(parser)
     add_machine(parser, resident=True)

@@ -26,11 +26,14 @@ def add_arguments(parser: Parser) -> None:
         help="take the tasks from files in DIR (default: from the Hugging Face Hub)",
     )  # fmt: skip
     parser.add_argument(
-        "--hh", type=float, metavar="X", help="keep a fraction of each request (default: keep all)"
+        "--hh",
+        type=float,
+        metavar="X",
+        help="the fraction of each request that is kept (default: all)",
     )
     parser.add_argument(
         "--policy", default="h2o", metavar="NAME",
-        help=f"what that is, one of {','.join(POLICIES)} (default: %(default)s)",
+        help=f"policy for --hh, one of {','.join(POLICIES)} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--num-fewshot", type=int, metavar="N",

@@ -28,7 +28,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument(
-        "--memory", metavar="SIZE", help="say how many sequences have their caches in SIZE (4GiB)"
+        "--memory",
+        metavar="SIZE",
+        help="show how many sequences fit in SIZE of cache memory, such as 4GiB",
     )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 

@@ -1,7 +1,7 @@
 """Choose how many sequences to generate at once, and which weights stay in memory, on the CPU.
 
-What memory and storage give and how fast this machine computes is measured, unless it is given;
-what each choice would do is predicted from that, and explained.
+Bandwidths of memory and storage and the speed of arithmetic are measured unless given; the speed
+of each choice is predicted from them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def add_arguments(parser: Parser) -> None:
     add_kv_dtype(parser)
     add_threads(parser)
     for name, what in (
-        ("memory", "memory gives SIZE per second"),
-        ("storage", "storage gives SIZE per second"),
+        ("memory", "bytes per second read from memory"),
+        ("storage", "bytes per second read from storage"),
     ):
         parser.add_argument(
             f"--{name}-bandwidth", metavar="SIZE", help=f"{what} (default: measured)"

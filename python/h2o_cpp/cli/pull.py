@@ -1,4 +1,4 @@
-"""Download a model from the Hugging Face Hub, for every command to take by its name.
+"""Download a model from the Hugging Face Hub; every command then takes it by name.
 
 SOURCE is hf://OWNER/REPO, with /FILE or :TYPE where the repository has several models, of which
 Q4_K_M is otherwise taken. An interrupted download continues when it is started again. Models are

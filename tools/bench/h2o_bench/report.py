@@ -251,6 +251,9 @@ def not_measured(records: Sequence[Record], section: int) -> Iterator[str]:
             models = reasons.setdefault((record.engine, record.note), [])
             if record.model not in models:
                 models.append(record.model)
+        engines: dict[tuple[str, str], list[str]] = {}
         for (engine, reason), models in reasons.items():
-            yield f"- {engine} on {', '.join(models)}: {reason}"
+            engines.setdefault((", ".join(models), reason), []).append(engine)
+        for (where, reason), names in engines.items():
+            yield f"- {', '.join(names)} on {where}: {reason}"
         yield ""
