@@ -60,7 +60,7 @@ def test_fits_and_one_more_token_would_not(
 
 @pytest.mark.parametrize(
     ("share", "kv_dtype"),
-    [(1.0, "f16"), (0.999, "q8_0"), (0.55, "q8_0"), (0.5, ("q8_0", "q4_0"))],
+    [(1.0, "f16"), (0.999, "q8_0"), (0.55, "q8_0")],
 )
 def test_all_tokens_in_the_most_bits_that_hold_them(share: float, kv_dtype: KvDType) -> None:
     assert fit(share) == (Policy.full(), kv_dtype)
@@ -68,10 +68,10 @@ def test_all_tokens_in_the_most_bits_that_hold_them(share: float, kv_dtype: KvDT
 
 def test_where_tokens_go_types_are_small_and_the_policy_is_the_best() -> None:
     policy, kv_dtype = fit(0.1)
-    assert kv_dtype == ("q8_0", "q4_0")
+    assert kv_dtype == "q8_0"
     assert policy == named_policy("contribution", policy.budget or 0)
     in_f16, _ = fit(0.1, kv_dtype="f16")
-    assert (policy.budget or 0) > 2 * (in_f16.budget or 0) > 0
+    assert (policy.budget or 0) > 1.7 * (in_f16.budget or 0) > 0
     # Blocks of 32 do not divide a head of 40.
     assert fit(0.1, shape=ModelShape(4, 2, 40, 1024, learned_positions=False))[1] == "f16"
 

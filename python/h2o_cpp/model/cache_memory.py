@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
 from h2o_cpp.model.arguments import bytes_of, check_float
@@ -14,9 +15,10 @@ DEFAULT_POLICY = "contribution"
 
 KvDType = str | tuple[str, str]
 
-# In the order in which they are tried. Where not all tokens fit, the last: at equal bytes more
-# tokens are worth more than more bits (docs/quality.md), down to these.
-_TYPES: tuple[KvDType, ...] = ("f16", "q8_0", ("q8_0", "q4_0"))
+# In the order in which they are tried. Where not all tokens fit, the last: at equal bytes twice as
+# many tokens are worth more than f16, and values in fewer bits cost more than the tokens that they
+# make room for gain (docs/quality.md).
+_TYPES = ("f16", "q8_0")
 _BLOCK = 32  # divides a head's size, or its type is f16
 
 
@@ -33,7 +35,8 @@ def fit_cache(
 
     memory: a share of the full cache's bytes in f16, 0.1 or "10%", or bytes as "5MiB".
     policy: the name of how to keep what fits; default: DEFAULT_POLICY.
-    kv_dtype: default: f16, if that holds all n_ctx tokens; or else K in q8_0 and V in q8_0 or q4_0.
+    kv_dtype: default: f16 if that holds all n_ctx tokens, or 32 does not divide the size of a head;
+        or else q8_0.
 
     Raises ValueError for other names, and if not one token fits.
     """
@@ -42,10 +45,12 @@ def fit_cache(
         return slab_bytes(shape, policy, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)
 
     limit = _limit(memory, bytes_with(Policy.full(), "f16"))
-    types = (kv_dtype,) if kv_dtype is not None else _TYPES[: 1 if shape.head_dim % _BLOCK else 3]
-    for kv_dtype in types:
-        if bytes_with(Policy.full(), kv_dtype) <= limit:
-            return Policy.full(), kv_dtype
+    types: Sequence[KvDType] = _TYPES if shape.head_dim % _BLOCK == 0 else _TYPES[:1]
+    if kv_dtype is not None:
+        types = [kv_dtype]
+    for one in types:
+        if bytes_with(Policy.full(), one) <= limit:
+            return Policy.full(), one
     make = partial(named_policy, policy or DEFAULT_POLICY)
     fits, too_many = 0, n_ctx
     while too_many - fits > 1:
