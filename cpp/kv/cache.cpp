@@ -197,7 +197,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
 void KvCache::copy(void* to, const void* from, int64_t n_bytes) const {
   std::vector<std::byte> part(std::min(n_bytes, int64_t{1} << 20));
   for (int64_t at = 0; at < n_bytes; at += std::ssize(part)) {
-    const int64_t n = std::min(std::ssize(part), n_bytes - at);
+    const int64_t n = std::min<int64_t>(std::ssize(part), n_bytes - at);
     backend_.read(part.data(), static_cast<const std::byte*>(from) + at, n);
     backend_.write(static_cast<std::byte*>(to) + at, part.data(), n);
   }

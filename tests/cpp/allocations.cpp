@@ -3,6 +3,10 @@
 // malloc and calloc for its own.
 #include "allocations.h"
 
+#ifdef _WIN32
+#include <malloc.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -34,7 +38,19 @@ void* allocate(size_t size) {
 void* allocate(size_t size, std::align_val_t alignment) {
   if (fails()) return nullptr;
   const size_t a = static_cast<size_t>(alignment);
+#ifdef _WIN32
+  return _aligned_malloc(size, a);
+#else
   return std::aligned_alloc(a, (size + a - 1) / a * a);
+#endif
+}
+
+void free_aligned(void* data) {
+#ifdef _WIN32
+  _aligned_free(data);
+#else
+  std::free(data);
+#endif
 }
 
 void* checked(void* data) {
@@ -79,11 +95,11 @@ void operator delete(void* data) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, size_t) noexcept { std::free(data); }
 void operator delete[](void* data, size_t) noexcept { std::free(data); }
-void operator delete(void* data, Alignment) noexcept { std::free(data); }
-void operator delete[](void* data, Alignment) noexcept { std::free(data); }
-void operator delete(void* data, size_t, Alignment) noexcept { std::free(data); }
-void operator delete[](void* data, size_t, Alignment) noexcept { std::free(data); }
+void operator delete(void* data, Alignment) noexcept { free_aligned(data); }
+void operator delete[](void* data, Alignment) noexcept { free_aligned(data); }
+void operator delete(void* data, size_t, Alignment) noexcept { free_aligned(data); }
+void operator delete[](void* data, size_t, Alignment) noexcept { free_aligned(data); }
 void operator delete(void* data, const NoThrow&) noexcept { std::free(data); }
 void operator delete[](void* data, const NoThrow&) noexcept { std::free(data); }
-void operator delete(void* data, Alignment, const NoThrow&) noexcept { std::free(data); }
-void operator delete[](void* data, Alignment, const NoThrow&) noexcept { std::free(data); }
+void operator delete(void* data, Alignment, const NoThrow&) noexcept { free_aligned(data); }
+void operator delete[](void* data, Alignment, const NoThrow&) noexcept { free_aligned(data); }
