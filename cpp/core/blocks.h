@@ -110,10 +110,81 @@ struct BlockIQ4_XS {  // d * (scale - 32) * kIq4Values[q]
   uint8_t qs[128];      // 16 bytes for each 32 elements, as in BlockIQ4_NL
 };
 
+// ---- Indices of codebooks (core/iq_grids.h), each of which stands for 8 elements, in IQ3 for 4. A
+// sign is a set bit; where 8 elements have 7 bits of them, an even number is negative. ----
+
+struct BlockIQ2_XXS {  // d * (2 scale + 1) / 8 * element
+  F16 d;
+  uint8_t qs[64];  // of 32 elements: 4 indices, then a word of 4 times 7 signs and the scale
+};
+
+struct BlockIQ2_XS {  // d * (2 scale + 1) / 8 * element
+  F16 d;
+  uint8_t qs[64];     // words of 9 bits of index and 7 signs
+  uint8_t scales[8];  // of 16 elements, 4 bits each
+};
+
+struct BlockIQ2_S {  // d * (2 scale + 1) / 8 * element
+  F16 d;
+  uint8_t qs[32];     // the low bits of the indices
+  uint8_t signs[32];  // of 8 elements
+  uint8_t qh[8];      // the high two bits of 4 indices
+  uint8_t scales[8];  // of 16 elements, 4 bits each
+};
+
+struct BlockIQ3_XXS {  // d * (2 scale + 1) / 4 * element
+  F16 d;
+  uint8_t qs[64];
+  uint8_t scales[32];  // of 32 elements: a word of 4 times 7 signs and the scale
+};
+
+struct BlockIQ3_S {  // d * (2 scale + 1) * element
+  F16 d;
+  uint8_t qs[64];     // the low bits of the indices
+  uint8_t qh[8];      // the ninth of 8 indices
+  uint8_t signs[32];  // of 8 elements
+  uint8_t scales[4];  // of 32 elements, 4 bits each
+};
+
+struct BlockIQ1_S {  // d * (2 scale + 1) * (element + delta), delta = 1 / 8 of either sign
+  F16 d;
+  uint8_t qs[32];  // the low bits of the indices
+  uint8_t qh[16];  // of 32 elements a word: 4 times 3 high bits, 3 of scale, the sign of delta
+};
+
+struct BlockIQ1_M {   // the same
+  uint8_t qs[32];     // the low bits of the indices
+  uint8_t qh[16];     // of 8 elements a half: 3 high bits, the sign of delta
+  uint8_t scales[8];  // words: 4 times 3 bits of scale, of 16 elements; 4 bits of d
+};
+
+// ---- Others ----
+
+struct BlockTQ1_0 {  // d * (q - 1)
+  uint8_t qs[48];    // digits of q to the base of three, see cpu/matmul/codebooks-inl.h
+  uint8_t qh[4];
+  F16 d;
+};
+
+struct BlockTQ2_0 {  // d * (q - 1)
+  uint8_t qs[64];    // as BlockQ2_K
+  F16 d;
+};
+
+struct BlockNVFP4 {  // of 64 elements: d * kMxfp4Values[q]
+  uint8_t d[4];      // of 16 elements, in E4M3 without a sign, halved for the doubled values
+  uint8_t qs[32];    // of 16 elements 8 bytes: the low halves, then the high ones
+};
+
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
               sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18 &&
               sizeof(BlockMXFP4) == 17);
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 &&
               sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_XS) == 136);
+
+static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82 &&
+              sizeof(BlockIQ3_XXS) == 98 && sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ1_S) == 50 &&
+              sizeof(BlockIQ1_M) == 56 && sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66 &&
+              sizeof(BlockNVFP4) == 36);
 
 }  // namespace h2o

@@ -35,9 +35,11 @@ constexpr auto kTypes = [] {
 }();
 
 constexpr std::array kComputable = {
-    DType::f32,  DType::f16,    DType::bf16,   DType::q4_0,  DType::q4_1, DType::q5_0,
-    DType::q5_1, DType::q8_0,   DType::q2_k,   DType::q3_k,  DType::q4_k, DType::q5_k,
-    DType::q6_k, DType::iq4_nl, DType::iq4_xs, DType::mxfp4,
+    DType::f32,     DType::f16,   DType::bf16,   DType::q4_0,    DType::q4_1,   DType::q5_0,
+    DType::q5_1,    DType::q8_0,  DType::q2_k,   DType::q3_k,    DType::q4_k,   DType::q5_k,
+    DType::q6_k,    DType::iq1_s, DType::iq1_m,  DType::iq2_xxs, DType::iq2_xs, DType::iq2_s,
+    DType::iq3_xxs, DType::iq3_s, DType::iq4_nl, DType::iq4_xs,  DType::tq1_0,  DType::tq2_0,
+    DType::mxfp4,   DType::nvfp4,
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
+#include "cpu/matmul/codebooks-inl.h"
 #include "cpu/matmul/int8_matmul-inl.h"
 #include "cpu/matmul/superblocks-inl.h"
 
@@ -329,6 +330,18 @@ constexpr TypeKernels weights() {
           nullptr};
 }
 
+// Of a type whose elements are unpacked one by one.
+template <class Type>
+constexpr TypeKernels unpacked() {
+  return {nullptr,
+          int8_matmul<WithQuants<Type>, false>,
+          nullptr,
+          Type::kGroup,
+          decode<Unpacked<Type>>,
+          nullptr,
+          nullptr};
+}
+
 constexpr CpuKernels kernels_for(const char* isa) {
   return {
       .isa = isa,
@@ -348,6 +361,16 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .iq4_nl = weights<IQ4_NL, Int8IQ4_NL>(),
       .iq4_xs = weights<IQ4_XS, Int8IQ4_XS>(),
       .mxfp4 = weights<MXFP4, Int8MXFP4>(),
+      .iq1_s = unpacked<Int8IQ1_S>(),
+      .iq1_m = unpacked<Int8IQ1_M>(),
+      .iq2_xxs = unpacked<Int8IQ2_XXS>(),
+      .iq2_xs = unpacked<Int8IQ2_XS>(),
+      .iq2_s = unpacked<Int8IQ2_S>(),
+      .iq3_xxs = unpacked<Int8IQ3_XXS>(),
+      .iq3_s = unpacked<Int8IQ3_S>(),
+      .tq1_0 = unpacked<Int8TQ1_0>(),
+      .tq2_0 = unpacked<Int8TQ2_0>(),
+      .nvfp4 = unpacked<Int8NVFP4>(),
       .quantize_rows = quantize_rows,
       .add = add_to,
       .scale = scale,

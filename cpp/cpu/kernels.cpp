@@ -38,6 +38,26 @@ const TypeKernels& CpuKernels::of(DType dtype) const {
       return iq4_xs;
     case DType::mxfp4:
       return mxfp4;
+    case DType::iq1_s:
+      return iq1_s;
+    case DType::iq1_m:
+      return iq1_m;
+    case DType::iq2_xxs:
+      return iq2_xxs;
+    case DType::iq2_xs:
+      return iq2_xs;
+    case DType::iq2_s:
+      return iq2_s;
+    case DType::iq3_xxs:
+      return iq3_xxs;
+    case DType::iq3_s:
+      return iq3_s;
+    case DType::tq1_0:
+      return tq1_0;
+    case DType::tq2_0:
+      return tq2_0;
+    case DType::nvfp4:
+      return nvfp4;
   }
   throw InvalidArgument(text("no kernels for type ", static_cast<uint32_t>(dtype)));
 }

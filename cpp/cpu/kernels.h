@@ -111,6 +111,8 @@ struct CpuKernels {
   TypeKernels q4_0, q4_1, q5_0, q5_1, q8_0;
   TypeKernels q2_k, q3_k, q4_k, q5_k, q6_k;
   TypeKernels iq4_nl, iq4_xs, mxfp4;
+  TypeKernels iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s;
+  TypeKernels tq1_0, tq2_0, nvfp4;
 
   // Rows [begin, end) of x [to.n_rows, to.n_in].
   void (*quantize_rows)(const Int8Rows& to, const float* x, int64_t begin, int64_t end);

@@ -9,17 +9,22 @@
 namespace h2o {
 
 // Each writes one block to `out` and returns whether its f16 fields are finite.
-// x: [block size], finite
-using QuantizeBlock = bool (*)(uint8_t* out, const float* x);
+// x: [block size], finite; importance: [block size], above 0, how much the squared error of each
+// element counts
+using QuantizeBlock = bool (*)(uint8_t* out, const float* x, const float* importance);
 
 bool quantize_q4_0(uint8_t* out, const float* x);
 bool quantize_q4_1(uint8_t* out, const float* x);
 bool quantize_q5_0(uint8_t* out, const float* x);
 bool quantize_q5_1(uint8_t* out, const float* x);
 bool quantize_q8_0(uint8_t* out, const float* x);
-bool quantize_q4_k(uint8_t* out, const float* x);
-bool quantize_q5_k(uint8_t* out, const float* x);
-bool quantize_q6_k(uint8_t* out, const float* x);
+bool quantize_q2_k(uint8_t* out, const float* x, const float* importance);
+bool quantize_q3_k(uint8_t* out, const float* x, const float* importance);
+bool quantize_q4_k(uint8_t* out, const float* x, const float* importance);
+bool quantize_q5_k(uint8_t* out, const float* x, const float* importance);
+bool quantize_q6_k(uint8_t* out, const float* x, const float* importance);
+bool quantize_iq4_nl(uint8_t* out, const float* x, const float* importance);
+bool quantize_iq4_xs(uint8_t* out, const float* x, const float* importance);
 
 // A number as f16, rounded to nearest even: its bits, and the value they stand for.
 struct Half {

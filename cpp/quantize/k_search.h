@@ -22,30 +22,31 @@ struct LevelRange {
   float lowest = 0.0f, highest = 0.0f;
 };
 
-// The level that stands for x = (level - offset) / inverse: to nearest, halves to even.
-inline float level_of(float x, float inverse, float offset, LevelRange range) {
-  float level = x * inverse + offset;
-  level = level < range.lowest ? range.lowest : level;
-  level = level > range.highest ? range.highest : level;
-  return (level + 0x1.8p23f) - 0x1.8p23f;  // std::nearbyint would not be vectorised
+// The level nearest to x, halves to even.
+inline float nearest_level(float x, LevelRange range) {
+  x = x < range.lowest ? range.lowest : x;
+  x = x > range.highest ? range.highest : x;
+  return (x + 0x1.8p23f) - 0x1.8p23f;  // std::nearbyint would not be vectorised
 }
 
-// What the error of a group depends on, besides its weights: sums of level, level^2, level * x.
+// What the error of a group depends on, besides its weights: sums of level, level^2, level * x,
+// each times how much the error counts.
 struct LevelSums {
   float q = 0.0f, qq = 0.0f, qx = 0.0f;
 };
 
 // Sums in lanes, so that the loop can be vectorised without reordering a sum.
-template <int n>
-LevelSums sum_levels(const float* x, float inverse, float offset, LevelRange range) {
+template <int n, class Level>
+LevelSums sum_levels(const float* x, const float* importance, const Level& level_of) {
   constexpr int kLanes = n / 4;
   std::array<float, kLanes> q{}, qq{}, qx{};
   for (int i = 0; i < n; i += kLanes) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float level = level_of(x[i + lane], inverse, offset, range);
-      q[lane] += level;
-      qq[lane] += level * level;
-      qx[lane] += level * x[i + lane];
+      const float level = level_of(x[i + lane]);
+      const float counted = importance[i + lane] * level;
+      q[lane] += counted;
+      qq[lane] += counted * level;
+      qx[lane] += counted * x[i + lane];
     }
   }
   LevelSums sums;

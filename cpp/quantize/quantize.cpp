@@ -6,6 +6,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <span>
 
 #include "core/error.h"
 #include "quantize/blocks.h"
@@ -18,12 +19,41 @@ struct Row {
   QuantizeBlock quantize;
 };
 
+// Of a type that is rounded, not searched for.
+template <bool (*round)(uint8_t* out, const float* x)>
+bool rounded(uint8_t* out, const float* x, const float*) {
+  return round(out, x);
+}
+
 constexpr std::array kTypes = {
-    Row{DType::q4_0, quantize_q4_0}, Row{DType::q4_1, quantize_q4_1},
-    Row{DType::q5_0, quantize_q5_0}, Row{DType::q5_1, quantize_q5_1},
-    Row{DType::q8_0, quantize_q8_0}, Row{DType::q4_k, quantize_q4_k},
-    Row{DType::q5_k, quantize_q5_k}, Row{DType::q6_k, quantize_q6_k},
+    Row{DType::q4_0, rounded<quantize_q4_0>}, Row{DType::q4_1, rounded<quantize_q4_1>},
+    Row{DType::q5_0, rounded<quantize_q5_0>}, Row{DType::q5_1, rounded<quantize_q5_1>},
+    Row{DType::q8_0, rounded<quantize_q8_0>}, Row{DType::q2_k, quantize_q2_k},
+    Row{DType::q3_k, quantize_q3_k},          Row{DType::q4_k, quantize_q4_k},
+    Row{DType::q5_k, quantize_q5_k},          Row{DType::q6_k, quantize_q6_k},
+    Row{DType::iq4_nl, quantize_iq4_nl},      Row{DType::iq4_xs, quantize_iq4_xs},
 };
+
+// Their mean is 1. What never counted still does a little: another text may need it.
+std::vector<float> relative_importance(std::span<const float> importance, int64_t n_cols) {
+  if (importance.empty()) return std::vector<float>(n_cols, 1.0f);
+  require(std::ssize(importance) == n_cols, "[quantize] ", importance.size(),
+          " numbers of importance, expected one for each of ", n_cols, " columns");
+  double sum = 0.0;
+  for (const float one : importance) {
+    require(std::isfinite(one) && one >= 0.0f, "[quantize] importance ", one,
+            ", expected a number of 0 or more");
+    sum += one;
+  }
+  if (sum == 0.0) return std::vector<float>(n_cols, 1.0f);
+  constexpr float kLeast = 1e-4f;
+  std::vector<float> relative;
+  for (const float one : importance) {
+    relative.push_back(
+        std::max(kLeast, static_cast<float>(one / sum * static_cast<double>(n_cols))));
+  }
+  return relative;
+}
 
 QuantizeBlock block_quantizer(DType dtype) {
   for (const Row& row : kTypes) {
@@ -44,7 +74,7 @@ std::vector<DType> quantizable_types() {
 }
 
 void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, int64_t n_cols,
-                   int n_threads) {
+                   int n_threads, std::span<const float> importance) {
   const QuantizeBlock quantize = block_quantizer(dtype);
   const DTypeInfo& layout = info(dtype);
   require(n_rows >= 0 && n_cols >= 0 && n_cols % layout.block_size == 0, "[quantize] ", n_rows,
@@ -52,6 +82,7 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
           layout.name);
   require(n_threads >= 1, "[quantize] ", n_threads, " threads, expected at least one");
 
+  const std::vector<float> counts = relative_importance(importance, n_cols);
   const auto quantize_row = [&](int64_t row) {
     const float* values = x + row * n_cols;
     auto* bytes = reinterpret_cast<uint8_t*>(out + row * byte_size(dtype, n_cols));
@@ -60,7 +91,7 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
               values[col]);
     }
     for (int64_t col = 0; col < n_cols; col += layout.block_size) {
-      if (!quantize(bytes, values + col)) {
+      if (!quantize(bytes, values + col, counts.data() + col)) {
         const float* largest =
             std::max_element(values + col, values + col + layout.block_size,
                              [](float a, float b) { return std::abs(a) < std::abs(b); });

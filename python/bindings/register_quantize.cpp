@@ -1,5 +1,9 @@
 // The quantiser for Python: rows of numbers to rows of bytes.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <span>
 
 #include "core/error.h"
 #include "quantize/quantize.h"
@@ -21,14 +25,17 @@ DType quantizable(const std::string& name) {
   throw InvalidArgument(text("[quantize] type is '", name, "', expected one of ", known));
 }
 
-py::array_t<uint8_t> quantize(const std::string& name, const Floats& values, int n_threads) {
+py::array_t<uint8_t> quantize(const std::string& name, const Floats& values, int n_threads,
+                              const std::optional<Floats>& importance) {
   const DType dtype = quantizable(name);
   require(values.ndim() == 2, "[quantize] an array of ", values.ndim(), " dimensions, expected 2");
   const py::ssize_t n_rows = values.shape(0), n_cols = values.shape(1);
   py::array_t<uint8_t> out({n_rows, static_cast<py::ssize_t>(byte_size(dtype, n_cols))});
   auto* bytes = reinterpret_cast<std::byte*>(out.mutable_data());
+  std::span<const float> counts;
+  if (importance) counts = {importance->data(), static_cast<size_t>(importance->size())};
   const py::gil_scoped_release release;
-  quantize_rows(dtype, bytes, values.data(), n_rows, n_cols, n_threads);
+  quantize_rows(dtype, bytes, values.data(), n_rows, n_cols, n_threads, counts);
   return out;
 }
 
@@ -36,7 +43,7 @@ py::array_t<uint8_t> quantize(const std::string& name, const Floats& values, int
 
 void register_quantize(py::module_& m) {
   m.def("quantize", &quantize, py::arg("dtype"), py::arg("values"), py::kw_only(),
-        py::arg("threads"),
+        py::arg("threads"), py::arg("importance") = py::none(),
         "Rows of weights as blocks of a GGUF type; the same for any number of threads.");
 }
 

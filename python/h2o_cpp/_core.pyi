@@ -18,7 +18,13 @@ def dequantize(dtype: str, data: NDArray[np.uint8], isa: str = "") -> NDArray[np
 def matmul(
     dtype: str, w: NDArray[np.uint8], n_out: int, n_in: int, x: NDArray[np.float32], isa: str = ""
 ) -> NDArray[np.float32]: ...
-def quantize(dtype: str, values: NDArray[np.float32], *, threads: int) -> NDArray[np.uint8]: ...
+def quantize(
+    dtype: str,
+    values: NDArray[np.float32],
+    *,
+    threads: int,
+    importance: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]: ...
 def read_bandwidth(nbytes: int, *, threads: int, passes: int) -> float: ...
 
 class GgufFile:

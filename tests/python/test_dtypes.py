@@ -27,6 +27,16 @@ BLOCKS = {
     "IQ4_NL": [0],
     "IQ4_XS": [0],
     "MXFP4": [],
+    "IQ1_S": [0],
+    "IQ1_M": [],
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ3_XXS": [0],
+    "IQ3_S": [0],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "NVFP4": [],
 }
 
 # The largest factor of the second of these, where there is one.
@@ -71,6 +81,13 @@ def random_blocks(
         data[:, offset : offset + 2] = numbers(random, n, 16, 5, moderate=moderate).reshape(n, 2)
     if dtype == "MXFP4":  # powers of two, of which the largest overflow
         data[:, 0] = random.integers(*((120, 129) if moderate else (0, 252)), size=n)
+    if dtype == "NVFP4" and moderate:
+        data[:, :4] = random.integers(0x18, 0x50, size=(n, 4))
+    if dtype == "IQ1_M":  # whose scale is in the high bits of four words
+        scales = numbers(random, n, 16, 5, moderate=moderate).view("<u2")
+        words = data[:, 48:].copy().view("<u2") & 0xFFF
+        words |= (scales[:, None] >> [0, 4, 8, 12] & 15).astype("<u2") << 12
+        data[:, 48:] = words.view(np.uint8)
     return data.ravel()
 
 
@@ -204,7 +221,7 @@ def test_what_is_no_whole_blocks_is_refused() -> None:
             _core.matmul("Q4_0", w, 2, 32, wrong)
 
 
-@pytest.mark.parametrize("name", ["", "q4_0", "Q8_1", "IQ2_XXS"])
+@pytest.mark.parametrize("name", ["", "q4_0", "Q8_1", "Q1_0"])
 def test_other_types_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
         _core.dequantize(name, np.zeros(36, np.uint8))

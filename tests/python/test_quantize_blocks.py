@@ -18,6 +18,7 @@ from support.llama_gguf import (
 
 SIMPLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+FEW_BITS = ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
 
 
 def rng() -> np.random.Generator:
@@ -80,7 +81,7 @@ def test_a_minimum_of_both_zeros_has_either_sign(dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
+@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
 def test_threads_do_not_matter(dtype: str) -> None:
     values = rng().standard_normal((301, 512)).astype(np.float32)
     one = _core.quantize(dtype, values, threads=1)
@@ -93,26 +94,39 @@ def error(values: Array, decoded: Array) -> float:
     return float(np.sqrt(np.mean((values.astype(np.float64) - decoded) ** 2)))
 
 
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+
+
 def rounded_to_nearest(dtype: str, values: Array) -> Array:
     """The plain way: scales and mins from the extremes, all rounded to nearest."""
-    if dtype == "Q6_K":
+    if dtype in ("Q3_K", "Q6_K"):
+        highest, largest = (31, 127) if dtype == "Q6_K" else (3, 31)
         groups = values.reshape(-1, 16, 16)
-        scales = np.abs(groups).max(-1, keepdims=True) / 31
-        unit = scales.max(1, keepdims=True) / 127
-        steps = unit * np.rint(scales / unit)
-        levels = np.clip(np.rint(groups / steps), -32, 31)
+        scales = np.abs(groups).max(-1, keepdims=True) / highest
+        unit = scales.max(1, keepdims=True) / largest
+        steps = unit * np.maximum(np.rint(scales / unit), 1)
+        levels = np.clip(np.rint(groups / steps), -highest - 1, highest)
         return np.reshape(steps * levels, values.shape)
-    highest = 15 if dtype == "Q4_K" else 31
-    groups = values.reshape(-1, 8, 32)
+    if dtype in ("IQ4_NL", "IQ4_XS"):
+        groups = values.reshape(-1, 8, 32)
+        scales = np.abs(groups).max(-1, keepdims=True) / 113
+        if dtype == "IQ4_XS":
+            unit = scales.max(1, keepdims=True) / 31
+            scales = unit * np.maximum(np.rint(scales / unit), 1)
+        nearest = np.abs(groups[..., None] / scales[..., None] - IQ4_VALUES).argmin(-1)
+        return np.reshape(scales * IQ4_VALUES[nearest], values.shape)
+    highest, largest, n = {"Q2_K": (3, 15, 16), "Q4_K": (15, 63, 8), "Q5_K": (31, 63, 8)}[dtype]
+    groups = values.reshape(-1, n, 256 // n)
     lows = np.minimum(groups.min(-1, keepdims=True), 0)
     scales = (groups.max(-1, keepdims=True) - lows) / highest
-    unit, min_unit = scales.max(1, keepdims=True) / 63, -lows.min(1, keepdims=True) / 63
-    steps, mins = unit * np.rint(scales / unit), min_unit * np.rint(-lows / min_unit)
+    unit, min_unit = scales.max(1, keepdims=True) / largest, -lows.min(1, keepdims=True) / largest
+    steps = unit * np.maximum(np.rint(scales / unit), 1)
+    mins = min_unit * np.rint(-lows / min_unit)
     levels = np.clip(np.rint((groups + mins) / steps), 0, highest)
     return np.reshape(steps * levels - mins, values.shape)
 
 
-@pytest.mark.parametrize("dtype", K_QUANTS)
+@pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
 @pytest.mark.parametrize("kind", ["normal", "heavy tails"])
 def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
     # Seen: 0.70 to 0.94 of its error.
@@ -122,7 +136,7 @@ def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", K_QUANTS)
+@pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
 @pytest.mark.parametrize("kind", [*INPUTS, "positive", "one far out", "constant blocks"])
 def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
     more: dict[str, Callable[[], Array]] = {
@@ -133,17 +147,17 @@ def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
     values = (INPUTS | more)[kind]().astype(np.float32)
     # Weights are clipped where that helps the others, but none by as much as a step of a block
     # whose levels span zero and all weights, and one of the smallest f16.
-    highest = {"Q4_K": 15, "Q5_K": 31, "Q6_K": 31}[dtype]
+    highest = {"Q2_K": 2, "Q3_K": 2, "Q4_K": 15, "Q5_K": 31, "Q6_K": 31}.get(dtype, 5)
     blocks = values.reshape(-1, 256)
     span = np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)
-    if dtype == "Q6_K":
+    if dtype not in ("Q2_K", "Q4_K", "Q5_K"):
         span = np.abs(blocks).max(1)
     allowed = span / highest + 2.0**-24
     off = np.abs(decoded(dtype, values).reshape(-1, 256) - blocks).max(1)
     assert (off <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
+@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
     values = np.zeros((300, 512), np.float32)
@@ -152,7 +166,7 @@ def test_values_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
         _core.quantize(dtype, values, threads=3)
 
 
-@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS])
+@pytest.mark.parametrize("dtype", [*SIMPLE, *K_QUANTS, *FEW_BITS])
 def test_values_whose_scale_f16_cannot_hold_are_refused(dtype: str) -> None:
     values = np.ones((3, 512), np.float32)
     values[1, 300] = -3e38
@@ -163,7 +177,7 @@ def test_values_whose_scale_f16_cannot_hold_are_refused(dtype: str) -> None:
 def test_bad_arguments() -> None:
     values = np.zeros((2, 96), np.float32)
     with pytest.raises(ValueError, match=r"expected one of Q4_0, .*Q6_K"):
-        _core.quantize("Q3_K", values, threads=1)
+        _core.quantize("IQ3_S", values, threads=1)
     with pytest.raises(ValueError, match="2 rows of 96, expected a multiple of 256 for Q4_K"):
         _core.quantize("Q4_K", values, threads=1)
     with pytest.raises(ValueError, match="0 threads"):
@@ -171,3 +185,46 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="1 dimensions, expected 2"):
         _core.quantize("Q4_0", values[0], threads=1)
     assert _core.quantize("Q4_0", values[:0], threads=1).shape == (0, 54)
+
+
+def counted_error(values: Array, decoded: Array, importance: Array) -> float:
+    return float(np.mean(importance * (values.astype(np.float64) - decoded) ** 2))
+
+
+@pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
+def test_errors_count_by_their_importance(dtype: str) -> None:
+    """Of columns that count a hundred times as much the errors are less, of others more."""
+    values = rng().standard_normal((64, 512)).astype(np.float32)
+    importance = np.where(rng().random(512) < 0.3, 100, 1).astype(np.float32)
+    type = GGMLQuantizationType[dtype]
+
+    def quantised(importance: Array | None) -> Array:
+        blocks = _core.quantize(dtype, values, threads=2, importance=importance)
+        return dequantize(blocks, type)
+
+    plain, counted = quantised(None), quantised(importance)
+    assert counted_error(values, counted, importance) < 0.9 * counted_error(
+        values, plain, importance
+    )
+    assert error(values, counted) > error(values, plain)
+    np.testing.assert_array_equal(quantised(np.full(512, 7, np.float32)), plain)
+    np.testing.assert_array_equal(quantised(np.zeros(512, np.float32)), plain)
+
+
+@pytest.mark.parametrize("dtype", SIMPLE)
+def test_simple_types_know_no_importance(dtype: str) -> None:
+    values = rng().standard_normal((4, 64)).astype(np.float32)
+    importance = rng().random(64).astype(np.float32)
+    np.testing.assert_array_equal(
+        _core.quantize(dtype, values, threads=1, importance=importance),
+        _core.quantize(dtype, values, threads=1),
+    )
+
+
+def test_bad_importance() -> None:
+    values = np.zeros((2, 256), np.float32)
+    with pytest.raises(ValueError, match="255 numbers of importance, expected one for each of 256"):
+        _core.quantize("Q4_K", values, threads=1, importance=np.ones(255, np.float32))
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="expected a number of 0 or more"):
+            _core.quantize("Q4_K", values, threads=1, importance=np.full(256, bad, np.float32))

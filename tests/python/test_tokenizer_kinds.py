@@ -31,6 +31,8 @@ def text_bytes(text: str) -> list[int]:
         ("gpt-2", "I|'|LL| we|'ll| 12345½| | x|\n\n\t| y|!!|\n  "),
         ("llama-bpe", "I|'LL| we|'ll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
         ("gpt-4o", "I'LL| we'll| |123|45½| | x|\n\n|\t| y|!!\n|  "),
+        ("bloom", "I'LL| we'll| \n\n\t| 12345½| ,| x|!!\n  "),
+        ("falcon", "I|'|LL| we|'|ll| |123|45½| x|\n\n\t| y|!!|\n  "),
         ("qwen2", "I|'LL| we|'ll| |1|2|3|4|5|½| | x|\n\n|\t| y|!!\n|  "),
         ("command-r", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),
         ("smollm", "I|'|LL| we|'ll| |1|2|3|4|5|½| | x|\n\n\t| y|!!|\n  "),

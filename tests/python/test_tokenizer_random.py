@@ -52,7 +52,7 @@ def test_random_sentence_pieces(
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30),
     st.lists(st.text("ab ", min_size=1, max_size=4), max_size=3),
-    st.sampled_from(["gpt-2", "llama-bpe"]),
+    st.sampled_from(["gpt-2", "llama-bpe", "gpt-4o", "bloom", "falcon"]),
     st.lists(st.text("abc \n", max_size=20), min_size=5, max_size=5),
 )
 def test_random_merges(

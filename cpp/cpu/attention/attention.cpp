@@ -175,7 +175,8 @@ class Attend {
   void attend_all(const Tile& tile, int thread, bool scored) const {
     const TileSpace space = work_.of_thread(thread);
     const int64_t n_queries = tile.n_queries();
-    const bool merged = tile.n_blocks() > 1;
+    // One block's sums are all there are, unless there are sinks before them.
+    const bool merged = tile.n_blocks() > 1 || attention_.sinks;
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {

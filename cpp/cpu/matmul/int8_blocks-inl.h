@@ -35,6 +35,7 @@ struct Int8Type {
   static constexpr int32_t kOffset = kZero;
   static constexpr int kBits = kQuantBits;
   static constexpr bool kSigned = kBits == 8;
+  static constexpr bool kUnpacked = false;  // see cpu/matmul/codebooks-inl.h
 };
 
 typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));  // of the same bytes, by fours

@@ -277,14 +277,19 @@ void int8_tile_of(int64_t n_rows, const Panel& panel, const Int8Rows& x, float* 
 template <class Type, bool kIsInterleaved>
 void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                  std::byte* workspace) {
-  if (m.n_rows == 1 && kIsInterleaved) return interleaved_row<Type>(m, x, begin, end);
-  if (m.n_rows == 1) return int8_row<Type>(m, x, begin, end, workspace);
-  constexpr auto pack_columns = kIsInterleaved ? pack_interleaved<Type> : pack<Type>;
+  if (m.n_rows == 1) {
+    if constexpr (kIsInterleaved) return interleaved_row<Type>(m, x, begin, end);
+    return int8_row<Type>(m, x, begin, end, workspace);
+  }
   const Panel panel(workspace);
   for (int64_t o = begin; o < end; o += kColumns) {
     for (int64_t k = 0; k < m.n_in; k += kInt8Depth) {
       const int64_t n = m.n_in - k < kInt8Depth ? m.n_in - k : kInt8Depth;
-      pack_columns(panel, m, o, end, k, n);
+      if constexpr (kIsInterleaved) {
+        pack_interleaved<Type>(panel, m, o, end, k, n);
+      } else {
+        pack<Type>(panel, m, o, end, k, n);
+      }
       for (int64_t r = 0; r < m.n_rows; r += kTileRows) {
         const RowTile tile(r, m.n_rows);
         Int8Rows from = x;

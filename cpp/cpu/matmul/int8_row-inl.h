@@ -76,7 +76,15 @@ void read_superblock_scales(float* scales, float* mins, int64_t stride, const So
 template <class Type, class Source>
 void read_scales(float* scales, float* mins, int64_t stride, const Source& columns, int64_t n) {
   using Block = typename Type::Block;
-  if constexpr (Type::kBlock == 256) {
+  if constexpr (Type::kUnpacked) {
+    for (int64_t j = 0; j < kWidth; ++j) {
+      const auto* blocks = reinterpret_cast<const Block*>(columns.column(j));
+      for (int64_t g = 0; g < n / Type::kGroup; ++g) {
+        constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
+        scales[g * stride + j] = Type::scale(blocks[g / kGroups], g % kGroups);
+      }
+    }
+  } else if constexpr (Type::kBlock == 256) {
     for (int64_t i = 0; i < n; i += Type::kBlock) {
       const int64_t group = i / Type::kGroup;
       read_superblock_scales<Type>(scales + group * stride, mins + group * stride, stride, columns,
@@ -203,8 +211,10 @@ Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte*
 #pragma GCC unroll 8
       for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
     }
-    if constexpr (Type::kBlock == 32) {
-      for (; i < n; i += 32) total = panel.add_to(total, i, 0);
+    if constexpr (Type::kBlock < 256) {
+      for (; i < n; i += Type::kBlock) {
+        for (int g = 0; g < Type::kBlock; g += 32) total = panel.add_to(total, i, g);
+      }
     }
   }
   return total;

@@ -135,6 +135,24 @@ size_t punctuation(Text text) {
   });
 }
 
+// The same with a backtick.
+size_t falcon_punctuation(Text text) {
+  return run(text, 0, [](const CodePoint& c) {
+    constexpr std::u32string_view kMore = U"$+<=>^~|`";
+    return kMore.find(c.code) != kMore.npos || c.is_punctuation();
+  });
+}
+
+//  ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+
+size_t bloom(Text text) {
+  const size_t begin = is(text, 0, U' ') ? 1 : 0;
+  const size_t end = run(text, begin, [](const CodePoint& c) {
+    constexpr std::u32string_view kNot = U"(|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)";
+    return c.kind != space && kNot.find(c.code) == kNot.npos;
+  });
+  return end > begin ? end : 0;
+}
+
 void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>& sink) {
   if (cuts.empty()) return sink(text);
   size_t begin = 0;  // of what no piece has begun in
@@ -160,6 +178,8 @@ constexpr Cut kLlama3Cuts[] = {llama_3<3>};
 constexpr Cut kQwen2Cuts[] = {llama_3<1>};
 constexpr Cut kGpt4oCuts[] = {gpt_4o};
 constexpr Cut kDigitsCuts[] = {one_number, gpt_2};
+constexpr Cut kBloomCuts[] = {bloom};
+constexpr Cut kFalconCuts[] = {falcon_punctuation, gpt_2, three_digits};
 constexpr Cut kDefaultCuts[] = {punctuation, gpt_2, all_numbers, three_digits};
 
 constexpr PreTokenizer kGpt2 = {.cuts = kGpt2Cuts};
@@ -169,6 +189,8 @@ constexpr PreTokenizer kQwen2 = {.cuts = kQwen2Cuts, .nfc = true};
 constexpr PreTokenizer kGpt4o = {.cuts = kGpt4oCuts};
 constexpr PreTokenizer kDigits = {.cuts = kDigitsCuts};
 constexpr PreTokenizer kCommandR = {.cuts = kDigitsCuts, .nfc = true};
+constexpr PreTokenizer kBloom = {.cuts = kBloomCuts};
+constexpr PreTokenizer kFalcon = {.cuts = kFalconCuts};
 constexpr PreTokenizer kDefault = {.cuts = kDefaultCuts};
 
 struct Named {
@@ -180,7 +202,8 @@ constexpr Named kByName[] = {
     {"mpt", kGptNeoX},        {"olmo", kGptNeoX},      {"llama-bpe", kLlamaBpe},
     {"llama3", kLlamaBpe},    {"llama-v3", kLlamaBpe}, {"qwen2", kQwen2},
     {"smollm", kDigits},      {"starcoder", kDigits},  {"refact", kDigits},
-    {"command-r", kCommandR}, {"gpt-4o", kGpt4o},
+    {"command-r", kCommandR}, {"gpt-4o", kGpt4o},      {"bloom", kBloom},
+    {"falcon", kFalcon},
 };
 
 }  // namespace

@@ -24,6 +24,12 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("type", metavar="TYPE", help=f"one of {', '.join(MIXES)}")
     add_threads(parser)
     parser.add_argument(
+        "--imatrix",
+        type=Path,
+        metavar="FILE",
+        help="an importance matrix of the model, as llama.cpp writes it: errors count by it",
+    )
+    parser.add_argument(
         "--allow-requantize",
         action="store_true",
         help="take tensors that are already quantised to fewer than 8 bits (default: refuse them)",
@@ -39,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         args.type,
         threads=args.threads,
         allow_requantize=args.allow_requantize,
+        imatrix=args.imatrix,
         overwrite=args.force,
     )
     print(f"wrote {args.output} ({mebibytes(args.output.stat().st_size)})", file=sys.stderr)

@@ -12,6 +12,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 Shape = tuple[int, ...]
 
+_Q2_K = GGMLQuantizationType.Q2_K
+_Q3_K = GGMLQuantizationType.Q3_K
+_IQ4_NL = GGMLQuantizationType.IQ4_NL
+_IQ4_XS = GGMLQuantizationType.IQ4_XS
 _Q4_K = GGMLQuantizationType.Q4_K
 _Q5_K = GGMLQuantizationType.Q5_K
 _Q6_K = GGMLQuantizationType.Q6_K
@@ -35,6 +39,12 @@ MIXES = {
     "Q4_K_S": Mix(_Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
     "Q4_1": Mix(GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
     "Q4_0": Mix(GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+    "IQ4_NL": Mix(_IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
+    "IQ4_XS": Mix(_IQ4_XS, LlamaFileType.MOSTLY_IQ4_XS),
+    "Q3_K_L": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_L),
+    "Q3_K_M": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
+    "Q3_K_S": Mix(_Q3_K, LlamaFileType.MOSTLY_Q3_K_S),
+    "Q2_K": Mix(_Q2_K, LlamaFileType.MOSTLY_Q2_K),
 }
 
 # Matrices that stay as they are: small, or looked up rather than multiplied with.
@@ -44,6 +54,9 @@ _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
 
 # For rows that are not whole blocks.
 _FALLBACKS = {
+    _Q2_K: _IQ4_NL,
+    _Q3_K: _IQ4_NL,
+    _IQ4_XS: _IQ4_NL,
     _Q4_K: GGMLQuantizationType.Q5_0,
     _Q5_K: GGMLQuantizationType.Q5_1,
     _Q6_K: _Q8_0,
@@ -57,6 +70,8 @@ class Model:
     n_layers: int
     n_experts: int
     is_70b: bool
+    group: int = 1
+    """Heads that share a key and a value."""
 
     @staticmethod
     def of(metadata: Mapping[str, Any]) -> "Model":
@@ -68,6 +83,7 @@ class Model:
             return value if isinstance(value, int) else 0
 
         n_layers, n_heads = number("block_count"), number("attention.head_count")
+        n_kv_heads = number("attention.head_count_kv") or n_heads
         return Model(
             n_layers,
             number("expert_count"),
@@ -75,11 +91,12 @@ class Model:
             is_70b=architecture in ("llama", "qwen2")
             and n_layers == 80
             and number("attention.head_count_kv") != n_heads,
+            group=n_heads // n_kv_heads if n_kv_heads else 1,
         )
 
 
 def choose_types(
-    mix: Mix, model: Model, shapes: Mapping[str, Shape]
+    mix: Mix, model: Model, shapes: Mapping[str, Shape], has_imatrix: bool = False
 ) -> dict[str, GGMLQuantizationType]:
     """The types of the tensors to quantise; those that are not among them stay as they are.
 
@@ -100,11 +117,11 @@ def choose_types(
             type = _value_type(mix, model, values.index(name), len(values))
         elif "ffn_down" in name:
             layer = _layer_and_name(name)[0] if model.n_experts > 1 else downs.index(name)
-            type = _down_type(mix, layer, model.n_layers)
+            type = _down_type(mix, layer, model.n_layers, has_imatrix)
         elif name.endswith("attn_k.weight") and model.n_experts == 8:
             type = _Q8_0
-        elif name.endswith("attn_output.weight") and model.n_experts == 8 and mix.type is _Q4_K:
-            type = _Q5_K
+        elif name.endswith("attn_output.weight"):
+            type = _attn_output_type(mix, model)
         else:
             type = mix.type
         types[name] = _fitting(type, shapes[name])
@@ -141,11 +158,42 @@ def _value_type(mix: Mix, model: Model, i: int, n: int) -> GGMLQuantizationType:
             return _Q6_K
         case LlamaFileType.MOSTLY_Q4_K_S if i < 4:
             return _Q5_K
-    return _Q5_K if model.is_70b and mix.type is _Q4_K else mix.type
+        case LlamaFileType.MOSTLY_IQ4_NL | LlamaFileType.MOSTLY_IQ4_XS if model.group >= 4:
+            return _Q5_K
+        case LlamaFileType.MOSTLY_Q3_K_L:
+            return _Q5_K
+        case LlamaFileType.MOSTLY_Q3_K_M:
+            return _Q5_K if i < 2 or model.is_70b else _Q4_K
+        case LlamaFileType.MOSTLY_Q2_K:
+            return _Q4_K if model.group >= 4 else _Q3_K
+    return _Q5_K if model.is_70b and mix.type in (_Q3_K, _Q4_K) else mix.type
 
 
-def _down_type(mix: Mix, i: int, n: int) -> GGMLQuantizationType:
+def _attn_output_type(mix: Mix, model: Model) -> GGMLQuantizationType:
+    if model.n_experts == 8:
+        is_large = mix.file_type is LlamaFileType.MOSTLY_Q3_K_L or mix.type is _Q5_K
+        few = (_Q2_K, _Q3_K, _Q4_K, _IQ4_NL, _IQ4_XS)
+        return _Q5_K if mix.type in few and not is_large else mix.type
     match mix.file_type:
+        case LlamaFileType.MOSTLY_Q2_K:
+            return _Q3_K
+        case LlamaFileType.MOSTLY_Q3_K_M:
+            return _Q4_K
+        case LlamaFileType.MOSTLY_Q3_K_L:
+            return _Q5_K
+    return mix.type
+
+
+def _down_type(mix: Mix, i: int, n: int, has_imatrix: bool) -> GGMLQuantizationType:
+    match mix.file_type:
+        case LlamaFileType.MOSTLY_Q2_K:
+            return _Q3_K
+        case LlamaFileType.MOSTLY_Q3_K_M:
+            return _Q5_K if i < n // 16 else _Q4_K
+        case LlamaFileType.MOSTLY_Q3_K_L:
+            return _Q5_K
+        case LlamaFileType.MOSTLY_IQ4_NL | LlamaFileType.MOSTLY_IQ4_XS:
+            return _Q5_K if i < n // 8 and not has_imatrix else mix.type
         case LlamaFileType.MOSTLY_Q4_K_M | LlamaFileType.MOSTLY_Q5_K_M if _has_more_bits(i, n):
             return _Q6_K
         case LlamaFileType.MOSTLY_Q4_K_S if i < n // 8:

@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp import _core
 from h2o_cpp.model.atomic import atomic_output, check_absent
 from h2o_cpp.model.model_files import find_model
+from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
 # Types that may be quantised without asking.
@@ -37,6 +38,7 @@ class _Tensor:
     source_nbytes: int
     source_type: str
     type: GGMLQuantizationType
+    importance: Importance | None = None
 
     @property
     def is_copied(self) -> bool:
@@ -57,20 +59,29 @@ class _Tensor:
             return
         n_cols = self.shape[-1]
         rows = data.reshape(prod(self.shape) // n_cols, -1)
+        # Experts, each of which has an importance of its own, or all.
+        n_matrices = 1 if self.importance is None else len(self.importance)
+        n_rows = len(rows) // n_matrices
         step = max(1, _PIECE // n_cols)
-        for first in range(0, len(rows), step):
-            piece = rows[first : first + step]
-            values = _core.dequantize(self.source_type, piece.reshape(-1)).reshape(-1, n_cols)
-            try:
-                blocks = self._encode(values, threads)
-            except ValueError as error:
-                where = f"from row {first}: " if first else ""
-                raise ValueError(f"tensor {self.name}: {where}{error}") from None
-            yield blocks, piece.nbytes
+        for matrix in range(n_matrices):
+            importance = None if self.importance is None else self.importance[matrix]
+            end = (matrix + 1) * n_rows
+            for first in range(matrix * n_rows, end, step):
+                piece = rows[first : min(first + step, end)]
+                values = _core.dequantize(self.source_type, piece.reshape(-1)).reshape(-1, n_cols)
+                try:
+                    blocks = self._encode(values, threads, importance)
+                except ValueError as error:
+                    where = f"from row {first}: " if first else ""
+                    raise ValueError(f"tensor {self.name}: {where}{error}") from None
+                yield blocks, piece.nbytes
 
-    def _encode(self, values: npt.NDArray[np.float32], threads: int) -> npt.NDArray[Any]:
+    def _encode(
+        self, values: npt.NDArray[np.float32], threads: int, importance: Importance | None
+    ) -> npt.NDArray[Any]:
         if self.type is not GGMLQuantizationType.F16:
-            return _core.quantize(self.type.name, values, threads=threads)
+            name = self.type.name
+            return _core.quantize(name, values, threads=threads, importance=importance)
         with np.errstate(over="ignore"):
             half = values.astype(np.float16)
         if not np.isfinite(half).all():
@@ -85,6 +96,7 @@ def quantize(
     *,
     threads: int | None = None,
     allow_requantize: bool = False,
+    imatrix: Path | None = None,
     overwrite: bool = True,
     progress: bool = True,
 ) -> None:
@@ -94,14 +106,17 @@ def quantize(
     Q4_K_M. Metadata is copied byte for byte but for general.file_type and
     general.quantization_version; a model in several files becomes one file. Memory holds a few
     million weights at a time. `threads` (by default one for each processor) share the work; the
-    result does not depend on them. `output` appears when it is complete: if anything fails or is
+    result does not depend on them. `imatrix` is an importance matrix of this model that llama.cpp
+    wrote: by it the errors of a column count where the K-quants and IQ4 are searched for; the other
+    types are rounded as without it. `output` appears when it is complete: if anything fails or is
     interrupted before, a file that was there is untouched. `progress` shows a bar when stderr is a
     terminal.
 
-    Raises FileNotFoundError when `source` or the directory of `output` does not exist, ValueError
-    for an unknown type, for a file that is damaged or has weights that are not finite, and for
-    weights that are already quantised to fewer than 8 bits, unless `allow_requantize`; and
-    FileExistsError when there is a file `output`, unless `overwrite`.
+    Raises FileNotFoundError when `source`, `imatrix` or the directory of `output` does not exist,
+    ValueError for an `imatrix` that is none or of another model, for an unknown type, for a file
+    that is damaged or has weights that are not finite, and for weights that are already quantised
+    to fewer than 8 bits, unless `allow_requantize`; and FileExistsError when there is a file
+    `output`, unless `overwrite`.
     """
     mix = MIXES.get(type_name.upper())
     if mix is None:
@@ -114,7 +129,10 @@ def quantize(
     if not overwrite:
         check_absent(output)
     metadata = files[0].metadata()
-    tensors = _plan(files, mix, Model.of(metadata))
+    importances = {} if imatrix is None else read_imatrix(imatrix)
+    tensors = _plan(files, mix, Model.of(metadata), importances)
+    if imatrix is not None and not any(tensor.importance is not None for tensor in tensors):
+        raise ValueError(f"{imatrix}: it is of none of the tensors of {source}")
     for tensor in tensors:
         _check(tensor, allow_requantize)
 
@@ -138,17 +156,44 @@ def quantize(
             file.write(bytes(-tensor.nbytes % alignment))
 
 
-def _plan(files: Sequence[_core.GgufFile], mix: Mix, model: Model) -> list[_Tensor]:
+def _plan(
+    files: Sequence[_core.GgufFile], mix: Mix, model: Model, importances: Mapping[str, Importance]
+) -> list[_Tensor]:
     found = [
         (file, index, *tensor) for file in files for index, tensor in enumerate(file.tensors())
     ]
-    types = choose_types(mix, model, {name: shape for _, _, name, _, shape, _ in found})
+    shapes = {name: shape for _, _, name, _, shape, _ in found}
+    types = choose_types(mix, model, shapes, has_imatrix=bool(importances))
     return [
         _Tensor(
-            file, index, name, shape, nbytes, source, types.get(name, GGMLQuantizationType[source])
+            file,
+            index,
+            name,
+            shape,
+            nbytes,
+            source,
+            types.get(name, GGMLQuantizationType[source]),
+            _importance(name, shape, importances) if name in types else None,
         )
         for file, index, name, source, shape, nbytes in found
     ]
+
+
+def _importance(
+    name: str, shape: Shape, importances: Mapping[str, Importance]
+) -> Importance | None:
+    """[1, n_cols], or one for each expert; None where the matrix says nothing of the tensor."""
+    found = importances.get(name)
+    if found is None:
+        return None
+    n_matrices = found.size // shape[-1]
+    n_experts = shape[0] if len(shape) > 2 else 1
+    if found.size % shape[-1] or n_matrices not in (1, n_experts):
+        raise ValueError(
+            f"tensor {name}: the importance matrix has {found.size} numbers, expected"
+            f" {shape[-1]} for each of {n_experts} matrices"
+        )
+    return np.ascontiguousarray(found.reshape(n_matrices, shape[-1]))
 
 
 def _check(tensor: _Tensor, allow_requantize: bool) -> None:

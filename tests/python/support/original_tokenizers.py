@@ -48,6 +48,8 @@ CUTS = {
     "refact": [r"\p{N}", _GPT_2],
     "command-r": [r"\p{N}", _GPT_2],
     "gpt-4o": [_GPT_4O],
+    "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]"],
 }
 _NFC = {"mpt", "olmo", "qwen2", "command-r"}
 _LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}
