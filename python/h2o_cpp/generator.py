@@ -236,6 +236,10 @@ class Generator(Closing):
         ignore_eos=False: go on after the end-of-text token.
         parse_special=False: special tokens that the prompt spells, as "</s>", are those tokens.
         constraint=None: a function that says which tokens may follow; see generation.request.
+        schema=None: the output is JSON by this schema, a dict, JSON text or a pydantic model;
+            grammar=None: it is of this grammar, llama.cpp's GBNF or llguidance's Lark; regex=None:
+            all of it matches; choice=None: it is one of these strings. One of them at most, with
+            the extra `grammar`. At max_tokens the output ends all the same.
 
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.

@@ -36,6 +36,7 @@ def test_documented_defaults() -> None:
     """The docstring of Generator.stream has all options; the core has the defaults."""
     defaults = dict.fromkeys(("max_tokens", "seed", "stop", "constraint"), "None")
     defaults |= dict.fromkeys(("logit_bias", "dry_sequence_breakers", "samplers"), "None")
+    defaults |= dict.fromkeys(("schema", "grammar", "regex", "choice"), "None")
     defaults |= {"ignore_eos": "False", "parse_special": "False"}
     sampling = _core.Sampling()
     for name in StreamOptions.__annotations__.keys() - defaults:

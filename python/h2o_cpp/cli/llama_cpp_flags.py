@@ -22,8 +22,6 @@ _ANSWERS = {
     "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
     "--mmproj -mm --image": "models read text alone",
     "--embedding --embeddings --rerank --reranking": "there are texts, no embeddings",
-    "-j --json-schema -jf --json-schema-file --grammar --grammar-file": "only Python has "
-    "constraints (constraint=)",
     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
     "--yarn-ext-factor --yarn-attn-factor": "rotation is as the file says",
 }

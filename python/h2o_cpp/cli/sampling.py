@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from h2o_cpp.cli.argument_types import seed
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ _LETTERS = {
     "x": "xtc",
     "e": "penalties",
 }
-_OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers")
+_OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers", "schema", "grammar")
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
@@ -103,6 +105,31 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         metavar="LETTERS",
         help="--samplers by llama.cpp's letters, as edskypmxt (default: --samplers)",
     )
+    form = group.add_mutually_exclusive_group()
+    form.add_argument(
+        "-j",
+        "--json-schema",
+        metavar="SCHEMA",
+        help="the output is JSON by this schema, {} for any (default: any text)",
+    )
+    form.add_argument(
+        "-jf",
+        "--json-schema-file",
+        type=Path,
+        metavar="FILE",
+        help="--json-schema of a file (default: none)",
+    )
+    form.add_argument(
+        "--grammar",
+        metavar="GRAMMAR",
+        help="the output is of this grammar, llama.cpp's GBNF or llguidance's Lark (default: none)",
+    )
+    form.add_argument(
+        "--grammar-file",
+        type=Path,
+        metavar="FILE",
+        help="--grammar of a file (default: none)",
+    )
     group.add_argument(
         "-s",
         "--seed",
@@ -120,6 +147,12 @@ def sampling_options(args: argparse.Namespace) -> StreamOptions:
     if args.dry_sequence_breakers is not None:
         texts = args.dry_sequence_breakers
         options["dry_sequence_breakers"] = [] if texts == ["none"] else texts
+    for name, text, file in (
+        ("schema", args.json_schema, args.json_schema_file),
+        ("grammar", args.grammar, args.grammar_file),
+    ):
+        if text is not None or file is not None:
+            options[name] = text if file is None else read_text(file)
     found: StreamOptions = options
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from h2o_cpp import _core
+from h2o_cpp.generation.grammar import form_of, make_constraint
 from h2o_cpp.generation.sampling import NUMBERS, default, make_sampling
 from h2o_cpp.generation.snapshot import Snapshot
 from h2o_cpp.generation.trace import Record
@@ -86,6 +87,10 @@ class StreamOptions(TypedDict, total=False):
     ignore_eos: bool
     parse_special: bool
     constraint: Constraint | None
+    schema: Any
+    grammar: str | None
+    regex: str | None
+    choice: Sequence[str] | None
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -185,6 +190,9 @@ def make_request(
     seed, constraint = options.get("seed"), options.get("constraint")
     if constraint is not None and not callable(constraint):
         raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
+    form = form_of(options)
+    if form is not None:
+        constraint = make_constraint(runtime.tokenizer, *form)
     parse_special = check_bool("parse_special", options.get("parse_special", False))
     sampling = make_sampling(options)
     sampling.seed = seeds.getrandbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)

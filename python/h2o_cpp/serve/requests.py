@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,8 +51,9 @@ class Schema(BaseModel):
         """Clients send null for what they do not set."""
         if not isinstance(values, dict):
             return values
+        known = {field.alias or name for name, field in cls.model_fields.items()}
         for name in values:
-            if name not in cls.model_fields:
+            if name not in known:
                 raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
 
@@ -62,6 +63,34 @@ class StreamSettings(Schema):
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage")
     include_obfuscation: bool | None = Field(None, description="ignored")
+
+
+class TextFormat(Schema):
+    """Text, of any form."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Schema):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Schema):
+    """What the output is, as JSON Schema says it."""
+
+    name: str | None = Field(None, description="ignored")
+    description: str | None = Field(None, description="ignored")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="ignored: the output always follows the schema")
+
+
+class JsonSchemaFormat(Schema):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
 
 
 class ModelRequest(Schema):
@@ -116,6 +145,17 @@ class GenerationRequest(ModelRequest):
         None, max_length=16, description="only these, in this order, by llama.cpp's names"
     )
     ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
+    response_format: (
+        Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = Field(None, description="one of these, guided_*, grammar and json_schema at most")
+    guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
+    guided_regex: str | None = Field(None, description="all of the output matches it")
+    guided_choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, min_length=1, max_length=1024, description="the output is one of these"
+    )
+    guided_grammar: str | None = Field(None, description="llama.cpp's GBNF, or llguidance's Lark")
+    grammar: str | None = Field(None, description="guided_grammar, llama.cpp's name")
+    json_schema: dict[str, Any] | None = Field(None, description="guided_json, llama.cpp's name")
     hh: int | float | None = Field(
         None, gt=0, description="what the cache keeps, a fraction of n_ctx or a number of tokens"
     )
@@ -138,9 +178,30 @@ class GenerationRequest(ModelRequest):
         for name in _SAMPLING:
             if (value := getattr(self, name)) is not None:
                 given[name] = value  # type: ignore[literal-required]
+        for name, form in self._forms():
+            if given.get(name) is not None:
+                raise ValueError("give one of response_format, guided_*, grammar and json_schema")
+            given[name] = form  # type: ignore[literal-required]
         if self.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         return given
+
+    def _forms(self) -> Iterator[tuple[str, Any]]:
+        """What the output has to be, as options of Generator.stream."""
+        if isinstance(self.response_format, JsonFormat):
+            yield "schema", {"type": "object"}
+        elif isinstance(self.response_format, JsonSchemaFormat):
+            yield "schema", self.response_format.json_schema.schema_
+        for name, value in (
+            ("schema", self.guided_json),
+            ("schema", self.json_schema),
+            ("regex", self.guided_regex),
+            ("choice", self.guided_choice),
+            ("grammar", self.guided_grammar),
+            ("grammar", self.grammar),
+        ):
+            if value is not None:
+                yield name, value
 
 
 class CompletionRequest(GenerationRequest):
@@ -263,12 +324,6 @@ class NamedTool(Schema):
     function: ToolName
 
 
-class TextFormat(Schema):
-    """Text, of any form."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
@@ -298,7 +353,6 @@ class ChatRequest(GenerationRequest):
     # Of OpenAI's, what says that there is nothing special about the answer.
     functions: _Empty | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     def told_tools(self) -> list[dict[str, Any]]:

@@ -105,10 +105,10 @@ class Service:
                 f"{len(prompts)} prompts with n={body.n}, at most {self.max_queue} outputs",
             )
         policy = self._policy(body)
-        options = body.sampling()
-        options["max_tokens"] = max_tokens
 
         def each() -> Iterator[Output]:
+            options = body.sampling()
+            options["max_tokens"] = max_tokens
             for given in prompts:
                 prompt = self._tokens(given)
                 for i in range(body.n):
@@ -156,6 +156,8 @@ class Service:
                 return outputs
         except ValueError as error:
             raise refusal(error) from error
+        except ImportError as error:  # for grammars
+            raise ApiError(501, str(error)) from error
         except queue.Full as full:
             raise ApiError(429, f"{full}; try again later", code="queue_full") from None
         except RuntimeError as error:

@@ -1,0 +1,186 @@
+"""Outputs of a given form: JSON by a schema, a grammar, a regular expression or a choice.
+
+The extra `grammar` (llguidance) says which tokens may follow; what is chosen of them is up to the
+sampler. Each output has a matcher of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_cpp.model.arguments import short
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from h2o_cpp.model.tokenizer import Tokenizer
+
+FORMS = ("schema", "grammar", "regex", "choice")  # options of which an output has one at most
+
+# Space between the parts of JSON, as llama.cpp has it: models that are small would go on for ever.
+_JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+
+_MOST_COMPILED = 64  # grammars of a model that are kept for the next output
+
+
+class Constraint:
+    """Sets the tokens that may follow, as `constraint=` does; for one output."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+        self._n_read: int | None = None
+
+    def __call__(self, tokens: NDArray[np.int32], allowed: NDArray[np.uint32]) -> None:
+        """Raises ValueError where the grammar is too much for its limits."""
+        matcher = self._matcher
+        if self._n_read is None:
+            self._n_read = len(tokens)  # the prompt
+        elif len(tokens) > self._n_read:
+            matcher.consume_tokens(tokens[self._n_read :].tolist())
+            self._n_read = len(tokens)
+        matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        if matcher.is_error():
+            raise ValueError(f"the grammar: {matcher.get_error()}")
+
+
+def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The one of FORMS that is given. Raises ValueError for several, or a constraint beside it."""
+    given = [name for name in (*FORMS, "constraint") if options.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"give either {given[0]} or {given[1]}, not both")
+    if not given or given == ["constraint"]:
+        return None
+    if options.get("ignore_eos"):
+        raise ValueError(f"{given[0]}= says where the output ends, so it needs ignore_eos=False")
+    return given[0], options[given[0]]
+
+
+def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
+    """For one output. Raises ValueError for what does not compile, and TypeError."""
+    source = _source(_llguidance(), form, value)
+    with _mutex:
+        compiler = _compilers.get(tokenizer)
+        if compiler is None:
+            compiler = _compilers[tokenizer] = _Compiler(tokenizer)
+    try:
+        return Constraint(compiler.matcher(source))
+    except ValueError as error:
+        raise ValueError(f"{form}: {' '.join(str(error).split())}") from None
+
+
+class _Compiler:
+    """From grammars to matchers for a vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # Not the Tokenizer itself, which this lives as long as.
+        self._tokenizer = _llguidance().LLTokenizer(
+            _llguidance().TokenizerWrapper(_Vocabulary(tokenizer)),
+            n_vocab=tokenizer.n_vocab,
+            eos_token=sorted(tokenizer.end_tokens),
+        )
+        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def matcher(self, source: str) -> llguidance.LLMatcher:
+        """A new one. Raises ValueError."""
+        with self._mutex:
+            found = self._compiled.get(source)
+            if found is not None:
+                self._compiled.move_to_end(source)
+        if found is None:
+            found = _llguidance().LLMatcher(self._tokenizer, source, log_level=0)
+            if found.is_error():
+                raise ValueError(found.get_error().strip())
+            with self._mutex:
+                self._compiled[source] = found
+                if len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+        return found.deep_copy()
+
+
+class _Vocabulary:
+    """As llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if not tokenizer.end_tokens:
+            raise ValueError("the model has no token that ends an output")
+        self.eos_token_id = min(tokenizer.end_tokens)
+        self.bos_token_id = tokenizer.bos
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.n_vocab)]
+        self.special_token_ids = [token for token, found in enumerate(self.tokens) if not found]
+        for token in self.special_token_ids:
+            self.tokens[token] = f"<|{token}|>".encode()  # which no text is
+        self._core = tokenizer.core
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        return self._core.encode(
+            text, add_special=False, parse_special=False, begins=False, most=None
+        )
+
+
+_compilers: WeakKeyDictionary[Tokenizer, _Compiler] = WeakKeyDictionary()
+_mutex = threading.Lock()
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ImportError("grammars need llguidance: pip install 'h2o-cpp[grammar]'") from None
+    return llguidance
+
+
+def _source(library: Any, form: str, value: Any) -> str:
+    """A grammar in llguidance's own form."""
+    matcher = library.LLMatcher
+    if form == "schema":
+        return str(matcher.grammar_from_json_schema(_schema(value), defaults=_JSON))
+    if form == "choice":
+        return str(matcher.grammar_from_lark(_choice(value)))
+    if not isinstance(value, str):
+        raise TypeError(f"{form}={short(value)}, expected text (a str)")
+    if form == "regex":
+        return str(matcher.grammar_from_regex(value))
+    if "::=" in value:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            return str(matcher.grammar_from_lark(gbnf_to_lark(value)))
+        except Exception as error:  # of its parser
+            raise ValueError(f"grammar: {error}") from None
+    return str(matcher.grammar_from_lark(value))
+
+
+def _schema(value: Any) -> str:
+    """A schema as JSON: of a dict, JSON text or a pydantic model."""
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"schema is not JSON: {error}") from None
+    if not isinstance(value, Mapping | bool):
+        raise TypeError(f"schema={short(value)}, expected a dict, JSON text or a pydantic model")
+    try:
+        return json.dumps(value if isinstance(value, bool) else dict(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"schema is not JSON: {error}") from None
+
+
+def _choice(value: Any) -> str:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise TypeError(f"choice={short(value)}, expected a list of strings")
+    if not all(isinstance(one, str) and one for one in value):
+        raise TypeError(f"choice={short(value)}, expected strings that are not empty")
+    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value)

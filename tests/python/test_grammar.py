@@ -1,0 +1,160 @@
+"""Outputs by a schema, a grammar, a regular expression or a choice."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from h2o_cpp.cli import main
+from h2o_cpp.generation.grammar import FORMS
+from support.person import PERSON, is_person
+
+pytest.importorskip("llguidance", reason="grammars need llguidance")
+
+LONG: dict[str, Any] = {"max_tokens": 300}
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_opt: Path) -> Iterator[Generator]:
+    with Generator(tiny_opt, threads=1, hh=60) as generator:
+        yield generator
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "temperature": 2.0, "top_k": 0}]
+)
+@pytest.mark.parametrize("schema", [PERSON, json.dumps(PERSON)], ids=["dict", "text"])
+def test_json_by_a_schema(generator: Generator, schema: Any, sampling: dict[str, Any]) -> None:
+    result = generator.generate("The old man", schema=schema, **LONG, **sampling)
+    assert result.finish_reason == "stop"
+    assert is_person(result.text)
+
+
+def test_many_at_once_are_as_alone(generator: Generator) -> None:
+    """With others that are not constrained, each with a matcher of its own."""
+    each: list[Any] = [
+        {"schema": PERSON, "seed": 1},
+        {"seed": 2, "max_tokens": 30},
+        {"choice": ["yes", "no"], "seed": 3},
+        {"regex": r"[a-c]{3,9}-\d+", "seed": 4, "max_tokens": 40},
+        {"schema": PERSON, "seed": 5, "temperature": 0},
+    ]
+    prompts = ["The old man"] * len(each)
+    together = generator.generate(prompts, each=each, max_tokens=300)
+    alone = [generator.generate("The old man", **{**LONG, **own}) for own in each]
+    assert [one.text for one in together] == [one.text for one in alone]
+    assert is_person(together[0].text)
+    assert is_person(together[4].text)
+    assert together[2].text in ("yes", "no")
+
+
+def test_threads_share_what_is_compiled(generator: Generator) -> None:
+    texts: list[str] = []
+
+    def work(seed: int) -> None:
+        texts.append(generator.generate("The old man", schema=PERSON, seed=seed, **LONG).text)
+
+    threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 6
+    assert all(map(is_person, texts))
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "pattern"),
+    [
+        ("regex", r"\d{3}-[ab]{1,4}", r"\d{3}-[ab]{1,4}"),
+        ("choice", ["left", 'to the "right"', "no\\way"], r'left|to the "right"|no\\way'),
+        ("grammar", 'root ::= "a" [0-9]{1,3} ("," [xyz]){2}', r"a[0-9]{1,3}(,[xyz]){2}"),
+        ("grammar", 'start: "hello " NAME\nNAME: /[A-Z][a-z]{1,4}/', r"hello [A-Z][a-z]{1,4}"),
+    ],
+    ids=["regex", "choice", "GBNF", "Lark"],
+)
+def test_other_forms(generator: Generator, form: str, value: Any, pattern: str) -> None:
+    for seed in range(5):
+        result = generator.generate("The old man", seed=seed, **{form: value}, **LONG)
+        assert result.finish_reason == "stop"
+        assert re.fullmatch(pattern, result.text)
+
+
+def test_an_output_that_is_cut_off(generator: Generator) -> None:
+    result = generator.generate("The old man", schema=PERSON, seed=1, max_tokens=3)
+    assert result.finish_reason == "length"
+    assert result.completion_tokens == 3
+
+
+def test_with_penalties_and_biases(generator: Generator) -> None:
+    """What makes tokens likelier makes none possible that is not."""
+    [token] = generator.tokenize("z", add_special=False)
+    result = generator.generate("A", regex="[a-c]{2,5}", logit_bias={token: 1000.0}, **LONG)
+    assert re.fullmatch("[a-c]{2,5}", result.text)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"schema": {"type": "nope"}}, ValueError, "^schema: Invalid type: nope$"),
+        ({"schema": "{"}, ValueError, "^schema is not JSON"),
+        ({"schema": 5}, TypeError, "^schema=5, expected a dict"),
+        ({"schema": {"$ref": "http://a.test/b"}}, ValueError, "^schema: Resource"),
+        ({"schema": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ValueError, "Unsat"),
+        ({"regex": "("}, ValueError, "^regex: .*unclosed group"),
+        ({"regex": 5}, TypeError, "^regex=5, expected text"),
+        ({"grammar": "start: foo"}, ValueError, "^grammar: .*unknown name"),
+        ({"grammar": "root ::= foo"}, ValueError, "^grammar: .*foo"),
+        ({"choice": []}, TypeError, "^choice="),
+        ({"choice": [""]}, TypeError, "^choice="),
+        ({"choice": "yes"}, TypeError, "^choice="),
+        ({"schema": {}, "regex": "a"}, ValueError, "^give either schema or regex"),
+        ({"regex": "a", "constraint": print}, ValueError, "^give either regex or constraint"),
+        ({"regex": "a", "ignore_eos": True}, ValueError, "^regex= says"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused(
+    generator: Generator, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        generator.stream("A", **options)
+
+
+def test_a_schema_that_is_deep(generator: Generator) -> None:
+    """An error, or an output; and the process lives."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(3000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ValueError, match="schema"):
+        generator.generate("A", schema=schema, max_tokens=2)
+
+
+def test_forms_are_options() -> None:
+    from h2o_cpp.generation.request import StreamOptions
+
+    assert set(FORMS) <= StreamOptions.__annotations__.keys()
+
+
+def test_the_command_line(
+    tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(PERSON))
+    run = ["run", "-m", str(tiny_opt), "The old man", "-n", "300", "--seed", "1"]
+    assert main([*run, "--json-schema-file", str(file)]) == 0
+    text = capsys.readouterr().out.removeprefix("The old man")
+    assert is_person(text)
+    assert main([*run, "--json-schema", json.dumps(PERSON)]) == 0
+    assert capsys.readouterr().out.removeprefix("The old man") == text
+    assert main([*run, "--grammar", 'root ::= "ab" "c"+']) == 0
+    assert re.fullmatch("abc+", capsys.readouterr().out.removeprefix("The old man").strip())
+    assert main([*run, "--grammar", "root ::= foo"]) == 1
+    assert "foo" in capsys.readouterr().err

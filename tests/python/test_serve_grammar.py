@@ -1,0 +1,99 @@
+"""Outputs of a given form, by fields of OpenAI, vLLM and llama.cpp; and pydantic models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from h2o_cpp import Generator
+from support.chatty import PLAIN
+from support.person import PERSON, is_person
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed")
+pytest.importorskip("llguidance", reason="grammars need llguidance")
+
+from pydantic import ConfigDict, create_model
+
+from support.serving import serving
+
+
+@pytest.fixture(scope="module")
+def post(tiny_opt: Path) -> Iterator[Any]:
+    with (
+        Generator(tiny_opt, threads=1, max_sequences=3) as generator,
+        serving(generator, template=PLAIN, max_queue=20) as server,
+    ):
+
+        def post(path: str = "completions", **body: Any) -> Any:
+            chat = {"messages": [{"role": "user", "content": "Hi"}]}
+            given = chat if path.startswith("chat") else {"prompt": "Hi"}
+            return server.ask(f"/v1/{path}", {**given, "seed": 1, "max_tokens": 300, **body})
+
+        yield post
+
+
+def test_chats_by_a_schema(post: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = post("chat/completions", response_format=form, n=3).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert len(texts) == 3
+    assert all(map(is_person, texts))
+
+
+def test_chats_with_any_object(post: Any) -> None:
+    answer = post("chat/completions", response_format={"type": "json_object"}).json()
+    [choice] = answer["choices"]
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+    else:
+        assert choice["message"]["content"].lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [
+        ("guided_regex", r"\d{3}", r"\d{3}"),
+        ("guided_choice", ["yes", "no"], "yes|no"),
+        ("guided_grammar", 'start: "a" | "b"', "a|b"),
+        ("grammar", 'root ::= "a" | "b"', "a|b"),
+        ("guided_json", {"enum": [1, 2]}, "1|2"),
+        ("json_schema", {"enum": [1, 2]}, "1|2"),
+    ],
+)
+def test_completions(post: Any, field: str, value: Any, pattern: str) -> None:
+    [choice] = post(**{field: value}).json()["choices"]
+    assert re.fullmatch(pattern, choice["text"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"guided_json": {"type": "nope"}}, "schema: Invalid type"),
+        ({"guided_regex": "("}, "regex: "),
+        ({"grammar": "root ::= foo"}, "grammar: "),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "regex or choice"),
+        ({"guided_json": {}, "json_schema": {}}, "give one of"),
+    ],
+)
+def test_what_does_not_compile(post: Any, body: dict[str, Any], message: str) -> None:
+    answer = post(**body)
+    assert answer.status == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_pydantic_model(tiny_opt: Path) -> None:
+    model = create_model(
+        "Point",
+        __config__=ConfigDict(extra="forbid"),
+        x=(int, ...),
+        near=(bool, ...),
+    )
+    with Generator(tiny_opt, threads=1) as generator:
+        text = generator.generate("Where?", schema=model, seed=1, max_tokens=300).text
+    point = model.model_validate_json(text)
+    assert isinstance(point.model_dump()["near"], bool)
