@@ -148,6 +148,9 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: capacity(p.path, None), "memory=None, expected bytes"),  # type: ignore[arg-type]
     # Policies, caches and snapshots.
     (
+        lambda p: Policy.h2o(4, 4, score="max"),  # type: ignore[arg-type]
+        "score='max', expected sum, mean, inverse or question",
+    ),
         lambda p: Policy.h2o(4, 4, score="max"),
         "score='max', expected sum, mean, inverse or question",
     ),  # type: ignore[arg-type]
