@@ -18,12 +18,16 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+from support.background import PATIENCE
+from support.needs import programs
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: serve)")
+
 from h2o_cpp.serve.app import create_app_of
 from h2o_cpp.serve.catalog import Catalog
 from h2o_cpp.serve.model_list import read_models
 from h2o_cpp.serve.server import Server as Process
-from support.background import PATIENCE
-from support.needs import programs
 from support.serving import Server, serving, wait_until
 
 OPTIONS: dict[str, Any] = {"hh": None, "n_ctx": 64, "threads": 1, "max_sequences": 1}
