@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
+from h2o_cpp.cli import main
 from support.background import PATIENCE
 from support.needs import programs
 
@@ -229,6 +230,11 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
                 serving(generator, listen=listen),
             ):
                 pass
+
+
+def test_a_name_for_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--models", str(folder), "--name", "a"]) == 1
+    assert "--models has names of its own" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")

@@ -161,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
         from h2o_cpp.serve.service import Service
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
+    if args.models is not None and args.name is not None:
+        raise ValueError("--name is of one model: --models has names of its own")
     limits = {
         "template": read_template(args.template),
         "tool_parser": args.tool_parser,
