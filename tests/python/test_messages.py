@@ -147,7 +147,10 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.open(memory=-1), "memory=-1, expected bytes or a size such as 4GiB"),
     (lambda p: capacity(p.path, None), "memory=None, expected bytes"),  # type: ignore[arg-type]
     # Policies, caches and snapshots.
-    (lambda p: Policy.h2o(4, 4, score="max"), "score='max', expected sum, mean, inverse or question"),  # type: ignore[arg-type]
+    (
+        lambda p: Policy.h2o(4, 4, score="max"),  # type: ignore[arg-type]
+        "score='max', expected sum, mean, inverse or question",
+    ),
     (lambda p: Policy.h2o(4, 4, decay=2), "decay=2, expected 0 to 1"),
     (lambda p: Policy.window(0), "window: n is 0, expected at least 1"),
     (lambda p: KVCache(4, 2, 64, Policy.full()), "Policy.full() needs max_tokens"),
