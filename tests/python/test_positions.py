@@ -46,7 +46,7 @@ def test_alibi_is_of_distances_in_the_text(rope: Rope | None) -> None:
     """The rules in numpy, where most of the tokens between two that are kept are gone."""
     random = np.random.default_rng(6)
     n_heads, n_kv_heads, head_dim = 4, 2, 16
-    slopes = 2.0 ** -np.arange(1, n_heads + 1)
+    slopes = np.exp2(-np.arange(1, n_heads + 1, dtype=np.float64))
     policy = Policy.h2o(5, 4)
     cache = KVCache(
         n_heads, n_kv_heads, head_dim, policy, rope=rope, kv_dtype="f32", alibi_slopes=slopes
