@@ -8,8 +8,41 @@
 namespace h2o {
 namespace {
 
-// How many more to sort when those that are sorted do not suffice: most limits are met early.
-size_t more(size_t n_sorted) { return std::max<size_t>(64, 4 * n_sorted); }
+constexpr size_t kFew = 64;     // candidates that are sorted
+constexpr size_t kMany = 1024;  // with which most limits are reached
+
+// The first of `all`, in the order of `before`, with which the masses reach a limit, or the last
+// one. It and those before it come first in `all`; only a few of them are sorted.
+template <typename Before, typename Mass, typename Reached>
+size_t select(std::span<Candidate> all, Before before, Mass mass_of, Reached reached) {
+  double mass = 0;
+  size_t from = 0;
+  size_t to = all.size();
+  while (to - from > kFew) {
+    const size_t half = (to - from) / 2;
+    const size_t middle = from == 0 ? std::min(half, kMany) : from + half;
+    std::nth_element(all.begin() + static_cast<std::ptrdiff_t>(from),
+                     all.begin() + static_cast<std::ptrdiff_t>(middle),
+                     all.begin() + static_cast<std::ptrdiff_t>(to), before);
+    double with = mass;
+    for (size_t i = from; i < middle; ++i) with += mass_of(all[i]);
+    if (reached(with)) {
+      to = middle;
+    } else {
+      mass = with;
+      from = middle;
+    }
+  }
+  std::sort(all.begin() + static_cast<std::ptrdiff_t>(from),
+            all.begin() + static_cast<std::ptrdiff_t>(to), before);
+  for (size_t i = from; i < to; ++i) {
+    mass += mass_of(all[i]);
+    if (reached(mass)) return i;
+  }
+  return to - 1;
+}
+
+double weight_of(const Candidate& c) { return c.weight; }
 
 }  // namespace
 
@@ -95,13 +128,9 @@ void Candidates::keep_largest(size_t k) {
 
 void Candidates::keep_probable(float p) {
   const double enough = p * total();
-  double mass = 0;
-  size_t kept = 0;
-  while (kept < n_ && (kept == 0 || mass < enough)) {
-    if (kept == n_sorted_) sort_first(more(n_sorted_));
-    mass += all_[kept++].weight;
-  }
-  keep_first(kept);
+  const auto reached = [enough](double mass) { return mass >= enough; };
+  n_ = 1 + select(all_.first(n_), likelier, weight_of, reached);
+  n_sorted_ = 0;
 }
 
 void Candidates::keep_relative(float least) {
@@ -137,23 +166,9 @@ void Candidates::keep_typical(float p) {
   const auto more_typical = [](const Candidate& a, const Candidate& b) {
     return a.weight < b.weight || (a.weight == b.weight && likelier(a, b));
   };
-  const auto begin = all_.begin();
-  size_t n_ordered = 0;
-  size_t kept = 0;
-  double mass = 0;
-  while (kept < n_ && mass <= enough) {
-    if (kept == n_ordered) {
-      const size_t n = std::min(n_, more(n_ordered));
-      const auto from = begin + static_cast<std::ptrdiff_t>(n_ordered);
-      const auto limit = begin + static_cast<std::ptrdiff_t>(n);
-      const auto end = begin + static_cast<std::ptrdiff_t>(n_);
-      if (limit != end) std::nth_element(from, limit, end, more_typical);
-      std::sort(from, limit, more_typical);
-      n_ordered = n;
-    }
-    mass += std::exp(all_[kept++].logit - largest);
-  }
-  n_ = kept;
+  const auto mass_of = [largest](const Candidate& c) { return std::exp(c.logit - largest); };
+  const auto reached = [enough](double mass) { return mass > enough; };
+  n_ = 1 + select(all_.first(n_), more_typical, mass_of, reached);
   n_sorted_ = 0;
   weighed_ = false;
 }
@@ -205,14 +220,11 @@ size_t Candidates::zipf_count(double bits, size_t n_vocab) {
 
 int32_t Candidates::draw(double u, double* surprise) {
   const double sum = total();
-  double left = u * sum;
-  size_t last = 0;  // with a weight, in case rounding leaves something over
-  for (size_t i = 0; i < n_; ++i) {
-    if (i == n_sorted_) sort_first(more(n_sorted_));
-    if (all_[i].weight > 0) last = i;
-    left -= all_[i].weight;
-    if (left < 0) break;
-  }
+  const double limit = u * sum;
+  const auto reached = [limit](double mass) { return mass > limit; };
+  size_t last = select(all_.first(n_), likelier, weight_of, reached);
+  n_sorted_ = 0;
+  while (last > 0 && all_[last].weight == 0) --last;  // where rounding leaves something over
   if (surprise != nullptr) *surprise = std::log2(sum / all_[last].weight);
   return all_[last].token;
 }
