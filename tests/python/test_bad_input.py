@@ -143,7 +143,7 @@ class TestMetadata:
     def test_heads_that_do_not_divide(self, tmp_path: Path, key: str, value: int) -> None:
         broken(tmp_path, lambda f: f.keys.update({f"opt.attention.{key}": u32(value)}), key)
 
-    @pytest.mark.parametrize("name", ["bloom", "OPT", "", "opt\0", "x" * 1000, "\u2400🦙"])
+    @pytest.mark.parametrize("name", ["mamba", "OPT", "", "opt\0", "x" * 1000, "\u2400🦙"])
     def test_unknown_architecture(self, tmp_path: Path, name: str) -> None:
         change = {"general.architecture": string(name)}
         broken(tmp_path, lambda f: f.keys.update(change), "architecture", "opt")

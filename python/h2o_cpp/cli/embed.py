@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="do not normalise (default: scale to length 1)"
     )
-    add_cache(parser)
+    add_cache(parser, memory=True)
     add_machine(parser, resident=True)
 
 

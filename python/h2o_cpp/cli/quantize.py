@@ -27,7 +27,8 @@ def add_arguments(parser: Parser) -> None:
         "--imatrix",
         type=Path,
         metavar="FILE",
-        help="an importance matrix of the model, as llama.cpp writes it: errors count by it",
+        help="importance matrix of the model, as llama.cpp writes it, by which errors count "
+        "(default: none)",
     )
     parser.add_argument(
         "--allow-requantize",
