@@ -164,7 +164,9 @@ class TestMessages:
                 assert [*stream.text_stream] != []
                 message = stream.get_final_message()
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-        assert message.content[2].input == {"city": "Łódź"}
+        call = message.content[2]
+        assert isinstance(call, anthropic.types.ToolUseBlock)
+        assert call.input == {"city": "Łódź"}
 
 
 class TestResponses:
