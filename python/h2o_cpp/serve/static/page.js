@@ -174,12 +174,15 @@ async function* deltas(conversation, signal) {
   }
 }
 
-// Tokens per second between looks at the cache, from the first one on.
+// Tokens per second between looks at the cache, from the first one on; while there is one alone, or
+// all came at once, since the request.
 class Clock {
+  begin = { nTokens: 0, time: performance.now() };
   perSecond(nTokens) {
-    this.first ??= { nTokens, time: performance.now() };
-    const seconds = (performance.now() - this.first.time) / 1000;
-    return seconds > 0 ? (nTokens - this.first.nTokens) / seconds : 0;
+    const time = performance.now();
+    this.first ??= { nTokens, time };
+    const since = time > this.first.time ? this.first : this.begin;
+    return ((nTokens - since.nTokens) / (time - since.time)) * 1000;
   }
 }
 
