@@ -26,7 +26,13 @@ inline std::vector<int64_t> block_scales(DType dtype) {
       return {108};
     case DType::q6_k:
       return {208};
+    case DType::tq1_0:
+      return {52};
+    case DType::tq2_0:
+      return {64};
+    case DType::iq1_m:
     case DType::mxfp4:
+    case DType::nvfp4:
       return {};
     default:
       return {0};
@@ -60,6 +66,16 @@ inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_
     }
     if (dtype == DType::mxfp4) {  // 1, or from 2^-8 to 2^-6
       bytes[i] = static_cast<std::byte>(scale == unit_scales ? 128 : random.integer(120, 122));
+    }
+    for (int64_t at = 0; dtype == DType::nvfp4 && at < 4; ++at) {  // 1, or from 2^-7 to 2^-5
+      bytes[i + at] =
+          static_cast<std::byte>(scale == unit_scales ? 0x40 : random.integer(0x08, 0x17));
+    }
+    uint16_t d = 0;
+    for (int64_t at = 0; dtype == DType::iq1_m && at < 4; ++at) {  // 4 bits in each word of scales
+      if (at == 0) d = scale(random);
+      std::byte& high = bytes[i + 48 + 2 * at + 1];
+      high = (high & std::byte{15}) | static_cast<std::byte>((d >> 4 * at & 15) << 4);
     }
   }
   return bytes;
