@@ -57,8 +57,8 @@ std::span<const Repetitions::Found> Repetitions::find(int32_t least,
   std::ranges::sort(found_, [](const Found& a, const Found& b) {
     return a.token < b.token || (a.token == b.token && a.length > b.length);
   });
-  const auto rest = std::ranges::unique(found_, {}, &Found::token);
-  found_.erase(rest.begin(), rest.end());
+  const auto same = [](const Found& a, const Found& b) { return a.token == b.token; };
+  found_.erase(std::unique(found_.begin(), found_.end(), same), found_.end());
   return found_;
 }
 

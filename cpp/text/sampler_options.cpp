@@ -13,8 +13,6 @@ namespace {
 
 using enum SamplerStep;
 
-constexpr std::array<SamplerStep, 9> kAll = {penalties, dry,   top_n_sigma, temperature, top_k,
-                                             typical_p, top_p, min_p,       xtc};
 constexpr std::array<SamplerStep, 9> kLlamaCpp = {
     penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature};
 constexpr std::array<std::string_view, 4> kBreakers = {"\n", ":", "\"", "*"};

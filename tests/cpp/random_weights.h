@@ -1,6 +1,7 @@
 // Random weights of every type.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "core/tensor.h"
 #include "cpu/isa/detect.h"
+#include "device_rig.h"
 #include "testing.h"
 
 namespace h2o {
@@ -37,6 +39,19 @@ inline std::vector<int64_t> block_scales(DType dtype) {
     default:
       return {0};
   }
+}
+
+// The types of weights that the test device computes on: CUDA has no codebooks yet, and refuses
+// them.
+inline std::vector<DType> device_dtypes() {
+  constexpr DType kOnCpu[] = {DType::iq1_s, DType::iq1_m,   DType::iq2_xxs, DType::iq2_xs,
+                              DType::iq2_s, DType::iq3_xxs, DType::iq3_s,   DType::tq1_0,
+                              DType::tq2_0, DType::mxfp4,   DType::nvfp4};
+  std::vector<DType> found;
+  for (const DType dtype : computable_dtypes()) {
+    if (!on_cuda() || std::ranges::find(kOnCpu, dtype) == std::end(kOnCpu)) found.push_back(dtype);
+  }
+  return found;
 }
 
 // The bits of an f16: 1, by which elements of blocks are integers; or from 2^-8 to 2^-6.
