@@ -77,18 +77,22 @@ std::vector<StepOutput> Scheduler::step(
   return outputs;
 }
 
+// Does it need the result of each token of its prompt?
+bool Scheduler::needs_every_row(const Generation& g) {
+  const Request& request = g.request_;
+  return request.prompt_logits != nullptr || request.pooling != Pooling::none ||
+         (request.trace != nullptr && request.trace->options().prompt);
+}
+
 void Scheduler::compute(std::vector<StepOutput>& outputs) {
   const auto started = std::chrono::steady_clock::now();
   const std::vector<Row> rows = next_rows(outputs);
   std::vector<Row> batch;
   for (const Row& row : rows) {
     Generation& g = *row.output->generation;
-    const bool every_row = g.request_.prompt_logits != nullptr ||
-                           g.request_.pooling != Pooling::none ||
-                           (g.request_.trace != nullptr && g.request_.trace->options().prompt);
     if (row.part.empty()) {
       choose({&row, 1}, g.logits_, {});
-    } else if (every_row && g.reads_prompt()) {
+    } else if (needs_every_row(g) && g.reads_prompt()) {
       score(row);
     } else {
       batch.push_back(row);

@@ -101,6 +101,7 @@ class Scheduler {
   void vacate(int32_t sequence);
   void start(StepOutput& output, std::span<const StepOutput> outputs);
   std::span<const KvPolicy> policies_of(const Generation& generation) const;
+  static bool needs_every_row(const Generation& generation);
   bool may_begin_in_prefix(const Generation& generation) const;
   void plan_prefixes(Generation& generation, size_t n_cached);
   bool waits_for_prefix(const Generation& generation, size_t n_cached,

@@ -15,11 +15,9 @@ std::span<const KvPolicy> Scheduler::policies_of(const Generation& g) const {
   return g.request_.policies.empty() ? session_.options().policies : g.request_.policies;
 }
 
-// Does it read a prompt from the beginning, and does nobody want to see each token of it?
+// Does it read a prompt from the beginning, of which tokens may be left out?
 bool Scheduler::may_begin_in_prefix(const Generation& g) const {
-  const Trace* const trace = g.request_.trace.get();
-  return prefixes_.enabled() && g.parked_.empty() && g.from_beginning_ &&
-         g.request_.prompt_logits == nullptr && (trace == nullptr || !trace->options().prompt);
+  return prefixes_.enabled() && g.parked_.empty() && g.from_beginning_ && !needs_every_row(g);
 }
 
 // Ends of chunks of a prompt: the one after which least is left to read, and the one after which

@@ -227,3 +227,14 @@ def test_a_closed_generator(tiny_opt: Path) -> None:
 def test_sizes_that_are_none(tiny_opt: Path, value: Any) -> None:
     with pytest.raises(ValueError, match="prefix_cache"):
         opened(tiny_opt, prefix_cache=value)
+
+
+def test_embeddings_are_of_every_token(pair: tuple[Generator, Generator]) -> None:
+    """They need the hidden states of the whole prompt, so nothing of it is left out."""
+    cached, plain = pair
+    prompt = tokens_of(random.Random(12), 3 * CHUNK)
+    cached.generate(prompt, max_tokens=1)
+    for pooling in ("mean", "last"):
+        for text in (prompt, [*prompt[: 2 * CHUNK], 7, 8, 9]):
+            found = cached.embed([text, text], pooling=pooling)
+            assert found.tolist() == plain.embed([text, text], pooling=pooling).tolist()
