@@ -100,7 +100,7 @@ struct KvPolicy {
     return weighs_values() ? score * norm : score;
   }
 
-  // Is a importance just the score?
+  // Is the importance just the score?
   H2O_HD bool plain() const { return scoring == Scoring::sum && value_norm == ValueNorm::none; }
 
   // The oldest position of the recent window when the next token is at `next`.

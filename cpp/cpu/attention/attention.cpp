@@ -177,17 +177,17 @@ class Attend {
     const int64_t n_queries = tile.n_queries();
     // One block's sums are all there are, unless there are sinks before them.
     const bool merged = tile.n_blocks() > 1 || attention_.sinks;
+    const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
       tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
-                  merged ? space.block(block) : space.all, 0, n_queries);
-      if (merged) tile.merge(block, space.block(block), space.all, 0, n_queries);
+                  sums_of(block), 0, n_queries);
+      if (merged) tile.merge(block, sums_of(block), space.all, 0, n_queries);
     }
     tile.write(space.all, 0, n_queries);
     for (int64_t block = 0; scored && block < tile.n_blocks(); ++block) {
-      const TileSums& sums = merged ? space.block(block) : space.all;
-      tile.weigh(block, sums.softmax.largest, space.all.softmax, space.powers_of(block));
+      tile.weigh(block, sums_of(block).softmax.largest, space.all.softmax, space.powers_of(block));
     }
   }
 
