@@ -104,6 +104,7 @@ void matmul(const Matmul& m, int64_t begin, int64_t end) {
     for (; o + 8 <= end; o += 8) {
       matmul_tile<Type, 1, 8>(m, 0, o, o + 16 <= end ? 8 * m.w_row_bytes : 0);
     }
+    for (; o + 4 <= end; o += 4) matmul_tile<Type, 1, 4>(m, 0, o);
     for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
     return;
   }
@@ -278,6 +279,7 @@ void add_rows(const AddRows& a) {
     add_rows_columns<Type, kVectors>(a, c);
   }
   if constexpr (Type::kBlock == kWidth) {
+    for (; c + 2 * kWidth <= a.n; c += 2 * kWidth) add_rows_columns<Type, 2>(a, c);
     for (; c + kWidth <= a.n; c += kWidth) add_rows_columns<Type, 1>(a, c);
     for (int64_t r = 0; c < a.n && r < a.n_out; ++r) {
       Vec total = load_first(a.y + r * a.n + c, a.n - c);

@@ -46,6 +46,7 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
   counts_.resize(n_vocab);
   logits_.resize(padded, -kInfinity);
+  peaks_.resize(padded / kBlock);
   bucket_of_.resize(padded);
   buckets_.resize(kBuckets);
   candidates_.resize(n_vocab);
@@ -250,6 +251,32 @@ int32_t Sampler::draw_sorted(size_t k) {
   return candidates_[last].token;
 }
 
+// The largest logit of each block.
+void Sampler::find_peaks() {
+  for (size_t block = 0; block < peaks_.size(); ++block) {
+    const float* const logits = &logits_[block * kBlock];
+    float lanes[kBlock / 2];
+    for (size_t i = 0; i < kBlock / 2; ++i) {
+      lanes[i] = std::max(logits[i], logits[i + kBlock / 2]);
+    }
+    for (size_t i = 0; i < 8; ++i) lanes[i] = std::max(lanes[i], lanes[i + 8]);
+    for (size_t i = 0; i < 4; ++i) lanes[i] = std::max(lanes[i], lanes[i + 4]);
+    peaks_[block] = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
+  }
+}
+
+// The k largest logits are above it: k blocks have one as large as the k-th largest of some peaks.
+float Sampler::bar_below(size_t k) {
+  const size_t n = std::min(peaks_.size(), 8 * k);
+  if (k > n) return -kInfinity;
+  for (size_t block = 0; block < n; ++block) {
+    candidates_[block] = {static_cast<int32_t>(block), peaks_[block], 0};
+  }
+  const auto begin = candidates_.begin();
+  std::nth_element(begin, begin + (k - 1), begin + n, likelier);
+  return std::nextafter(candidates_[k - 1].logit, -kInfinity);
+}
+
 // Puts the k largest finite logits, unsorted, in front of candidates_; returns how many there are.
 size_t Sampler::gather_largest(size_t k) {
   const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size());
@@ -259,15 +286,17 @@ size_t Sampler::gather_largest(size_t k) {
     std::nth_element(begin, begin + (k - 1), begin + n, likelier);
     n = k;
   };
-  float bar = -kInfinity;  // of equal logits the first are kept, so a later one has to be larger
-  for (size_t at = 0; at < logits_.size(); at += kBlock) {
-    if (!any_in_block(&logits_[at], [bar](float logit) { return logit > bar; })) continue;
+  find_peaks();
+  float bar = bar_below(k);
+  for (size_t block = 0; block < peaks_.size(); ++block) {
+    if (!(peaks_[block] > bar)) continue;
+    const size_t at = block * kBlock;
     for (size_t i = at; i < at + kBlock; ++i) {
       if (!(logits_[i] > bar)) continue;
       candidates_[n++] = {static_cast<int32_t>(i), logits_[i], 0};
       if (n < room || n <= k) continue;
       keep_largest();
-      bar = candidates_[k - 1].logit;
+      bar = candidates_[k - 1].logit;  // of equal logits the first are kept
     }
   }
   if (n > k) keep_largest();

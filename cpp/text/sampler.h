@@ -77,6 +77,8 @@ class Sampler {
 
   int32_t draw_sorted(size_t k);
   size_t gather_largest(size_t k);
+  void find_peaks();
+  float bar_below(size_t k);
 
   int32_t draw_bucketed(size_t k);
   void fill_buckets();
@@ -102,6 +104,7 @@ class Sampler {
 
   // Reused by every call. The vocabulary is padded to whole blocks with logits of -infinity.
   std::vector<float> logits_;
+  std::vector<float> peaks_;        // the largest logit of each block
   std::vector<int16_t> bucket_of_;  // by token
   std::vector<Amount> buckets_;     // the most likely candidates come first
   std::vector<Candidate> candidates_;
