@@ -185,6 +185,8 @@ class CudaBackend final : public Backend {
 
   bool scores_questions() const override { return false; }
 
+  bool recalls() const override { return false; }
+
   bool computes_mixtures() const override { return false; }
   void route(const Routes&, Tensor) override { no_mixtures(); }
   void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }

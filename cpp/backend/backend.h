@@ -200,6 +200,9 @@ class Backend {
   // Does attend() know Scoring::question?
   virtual bool scores_questions() const = 0;
 
+  // Does attend() archive what it evicts, and recall it?
+  virtual bool recalls() const = 0;
+
   // Can this back end do what follows, which mixtures of experts need?
   virtual bool computes_mixtures() const = 0;
 

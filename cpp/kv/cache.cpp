@@ -86,6 +86,13 @@ void validate(const KvShape& shape) {
   require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
   validate_dtype(shape.k_dtype, shape.head_dim);
   validate_dtype(shape.v_dtype, shape.head_dim);
+  if (shape.archive.n_recalled != 0) {
+    require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
+            ", expected 1 or more");
+    require(!shape.may_roll(), "an archive has no rolling positions");
+    validate_dtype(shape.archive.k_dtype, shape.head_dim);
+    validate_dtype(shape.archive.v_dtype, shape.head_dim);
+  }
   // Above this byte counts could overflow: up to 16 bytes for each element, in a workspace for
   // each of up to 1024 threads. No machine has that much memory.
   const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
@@ -124,6 +131,12 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   const size_t n_bytes = bytes(policies, shape);
   for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram, backend);
+  if (shape.archive.n_recalled > 0) {
+    require(backend.recalls(), backend.name(), " does not keep an archive; use device=cpu");
+    archive_ = std::make_unique<KvArchive>(backend, shape.archive, shape.n_layers, shape.n_kv_heads,
+                                           shape.head_dim, shape.max_tokens);
+    archive_->reserve_sequences(shape.n_sequences);
+  }
   storage_ = backend.allocate(n_bytes);
   lengths_.assign(shape.n_sequences, 0);
   rolling_.assign(shape.n_sequences, false);
@@ -151,6 +164,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
   if (n_sequences <= n_before) return;
   KvShape shape = shape_;
   shape.n_sequences = n_sequences;
+  if (archive_ != nullptr) archive_->reserve_sequences(n_sequences);
 
   Buffer storage = backend_.allocate(bytes(sizing_, shape));
   std::vector<KvView> layers;
@@ -215,6 +229,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
     if (view.value_norms != nullptr) largest.value_norms = view.value_norms;
   }
   largest.max_rows = max_rows;
+  largest.archive = archive_.get();
   const int64_t rows = int64_t{shape.n_kv_heads} * max_rows;
   const int64_t n_ranks = int64_t{largest.slots} + max_rows;
   Layout layout;
@@ -237,6 +252,8 @@ void KvCache::reserve_rows(int32_t max_rows) {
     view.staged_value_norms = reinterpret_cast<float*>(scratch_.data() + staged_norms);
     view.rope_table = rope_table_.as<float>();
     view.workspace = scratch_.data() + workspace;
+    view.archive = archive_.get();
+    view.layer = static_cast<int32_t>(&view - layers_.data());
   }
 }
 
@@ -272,7 +289,7 @@ bool KvCache::evicts(int32_t layer, int32_t sequence) const {
 
 int32_t KvCache::room(int32_t sequence) const {
   check_sequence(sequence);
-  int32_t limit = std::numeric_limits<int32_t>::max();
+  int32_t limit = archive_ != nullptr ? shape_.max_tokens : std::numeric_limits<int32_t>::max();
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     if (!evicts(l, sequence)) limit = std::min(limit, layers_[l].slots);
   }
@@ -323,6 +340,7 @@ void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   }
   lengths_[sequence] = 0;
   rolling_[sequence] = false;
+  if (archive_ != nullptr) archive_->clear(sequence);
   for (const KvView& view : layers_) {
     backend_.write(view.next_slot + int64_t{sequence} * shape_.n_kv_heads, zeros.data(),
                    zeros.size() * sizeof(int32_t));

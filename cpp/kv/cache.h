@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
+#include "kv/archive.h"
 #include "kv/policy.h"
 #include "kv/view.h"
 
@@ -32,6 +34,7 @@ struct KvShape {
   // [n_layers, ...] as KvView has it, in the back end's memory, and the caller's; nullptr: no
   // policy weighs by outputs
   const float* output_gram = nullptr;
+  ArchiveOptions archive = {};  // of what is evicted; none of sequences that may roll
 
   bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
@@ -63,7 +66,8 @@ class KvCache {
   int32_t kept(int32_t layer, int32_t sequence) const;
   int32_t kept(int32_t sequence) const;
 
-  // How many more tokens a sequence can take; unbounded (INT32_MAX) once every layer evicts.
+  // How many more tokens a sequence can take; unbounded (INT32_MAX) once every layer evicts and
+  // nothing is archived.
   int32_t room(int32_t sequence) const;
 
   // The batch has been through every layer: its rows are now part of their sequences.
@@ -98,6 +102,10 @@ class KvCache {
   // what was allocated.
   size_t bytes() const { return storage_.size(); }
 
+  // Bytes of what has been evicted and is archived, in all sequences; nothing of bytes().
+  const KvArchive* archive() const { return archive_.get(); }  // nullptr: there is none
+  size_t archive_bytes() const { return archive_ == nullptr ? 0 : archive_->bytes(); }
+
   // What bytes() would be for other policies. Throws as the constructor does.
   static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
@@ -114,12 +122,13 @@ class KvCache {
   KvShape shape_;
   std::vector<KvPolicy> sizing_;  // the policies that size the slots: one, or one for each layer
   std::vector<KvView> layers_;
-  std::vector<KvPolicy> policies_;  // [n_layers, n_sequences]
-  std::vector<int32_t> lengths_;    // [n_sequences]
-  std::vector<char> rolling_;       // [n_sequences]
-  Buffer storage_;                  // every layer's slots
-  Buffer scratch_;                  // one chunk and the back end's workspace, shared by all layers
-  Buffer rope_table_;               // of every rank, if sequences may roll
+  std::vector<KvPolicy> policies_;      // [n_layers, n_sequences]
+  std::vector<int32_t> lengths_;        // [n_sequences]
+  std::vector<char> rolling_;           // [n_sequences]
+  std::unique_ptr<KvArchive> archive_;  // nullptr: what is evicted is gone
+  Buffer storage_;                      // every layer's slots
+  Buffer scratch_;     // one chunk and the back end's workspace, shared by all layers
+  Buffer rope_table_;  // of every rank, if sequences may roll
 };
 
 }  // namespace h2o

@@ -5,8 +5,18 @@
 #include <cmath>
 #include <vector>
 
+#include "kv/serialized_archive.h"
+
 namespace h2o {
 namespace {
+
+// What the byte after the policies says.
+enum class Kind : uint8_t { original, rolling, archived };
+
+Kind kind_of(const KvCache& cache, int32_t sequence) {
+  if (cache.archive() != nullptr) return Kind::archived;
+  return cache.rolling(sequence) ? Kind::rolling : Kind::original;
+}
 
 // The slots of one kv_head. What the policy does not need is empty.
 struct HeadImage {
@@ -165,18 +175,22 @@ void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) 
 
 void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) {
   const int32_t length = cache.length(sequence);
-  const bool rolling = cache.rolling(sequence);
+  const Kind kind = kind_of(cache, sequence);
   for (const auto& [name, value] : sizes(cache)) writer.put(value);
   writer.put(cache.shape().k_dtype);
   writer.put(cache.shape().v_dtype);
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     write_policy(cache.policy(l, sequence), writer);
   }
-  writer.put(uint8_t{rolling});
+  writer.put(kind);
+  if (kind == Kind::archived) write_archive_options(*cache.archive(), writer);
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
-      write_head(cache, cache.layer(l), head, head.written(length), rolling, writer);
+      write_head(cache, cache.layer(l), head, head.written(length), kind == Kind::rolling, writer);
+      if (kind == Kind::archived) {
+        write_archive(*cache.archive(), cache.archive()->head(l, sequence, h), length, writer);
+      }
     }
   }
 }
@@ -193,8 +207,15 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   check_dtype("keys", shape.k_dtype, reader);
   check_dtype("values", shape.v_dtype, reader);
   for (int32_t l = 0; l < shape.n_layers; ++l) check_policy(cache.policy(l, sequence), l, reader);
-  const auto rolling = reader.get<uint8_t>();
-  if (rolling > 1) throw FormatError(text(reader.what(), " is invalid"));
+  const auto kind = reader.get<Kind>();
+  if (kind > Kind::archived) throw FormatError(text(reader.what(), " is invalid"));
+  const bool rolling = kind == Kind::rolling;
+  const bool archived = kind == Kind::archived;
+  if (archived != (cache.archive() != nullptr)) {
+    throw FormatError(text(reader.what(), archived ? " has an archive, this cache has none"
+                                                   : " has no archive, this cache has one"));
+  }
+  if (archived) check_archive_options(*cache.archive(), reader);
   if (rolling && !cache.can_roll(sequence)) {
     throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
   }
@@ -206,15 +227,20 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   }
 
   std::vector<HeadImage> images;
+  std::vector<ArchiveImage> archives;
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
       const int32_t n = head.written(length);
-      images.push_back(read_head(cache.layer(l), head, n, rolling != 0, reader));
+      images.push_back(read_head(cache.layer(l), head, n, rolling, reader));
       if (!is_valid(images.back(), head, n, length)) {
         throw FormatError(text(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
       }
       const int32_t dead = dead_slot(head, n, images.back().next_slot);
+      if (archived) {
+        archives.push_back(
+            read_archive(*cache.archive(), length, without(images.back().positions, dead), reader));
+      }
       if (dead >= 0) images.back().positions[dead] = 0;  // it may have been of a longer sequence
     }
   }
@@ -228,6 +254,10 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);
+      if (archived) {
+        restore_archive(*cache.archive(), cache.archive()->head(l, sequence, h),
+                        archives[image - images.data()]);
+      }
       restore_head(cache.backend(), head, *image++);
     }
   }

@@ -9,6 +9,8 @@
 
 namespace h2o {
 
+class KvArchive;
+
 // The slots of one (sequence, kv_head) in one layer.
 //
 // Slots are filled in order; from then on each new token takes the slot of the one it evicts.
@@ -74,6 +76,9 @@ struct KvView {
   const float*
       rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
   std::byte* workspace;  // as many bytes as the back end asked for
+
+  const KvArchive* archive;  // of what is evicted, on the host; nullptr: there is none
+  int32_t layer;             // of the archive
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);

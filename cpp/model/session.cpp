@@ -27,6 +27,13 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
   require(options.max_sequences >= options.n_sequences && options.max_sequences <= 65536,
           "max_sequences is ", options.max_sequences, ", expected ", options.n_sequences,
           " to 65536");
+  if (options.archive.n_recalled != 0) {
+    require(config.alibi_max_bias == 0, config.family->architecture,
+            " has ALiBi, by distances that an archive does not keep: leave archive out");
+    require(options.positions != Positions::rolling,
+            "an archive has no rolling positions: leave positions at auto");
+    options.positions = Positions::original;
+  }
   // No batch can hold more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
       std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.max_sequences));
@@ -65,6 +72,7 @@ KvShape shape_of(const Model& model, const SessionOptions& options) {
       .k_dtype = options.k_dtype,
       .v_dtype = options.v_dtype,
       .rope = may_roll(config, options) ? model.weights.rope_for(config, options.n_ctx) : Rope{},
+      .archive = options.archive,
   };
 }
 
@@ -269,6 +277,11 @@ int32_t Session::tokens_kept(int32_t sequence, int32_t layer) const {
 std::vector<KvEntry> Session::entries(int32_t layer, int32_t sequence, int32_t kv_head) const {
   const std::lock_guard lock(model_->mutex);
   return cache_.entries(layer, sequence, kv_head);
+}
+
+size_t Session::archive_bytes() const {
+  const std::lock_guard lock(model_->mutex);
+  return cache_.archive_bytes();
 }
 
 size_t Session::full_cache_bytes() const {

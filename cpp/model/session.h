@@ -35,6 +35,8 @@ struct SessionOptions {
   DType k_dtype = DType::f16;  // of the cached keys
   DType v_dtype = DType::f16;  // and values
   Positions positions = Positions::automatic;
+  // What is evicted stays there, and a text ends at n_ctx: positions are then original.
+  ArchiveOptions archive = {};
 };
 
 // The next tokens of one sequence.
@@ -103,6 +105,7 @@ class Session {
   const SessionOptions& options() const { return options_; }
   const KvShape& cache_shape() const { return cache_.shape(); }
   size_t cache_bytes() const { return cache_.bytes(); }
+  size_t archive_bytes() const;     // of what has been evicted, where there is an archive
   size_t full_cache_bytes() const;  // what a cache of all n_ctx tokens would take
 
  private:

@@ -13,11 +13,12 @@ namespace {
 constexpr size_t kHeader = 28;         // magic, version, size, checksum
 constexpr size_t kFirstNumbers = 400;  // text, shape and policies
 
-SessionOptions options(Positions positions) {
+SessionOptions options(Positions positions, int32_t n_recalled = 0) {
   return {.policies = {{.sinks = 1, .heavy = 2, .recent = 2, .value_norm = ValueNorm::l1}},
           .n_ctx = 40,
           .n_batch = 8,
-          .positions = positions};
+          .positions = positions,
+          .archive = {.n_recalled = n_recalled}};
 }
 
 std::vector<std::byte> snapshot_of(Session& session, int n_tokens) {
@@ -33,9 +34,10 @@ void reseal(std::vector<std::byte>& bytes) {
   std::memcpy(bytes.data() + 12, numbers, sizeof(numbers));
 }
 
-void check_hostile(const std::shared_ptr<Model>& model, Positions positions) {
+void check_hostile(const std::shared_ptr<Model>& model, Positions positions,
+                   int32_t n_recalled = 0) {
   for (const int n_tokens : {0, 3, 20}) {
-    Session source(model, options(positions));
+    Session source(model, options(positions, n_recalled));
     const std::vector<std::byte> good = snapshot_of(source, n_tokens);
     Random random(2);
     int n_refused = 0;
@@ -55,7 +57,7 @@ void check_hostile(const std::shared_ptr<Model>& model, Positions positions) {
           break;
       }
       reseal(bytes);
-      Session session(model, options(positions));
+      Session session(model, options(positions, n_recalled));
       feed(session, 0, {5, 6, 7});
       try {
         session.load(0, bytes);
@@ -78,6 +80,10 @@ TEST_CASE("what hostile snapshots say is checked") {
   check_hostile(tiny_model(1), Positions::automatic);
   check_hostile(load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1),
                 Positions::rolling);
+}
+
+TEST_CASE("what hostile snapshots say of an archive is checked" * doctest::skip(on_cuda())) {
+  check_hostile(tiny_model(1), Positions::automatic, 2);
 }
 
 TEST_CASE("the rank of the dead slot is nobody's") {

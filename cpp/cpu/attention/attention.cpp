@@ -1,8 +1,11 @@
 #include "cpu/attention/attention.h"
 
 #include <algorithm>
+#include <optional>
 
+#include "cpu/attention/archive.h"
 #include "cpu/attention/evict.h"
+#include "cpu/attention/recall.h"
 #include "cpu/attention/rotate.h"
 #include "cpu/attention/segment_head.h"
 #include "cpu/attention/tile.h"
@@ -33,17 +36,20 @@ class Attend {
         group_(cache.n_heads / cache.n_kv_heads),
         tile_rows_(Tile::rows(group_)),
         work_(cache, pool.size()) {
+    if (cache.archive != nullptr) recall_.emplace(kernels, attention, cache, pool.size());
     for (const Segment& segment : batch.segments) {
       const int64_t keys = n_keys(segment);
       n_tiles_ += n_tiles(segment);
       n_logits_ += segment.n_rows * keys * cache.n_heads;
       n_keys_ += keys * cache.n_kv_heads;
       scores_ = scores_ || keeps_scores(segment);
+      recalls_ = recalls_ || recalls(segment);
     }
   }
 
   void run() {
     store();
+    if (recalls_) recall();
     const int64_t work = 2 * n_logits_ * cache_.head_dim;
     if (work < kParallelWork || n_tiles_ >= kTilesPerThread * pool_.size() || pool_.size() == 1) {
       by_tiles(work);
@@ -57,6 +63,7 @@ class Attend {
   bool keeps_scores(const Segment& segment) const {
     return cache_.policies[segment.sequence].keeps_scores();
   }
+  bool recalls(const Segment& segment) const { return recall_ && recall_->wanted(segment); }
   int64_t n_keys(const Segment& segment) const {  // at most
     return std::min(segment.position, cache_.slots) + int64_t{segment.n_rows};
   }
@@ -136,6 +143,28 @@ class Attend {
     if (!segment.rolling) rotate_heads(attention_.k);
   }
 
+  // What the archive adds to each tile.
+  void recall() {
+    pool_.for_each(n_tiles_, [&](int thread, int64_t index) {
+      for_range(
+          index, index + 1, [this](const Segment& segment) { return n_tiles(segment); },
+          [&](const Segment& segment, int64_t i, int64_t) {
+            if (!recalls(segment)) return;
+            const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
+            const int64_t first = i % per_head * tile_rows_;
+            recall_->attend(segment, static_cast<int32_t>(i / per_head), first,
+                            std::min(tile_rows_, segment.n_rows - first), thread);
+          });
+    });
+  }
+
+  // Adds that to the sums of a tile.
+  void merge_recalled(const Tile& tile, const TileSums& to, int64_t begin, int64_t end) const {
+    if (recalls(tile.segment())) {
+      tile.merge(recall_->sums(tile.segment(), tile.kv_head(), tile.first()), to, begin, end);
+    }
+  }
+
   // A thread has all keys of a tile.
   void by_tiles(int64_t work) {
     const auto tiles = [this](const Segment& segment) { return n_tiles(segment); };
@@ -175,8 +204,8 @@ class Attend {
   void attend_all(const Tile& tile, int thread, bool scored) const {
     const TileSpace space = work_.of_thread(thread);
     const int64_t n_queries = tile.n_queries();
-    // One block's sums are all there are, unless there are sinks before them.
-    const bool merged = tile.n_blocks() > 1 || attention_.sinks;
+    // One block's sums are all there are, unless there are sinks before them or recalled keys.
+    const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile.segment());
     const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
@@ -185,6 +214,7 @@ class Attend {
                   sums_of(block), 0, n_queries);
       if (merged) tile.merge(block, sums_of(block), space.all, 0, n_queries);
     }
+    merge_recalled(tile, space.all, 0, n_queries);
     tile.write(space.all, 0, n_queries);
     for (int64_t block = 0; scored && block < tile.n_blocks(); ++block) {
       tile.weigh(block, sums_of(block).softmax.largest, space.all.softmax, space.powers_of(block));
@@ -230,6 +260,7 @@ class Attend {
             for (int64_t block = 0; block < tile.n_blocks(); ++block) {
               tile.merge(block, space.block(block), space.all, begin, end);
             }
+            merge_recalled(tile, space.all, begin, end);
             tile.write(space.all, begin, end);
           });
         });
@@ -263,11 +294,18 @@ class Attend {
         [this](int thread, const Segment& segment, int64_t kv_head, int64_t) {
           const SegmentHead keys(cache_, segment, static_cast<int32_t>(kv_head));
           std::byte* const scratch = work_.victims(thread);
-          if (keys.fits()) {
-            select_next_slot(kernels_, keys.head(), segment, reinterpret_cast<float*>(scratch));
-          } else {
-            admit_chunk(cache_, keys.head(), keys.chunk(), segment,
+          std::optional<ArchiveWriter> archive;
+          if (recall_ && attention_.window == 0) {
+            archive.emplace(kernels_, cache_, segment.sequence, keys.kv_head(), work_.q(thread));
+          }
+          if (!keys.fits()) {
+            admit_chunk(cache_, keys.head(), keys.chunk(), segment, archive ? &*archive : nullptr,
                         reinterpret_cast<Victim*>(scratch));
+          } else if (select_next_slot(kernels_, keys.head(), segment,
+                                      reinterpret_cast<float*>(scratch)) &&
+                     archive) {
+            const int32_t evicted = *keys.head().next_slot;
+            archive->add(slot_row(cache_, keys.head(), evicted), keys.head().positions[evicted]);
           }
         });
   }
@@ -280,16 +318,19 @@ class Attend {
   const int64_t group_;  // query heads that share a kv_head
   const int64_t tile_rows_;
   const Workspace work_;
+  std::optional<Recall> recall_;  // if there is an archive
   int64_t n_tiles_ = 0;
   int64_t n_logits_ = 0;  // at most
   int64_t n_keys_ = 0;    // of all kv_heads
   bool scores_ = false;   // does some segment's policy keep scores?
+  bool recalls_ = false;  // does some segment recall what it has evicted?
 };
 
 }  // namespace
 
 size_t attend_workspace(const KvView& shape, int n_threads) {
-  return Workspace(shape, n_threads).bytes();
+  const size_t bytes = Workspace(shape, n_threads).bytes();
+  return shape.archive == nullptr ? bytes : bytes + RecallSpace(shape, n_threads).bytes();
 }
 
 void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,

@@ -50,13 +50,13 @@ void pool_scores(const KvHead& head, int32_t next, Victim* victims, int64_t n, c
 
 }  // namespace
 
-void select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
+bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segment& segment,
                       float* importances) {
   const int32_t next = segment.position + segment.n_rows;
   const int32_t used = head.policy.kept(segment.position) + segment.n_rows;
   if (!head.evicts() || used < head.slots) {
     *head.next_slot = used;
-    return;
+    return false;
   }
   const float* importance = head.scores;  // the paper's
   if (head.scores != nullptr && !head.policy.plain()) {
@@ -70,10 +70,11 @@ void select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
       importance, head.positions, used, head.policy.sinks, head.policy.first_recent(next)));
   *head.next_slot = victim;
   if (segment.rolling) close_rank(head, victim, used);
+  return true;
 }
 
 void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk,
-                 const Segment& segment, Victim* victims) {
+                 const Segment& segment, const ArchiveWriter* archive, Victim* victims) {
   const int32_t next = segment.position + segment.n_rows;
   const int32_t written = head.written(segment.position);
   const int32_t dead = head.dead_slot(segment.position);
@@ -93,16 +94,18 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
   }
   const int64_t n_evicted =
       head.policy.kept(segment.position) + int64_t{segment.n_rows} - head.policy.budget();
-  if (head.policy.pools_scores(n_evicted)) {
-    pool_scores(head, next, victims, n, [&](const Victim& victim) {
-      return victim.slot < head.slots ? slot_row(cache, head, victim.slot)
-                                      : chunk_row(cache, head, chunk, victim.slot - head.slots);
-    });
-  }
+  const auto row_of = [&](const Victim& victim) {
+    return victim.slot < head.slots ? slot_row(cache, head, victim.slot)
+                                    : chunk_row(cache, head, chunk, victim.slot - head.slots);
+  };
+  if (head.policy.pools_scores(n_evicted)) pool_scores(head, next, victims, n, row_of);
   std::nth_element(victims, victims + n_evicted, victims + n,
                    [](const Victim& a, const Victim& b) { return a.before(b); });
   std::sort(victims, victims + n_evicted,
             [](const Victim& a, const Victim& b) { return a.slot < b.slot; });
+  for (int64_t i = 0; archive != nullptr && i < n_evicted; ++i) {
+    archive->add(row_of(victims[i]), victims[i].position);
+  }
 
   // Free slots, in order: those of evicted tokens, then the ones that held none before.
   const Victim* evicted = victims;

@@ -12,6 +12,22 @@ constexpr int64_t kTogether = 32;  // queries whose sums are merged, or weighed,
 
 }  // namespace
 
+void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t head_dim,
+                const TileSums& part, const TileSums& to, int64_t begin, int64_t end) {
+  float keep[kTogether];
+  float take[kTogether];
+  for (; begin < end; begin += kTogether) {
+    const int64_t n = std::min(end - begin, kTogether);
+    kernels.merge_sums({to.softmax.largest + begin, to.softmax.total + begin},
+                       {part.softmax.largest + begin, part.softmax.total + begin}, keep, take, n,
+                       attention.scale);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = (begin + i) * head_dim;
+      kernels.mix(to.out + at, part.out + at, head_dim, keep[i], take[i]);
+    }
+  }
+}
+
 Tile::Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
            int64_t first, int64_t n)
     : kernels_(kernels),
@@ -188,19 +204,11 @@ void Tile::start(const TileSums& sums, int64_t begin, int64_t end) const {
 
 void Tile::merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
                  int64_t end) const {
-  float keep[kTogether];
-  float take[kTogether];
-  begin = std::max(begin, first_row(block) * group_);
-  for (; begin < end; begin += kTogether) {
-    const int64_t n = std::min(end - begin, kTogether);
-    kernels_.merge_sums({to.softmax.largest + begin, to.softmax.total + begin},
-                        {part.softmax.largest + begin, part.softmax.total + begin}, keep, take, n,
-                        attention_.scale);
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t at = (begin + i) * cache_.head_dim;
-      kernels_.mix(to.out + at, part.out + at, cache_.head_dim, keep[i], take[i]);
-    }
-  }
+  merge(part, to, std::max(begin, first_row(block) * group_), end);
+}
+
+void Tile::merge(const TileSums& part, const TileSums& to, int64_t begin, int64_t end) const {
+  merge_sums(kernels_, attention_, cache_.head_dim, part, to, begin, end);
 }
 
 void Tile::write(const TileSums& sums, int64_t begin, int64_t end) const {

@@ -22,6 +22,10 @@ struct TileSums {
   float* out;           // [queries, head_dim]: values times powers
 };
 
+// Adds sums of some keys to those of others, for queries [begin, end).
+void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t head_dim,
+                const TileSums& part, const TileSums& to, int64_t begin, int64_t end);
+
 class Tile {
  public:
   // Query rows, over all heads of the group, that read keys and values together.
@@ -32,6 +36,9 @@ class Tile {
   Tile(const CpuKernels& kernels, const Attention& attention, const SegmentHead& keys,
        int64_t first, int64_t n);
 
+  const Segment& segment() const { return keys_.segment(); }
+  int32_t kv_head() const { return keys_.kv_head(); }
+  int64_t first() const { return first_; }  // row of the segment
   int64_t n_queries() const { return n_ * group_; }
   int64_t n_blocks() const {
     return (keys_.n_visible(first_ + n_ - 1) + kKeyBlock - 1) / kKeyBlock;
@@ -46,9 +53,11 @@ class Tile {
   void attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
               int64_t begin, int64_t end) const;
 
-  // Adds the sums of a block to those of the blocks before it, for queries [begin, end).
+  // Adds the sums of a block, or of other keys that all queries see, to those of the blocks before
+  // it, for queries [begin, end).
   void merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
              int64_t end) const;
+  void merge(const TileSums& part, const TileSums& to, int64_t begin, int64_t end) const;
   // Those of no block: of the sinks alone.
   void start(const TileSums& sums, int64_t begin, int64_t end) const;
 

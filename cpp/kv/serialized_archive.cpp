@@ -1,0 +1,81 @@
+#include "kv/serialized_archive.h"
+
+#include <algorithm>
+
+namespace h2o {
+namespace {
+
+// Calls visit(first byte, how many) for what is stored of a page of n tokens, if there are any.
+template <class Visit>
+void visit_page(const KvArchive& archive, const ArchiveHead& head, int64_t page, int64_t n,
+                const Visit& visit) {
+  if (n == 0) return;
+  visit(head.bounds + page * archive.bounds_bytes(), archive.bounds_bytes());
+  visit(head.k + page * kPageTokens * archive.k_row_bytes(), n * archive.k_row_bytes());
+  visit(head.v + page * kPageTokens * archive.v_row_bytes(), n * archive.v_row_bytes());
+}
+
+int32_t pages_of(int32_t length) { return (length + kPageTokens - 1) / kPageTokens; }
+
+}  // namespace
+
+void write_archive_options(const KvArchive& archive, ByteWriter& writer) {
+  writer.put(archive.options().n_recalled);
+  writer.put(archive.options().k_dtype);
+  writer.put(archive.options().v_dtype);
+}
+
+void check_archive_options(const KvArchive& archive, ByteReader& reader) {
+  ArchiveOptions options;
+  options.n_recalled = reader.get<int32_t>();
+  options.k_dtype = reader.get<DType>();
+  options.v_dtype = reader.get<DType>();
+  if (options != archive.options()) {
+    throw FormatError(text(reader.what(),
+                           " has an archive of other types, or of which other numbers of pages are "
+                           "recalled; open it with the archive that it was saved with"));
+  }
+}
+
+void write_archive(const KvArchive& archive, const ArchiveHead& head, int32_t length,
+                   ByteWriter& writer) {
+  const std::span<const int32_t> counts(head.counts, pages_of(length));
+  writer.put(counts);
+  for (int64_t page = 0; page < std::ssize(counts); ++page) {
+    visit_page(archive, head, page, counts[page],
+               [&](const std::byte* from, int64_t n) { std::copy_n(from, n, writer.extend(n)); });
+  }
+}
+
+ArchiveImage read_archive(const KvArchive& archive, int32_t length,
+                          std::span<const int32_t> positions, ByteReader& reader) {
+  ArchiveImage image{reader.get<int32_t>(pages_of(length)), {}};
+  std::vector<int32_t> room(image.counts.size(), kPageTokens);
+  if (!room.empty()) room.back() = (length - 1) % kPageTokens + 1;
+  for (const int32_t position : positions) --room[position / kPageTokens];
+  int64_t bytes = 0;
+  for (size_t page = 0; page < room.size(); ++page) {
+    const int64_t n = image.counts[page];
+    if (n < 0 || n > room[page]) {
+      throw FormatError(
+          text(reader.what(), " is invalid: page ", page, " of its archive has ", n, " tokens"));
+    }
+    const int64_t row = archive.k_row_bytes() + archive.v_row_bytes();
+    if (n > 0) bytes += archive.bounds_bytes() + n * row;
+  }
+  image.rows = reader.take(bytes);
+  return image;
+}
+
+void restore_archive(const KvArchive& archive, const ArchiveHead& head, const ArchiveImage& image) {
+  std::copy(image.counts.begin(), image.counts.end(), head.counts);
+  const std::byte* from = image.rows.data();
+  for (int64_t page = 0; page < std::ssize(image.counts); ++page) {
+    visit_page(archive, head, page, image.counts[page], [&](std::byte* to, int64_t n) {
+      std::copy_n(from, n, to);
+      from += n;
+    });
+  }
+}
+
+}  // namespace h2o

@@ -1,0 +1,262 @@
+// Attention with an archive: what is evicted is recalled, by pages.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "attention_check.h"
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+KvShape shape_with(DType dtype, int32_t head_dim, int32_t n_recalled, int32_t n_sequences = 1) {
+  return {.n_sequences = n_sequences,
+          .n_heads = 4,
+          .n_kv_heads = 2,
+          .head_dim = head_dim,
+          .max_tokens = 400,
+          .max_rows = 70,
+          .k_dtype = dtype,
+          .v_dtype = dtype,
+          .archive = {.n_recalled = n_recalled, .k_dtype = dtype, .v_dtype = dtype}};
+}
+
+constexpr KvPolicy kPolicy{.sinks = 1, .heavy = 9, .recent = 12};
+
+// Chunks, single tokens, and chunks again.
+std::vector<int32_t> mixed_steps(int32_t n_tokens) {
+  std::vector<int32_t> steps;
+  for (int32_t done = 0; done < n_tokens; done += steps.back()) {
+    const size_t i = steps.size() % 40;
+    steps.push_back(std::min(i < 3 ? 30 : i < 36 ? 1 : 5, n_tokens - done));
+  }
+  return steps;
+}
+
+TEST_CASE("all pages recalled are the full cache" * doctest::skip(on_cuda())) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
+    for (const int n_threads : {1, 3}) {
+      for (const int32_t head_dim : {32, 96}) {
+        CAPTURE(info(dtype).name);
+        CAPTURE(n_threads);
+        CAPTURE(head_dim);
+        const KvShape shape = shape_with(dtype, head_dim, 1000);
+        Rig rig(kPolicy, shape, n_threads);
+        std::vector<ReferenceHead> heads(shape.n_kv_heads, {KvPolicy(), shape});
+        const int32_t group = shape.n_heads / shape.n_kv_heads;
+        Random random(7);
+        double worst = 0;
+        double worst_score = 0;
+        for (const int32_t n : mixed_steps(350)) {
+          const Qkv in = random_qkv(random, shape, n);
+          const std::vector<float> out = rig.attend({{0, n}}, in);
+          for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
+            const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
+              return heads_of(x, n, all, kv_head * count, count, shape.head_dim);
+            };
+            const ReferenceHead::Output expected = heads[kv_head].step(
+                n, part(in.q, shape.n_heads, group), part(in.k, shape.n_kv_heads, 1),
+                part(in.v, shape.n_kv_heads, 1), n > 1);
+            const std::vector<float> actual = part(out, shape.n_heads, group);
+            REQUIRE(actual.size() == expected.value.size());
+            for (size_t i = 0; i < actual.size(); ++i) {
+              worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
+            }
+            // The attention that the kept tokens receive is what all tokens leave them.
+            for (const KvEntry& entry : rig.entries(0, kv_head)) {
+              const Kept& kept = heads[kv_head].kept()[entry.position];
+              worst_score =
+                  std::max(worst_score, in_bounds(entry.score, kept.score, kept.score_error()));
+            }
+          }
+        }
+        CHECK(worst <= 1);
+        CHECK(worst > 0);
+        CHECK(worst_score <= 1);
+        CHECK(rig.cache().length(0) == 350);
+        CHECK(rig.cache().kept(0) == 22);
+        const int64_t rows = 2 * (350 - 22) * byte_size(dtype, head_dim) * 2;
+        CHECK(rig.cache().archive_bytes() > static_cast<size_t>(rows));
+      }
+    }
+  }
+}
+
+// One kv_head stated plainly, with keys and queries that are whole numbers, so that bounds are
+// exact, and in double: which pages a row recalls, and what it then attends to.
+class PlainArchive {
+ public:
+  PlainArchive(const KvShape& shape) : shape_(shape) {}
+
+  // Values [group, head_dim] of the next token; those in `visible` are in slots or in its chunk.
+  std::vector<double> attend(const Qkv& in, int64_t row, int32_t kv_head,
+                             const std::vector<int32_t>& visible,
+                             const std::map<int32_t, std::vector<int32_t>>& pages) {
+    const int64_t group = shape_.n_heads / shape_.n_kv_heads;
+    const float* const q = in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
+    std::vector<std::pair<double, int32_t>> bounds;  // negative: the largest comes first
+    for (const auto& [page, tokens] : pages) {
+      double bound = -1e300;
+      for (int64_t h = 0; h < group; ++h) {
+        double sum = 0;
+        for (int32_t d = 0; d < shape_.head_dim; ++d) {
+          double largest = -1e300;
+          for (const int32_t token : tokens) {
+            largest = std::max(largest, double{q[h * shape_.head_dim + d]} * keys[token][d]);
+          }
+          sum += largest;
+        }
+        bound = std::max(bound, sum);
+      }
+      bounds.push_back({-bound, page});
+    }
+    std::sort(bounds.begin(), bounds.end());
+    std::vector<int32_t> seen = visible;
+    const size_t n = std::min<size_t>(bounds.size(), shape_.archive.n_recalled);
+    for (size_t i = 0; i < n; ++i) {
+      const std::vector<int32_t>& tokens = pages.at(bounds[i].second);
+      seen.insert(seen.end(), tokens.begin(), tokens.end());
+    }
+    std::vector<double> out;
+    for (int64_t h = 0; h < group; ++h) {
+      std::vector<double> sums(shape_.head_dim);
+      double total = 0;
+      for (const int32_t token : seen) {
+        double logit = 0;
+        for (int32_t d = 0; d < shape_.head_dim; ++d) {
+          logit += double{q[h * shape_.head_dim + d]} * keys[token][d];
+        }
+        const double power = std::exp(logit * attention_scale(shape_));
+        total += power;
+        for (int32_t d = 0; d < shape_.head_dim; ++d) sums[d] += power * values[token][d];
+      }
+      for (const double sum : sums) out.push_back(sum / total);
+    }
+    return out;
+  }
+
+  std::vector<std::vector<double>> keys, values;  // of all tokens
+
+ private:
+  const KvShape& shape_;
+};
+
+TEST_CASE("the pages with the largest bounds are recalled" * doctest::skip(on_cuda())) {
+  for (const int32_t n_recalled : {1, 2, 5}) {
+    CAPTURE(n_recalled);
+    const KvShape shape = shape_with(DType::f32, 8, n_recalled);
+    Rig rig(kPolicy, shape);
+    std::vector<PlainArchive> plain(shape.n_kv_heads, shape);
+    Random random(n_recalled);
+    double worst = 0;
+    for (const int32_t n : mixed_steps(300)) {
+      Qkv in = random_qkv(random, shape, n);
+      for (float& x : in.q) x = std::round(x);
+      for (float& x : in.k) x = std::round(2 * x);
+      const int32_t before = rig.cache().length(0);
+      std::vector<std::vector<KvEntry>> entries;
+      for (int32_t h = 0; h < shape.n_kv_heads; ++h) entries.push_back(rig.entries(0, h));
+      const std::vector<float> out = rig.attend({{0, n}}, in);
+      for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
+        std::vector<int32_t> visible;
+        for (const KvEntry& entry : entries[kv_head]) visible.push_back(entry.position);
+        std::map<int32_t, std::vector<int32_t>> pages;
+        for (int32_t position = 0; position < before; ++position) {
+          if (!std::binary_search(visible.begin(), visible.end(), position)) {
+            pages[position / kPageTokens].push_back(position);
+          }
+        }
+        PlainArchive& mine = plain[kv_head];
+        for (int32_t row = 0; row < n; ++row) {
+          const auto of = [&](const std::vector<float>& x) {
+            const auto from = x.begin() + (row * shape.n_kv_heads + kv_head) * shape.head_dim;
+            return std::vector<double>(from, from + shape.head_dim);
+          };
+          mine.keys.push_back(of(in.k));
+          mine.values.push_back(of(in.v));
+          visible.push_back(before + row);
+          const std::vector<double> expected = mine.attend(in, row, kv_head, visible, pages);
+          const float* const actual =
+              out.data() + (row * shape.n_heads + kv_head * 2) * shape.head_dim;
+          for (size_t i = 0; i < expected.size(); ++i) {
+            worst = std::max(worst, std::abs(expected[i] - actual[i]));
+          }
+        }
+      }
+    }
+    CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
+  }
+}
+
+TEST_CASE("an archive that has nothing changes nothing" * doctest::skip(on_cuda())) {
+  const KvShape shape = shape_with(DType::f16, 64, 4);
+  KvShape without = shape;
+  without.archive = {};
+  Random random(1);
+  Rig a(kPolicy, shape), b(kPolicy, without);
+  for (const int32_t n : {15, 1, 1, 1, 1, 1}) {
+    const Qkv in = random_qkv(random, shape, n);
+    CHECK(same_bits(a.attend({{0, n}}, in), b.attend({{0, n}}, in)));
+  }
+  const Qkv in = random_qkv(random, shape, 40);
+  CHECK(same_bits(a.attend({{0, 40}}, in), b.attend({{0, 40}}, in)));
+  const Qkv later = random_qkv(random, shape, 1);
+  CHECK_FALSE(same_bits(a.attend({{0, 1}}, later), b.attend({{0, 1}}, later)));
+}
+
+TEST_CASE("neither threads nor other sequences show in what is recalled" *
+          doctest::skip(on_cuda())) {
+  const KvShape shape = shape_with(DType::q8_0, 64, 3, 2);
+  KvShape alone = shape;
+  alone.n_sequences = 1;
+  Random random(2);
+  Rig one(kPolicy, alone), many(kPolicy, shape, 4), grown(kPolicy, alone, 2);
+  for (const int32_t n : mixed_steps(300)) {
+    const Qkv in = random_qkv(random, shape, n);
+    const Qkv other = random_qkv(random, shape, 2);
+    Qkv both = other;
+    both.q.insert(both.q.end(), in.q.begin(), in.q.end());
+    both.k.insert(both.k.end(), in.k.begin(), in.k.end());
+    both.v.insert(both.v.end(), in.v.begin(), in.v.end());
+    const std::vector<float> expected = one.attend({{0, n}}, in);
+    std::vector<float> out = many.attend({{0, 2}, {1, n}}, both);
+    out.erase(out.begin(), out.end() - std::ssize(expected));
+    CHECK(same_bits(expected, out));
+    CHECK(same_bits(expected, grown.attend({{0, n}}, in)));
+    if (grown.cache().length(0) == 150) grown.cache().reserve_sequences(3);
+  }
+  CHECK(same_entries(one, 0, many, 1, shape.n_kv_heads));
+  one.reset(0);
+  CHECK(one.cache().archive_bytes() == 0);
+  grown.reset(0);
+  const Qkv in = random_qkv(random, shape, 70);
+  CHECK(same_bits(one.attend({{0, 70}}, in), grown.attend({{0, 70}}, in)));
+}
+
+TEST_CASE("an archive takes no more tokens than there are places for" * doctest::skip(on_cuda())) {
+  KvShape shape = shape_with(DType::f16, 32, 2);
+  shape.max_tokens = 60;
+  Rig rig(kPolicy, shape);
+  Random random(3);
+  rig.attend({{0, 50}}, random_qkv(random, shape, 50));
+  CHECK(rig.cache().room(0) == 10);
+}
+
+TEST_CASE("what no archive can be is refused") {
+  KvShape shape = shape_with(DType::f16, 32, 2);
+  if (on_cuda()) {
+    CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("use device=cpu"), InvalidArgument);
+    return;
+  }
+  shape.archive.n_recalled = -1;
+  CHECK_THROWS_AS(Rig(kPolicy, shape), InvalidArgument);
+  shape.archive = {.n_recalled = 1, .k_dtype = DType::q4_k};
+  CHECK_THROWS_AS(Rig(kPolicy, shape), InvalidArgument);
+  shape.archive = {.n_recalled = 1};
+  shape.rope = rope_of(shape.head_dim);
+  CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("rolling"), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace h2o
