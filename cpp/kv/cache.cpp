@@ -116,7 +116,7 @@ std::span<const DType> kv_dtypes() {
   return kTypes;
 }
 
-DType kv_dtype(std::string_view name) {
+DType kv_dtype(std::string_view name, std::string_view argument) {
   std::string names;
   for (const DType dtype : kv_dtypes()) {
     std::string lower(info(dtype).name);
@@ -124,7 +124,7 @@ DType kv_dtype(std::string_view name) {
     if (lower == name) return dtype;
     names += text(names.empty() ? "" : ", ", lower);
   }
-  throw InvalidArgument(text("kv_dtype is ", quoted(name), ", expected one of ", names));
+  throw InvalidArgument(text(argument, " is ", quoted(name), ", expected one of ", names));
 }
 
 KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape)

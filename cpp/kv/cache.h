@@ -17,8 +17,9 @@ namespace h2o {
 // The types that keys and values can be stored in.
 std::span<const DType> kv_dtypes();
 
-// The one of them whose name in small letters it is. Throws InvalidArgument.
-DType kv_dtype(std::string_view name);
+// The one of them whose name in small letters it is. Throws InvalidArgument, which names the
+// argument.
+DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
 
 struct KvShape {
   int32_t n_layers = 1;

@@ -91,13 +91,12 @@ Constraint constraint_from(py::object callback, std::shared_ptr<Engine> engine) 
   };
 }
 
-std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
-                                    std::shared_ptr<Tokenizer> tokenizer,
-                                    std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch,
-                                    int32_t n_sequences, int32_t max_sequences,
-                                    const std::string& k_dtype, const std::string& v_dtype,
-                                    const std::string& positions, size_t prefix_bytes,
-                                    bool prefix_ends) {
+std::shared_ptr<Engine> make_engine(
+    std::shared_ptr<Model> model, std::shared_ptr<Tokenizer> tokenizer,
+    std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
+    int32_t max_sequences, const std::string& k_dtype, const std::string& v_dtype,
+    const std::string& positions, size_t prefix_bytes, bool prefix_ends, int32_t n_recalled,
+    const std::string& archive_k_dtype, const std::string& archive_v_dtype) {
   SessionOptions options{.policies = std::move(policies),
                          .n_ctx = n_ctx,
                          .n_batch = n_batch,
@@ -105,7 +104,8 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<Model> model,
                          .max_sequences = max_sequences,
                          .k_dtype = kv_dtype(k_dtype),
                          .v_dtype = kv_dtype(v_dtype),
-                         .positions = positions_named(positions)};
+                         .positions = positions_named(positions),
+                         .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype)};
   const py::gil_scoped_release release;
   // It waits for its thread, which may want Python's lock.
   return {new Engine(std::move(model), std::move(tokenizer), std::move(options),
@@ -334,7 +334,9 @@ void register_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("model").none(false), py::arg("tokenizer").none(false),
            py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
-           py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false)
+           py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
+           py::arg("n_recalled") = 0, py::arg("archive_k_dtype") = "q8_0",
+           py::arg("archive_v_dtype") = "q8_0")
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},

@@ -47,14 +47,18 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
 std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
                                       int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
                                       const std::string& k_dtype, const std::string& v_dtype,
-                                      const std::string& positions) {
-  const SessionOptions options{.policies = std::move(policies),
-                               .n_ctx = n_ctx,
-                               .n_batch = n_batch,
-                               .n_sequences = n_sequences,
-                               .k_dtype = kv_dtype(k_dtype),
-                               .v_dtype = kv_dtype(v_dtype),
-                               .positions = positions_named(positions)};
+                                      const std::string& positions, int32_t n_recalled,
+                                      const std::string& archive_k_dtype,
+                                      const std::string& archive_v_dtype) {
+  const SessionOptions options{
+      .policies = std::move(policies),
+      .n_ctx = n_ctx,
+      .n_batch = n_batch,
+      .n_sequences = n_sequences,
+      .k_dtype = kv_dtype(k_dtype),
+      .v_dtype = kv_dtype(v_dtype),
+      .positions = positions_named(positions),
+      .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -143,6 +147,12 @@ Positions positions_named(const std::string& name) {
   throw InvalidArgument(text("positions is '", name, "', expected original, rolling or auto"));
 }
 
+ArchiveOptions archive_options(int32_t n_recalled, const std::string& k_dtype,
+                               const std::string& v_dtype) {
+  if (n_recalled == 0) return {};
+  return {n_recalled, kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive")};
+}
+
 void register_session(py::module_& m) {
   m.def("architectures", &architectures, "general.architecture of the models that can be run.");
   py::class_<Model, std::shared_ptr<Model>>(m, "Model", "A GGUF file made ready on a back end.")
@@ -174,7 +184,8 @@ void register_session(py::module_& m) {
   py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
       .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
-           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"))
+           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"), py::arg("n_recalled") = 0,
+           py::arg("archive_k_dtype") = "q8_0", py::arg("archive_v_dtype") = "q8_0")
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))
@@ -208,6 +219,9 @@ void register_session(py::module_& m) {
                              [](const Session& s) { return s.options().n_sequences; })
       .def_property_readonly("n_batch", [](const Session& s) { return s.options().n_batch; })
       .def_property_readonly("cache_bytes", &Session::cache_bytes)
+      .def_property_readonly(
+          "archive_bytes",
+          py::cpp_function(&Session::archive_bytes, py::call_guard<py::gil_scoped_release>()))
       .def_property_readonly("full_cache_bytes", &Session::full_cache_bytes);
 
   m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),

@@ -152,6 +152,9 @@ class Session:
         k_dtype: str,
         v_dtype: str,
         positions: str,
+        n_recalled: int = 0,
+        archive_k_dtype: str = "q8_0",
+        archive_v_dtype: str = "q8_0",
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def greedy(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]: ...
@@ -176,6 +179,8 @@ class Session:
     def n_batch(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def archive_bytes(self) -> int: ...
     @property
     def full_cache_bytes(self) -> int: ...
 
@@ -292,6 +297,9 @@ class Engine:
         positions: str,
         prefix_bytes: int = 0,
         prefix_ends: bool = False,
+        n_recalled: int = 0,
+        archive_k_dtype: str = "q8_0",
+        archive_v_dtype: str = "q8_0",
     ) -> None: ...
     def submit(
         self,

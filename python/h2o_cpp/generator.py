@@ -37,7 +37,7 @@ from h2o_cpp.model.arguments import INT64_MAX, bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_names
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
-from h2o_cpp.model.session import Positions
+from h2o_cpp.model.session import ARCHIVE_PAGES, Positions
 from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Reply, parse_reply
@@ -76,6 +76,8 @@ class Generator(Closing):
         exact: bool = False,
         prefix_cache: int | str = 256 * 2**20,
         prefix_ends: bool = False,
+        archive: str | tuple[str, str] | None = None,
+        archive_pages: int = ARCHIVE_PAGES,
     ) -> None:
         """Load a model.
 
@@ -118,6 +120,11 @@ class Generator(Closing):
             of n_batch tokens, and at the end of a prompt that several requests have at once.
         prefix_ends: keep where outputs ended too, so that a conversation goes on in the state that
             it left, as Chat has it; an output then depends on whether the end is still there.
+        archive: keep what the cache evicts in the host's memory, besides the budget, in a type of
+            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. On the CPU. None: what is
+            evicted is gone.
+        archive_pages: how many pages of 16 archived tokens each token attends to, of every layer
+            and KV head those whose keys may match it best.
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -148,6 +155,8 @@ class Generator(Closing):
             exact=exact,
             prefix_cache=prefix_cache,
             prefix_ends=check_bool("prefix_ends", prefix_ends),
+            archive=archive,
+            archive_pages=archive_pages,
         )
         self.policy = self._open.policy
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too

@@ -20,6 +20,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "less than a chunk": {"hh": 20},
     "window": {"hh": 48, "policy": "window"},
     "q8_0": {"hh": 60, "kv_dtype": "q8_0"},
+    "archive": {"hh": 40, "archive": "q8_0", "archive_pages": 2},
 }
 
 

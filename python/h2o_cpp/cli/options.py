@@ -20,6 +20,7 @@ from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.model.session import ARCHIVE_PAGES
 
 
 class Arguments(Protocol):
@@ -226,6 +227,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     )
     add_n_batch(cache, n_batch)
     add_kv_dtype(cache, None if memory else "f16")
+    if memory:
+        add_archive(cache)
 
 
 def add_machine(parser: Parser, *, resident: bool = False) -> None:
@@ -303,6 +306,24 @@ def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
         )
 
 
+def add_archive(parser: Arguments) -> None:
+    """Add --archive and --archive-pages."""
+    parser.add_argument(
+        "--archive",
+        type=kv_types,
+        metavar="TYPE[,TYPE]",
+        help="keep what is evicted in memory besides, K and V in these types of --kv-dtype, to be "
+        "recalled by pages of 16 tokens (default: evicted is gone)",
+    )
+    parser.add_argument(
+        "--archive-pages",
+        type=int,
+        default=ARCHIVE_PAGES,
+        metavar="N",
+        help="pages that each token recalls (default: %(default)s)",
+    )
+
+
 def add_equal_bytes(parser: Arguments) -> None:
     """Add --equal-bytes, of what compares policies."""
     parser.add_argument(
@@ -349,7 +370,7 @@ def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[s
         max_sequences = _MAX_SEQUENCES
     same = (
         *("hh", "cache_memory", "recent", "policy", "positions", "n_ctx", "n_batch", "kv_dtype"),
-        *("device", "threads", "max_resident", "exact"),
+        *("device", "threads", "max_resident", "exact", "archive", "archive_pages"),
     )
     options = {name: getattr(args, name) for name in same}
     return {**options, "max_sequences": max_sequences, "memory": memory, **_prefixes(args)}

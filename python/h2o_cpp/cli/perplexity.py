@@ -14,6 +14,7 @@ from h2o_cpp.cli.argument_types import fractions
 from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import (
+    add_archive,
     add_csv,
     add_equal_bytes,
     add_kv_dtype,
@@ -59,6 +60,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser, None)
     add_equal_bytes(parser)
+    add_archive(parser)
     add_threads(parser)
     add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
         equal_bytes=args.equal_bytes,
+        archive=args.archive,
+        archive_pages=args.archive_pages,
         streaming=args.streaming,
     )
     columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]

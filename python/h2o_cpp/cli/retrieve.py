@@ -12,6 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from h2o_cpp.cli.argument_types import fractions, names
 from h2o_cpp.cli.files import read_text, write_csv
 from h2o_cpp.cli.options import (
+    add_archive,
     add_csv,
     add_equal_bytes,
     add_kv_dtype,
@@ -75,6 +76,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser, None)
     add_equal_bytes(parser)
+    add_archive(parser)
     add_threads(parser)
     add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
@@ -110,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         n_batch=args.n_batch,
         kv_dtype=args.kv_dtype,
         equal_bytes=args.equal_bytes,
+        archive=args.archive,
+        archive_pages=args.archive_pages,
         question_apart=args.question_apart,
     )
     if not args.json:

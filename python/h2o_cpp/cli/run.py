@@ -74,6 +74,7 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
         "tokens_per_second": stream.tokens_per_second,
         "cache_bytes": stats.cache_bytes,
         "full_cache_bytes": stats.full_cache_bytes,
+        "archive_bytes": stats.archive_bytes,
         "tokens_seen": stats.tokens_seen,
         "evictions": stats.evictions,
     }
@@ -97,10 +98,11 @@ def summary(generator: Generator, stream: Stream) -> str:
     """One line: speed of prompt and generation, cache bytes beside the full cache's, evictions."""
     stats = generator.stats()
     share = stats.cache_bytes / stats.full_cache_bytes
+    archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""
     return (
         f"[prompt {stream.prompt_tokens} tokens, {stream.prompt_tokens_per_second:.0f}/s | "
         f"generated {len(stream.tokens)} tokens, {stream.tokens_per_second:.0f}/s | "
         f"cache {mebibytes(stats.cache_bytes)}, full {mebibytes(stats.full_cache_bytes)} "
-        f"({share:.0%}) | {stats.evictions} evicted of {stats.tokens_seen} | "
+        f"({share:.0%}){archive} | {stats.evictions} evicted of {stats.tokens_seen} | "
         f"end: {stream.finish_message or stream.finish_reason}]"
     )

@@ -37,8 +37,8 @@ _ELSEWHERE = {
     "temp": "temperature",
 }
 _OF_A_GENERATOR = {
-    *("cache_memory", "device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy", "recent"),
-    "threads",
+    *("archive", "cache_memory", "device", "hh", "kv_dtype", "n_batch", "n_ctx", "policy"),
+    *("recent", "threads"),
 }
 
 _BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids

@@ -53,6 +53,7 @@ class Stats:
     evictions: int  # tokens_seen - tokens_kept
     cache_bytes: int  # allocated for K, V, positions and scores, all layers
     full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
+    archive_bytes: int  # of what was evicted, of all sequences, where there is an archive
     n_ctx: int
     n_layers: int
     n_kv_heads: int
@@ -71,6 +72,7 @@ class Stats:
             evictions=seen - kept,
             cache_bytes=session.cache_bytes,
             full_cache_bytes=session.full_cache_bytes,
+            archive_bytes=session.archive_bytes,
             n_ctx=session.n_ctx,
             n_layers=model.n_layers,
             n_kv_heads=model.n_kv_heads,

@@ -15,7 +15,7 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.cache_memory import KvDType, fit_cache
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.policy import Policy, named_policy
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import ARCHIVE_PAGES, chunks, open_session
 
 # Of a text that is read in one pass: tenths.
 N_SEGMENTS = 10
@@ -113,6 +113,8 @@ def perplexity(
     stride: int | None = None,
     n_batch: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
+    archive: KvDType | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
     progress: Callable[[int], object] = lambda n: None,
 ) -> tuple[float, int, int]:
     """Perplexity, number of tokens predicted, and bytes of the cache.
@@ -121,8 +123,8 @@ def perplexity(
     the token that models expect there. The last `stride` tokens of a window (default: all but its
     first) are predicted, and the next window begins `stride` later.
     `n_batch` tokens are fed at a time, and eviction follows each time: 1 is generation's own
-    rhythm, in which every prediction is made from what is kept. progress is told how many more
-    tokens have been read.
+    rhythm, in which every prediction is made from what is kept. archive, archive_pages: as for
+    Generator. progress is told how many more tokens have been read.
     """
     check_int("n_ctx", n_ctx, 2)
     stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
@@ -130,7 +132,10 @@ def perplexity(
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
         raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
+    session = open_session(
+        model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, archive=archive,
+        archive_pages=archive_pages,
+    )  # fmt: skip
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
@@ -152,16 +157,21 @@ def stream_losses(
     n_ctx: int,
     n_batch: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
+    archive: KvDType | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> tuple[NDArray[np.float64], int]:
     """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
 
     The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
-    ValueError where they cannot. `n_batch` is as in perplexity().
+    ValueError where they cannot. The rest is as in perplexity().
     """
     check_int("n_batch", n_batch, 1, n_ctx)
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype)
+    session = open_session(
+        model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, archive=archive,
+        archive_pages=archive_pages,
+    )  # fmt: skip
     losses = list(_losses(session, np.asarray(tokens, np.int32)))
     return np.concatenate(losses), session.cache_bytes
 
@@ -179,6 +189,8 @@ def measure(
     kv_dtype: KvDType | None = None,
     streaming: bool = False,
     equal_bytes: bool = False,
+    archive: KvDType | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> Iterator[Measurement]:
     """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
 
@@ -187,6 +199,8 @@ def measure(
 
     streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
     A text that is longer than n_ctx has no full cache to compare with.
+
+    archive, archive_pages: as for Generator, of all that evict.
     """
     evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     if streaming and stride is not None:
@@ -201,8 +215,9 @@ def measure(
     for name, budget, kept, policy, types in [*full, *evicting]:
         if streaming:
             losses, nbytes = stream_losses(
-                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types
-            )
+                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
+                archive_pages=archive_pages,
+            )  # fmt: skip
             value, n = exp(losses.mean()), losses.size
             segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
         else:
@@ -215,6 +230,8 @@ def measure(
                 stride=stride,
                 n_batch=n_batch,
                 kv_dtype=types,
+                archive=archive,
+                archive_pages=archive_pages,
             )
             segments = ()
         yield Measurement(name, budget, kept, value, n, nbytes, segments)

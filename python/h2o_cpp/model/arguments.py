@@ -91,6 +91,25 @@ def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
     raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types, for K and V")
 
 
+class ArchiveArguments(TypedDict):
+    """What an archive keeps and recalls, as the core takes it."""
+
+    n_recalled: int
+    archive_k_dtype: str
+    archive_v_dtype: str
+
+
+def archive_arguments(archive: object, pages: int) -> ArchiveArguments:
+    """A type for both, or (type of K, type of V), and the pages recalled; None: no archive."""
+    n_recalled = check_int("archive_pages", pages, 1, INT32_MAX)
+    if archive is None:
+        return {"n_recalled": 0, "archive_k_dtype": "q8_0", "archive_v_dtype": "q8_0"}
+    both = [archive, archive] if isinstance(archive, str) else archive
+    if isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]:
+        return {"n_recalled": n_recalled, "archive_k_dtype": both[0], "archive_v_dtype": both[1]}
+    raise ValueError(f"archive={archive!r}, expected a type or a pair of types, for K and V")
+
+
 def bytes_of(name: str, size: int | str) -> int:
     """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
     if not isinstance(size, str):

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import check_context, check_int, kv_dtypes
+from h2o_cpp.model.arguments import archive_arguments, check_context, check_int, kv_dtypes
 from h2o_cpp.model.cache_memory import fit_cache
 from h2o_cpp.model.capacity import ModelShape, capacity
 from h2o_cpp.model.policy import Policy, choose_policy
-from h2o_cpp.model.session import Positions, check_positions, core_policies, open_model
+from h2o_cpp.model.session import (
+    ARCHIVE_PAGES,
+    Positions,
+    check_positions,
+    core_policies,
+    open_model,
+)
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 from h2o_cpp.model.tokenizer import Tokenizer
 
@@ -48,9 +54,14 @@ def open_runtime(
     exact: bool = False,
     prefix_cache: int = 0,
     prefix_ends: bool = False,
+    archive: str | tuple[str, str] | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
+    recall = archive_arguments(archive, archive_pages)
+    if archive is not None and positions == "auto":
+        positions = "original"  # as the core then has them
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     if cache_memory is not None:
@@ -95,6 +106,7 @@ def open_runtime(
         positions=check_positions(positions),
         prefix_bytes=prefix_cache,
         prefix_ends=prefix_ends,
+        **recall,
     )
     return Runtime(model, engine, tokenizer, policy, n_sequences)
 

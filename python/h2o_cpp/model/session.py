@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.model.arguments import INT32_MAX, bytes_of, kv_dtypes, thread_count
+from h2o_cpp.model.arguments import (
+    INT32_MAX,
+    archive_arguments,
+    bytes_of,
+    kv_dtypes,
+    thread_count,
+)
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
+
+ARCHIVE_PAGES = 8  # recalled by default
 
 
 def open_model(
@@ -62,10 +70,12 @@ def open_session(
     n_sequences: int = 1,
     kv_dtype: str | tuple[str, str] = "f16",
     positions: Positions = "auto",
+    archive: str | tuple[str, str] | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> _core.Session:
     """Sequences of `model`, empty, each with a cache that `policy` bounds.
 
-    policy: one for all layers, or one for each.
+    policy: one for all layers, or one for each. The rest as for Generator.
 
     Raises ValueError and MemoryError.
     """
@@ -78,6 +88,7 @@ def open_session(
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=positions,
+        **archive_arguments(archive, archive_pages),
     )
 
 

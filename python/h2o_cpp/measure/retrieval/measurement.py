@@ -15,7 +15,7 @@ from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import chunks, open_session
+from h2o_cpp.model.session import ARCHIVE_PAGES, chunks, open_session
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ def measure(
     kv_dtype: KvDType | None = None,
     equal_bytes: bool = False,
     question_apart: bool = False,
+    archive: KvDType | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> Iterator[Measurement]:
     """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
 
@@ -51,7 +53,8 @@ def measure(
     each, then the right answer token by token.
 
     equal_bytes: as for perplexity.measure. question_apart: eviction comes before the question too,
-    which then is read by itself: as where a text is read before anybody asks.
+    which then is read by itself: as where a text is read before anybody asks. archive,
+    archive_pages: as for Generator, of all that evict.
 
     Raises ValueError.
     """
@@ -67,7 +70,10 @@ def measure(
             raise ValueError(f"{task} has a sample of {longest} tokens, n_ctx is {n_ctx}")
         full = np.zeros(len(samples))
         for name, budget, kept, policy, types in [*baselines, *evicting]:
-            session = open_session(model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types)
+            session = open_session(
+                model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
+                archive_pages=archive_pages,
+            )  # fmt: skip
             values, exact = np.zeros(len(samples)), np.zeros(len(samples), bool)
             for i, sample in enumerate(samples):
                 prompt = sample.without_fact if name == "absent" else sample.prompt

@@ -1,0 +1,159 @@
+"""The archive: what is evicted is recalled, and what is around it is as without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from h2o_cpp import Chat, Generator, Policy, _core
+from h2o_cpp.cli import main
+from h2o_cpp.convert import convert
+from h2o_cpp.model.session import chunks, open_session
+from support.random_models import RECIPES, make_model, save_checkpoint
+
+N_CTX = 40  # of the golden models
+ALL = 1000  # pages
+POLICY = Policy.h2o(4, 4)  # 8 tokens
+
+
+def session_of(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
+    return open_session(model, policy, **{"n_ctx": N_CTX, "n_batch": 8, **options})
+
+
+def logits(session: _core.Session, tokens: list[int]) -> NDArray[np.float32]:
+    """After the last of the tokens."""
+    for part in chunks(session, np.array(tokens, np.int32)):
+        last = session.step([(0, part)])
+    return last
+
+
+TOKENS = [(7 * i * i + 3 * i) % 61 for i in range(N_CTX)]
+
+
+def test_all_pages_are_the_full_cache(llama_model: _core.Model) -> None:
+    """In f32, up to the order of sums; without them the logits are others."""
+    full = logits(session_of(llama_model, Policy.full(), kv_dtype="f32"), TOKENS)
+    archived = session_of(llama_model, POLICY, kv_dtype="f32", archive="f32", archive_pages=ALL)
+    evicted = session_of(llama_model, POLICY, kv_dtype="f32", positions="original")
+    np.testing.assert_allclose(logits(archived, TOKENS), full, atol=1e-4)
+    assert np.abs(logits(evicted, TOKENS) - full).max() > 0.01
+
+
+def test_bytes(llama_model: _core.Model) -> None:
+    """K and V of what was evicted, and 2 x head_dim numbers of 16 bits for each page of 16."""
+    session = session_of(llama_model, POLICY, archive="f16")
+    logits(session, TOKENS[:8])
+    assert session.archive_bytes == 0
+    logits(session, TOKENS[8:])
+    heads = llama_model.n_layers * llama_model.n_kv_heads
+    rows = heads * (N_CTX - 8) * 2 * 2 * llama_model.head_dim
+    page = heads * 2 * 2 * llama_model.head_dim
+    assert rows + page <= session.archive_bytes <= rows + 3 * page
+    session.reset(0)
+    assert session.archive_bytes == 0
+
+
+@pytest.mark.parametrize("archive", ["f32", "f16", ("bf16", "f16")])
+def test_snapshots_go_on_alike(llama_model: _core.Model, archive: Any) -> None:
+    one, other = (
+        session_of(llama_model, POLICY, archive=archive, archive_pages=1) for _ in range(2)
+    )
+    logits(one, TOKENS[:25])
+    logits(other, TOKENS[:33][::-1])
+    data = one.save(0, TOKENS[:25], "")
+    other.load(0, data)
+    assert other.save(0, TOKENS[:25], "") == data
+    assert other.archive_bytes == one.archive_bytes
+    for token in TOKENS[25:]:
+        np.testing.assert_array_equal(logits(one, [token]), logits(other, [token]))
+
+
+def test_snapshots_of_other_archives(llama_model: _core.Model) -> None:
+    def saved(**options: Any) -> bytes:
+        session = session_of(llama_model, POLICY, positions="original", **options)
+        logits(session, TOKENS[:25])
+        return session.save(0, TOKENS[:25], "")
+
+    plain, archived = saved(), saved(archive="f16")
+    mine = session_of(llama_model, POLICY, archive="f16")
+    without = session_of(llama_model, POLICY, positions="original")
+    with pytest.raises(ValueError, match="has no archive, this cache has one"):
+        mine.load(0, plain)
+    with pytest.raises(ValueError, match="has an archive, this cache has none"):
+        without.load(0, archived)
+    for other in ({"archive": "f32"}, {"archive": "f16", "archive_pages": 2}):
+        with pytest.raises(ValueError, match="an archive of other types, or of which other"):
+            mine.load(0, saved(**other))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"archive": "q9"}, "archive is 'q9', expected one of f32"),
+        ({"archive": ("f16",)}, "expected a type or a pair of types"),
+        ({"archive": True}, "archive=True"),
+        ({"archive": "f16", "archive_pages": 0}, "archive_pages=0"),
+        ({"archive": "q8_0"}, "blocks of 32, which head_dim"),
+        ({"archive": "f16", "positions": "rolling"}, "leave positions at auto"),
+    ],
+)
+def test_refused(llama: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Generator(llama, hh=8, threads=1, **options)
+
+
+def test_alibi_is_refused(tmp_path: Path) -> None:
+    """Its distances are those of positions, which pages do not have."""
+    pytest.importorskip("transformers")
+    model = make_model(RECIPES["bloom"], seed=0)
+    save_checkpoint(model, tmp_path / "checkpoint")
+    convert(tmp_path / "checkpoint", tmp_path / "bloom.gguf", "f32")
+    with pytest.raises(ValueError, match="ALiBi"):
+        Generator(tmp_path / "bloom.gguf", hh=8, archive="f16", threads=1)
+
+
+def test_generator(tiny_opt: Path) -> None:
+    """Texts do not depend on threads; with all pages they are those of the full cache."""
+    prompt = "It was a dark night, and the captain of the ship said: " * 4
+    evicting: dict[str, Any] = {"hh": 24, "n_batch": 16}
+
+    def text(**options: Any) -> str:
+        with Generator(tiny_opt, **{"threads": 1, "kv_dtype": "f32", **options}) as generator:
+            generation = generator.generate(prompt, max_tokens=40, temperature=0)
+            stats = generator.stats()
+            assert not generator.endless
+            assert (stats.archive_bytes > 0) == ("archive" in options)
+            return generation.text
+
+    assert text(**evicting, archive="q8_0") == text(**evicting, archive="q8_0", threads=2)
+    full = text()
+    assert text(**evicting) != full
+    assert text(**evicting, archive="f32", archive_pages=ALL) == full
+
+
+def test_chats_go_on_from_files(tiny_opt: Path, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    with Generator(tiny_opt, hh=24, n_batch=16, archive="q8_0", threads=1) as generator:
+        chat = Chat(generator, template=template)
+        for part in ("The ship had been at sea for a year.", "And then a storm came up."):
+            assert "".join(chat.say(part, max_tokens=20, temperature=0))
+        chat.save(tmp_path / "chat")
+        loaded = Chat.load(generator, tmp_path / "chat", template=template)
+        one, other = (
+            "".join(chat.say("What then?", max_tokens=20, temperature=0)) for chat in (chat, loaded)
+        )
+        assert one == other
+
+
+def test_commands(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "Once upon a time there was a ship " * 8
+    given = ["-m", str(tiny_opt), "-t", "1", "--archive", "q8_0,q4_0", "--archive-pages", "2"]
+    assert main(["run", words, "-n", "4", "--hh", "20", "--n-batch", "16", "--json", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["archive_bytes"] > 0
+    assert main(["run", words, "-n", "4", "--hh", "20", "--n-batch", "16", *given]) == 0
+    assert ", archive " in capsys.readouterr().err
