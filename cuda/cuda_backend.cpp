@@ -137,6 +137,10 @@ class CudaBackend final : public Backend {
     for (const Product& product : products) matmul_.multiply(product.y, x, product.w, false);
   }
 
+  void observe(ProductObserver) override {
+    throw InvalidArgument(name() + " does not show the inputs of products; use device=cpu");
+  }
+
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
     matmul_.multiply(y, x, w, true);
   }

@@ -80,6 +80,9 @@ struct HostCopy {
   size_t bytes;
 };
 
+// Is shown the rows x that a weight is about to be multiplied with.
+using ProductObserver = std::function<void(const Tensor& weight, const Tensor& x)>;
+
 // What a back end remembers of passes that it has run, so that it need not be told them again.
 class CapturedGraph {
  public:
@@ -163,6 +166,10 @@ class Backend {
   // Of each product y = x w.weight^T + w.bias, to the same bits as alone.
   virtual void matmul(std::initializer_list<Product> products, const Tensor& x) = 0;
   void matmul(const Tensor& y, const Tensor& x, const Affine& w) { matmul({{y, w}}, x); }
+
+  // Shows every product to `observer` from now on, or to none where it is empty. Throws
+  // InvalidArgument where activations are not in the host's memory. Between passes only.
+  virtual void observe(ProductObserver observer) = 0;
 
   // y += x w.weight^T + w.bias: a residual
   virtual void matmul_add(Tensor y, const Tensor& x, const Affine& w) = 0;

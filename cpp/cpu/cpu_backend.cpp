@@ -109,6 +109,8 @@ class CpuBackend final : public Backend {
     multiply_(products, x, false);
   }
 
+  void observe(ProductObserver observer) override { multiply_.observe(std::move(observer)); }
+
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
     multiply_({{y, w}}, x, true);
   }

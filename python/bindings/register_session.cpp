@@ -13,6 +13,7 @@
 #include "backend/make_backend.h"
 #include "core/error.h"
 #include "model/family.h"
+#include "model/importance.h"
 #include "model/session.h"
 #include "register.h"
 
@@ -93,6 +94,17 @@ Floats score(Session& session, int32_t sequence, const Tokens& tokens) {
   session.score(input, [&](int32_t i, std::span<const float> logits) {
     std::copy(logits.begin(), logits.end(), rows + i * logits.size());
   });
+  return out;
+}
+
+// (name, squares [matrices, n_cols], counts [matrices]) of each tensor.
+py::list sums(const ImportanceMatrix& matrix) {
+  py::list out;
+  for (const auto& [name, n_cols, squares, counts] : matrix.sums()) {
+    const auto n = std::ssize(counts);
+    out.append(py::make_tuple(name, py::array_t<double>({n, py::ssize_t{n_cols}}, squares.data()),
+                              py::array_t<int64_t>(n, counts.data())));
+  }
   return out;
 }
 
@@ -223,6 +235,13 @@ void register_session(py::module_& m) {
           "archive_bytes",
           py::cpp_function(&Session::archive_bytes, py::call_guard<py::gil_scoped_release>()))
       .def_property_readonly("full_cache_bytes", &Session::full_cache_bytes);
+
+  py::class_<ImportanceMatrix>(m, "ImportanceMatrix",
+                               "The inputs of a model's matrices, summed up.")
+      .def(py::init<std::shared_ptr<Model>>(), py::arg("model").none(false),
+           py::call_guard<py::gil_scoped_release>())
+      .def("end", &ImportanceMatrix::end, py::call_guard<py::gil_scoped_release>())
+      .def("sums", &sums);
 
   m.def("read_snapshot", &read_snapshot, py::arg("snapshot"),
         "Tokens, note, n_read and random state of a snapshot.");

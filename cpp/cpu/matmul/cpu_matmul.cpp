@@ -69,7 +69,10 @@ void CpuMatmul::operator()(std::initializer_list<Product> products, const Tensor
   const auto type = [this](const Product& p) -> const TypeKernels& {
     return kernels_.of(p.w.weight.dtype);
   };
-  for (const Product& product : products) reserve(product.w.weight);
+  for (const Product& product : products) {
+    reserve(product.w.weight);
+    if (observer_) observer_(product.w.weight, x);
+  }
   for (int64_t row = 0; row < x.rows; row += kRoundedRows) {
     const Tensor some{x.row(row), x.dtype, std::min(x.rows - row, kRoundedRows), x.cols};
     for (auto first = products.begin(); first != products.end();) {

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <span>
+#include <utility>
 
 #include "backend/backend.h"
 #include "cpu/kernels.h"
@@ -16,6 +17,9 @@ class CpuMatmul {
 
   // What a product with the weight needs, so that nothing is allocated later. Throws OutOfMemory.
   void reserve(const Tensor& weight);
+
+  // As Backend::observe.
+  void observe(ProductObserver observer) { observer_ = std::move(observer); }
 
   // As Backend::matmul; with `add` as matmul_add.
   void operator()(std::initializer_list<Product> products, const Tensor& x, bool add);
@@ -38,6 +42,7 @@ class CpuMatmul {
   ThreadPool& pool_;
   Buffer panels_;   // of each thread
   Buffer rounded_;  // rows of x
+  ProductObserver observer_;
 };
 
 }  // namespace h2o

@@ -18,6 +18,7 @@ from h2o_cpp.cli import (
     embed,
     eval,
     generate,
+    imatrix,
     info,
     inspect,
     models,
@@ -72,6 +73,11 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "quantize": _Command(
             quantize, "make a GGUF file smaller", "quantize model.gguf small.gguf Q4_K_M"
+        ),
+        "imatrix": _Command(
+            imatrix,
+            "measure which weights count, for quantize --imatrix",
+            "imatrix model.gguf book.txt -o imatrix.gguf",
         ),
     },
     "what a small cache costs": {

@@ -11,7 +11,8 @@ from h2o_cpp import _core
 
 Importance = npt.NDArray[np.float32]
 
-_SUMS, _COUNTS = ".in_sum2", ".counts"
+# What the names of its tensors end with: sums of squares, and how many inputs they are of.
+SUMS, COUNTS = ".in_sum2", ".counts"
 
 
 def read_imatrix(path: Path) -> dict[str, Importance]:
@@ -42,15 +43,15 @@ def _read_gguf(path: Path) -> dict[str, Importance]:
         values = np.asarray(file.tensor_data(index)).view(np.float32)
         found[name] = values.reshape(-1, shape[-1]) if shape else values.reshape(1, -1)
     return {
-        name.removesuffix(_SUMS): _means(path, name, sums, found)
+        name.removesuffix(SUMS): _means(path, name, sums, found)
         for name, sums in found.items()
-        if name.endswith(_SUMS)
+        if name.endswith(SUMS)
     }
 
 
 def _means(path: Path, name: str, sums: Importance, found: Mapping[str, Importance]) -> Importance:
     """Of an expert that nothing went to, 1 for every column."""
-    counts = found.get(name.removesuffix(_SUMS) + _COUNTS)
+    counts = found.get(name.removesuffix(SUMS) + COUNTS)
     if counts is None or counts.size != len(sums):
         raise ValueError(f"{path}: {name} has no count for each of {len(sums)} matrices")
     per_matrix = counts.reshape(-1, 1)

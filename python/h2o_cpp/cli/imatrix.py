@@ -1,0 +1,45 @@
+"""Measure how much the inputs of each weight count, for `quantize --imatrix`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from h2o_cpp.cli.argument_types import integer
+from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.options import add_force, add_model, add_n_ctx, add_text, add_threads
+from h2o_cpp.cli.parser import Parser
+from h2o_cpp.quantize import make_imatrix
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's arguments."""
+    add_model(parser)
+    add_text(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", default=Path("imatrix.gguf"),
+        help="the importance matrix to write (default: %(default)s)",
+    )  # fmt: skip
+    add_n_ctx(parser, "tokens that are read together (default: 512)")
+    parser.add_argument(
+        "--chunks", type=integer, metavar="N",
+        help="read N times as many tokens at most (default: the whole text)",
+    )  # fmt: skip
+    add_threads(parser)
+    add_force(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and write."""
+    n_tokens = make_imatrix(
+        args.model,
+        read_text(args.file),
+        args.output,
+        n_ctx=512 if args.n_ctx is None else args.n_ctx,
+        n_chunks=args.chunks,
+        threads=args.threads,
+        overwrite=args.force,
+    )
+    print(f"wrote {args.output}, of {n_tokens} tokens", file=sys.stderr)
+    return 0
