@@ -134,7 +134,7 @@ class CudaBackend final : public Backend {
   }
 
   void matmul(std::initializer_list<Product> products, const Tensor& x) override {
-    for (const Product& product : products) matmul_.multiply(product.y, x, product.w, false);
+    matmul_.multiply(products, x, false);
   }
 
   void observe(ProductObserver) override {
@@ -142,7 +142,8 @@ class CudaBackend final : public Backend {
   }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
-    matmul_.multiply(y, x, w, true);
+    const Product product{y, w};
+    matmul_.multiply({&product, 1}, x, true);
   }
 
   void relu(Tensor x) override {

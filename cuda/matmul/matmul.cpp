@@ -1,6 +1,7 @@
 #include "cuda/matmul/matmul.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "core/error.h"
@@ -73,7 +74,8 @@ struct Matmul::State {
 
   Tensor upload(const Tensor& host, std::byte* to);
   Weights find(const Tensor& tensor) const;
-  void matvecs(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  bool takes_matvecs(DType weights, int64_t n_rows) const;
+  void matvecs(std::span<const Matvec> products, const Tensor& x, bool add);
   void gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
 
   const Stream& stream;
@@ -111,23 +113,24 @@ Weights Matmul::State::find(const Tensor& t) const {
   return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
 }
 
-void Matmul::State::matvecs(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
-                            bool add) {
-  const bool rounds = is_quantised(w.dtype);
+bool Matmul::State::takes_matvecs(DType weights, int64_t n_rows) const {
+  return n_rows <= (is_quantised(weights) ? kFewQuantizedRows : kFewRows) || !cublas;
+}
+
+void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, bool add) {
+  const bool rounds = is_quantised(products.front().w.dtype);
   const int64_t most = rounds ? kFewQuantizedRows : kMatvecRows;
   for (int64_t i = 0; i < x.rows; i += most) {
     const Tensor some = rows_of(x, i, most);
     if (!rounds) {
-      matvec(stream, {y.floats() + i * y.cols, y.cols, bias, some.rows, add}, w, some.floats());
+      matvec(stream, products, {i, some.rows, add}, some.floats());
       continue;
     }
     const QuantizedRows all(quantized.memory.data(), kFewQuantizedRows, x.cols);
     if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
     for (int64_t r = 0; r < some.rows; r += kMatvecRows) {
-      matvec(
-          stream,
-          {y.floats() + (i + r) * y.cols, y.cols, bias, std::min(kMatvecRows, some.rows - r), add},
-          w, all.from(r));
+      const int64_t n = std::min(kMatvecRows, some.rows - r);
+      matvec(stream, products, {i + r, n, add}, all.from(r));
     }
   }
 }
@@ -167,18 +170,27 @@ std::string Matmul::name() const { return state_->cublas.name(); }
 
 Tensor Matmul::upload(const Tensor& host, std::byte* to) { return state_->upload(host, to); }
 
-void Matmul::multiply(Tensor y, const Tensor& x, const Affine& w, bool add) {
+void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool add) {
   if (x.rows == 0) return;
-  const Weights weights = state_->find(w.weight);
-  const float* bias = w.bias ? w.bias.floats() : nullptr;
-  const int64_t few = is_quantised(weights.dtype) ? kFewQuantizedRows : kFewRows;
-  if (x.rows <= few || !state_->cublas) {
-    state_->matvecs(y, x, weights, bias, add);
-  } else {
-    state_->gemm(y, x, weights, bias, add);
+  for (size_t i = 0; i < products.size();) {
+    const DType dtype = products[i].w.weight.dtype;
+    std::array<Matvec, kMostProducts> few{};
+    size_t n = 0;
+    for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
+      const auto& [y, w] = products[i];
+      const Matvec m{y.floats(), w.bias ? w.bias.floats() : nullptr, state_->find(w.weight)};
+      if (state_->takes_matvecs(dtype, x.rows)) {
+        few[n++] = m;
+      } else {
+        state_->gemm(y, x, m.w, m.bias, add);
+      }
+    }
+    if (n > 0) state_->matvecs({few.data(), n}, x, add);
   }
-  state_->quantized.forget_if_in(y);
-  state_->halves.forget_if_in(y);
+  for (const Product& product : products) {
+    state_->quantized.forget_if_in(product.y);
+    state_->halves.forget_if_in(product.y);
+  }
 }
 
 void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {

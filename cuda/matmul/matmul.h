@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "backend/backend.h"
@@ -22,8 +23,9 @@ class Matmul {
   // workspace grows with them, for nothing is allocated later.
   Tensor upload(const Tensor& host, std::byte* to);
 
-  // y = x w.weight^T + w.bias, or y += it
-  void multiply(Tensor y, const Tensor& x, const Affine& w, bool add);
+  // Of each product y = x w.weight^T + w.bias, or y += it, to the same bits as alone. Few rows take
+  // one launch for as many products as have weights of one type.
+  void multiply(std::span<const Product> products, const Tensor& x, bool add);
 
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);

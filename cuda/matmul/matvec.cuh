@@ -1,4 +1,5 @@
-// The kernel of products of a few rows with weights.
+// The kernel of products of a few rows with weights. A launch computes several products of the same
+// rows; each has blocks of its own, and the same bits as alone.
 //
 // A warp has kWide rows of weights, or a share of their columns, and all rows of x. A row is
 // divided into units, which are what 16 or 32 bytes of weights hold, and chunks of 32 units: a lane
@@ -19,6 +20,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "cuda/matmul/matvec.h"
 #include "cuda/runtime/launch.cuh"
@@ -47,28 +49,52 @@ __device__ inline float sum_each(const float* values) {
   }
 }
 
-// n_rows <= n. A row of weights is divided among 2^log_shares warps of a block.
+// One of the products of a launch.
+struct MatvecPart {
+  float* y;               // its first row
+  const float* bias;      // [rows] or nullptr
+  const std::byte* data;  // of the weights
+  int64_t rows;           // of the weights, and columns of y
+  unsigned first_block;   // of the grid
+  int log_shares;         // a row of weights is divided among 2^log_shares warps of a block
+};
+
+struct MatvecParts {
+  MatvecPart parts[kMostProducts];  // those that are not there begin after the last block
+  int64_t cols;
+  int64_t row_bytes;
+  int n_rows;
+  bool add;
+};
+
+// m.n_rows <= n
 template <class Type, int n>
 __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
-    matvec_kernel(Matvec m, Weights w, int log_shares, typename Type::X x) {
+    matvec_kernel(MatvecParts m, typename Type::X x) {
   let_next_start();
+  MatvecPart w = m.parts[0];
+#pragma unroll
+  for (int i = 1; i < kMostProducts; ++i) {
+    if (blockIdx.x >= m.parts[i].first_block) w = m.parts[i];
+  }
   constexpr int kWide = Type::template kWide<n>;
   constexpr int kAhead = Type::template kAhead<n>;
   constexpr int kSums = kWide * n;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int share = warp & ((1 << log_shares) - 1);
-  const int64_t first_row = ((int64_t{blockIdx.x} * kMatvecWarps + warp) >> log_shares) * kWide;
+  const int share = warp & ((1 << w.log_shares) - 1);
+  const int64_t first_warp = int64_t{blockIdx.x - w.first_block} * kMatvecWarps;
+  const int64_t first_row = ((first_warp + warp) >> w.log_shares) * kWide;
   const std::byte* rows[kWide];
 #pragma unroll
   for (int j = 0; j < kWide; ++j) {
-    rows[j] = w.row(min(first_row + j, w.rows - 1));
+    rows[j] = w.data + min(first_row + j, w.rows - 1) * m.row_bytes;
     asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
   }
 
-  const int n_units = static_cast<int>(w.cols / Type::kUnit);
+  const int n_units = static_cast<int>(m.cols / Type::kUnit);
   const int n_chunks = (n_units + kWarp - 1) / kWarp;
-  const int step = 1 << log_shares;
+  const int step = 1 << w.log_shares;
   typename Type::Raw raw[kAhead][kWide];
   const auto load = [&](int a, int chunk) {
     const int i = min((chunk + a * step) * kWarp + lane, n_units - 1);
@@ -92,8 +118,8 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
   const int64_t o = first_row + lane / kLanes / n;
   const int r = lane / kLanes % n;
   const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
-  float* const y = m.y + r * m.y_stride + o;
-  float start = writes && m.bias != nullptr ? m.bias[o] : 0;
+  float* const y = w.y + r * w.rows + o;
+  float start = writes && w.bias != nullptr ? w.bias[o] : 0;
   wait_for_previous();
   if (writes && m.add) start += *y;
 
@@ -108,47 +134,55 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
   for (int a = 0; a < kAhead; ++a) multiply(a, chunk);
 
   float sum = sum_each<kSums>(sums);
-  if (log_shares > 0) {
+  if (w.log_shares > 0) {
     __shared__ float of_shares[kMatvecWarps][kWarp];
     of_shares[warp][lane] = sum;
     __syncthreads();
     if (writes) {
-      for (int s = 1; s < 1 << log_shares; ++s) sum += of_shares[warp + s][lane];
+      for (int s = 1; s < 1 << w.log_shares; ++s) sum += of_shares[warp + s][lane];
     }
   }
   if (writes) *y = start + sum;
 }
 
 template <class Type, int n>
-void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                    const typename Type::X& x) {
   // A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
   // they share, as long as each has its units to load ahead.
   constexpr int kWide = Type::template kWide<n>;
   constexpr int64_t kUnits = Type::template kAhead<n> * kWarp;
   const int64_t enough = int64_t{stream.n_multiprocessors()} * 16;
-  const int64_t n_warps = (w.rows + kWide - 1) / kWide;
-  int log_shares = 0;
-  while (1 << log_shares < kMatvecWarps && n_warps << log_shares < enough &&
-         w.cols / Type::kUnit > kUnits << log_shares) {
-    ++log_shares;
+  const Weights& first = products.front().w;
+  MatvecParts m{{}, first.cols, first.row_bytes, static_cast<int>(rows.n), rows.add};
+  for (MatvecPart& part : m.parts) part.first_block = UINT_MAX;
+  unsigned n_blocks = 0;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const auto& [y, bias, w] = products[i];
+    const int64_t n_warps = (w.rows + kWide - 1) / kWide;
+    int log_shares = 0;
+    while (1 << log_shares < kMatvecWarps && n_warps << log_shares < enough &&
+           w.cols / Type::kUnit > kUnits << log_shares) {
+      ++log_shares;
+    }
+    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, n_blocks, log_shares};
+    const int64_t of_block = kMatvecWarps >> log_shares;
+    n_blocks += static_cast<unsigned>((n_warps + of_block - 1) / of_block);
   }
-  const int64_t of_block = kMatvecWarps >> log_shares;
-  launch(stream, matvec_kernel<Type, n>, static_cast<unsigned>((n_warps + of_block - 1) / of_block),
-         kMatvecThreads, 0, m, w, log_shares, x);
+  launch(stream, matvec_kernel<Type, n>, n_blocks, kMatvecThreads, 0, m, x);
 }
 
 template <class Type>
-void launch_matvec(const Stream& stream, const Matvec& m, const Weights& w,
+void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                    const typename Type::X& x) {
-  if (m.n_rows <= 1) {
-    launch_matvec<Type, 1>(stream, m, w, x);
-  } else if (m.n_rows <= 2) {
-    launch_matvec<Type, 2>(stream, m, w, x);
-  } else if (m.n_rows <= 4) {
-    launch_matvec<Type, 4>(stream, m, w, x);
+  if (rows.n <= 1) {
+    launch_matvec<Type, 1>(stream, products, rows, x);
+  } else if (rows.n <= 2) {
+    launch_matvec<Type, 2>(stream, products, rows, x);
+  } else if (rows.n <= 4) {
+    launch_matvec<Type, 4>(stream, products, rows, x);
   } else {
-    launch_matvec<Type, 8>(stream, m, w, x);
+    launch_matvec<Type, 8>(stream, products, rows, x);
   }
 }
 

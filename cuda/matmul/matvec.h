@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/tensor.h"
 #include "cuda/matmul/quantize_activations.h"
@@ -13,19 +14,29 @@ namespace h2o::cuda {
 
 constexpr int64_t kMatvecRows = 8;  // of one call, at most
 
+constexpr int kMostProducts = 3;  // of one call: q, k and v
+
 // y = x w^T + bias, or y += it.
 struct Matvec {
-  float* y;  // [n_rows, y_stride]
-  int64_t y_stride;
+  float* y;           // [rows, w.rows]
   const float* bias;  // [w.rows] or nullptr
-  int64_t n_rows;
+  Weights w;
+};
+
+// The rows of y that a call computes.
+struct MatvecRows {
+  int64_t begin;
+  int64_t n;
   bool add;
 };
 
-// x [n_rows, w.cols]; w of a type that is not quantised.
-void matvec(const Stream& stream, const Matvec& m, const Weights& w, const float* x);
+// Products of the same x, in one launch: their weights have the same type, not a quantised one, and
+// as many columns. x [rows.n, w.cols]
+void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+            const float* x);
 
-// x [8, w.cols], of which n_rows count; w of a quantised type.
-void matvec(const Stream& stream, const Matvec& m, const Weights& w, const QuantizedRows& x);
+// The same for weights of a quantised type. x [8, w.cols], of which rows.n count.
+void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+            const QuantizedRows& x);
 
 }  // namespace h2o::cuda

@@ -73,8 +73,10 @@ struct Quantised {
 
 }  // namespace
 
-void matvec(const Stream& stream, const Matvec& m, const Weights& w, const QuantizedRows& x) {
-  with_format(w.dtype, [&]<class Format>() { launch_matvec<Quantised<Format>>(stream, m, w, x); });
+void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+            const QuantizedRows& x) {
+  with_format(products.front().w.dtype,
+              [&]<class Format>() { launch_matvec<Quantised<Format>>(stream, products, rows, x); });
 }
 
 }  // namespace h2o::cuda

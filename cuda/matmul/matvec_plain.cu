@@ -118,28 +118,33 @@ struct Unaligned {
 };
 
 template <class T>
-void matvec_of(const Stream& stream, const Matvec& m, const Weights& w, const FloatRows& x) {
+void matvec_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+               const FloatRows& x) {
   const auto aligned = [](const void* p, int64_t row_bytes) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && row_bytes % 16 == 0;
   };
-  if (aligned(w.data, w.row_bytes) && aligned(x.x, x.stride * 4)) {
-    launch_matvec<Plain<T>>(stream, m, w, x);
+  const bool all = std::ranges::all_of(
+      products, [&](const Matvec& m) { return aligned(m.w.data, m.w.row_bytes); });
+  if (all && aligned(x.x, x.stride * 4)) {
+    launch_matvec<Plain<T>>(stream, products, rows, x);
   } else {
-    launch_matvec<Unaligned<T>>(stream, m, w, x);
+    launch_matvec<Unaligned<T>>(stream, products, rows, x);
   }
 }
 
 }  // namespace
 
-void matvec(const Stream& stream, const Matvec& m, const Weights& w, const float* x) {
-  const FloatRows rows{x, w.cols, static_cast<int>(m.n_rows)};
-  switch (w.dtype) {
+void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+            const float* x) {
+  const Weights& first = products.front().w;
+  const FloatRows from{x, first.cols, static_cast<int>(rows.n)};
+  switch (first.dtype) {
     case DType::f16:
-      return matvec_of<F16>(stream, m, w, rows);
+      return matvec_of<F16>(stream, products, rows, from);
     case DType::bf16:
-      return matvec_of<BF16>(stream, m, w, rows);
+      return matvec_of<BF16>(stream, products, rows, from);
     default:
-      return matvec_of<float>(stream, m, w, rows);
+      return matvec_of<float>(stream, products, rows, from);
   }
 }
 

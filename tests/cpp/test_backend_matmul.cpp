@@ -174,7 +174,46 @@ TEST_CASE("products of long rows, and of many") {
   }
 }
 
-// A device may remember what it made of x. It must not once x has been written.
+TEST_CASE("products of the same rows have the bits that each has alone") {
+  const auto backend = test_backend(2);
+  Random random(4);
+  constexpr int64_t kIn = 4096;  // which warps share where there are few rows of weights
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_k}) {
+    const DType types[] = {dtype, dtype, dtype, dtype, DType::q6_k, dtype};
+    constexpr int64_t kOuts[] = {70, 5, 24, 33, 7, 1};
+    std::vector<Buffer> owner;
+    std::vector<std::vector<std::byte>> host;
+    std::vector<Affine> weights;
+    for (size_t i = 0; i < std::size(kOuts); ++i) {
+      host.push_back(random_weights(random, types[i], kOuts[i] * kIn, real_scales));
+      weights.push_back(
+          {backend->upload(tensor_of(host.back(), types[i], kOuts[i], kIn), owner), {}});
+    }
+    const std::vector<float> bias = random.reals(kOuts[1]);
+    const DeviceMatrix device_bias(*backend, bias, 1, kOuts[1]);
+    weights[1].bias = device_bias;
+    for (const int64_t n_rows : {1, 3, 9}) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_rows);
+      const DeviceMatrix x(*backend, random.reals(n_rows * kIn), n_rows, kIn);
+      std::vector<DeviceMatrix> alone, together;
+      for (const int64_t n_out : kOuts) {
+        alone.emplace_back(*backend, n_rows, n_out);
+        together.emplace_back(*backend, n_rows, n_out);
+      }
+      run_rows(*backend, n_rows, [&](const Batch&) {
+        for (size_t i = 0; i < weights.size(); ++i) backend->matmul(alone[i], x, weights[i]);
+        const auto product = [&](size_t i) { return Product{together[i], weights[i]}; };
+        backend->matmul({product(0), product(1), product(2), product(3), product(4), product(5)},
+                        x);
+      });
+      for (size_t i = 0; i < weights.size(); ++i) {
+        CHECK(same_bits(together[i].read(), alone[i].read()));
+      }
+    }
+  }
+}
+
 // Few columns are divided by rows as well, where there are threads for that.
 TEST_CASE("the number of threads does not show in products" * doctest::skip(on_cuda())) {
   Random random(5);
@@ -209,6 +248,7 @@ TEST_CASE("the number of threads does not show in products" * doctest::skip(on_c
   }
 }
 
+// A device may remember what it made of x. It must not once x has been written.
 TEST_CASE("operations of one pass are those operations, one pass each") {
   const auto backend = test_backend();
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0, DType::q4_k}) {
