@@ -18,6 +18,7 @@ from h2o_cpp.generation.batch import run_batch
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.embedding import embed
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import (
     Pooling,
     Request,
@@ -34,7 +35,7 @@ from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
 from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
 from h2o_cpp.model.arguments import INT64_MAX, bytes_of, check_bool, check_int
-from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_names
+from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import Runtime, open_runtime
 from h2o_cpp.model.session import ARCHIVE_PAGES, Positions
@@ -388,6 +389,7 @@ class Generator(Closing):
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template: str | None = None,
         tool_parser: str | None = None,
@@ -397,6 +399,8 @@ class Generator(Closing):
 
         tools: {"type": "function", "function": {"name", "description", "parameters"}} of each, for
             the template; it must have a place for them.
+        tool_choice: "required", or the name of the one that must be called; this needs the extra
+            `grammar`. Default: as the model likes.
         documents: for the template, too.
         tool_parser: the format of calls, as h2o_cpp.reply names it; default: by the template.
 
@@ -405,10 +409,15 @@ class Generator(Closing):
         chat = self.chat_template(template, tool_parser=tool_parser)
         prompt = chat.prompt(messages, tools=tools, documents=documents)
         runtime = self._runtime()
+        if tool_choice not in (None, "auto"):
+            if form := form_of(options):
+                raise ValueError(f"give either tool_choice or {form[0]}, not both")
+            name = None if tool_choice == "required" else tool_choice
+            options["grammar"] = chat.call_grammar(tools or (), name=name, thinking=prompt.thinking)
         request = make_request(runtime, self._seeds, prompt.tokens, options, spelled=chat.spelled)
         with Stream(self._runtime, request) as stream:
             return parse_reply(
-                "".join(stream), chat.format, tools=tool_names(tools), thinking=prompt.thinking
+                "".join(stream), chat.format, tools=tool_schemas(tools), thinking=prompt.thinking
             )
 
     def chat_template(

@@ -151,8 +151,10 @@ class TestMessages:
         assert answer.status == 400
         assert answer.json()["type"] == "error"
         assert answer.json()["error"]["type"] == "invalid_request_error"
-        answer = server.ask("/v1/messages", {**MESSAGES, "tool_choice": {"type": "any"}})
-        assert "cannot be made to call" in answer.json()["error"]["message"]
+        for name, message in ((None, "name is missing"), ("wether", "no tool 'wether'")):
+            choice = {"type": "tool", "name": name}
+            answer = server.ask("/v1/messages", {**MESSAGES, "tool_choice": choice})
+            assert message in answer.json()["error"]["message"]
 
     @packages("anthropic")
     def test_by_the_client(self, server: Server) -> None:
@@ -225,8 +227,9 @@ class TestResponses:
         [
             {"previous_response_id": "resp_1"},
             {"background": True},
-            {"tool_choice": "required"},
-            {"tool_choice": {"type": "function", "name": "weather"}},
+            {"tool_choice": "required", "tools": []},
+            {"tool_choice": {"type": "function", "name": "wether"}},
+            {"tool_choice": {"type": "web_search"}},
             {"tools": [{"type": "web_search"}]},
             {"input": []},
             {"text": {"format": {"type": "json_object"}}},

@@ -95,6 +95,89 @@ def test_a_call_that_is_cut_off_is_content(server: Server) -> None:
     assert choice["message"]["content"].startswith("Let me see.\n<tool_call>{")
 
 
+@pytest.fixture(scope="module")
+def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = talking(tmp_path_factory.mktemp("talk"), {N: "I will not."})
+    with Generator(model, max_sequences=3) as generator, serving(generator) as server:
+        yield server
+
+
+# Otherwise there is no end to what else random bytes put into the arguments.
+STRICT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {**WEATHER["function"]["parameters"], "additionalProperties": False},
+    },
+}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@packages("llguidance")
+class TestAModelThatMustCall:
+    """It would say something else."""
+
+    @pytest.mark.parametrize("choice", ["required", NAMED])
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_chats(self, unwilling: Server, choice: Any, stream: bool) -> None:
+        ask = {
+            **ASK,
+            "tools": [STRICT],
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "temperature": 1,
+        }
+        for seed in range(3):
+            answer = unwilling.ask(PATH, {**ask, "seed": seed, "stream": stream})
+            if stream:
+                [call] = [c for d in deltas(answer.body) for c in d.get("tool_calls", [])]
+            else:
+                [choice] = answer.json()["choices"]
+                assert choice["finish_reason"] == "tool_calls"
+                assert choice["message"]["content"] is None
+                [call] = choice["message"]["tool_calls"]
+            assert call["function"]["name"] == "weather"
+            assert json.loads(call["function"]["arguments"])["city"] in ("Graz", "Łódź")
+
+    def test_responses(self, unwilling: Server) -> None:
+        tool = {"type": "function", **STRICT["function"]}
+        for choice in ("required", {"type": "function", "name": "weather"}):
+            ask = {"input": "Hi", "tools": [tool], "tool_choice": choice, "temperature": 0}
+            answer = unwilling.ask("/v1/responses", {**ask, "parallel_tool_calls": False}).json()
+            [item] = answer["output"]
+            assert (item["type"], item["name"]) == ("function_call", "weather")
+            assert answer["tool_choice"] == choice
+
+    def test_messages(self, unwilling: Server) -> None:
+        function = STRICT["function"]
+        tool = {"name": function["name"], "input_schema": function["parameters"]}
+        for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+            ask = {
+                "messages": user("Hi"),
+                "tools": [tool],
+                "tool_choice": {**choice, "disable_parallel_tool_use": True},
+                "max_tokens": 300,
+                "temperature": 0,
+            }
+            answer = unwilling.ask("/v1/messages", ask).json()
+            [block] = answer["content"]
+            assert (block["type"], block["name"]) == ("tool_use", "weather")
+            assert answer["stop_reason"] == "tool_use"
+
+    def test_in_python(self, tmp_path: Path) -> None:
+        with Generator(talking(tmp_path, {N: "No."})) as generator:
+            for choice in ("required", "weather"):
+                reply = generator.reply(
+                    user("Hi"), tools=[STRICT], tool_choice=choice, temperature=0, max_tokens=300
+                )
+                assert reply.content == ""
+                assert reply.calls[0].name == "weather"
+            with pytest.raises(ValueError, match="no tool 'f'"):
+                generator.reply(user("Hi"), tools=[STRICT], tool_choice="f")
+            with pytest.raises(ValueError, match="tool_choice or regex"):
+                generator.reply(user("Hi"), tools=[STRICT], tool_choice="weather", regex="a")
+
+
 def test_log_probabilities_go_on(server: Server) -> None:
     answer = server.ask(PATH, {**ASK, "stream": True, "logprobs": True})
     chunks = events(answer.body)[:-1]
@@ -137,9 +220,15 @@ class TestRefused:
         message: str = answer.json()["error"]["message"]
         return message
 
-    def test_a_model_that_must_call(self, server: Server) -> None:
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            assert "cannot be made to call" in self.refused(server, tool_choice=choice)
+    def test_a_tool_that_there_is_not(self, server: Server) -> None:
+        choice = {"type": "function", "function": {"name": "wether"}}
+        assert "no tool 'wether'" in self.refused(server, tool_choice=choice)
+        assert "no tool to call" in self.refused(server, tool_choice="required", tools=[])
+
+    def test_a_call_in_another_form(self, server: Server) -> None:
+        form = {"type": "json_object"}
+        message = self.refused(server, tool_choice="required", response_format=form)
+        assert "not both" in message
 
     def test_bad_tools(self, server: Server) -> None:
         assert "name" in self.refused(server, tools=[{"type": "function", "function": {}}])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator
-from h2o_cpp.model.chat_template import ChatTemplate, tool_names
+from h2o_cpp.model.chat_template import ChatTemplate, tool_schemas
 from h2o_cpp.reply import Reply, ToolCall
 from support.chatty import user
 from support.needs import packages
@@ -91,11 +91,12 @@ def test_no_part_of_a_tool_is_a_special_token() -> None:
 
 
 def test_a_tool_without_a_name() -> None:
-    assert tool_names([WEATHER, {"name": "g"}]) == ["weather", "g"]
+    parameters = WEATHER["function"]["parameters"]
+    assert tool_schemas([WEATHER, {"name": "g"}]) == {"weather": parameters, "g": None}
     bad: Any
     for bad in ([{}], [{"function": {}}], ["f"], [{"function": {"name": ""}}], [{"name": 1}]):
         with pytest.raises(ValueError, match=r"tools\[0\]=.* has no name, expected"):
-            tool_names(bad)
+            tool_schemas(bad)
 
 
 def test_reply(tmp_path: Path) -> None:

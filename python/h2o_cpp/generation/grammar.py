@@ -7,6 +7,7 @@ sampler. Each output has a matcher of its own.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ FORMS = ("schema", "grammar", "regex", "choice")  # options of which an output h
 
 # Space between the parts of JSON, as llama.cpp has it: models that are small would go on for ever.
 _JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+
+_GBNF = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)  # and not Lark that quotes it
 
 _MOST_COMPILED = 64  # grammars of a model that are kept for the next output
 
@@ -151,7 +154,7 @@ def _source(library: Any, form: str, value: Any) -> str:
         raise TypeError(f"{form}={short(value)}, expected text (a str)")
     if form == "regex":
         return str(matcher.grammar_from_regex(value))
-    if "::=" in value:
+    if _GBNF.search(value):
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
         try:

@@ -10,7 +10,7 @@ from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.jinja_template import JinjaTemplate
 from h2o_cpp.model.tokenizer import Tokenizer
-from h2o_cpp.reply import ReplyFormat, format_named, format_of
+from h2o_cpp.reply import ReplyFormat, call_grammar, format_named, format_of
 
 _EXPECTED = f"one of {', '.join(BUILTIN_TEMPLATES)} or Jinja2 with {{{{ or {{%"
 
@@ -71,8 +71,42 @@ class ChatTemplate:
     @property
     def spelled(self) -> list[int]:
         """Special tokens that the format is written with."""
-        split = [self._tokenizer.split_special(marker) for marker in self.format.markers]
-        return [part[0] for part in split if len(part) == 1 and isinstance(part[0], int)]
+        tokens = map(self._special_token, self.format.markers)
+        return [token for token in tokens if token is not None]
+
+    def call_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        name: str | None = None,
+        parallel: bool = True,
+        thinking: bool = False,
+    ) -> str:
+        """The grammar of replies that call tools, after reasoning perhaps, and say nothing else.
+
+        name: of the one that is called; default: any. parallel: several calls may follow one
+        another. thinking: as ChatPrompt has it.
+
+        Raises ValueError for what cannot be called.
+        """
+        schemas = tool_schemas(tools)
+        if name is not None:
+            if name not in schemas:
+                raise ValueError(f"there is no tool {name!r} to call")
+            schemas = {name: schemas[name]}
+        return call_grammar(
+            self.format,
+            schemas,
+            template=self.source,
+            token_of=self._special_token,
+            ends=self._tokenizer.end_tokens,
+            parallel=parallel,
+            thinking=thinking,
+        )
+
+    def _special_token(self, marker: str) -> int | None:
+        parts = self._tokenizer.split_special(marker)
+        return parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
 
     def tokens(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Tokens of a conversation, up to where the assistant speaks next.
@@ -178,16 +212,16 @@ class ChatTemplate:
             yield disguise.take_off(part) if isinstance(part, str) else part
 
 
-def tool_names(tools: Sequence[Tool] | None) -> list[str]:
-    """Names of tools. Raises ValueError for what has none."""
-    names: list[str] = []
+def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:
+    """Schemas of the tools' arguments by their names. Raises ValueError for what has none."""
+    schemas: dict[str, Any] = {}
     for i, tool in enumerate(tools or ()):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
             raise ValueError(f"tools[{i}]={short(tool)} has no name, {_TOOLS}")
-        names.append(name)
-    return names
+        schemas[name] = function.get("parameters")
+    return schemas
 
 
 def _check_messages(messages: object) -> None:

@@ -3,6 +3,7 @@
 parse_reply(text, format) for a whole text, ReplyParser for pieces as they come.
 """
 
+from h2o_cpp.reply.demand import call_grammar
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
 from h2o_cpp.reply.scanner import Call, Content, Part, Reasoning
@@ -17,6 +18,7 @@ __all__ = [
     "ReplyFormat",
     "ReplyParser",
     "ToolCall",
+    "call_grammar",
     "format_named",
     "format_of",
     "parse_reply",

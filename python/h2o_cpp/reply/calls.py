@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -11,8 +11,13 @@ class Tools:
     """Which tools a reply may call."""
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """`names`: None is any; an empty list is none."""
+        """`names`: None is any; an empty list is none; a mapping has their schemas, too."""
         self._names = None if names is None else frozenset(names)
+        self._schemas: Mapping[str, Any] = names if isinstance(names, Mapping) else {}
+
+    def schema(self, name: str) -> Any:
+        """Of the arguments; None where it is not known."""
+        return self._schemas.get(name)
 
     def has(self, name: str) -> bool:
         """Whether there is this one, for formats in which a call could be something else."""

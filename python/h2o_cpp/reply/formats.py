@@ -9,6 +9,7 @@ from typing import Final
 
 from h2o_cpp.reply import harmony, hermes, llama3, mistral, qwen_coder
 from h2o_cpp.reply.calls import Tools
+from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
 
@@ -17,17 +18,19 @@ class ReplyFormat:
     """How a model writes its reply.
 
     Attributes: `name`; `markers`, which must be spelled in the text though they may be special
-    tokens; `think`, what comes before and after reasoning, or None; `parse`, or None: no tools.
+    tokens; `think`, what comes before and after reasoning, or None; `parse` and `demand`, the
+    parser and the grammar of calls, or None: no tools.
     """
 
     name: str
     markers: tuple[str, ...] = ()
     think: tuple[str, str] | None = None
     parse: Callable[[Scanner, Tools], Steps[None]] | None = None
+    demand: Callable[[Rules], str] | None = None
 
 
 def _format(name: str, module: ModuleType) -> ReplyFormat:
-    return ReplyFormat(name, module.MARKERS, None, module.parse)
+    return ReplyFormat(name, module.MARKERS, None, module.parse, module.demand)
 
 
 FORMATS: Final = {

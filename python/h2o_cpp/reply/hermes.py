@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -25,3 +30,14 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
         yield from s.spaces()
         if (yield from s.starts(_END)):
             yield from s.spaces()
+
+
+def demand(r: Rules) -> str:
+    """What a reply must be that is calls alone."""
+
+    def call(name: str, schema: Mapping[str, Any]) -> str:
+        head = r.text(f'\n{{"name": {json.dumps(name)}, "arguments": ')
+        end = r.text("}\n")
+        return f"{r.marker(_BEGIN)} {head} {r.json(schema)} {end} {r.marker(_END)}"
+
+    return r.calls(call, between=r.text("\n"))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
 _TAG = "<|python_tag|>"
@@ -26,3 +31,13 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             break
         before = ";" + (yield from s.spaces())
     yield from s.remainder()
+
+
+def demand(r: Rules) -> str:
+    """What a reply must be that is calls alone."""
+
+    def call(name: str, schema: Mapping[str, Any]) -> str:
+        head = r.text(f'{{"name": {json.dumps(name)}, "parameters": ')
+        return f"{head} {r.json(schema)} {r.text('}')}"
+
+    return r.calls(call, between=r.text("; "))

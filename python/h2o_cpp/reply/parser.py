@@ -53,7 +53,8 @@ class ReplyParser:
     ) -> None:
         """format: as format_of() finds it for a chat template.
 
-        tools: names of those that the model was told of; None: any may be called.
+        tools: names of those that the model was told of, or the schemas of their arguments by
+            their names, which say what is text in formats without quotes; None: any may be called.
         thinking: the prompt ends inside of reasoning, so that the reply begins there.
         """
         self._scanner = Scanner()

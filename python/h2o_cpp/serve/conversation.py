@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from h2o_cpp.model.chat_template import ChatPrompt, tool_names
+from h2o_cpp.model.chat_template import ChatPrompt, tool_schemas
 from h2o_cpp.reply import ReplyParser
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.outputs import Output
@@ -28,14 +28,20 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
         raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise ApiError(
-            400, "a model cannot be made to call a tool here yet: tool_choice is 'auto' or 'none'",
-            param="tool_choice",
-        )  # fmt: skip
     tools = body.told_tools()
     prompt = prompt_of(service, body)
     template = service.chat_template()
+    grammar = None
+    if body.must_call:
+        try:
+            grammar = template.call_grammar(
+                tools,
+                name=body.called_tool,
+                parallel=body.parallel_tool_calls is not False,
+                thinking=prompt.thinking,
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error), param="tool_choice") from error
     form = template.format
     parses = bool(tools) or form.think is not None or form.name == "harmony"
     outputs = service.submit(
@@ -44,9 +50,10 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
         max_tokens=body.max_tokens or body.max_completion_tokens,
         n_top=(body.top_logprobs or 0) if body.logprobs else None,
         spelled=template.spelled if parses else (),
+        grammar=grammar,
     )
     for output in outputs if parses else ():
-        output.parser = ReplyParser(form, tools=tool_names(tools), thinking=prompt.thinking)
+        output.parser = ReplyParser(form, tools=tool_schemas(tools), thinking=prompt.thinking)
         output.max_calls = 1 if body.parallel_tool_calls is False else None
     body.messages, body.tools = [], None  # they may be long
     return outputs

@@ -86,7 +86,7 @@ class AnthropicTool(Schema):
 
 
 class ToolChoice(Schema):
-    """Whether it must: any and tool are refused."""
+    """Whether it must: `any`, or the tool of a name."""
 
     type: Literal["auto", "none", "any", "tool"]
     name: str | None = None
@@ -123,9 +123,7 @@ class CountRequest(ModelRequest):
                 "model": self.model,
                 "messages": messages,
                 "tools": [_tool(tool) for tool in self.tools or ()],
-                "tool_choice": {"any": "required", "tool": "required"}.get(
-                    choice.type, choice.type
-                ),
+                "tool_choice": _choice(choice),
                 "parallel_tool_calls": not choice.disable_parallel_tool_use,
                 "chat_template_kwargs": None
                 if self.thinking is None
@@ -321,6 +319,15 @@ def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
 
 def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    """As a chat has it."""
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice.name is missing", param="tool_choice")
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class ToolName(Schema):
 
 
 class NamedTool(Schema):
-    """That the model must call this tool: refused, as is `required`."""
+    """That the model must call this tool."""
 
     type: Literal["function"]
     function: ToolName
@@ -337,9 +337,9 @@ class ChatRequest(GenerationRequest):
         None, description="that the model may call, where its chat template tells it of tools"
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="none: do not tell it of them"
+        None, description="none: do not tell it of them; required, or one: it must call"
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: the first call alone")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
         None, description="for the chat template"
     )
@@ -354,6 +354,16 @@ class ChatRequest(GenerationRequest):
     functions: _Empty | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def called_tool(self) -> str | None:
+        """The name of the one tool that it has to call."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
 
     def told_tools(self) -> list[dict[str, Any]]:
         """Those that the model is told of, as a chat template takes them."""

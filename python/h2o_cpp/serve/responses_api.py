@@ -88,6 +88,13 @@ class FunctionTool(Schema):
     strict: bool | None = Field(None, description="ignored")
 
 
+class FunctionChoice(Schema):
+    """That the model must call this tool."""
+
+    type: Literal["function"]
+    name: str
+
+
 class Reasoning(Schema):
     """For the chat template."""
 
@@ -119,7 +126,7 @@ class ResponsesRequest(ModelRequest):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
@@ -149,7 +156,9 @@ class ResponsesRequest(ModelRequest):
         functions = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
         for function in functions:
             del function["type"]
-        choice = "required" if isinstance(self.tool_choice, dict) else self.tool_choice
+        choice: Any = self.tool_choice
+        if isinstance(choice, FunctionChoice):
+            choice = {"type": "function", "function": {"name": choice.name}}
         return check(
             ChatRequest,
             {
@@ -235,6 +244,9 @@ class _Response(GenerationResponse):
 
     def _response(self, output: Output | None) -> ResponseObject:
         body = self._body
+        choice: Any = body.tool_choice or "auto"
+        if isinstance(choice, FunctionChoice):
+            choice = choice.model_dump()
         fields: dict[str, Any] = {
             "status": "in_progress",
             "incomplete_details": None,
@@ -270,7 +282,7 @@ class _Response(GenerationResponse):
                 "store": False,
                 "temperature": body.temperature,
                 "text": {"format": {"type": "text"}},
-                "tool_choice": body.tool_choice or "auto",
+                "tool_choice": choice,
                 "tools": [
                     {**tool.model_dump(), "strict": bool(tool.strict)} for tool in body.tools or ()
                 ],

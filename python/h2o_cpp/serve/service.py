@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from h2o_cpp.generation.engine import Engine
+from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import ContextFullError, Pooling
 from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
@@ -84,10 +85,11 @@ class Service:
         n_top: int | None = None,
         prompt_logprobs: bool = False,
         spelled: Sequence[int] = (),
+        grammar: str | None = None,
     ) -> list[Output]:
         """Enqueue `body.n` outputs for each prompt: all, or none. Waits for nothing.
 
-        spelled: special tokens that are part of their texts.
+        spelled: special tokens that are part of their texts; grammar: of the outputs.
 
         Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
         """
@@ -109,6 +111,10 @@ class Service:
         def each() -> Iterator[Output]:
             options = body.sampling()
             options["max_tokens"] = max_tokens
+            if grammar is not None:
+                if form_of(options) is not None:
+                    raise ApiError(400, "an output is a tool's call or of another form, not both")
+                options["grammar"] = grammar
             for given in prompts:
                 prompt = self._tokens(given)
                 for i in range(body.n):

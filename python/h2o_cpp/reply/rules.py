@@ -1,0 +1,112 @@
+"""Rules: the grammar of replies that must call a tool, in llguidance's Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+# As h2o_cpp.generation.grammar has it for schemas.
+_SPACE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+
+ANY_TEXT = r"[\s\S]*"
+
+
+class Rules:
+    """A grammar as it grows. Its methods add rules and return what refers to them.
+
+    Attributes: `tools`, the schemas of the arguments by the tools' names; `template`, the chat
+    template, for families that write calls in several ways.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        template: str,
+        token_of: Callable[[str], int | None],
+        ends: Collection[int],
+        parallel: bool,
+    ) -> None:
+        """token_of: the special token that a marker is, if it is one; ends: tokens that end an
+        output; parallel: several calls may follow one another."""
+        self.tools = tools
+        self.template = template
+        self._token_of = token_of
+        self._ends = ends
+        self._parallel = parallel
+        self._rules: list[str] = []
+
+    def text(self, text: str) -> str:
+        """Exactly this text."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def marker(self, text: str) -> str:
+        """A marker: the special token, or its spelling. Nothing where that token is the end."""
+        token = self._token_of(text)
+        if token is None:
+            return self.text(text)
+        return "" if token in self._ends else f"<[{token}]>"
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """JSON by a schema, whose references are within itself."""
+        try:
+            text = json.dumps({**schema, "x-guidance": _SPACE})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"schema is not JSON: {error}") from None
+        return self._rule("json", f"%json {text}")
+
+    def up_to(self, marker: str, *others: str) -> str:
+        """Any text and the marker after it; neither it nor the others are in that text."""
+        found = "|".join(map(escape, (marker, *others)))
+        token = self._token_of(marker)
+        if token is not None:
+            never = rf"~/{ANY_TEXT}({found}){ANY_TEXT}/"
+            return f"{self.terminal(f'/{ANY_TEXT}/ & {never}')} <[{token}]>"
+        return self.terminal(ends_with([ANY_TEXT], marker, others))
+
+    def terminal(self, body: str) -> str:
+        """A regular expression, or several: `/a/ & ~/b/`."""
+        return self._rule("TERMINAL", body)
+
+    def calls(
+        self,
+        call: Callable[[str, Mapping[str, Any]], str],
+        *,
+        begin: str = "",
+        between: str = "",
+        end: str = "",
+    ) -> str:
+        """A call of any tool, or several with something between: call(name, schema) is one."""
+        one = self.one_call(call)
+        more = f"({between} {one})*" if self._parallel else ""
+        return f"{begin} {one} {more} {end}"
+
+    def one_call(self, call: Callable[[str, Mapping[str, Any]], str]) -> str:
+        """A call of any tool."""
+        return self._rule("call", " | ".join(call(*tool) for tool in self.tools.items()))
+
+    def grammar(self, start: str) -> str:
+        """All of it."""
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _rule(self, kind: str, body: str) -> str:
+        name = f"{kind}_{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+
+def ends_with(patterns: Collection[str], marker: str, others: Collection[str] = ()) -> str:
+    """A terminal: what matches all the patterns and has none of `others`, and the first marker."""
+    end = escape(marker)
+    never = [f"{ANY_TEXT}{escape(one)}{ANY_TEXT}" for one in others]
+    never.append(rf"{ANY_TEXT}{end}[\s\S]+")
+    found = [*(f"/(?:{one}){end}/" for one in patterns), *(f"~/{one}/" for one in never)]
+    return " & ".join(found)
+
+
+def escape(text: str) -> str:
+    """As a regular expression between slashes has it."""
+    escaped = re.escape(text).replace("\n", "n").replace("/", r"\/")
+    return re.sub(r"\\([<>=_ -])", r"\1", escaped)
