@@ -1,9 +1,12 @@
-"""tools/release, as far as it can be tested without building: the compiler, and which Pythons."""
+"""tools/release, as far as it can be tested without building."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+import tarfile
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -38,15 +41,26 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_compiler_takes_the_options_of_gcc(release: ModuleType, tmp_path: Path) -> None:
-    python = script(tmp_path / "python", 'printf "%s\\n" "$@"')
-    compiler = tmp_path / "zig-c++"
-    compiler.write_text(release.COMPILER.format(python=python, target="x86_64-linux-gnu.2.28"))
-    compiler.chmod(0o755)
-    given = ["-march=x86-64-v4", "-mavx512vnni", "-c", "a b.cpp", "-o", "a.o"]
-    out = subprocess.run([compiler, *given], capture_output=True, text=True, check=True).stdout
-    target = ["-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28"]
-    assert out.splitlines() == [*target, "-march=x86_64_v4", *given[1:]]
+@pytest.mark.parametrize(
+    ("of_gcc", "of_zig"),
+    [
+        ("-march=x86-64-v4", "-march=x86_64_v4"),
+        ("-march=armv8.2-a+dotprod", "-mcpu=generic+v8_2a+dotprod"),
+    ],
+)
+def test_the_compiler_takes_the_options_of_gcc(
+    release: ModuleType, tmp_path: Path, of_gcc: str, of_zig: str
+) -> None:
+    zig = script(tmp_path / "zig", 'printf "%s\\n" "$@"')
+    given = ["-mavx512vnni", "-c", "a b.cpp", "-o", "a.o"]
+    out = subprocess.run(
+        [release.ZIG / "c++", of_gcc, *given],
+        env={**os.environ, "H2O_ZIG": str(zig)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert out.splitlines() == ["c++", of_zig, *given]
 
 
 def test_pythons_that_can_be_built_for(release: ModuleType, tmp_path: Path) -> None:
@@ -54,3 +68,17 @@ def test_pythons_that_can_be_built_for(release: ModuleType, tmp_path: Path) -> N
     assert usable(str(script(tmp_path / "good", "echo /the/python"))) == "/the/python"
     assert usable(str(script(tmp_path / "bad", "exit 1"))) is None  # too old, or without headers
     assert usable(str(tmp_path / "none")) is None
+
+
+def test_an_archive_depends_on_its_files_and_the_time_alone(release: ModuleType) -> None:
+    files = {"b/h2o.h": b"header", "b/LICENSE": b"licence"}
+    packed = release.archive(files, 1_700_000_000)
+    assert release.archive(dict(reversed(files.items())), 1_700_000_000) == packed
+    assert release.archive(files, 1_700_000_001) != packed
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:xz") as tar:
+        assert tar.getnames() == ["b/LICENSE", "b/h2o.h"]
+        members = [(i.mtime, i.uid, i.mode) for i in tar.getmembers()]
+        assert members == [(1_700_000_000, 0, 0o644)] * 2
+        header = tar.extractfile("b/h2o.h")
+        assert header is not None
+        assert header.read() == b"header"
