@@ -1,10 +1,13 @@
 // What the back end asks of a device, where the device is emulated: launches of sizes that it takes
 // whatever the shape, and going on when a graph cannot be had.
 #include <algorithm>
+#include <cmath>
+#include <stdexcept>
 
 #include "attention_rig.h"
 #include "control.h"
 #include "core/error.h"
+#include "random_weights.h"
 #include "session_rig.h"
 
 namespace h2o {
@@ -24,6 +27,41 @@ class Skipping {
   Skipping& operator=(const Skipping&) = delete;
   ~Skipping() { skip_kernels(false); }
 };
+
+TEST_CASE("before it waits, a kernel does not see what those ahead of it write" *
+          doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  const Buffer memory = backend->allocate(2 * sizeof(float));
+  auto* const x = reinterpret_cast<float*>(memory.data());
+  const auto write = [&](int i) {
+    return [x, i] {
+      wait_for_previous();
+      x[i] = 1;
+    };
+  };
+  float early[2] = {}, late[2] = {};
+  const auto read = [&] {
+    std::copy_n(x, 2, early);
+    wait_for_previous();
+    std::copy_n(x, 2, late);
+  };
+  run_chain({write(0), read});
+  CHECK(std::isnan(early[0]));
+  CHECK(early[1] == 0);
+  CHECK(late[0] == 1);
+  run_chain({write(1), [] { wait_for_previous(); }, read});  // nor what those further ahead do
+  CHECK(std::isnan(early[1]));
+  CHECK(early[0] == 1);  // of a chain that has ended
+  CHECK(late[1] == 1);
+  x[0] = x[1] = 0;
+  CHECK_THROWS_AS(run_chain({write(0),
+                             [&] {
+                               x[0] = 2;
+                               wait_for_previous();
+                             }}),
+                  std::logic_error);
+  CHECK_THROWS_AS(run_chain({[] {}}), std::logic_error);
+}
 
 uint64_t most_along_x() {
   uint64_t most = 0;

@@ -20,12 +20,14 @@
 namespace h2o::cuda::emulation {
 
 Place here;
+Chain* chain = nullptr;
 
 namespace {
 
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kMostShared = 256 << 10;
+constexpr int kEarlyBlocks = 8;  // of a kernel, which begin before those ahead have ended
 
 #ifndef __x86_64__
 #error "the emulation switches stacks by x86-64 instructions"
@@ -57,7 +59,7 @@ h2o_switch_stack:
 .size h2o_switch_stack, .-h2o_switch_stack
 )");
 
-enum class State { ready, at_barrier, in_warp, done };
+enum class State { ready, at_barrier, in_warp, at_previous, done };
 
 struct Copy {
   uint32_t to;
@@ -70,6 +72,7 @@ struct Fiber {
   std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
   void* at = nullptr;  // its stack pointer, while it does not run
   State state = State::ready;
+  bool has_waited = false;  // for the kernels ahead
   int n_exchanges = 0;
   std::vector<Copy> copies;              // of the group that is not committed
   std::deque<std::vector<Copy>> groups;  // not waited for
@@ -94,7 +97,8 @@ std::string_view wanted_order() {
 
 class Block {
  public:
-  void run(dim3 size, const std::function<void()>& thread) {
+  // early: up to where it waits for the kernels ahead, before they have ended.
+  void run(dim3 size, bool early, const std::function<void()>& thread) {
     const int n = static_cast<int>(size.x * size.y * size.z);
     if (n % kWarp != 0) throw std::logic_error("a block of threads that are no whole warps");
     thread_ = &thread;
@@ -106,8 +110,11 @@ class Block {
     for (int i = 0; i < n; ++i) prepare(*fibers_[i]);
     error_ = nullptr;
     n_ = n;
+    early_ = early;
+    if (early_) chain->hide();
     while (step()) {
     }
+    end_previous();
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -115,6 +122,11 @@ class Block {
     Fiber& fiber = *fibers_[current_];
     fiber.state = state;
     leave(fiber);
+  }
+
+  void wait_for_previous() {
+    current().has_waited = true;
+    if (early_) wait(State::at_previous);
   }
 
   const Lanes& gather(uint64_t mine) {
@@ -162,9 +174,19 @@ class Block {
       released = true;
     }
     if (released) return true;
+    if (in(0, n_, State::at_previous) > 0) {
+      end_previous();
+      release(0, n_, State::at_previous);
+      return true;
+    }
     const bool waits = in(0, n_, State::at_barrier) > 0;
     release(0, n_, State::at_barrier);  // those who have left are not waited for
     return waits;
+  }
+
+  // The kernels ahead have ended.
+  void end_previous() {
+    if (std::exchange(early_, false)) chain->show();
   }
 
   void prepare(Fiber& fiber) {
@@ -175,6 +197,7 @@ class Block {
     stack -= 6;  // registers
     fiber.at = stack;
     fiber.state = State::ready;
+    fiber.has_waited = false;
     fiber.n_exchanges = 0;
     fiber.copies.clear();
     fiber.groups.clear();
@@ -211,6 +234,7 @@ class Block {
   const std::function<void()>* thread_ = nullptr;
   dim3 size_;
   int n_ = 0;
+  bool early_ = false;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Warp> warps_;
   std::vector<int> order_;
@@ -234,6 +258,9 @@ void Block::begin() {
 #endif
   try {
     (*block.thread_)();
+    if (!block.current().has_waited) {
+      throw std::logic_error("a thread leaves that has not waited for the kernels ahead");
+    }
   } catch (...) {
     block.error_ = std::current_exception();
   }
@@ -249,14 +276,17 @@ void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<
   the_block.shuffle(order);
   here.grid_dim = grid;
   here.block_dim = block;
+  int n_begun = 0;
   for (const int i : order) {
     here.block = {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)};
     std::memset(the_shared, 0xff, shared_bytes);
-    the_block.run(block, thread);
+    the_block.run(block, n_begun++ < kEarlyBlocks, thread);
   }
 }
 
 std::byte* shared_memory() { return the_shared; }
+
+void wait_for_previous() { the_block.wait_for_previous(); }
 
 void wait_for_block() { the_block.wait(State::at_barrier); }
 

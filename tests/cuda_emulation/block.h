@@ -11,6 +11,8 @@
 #include <functional>
 #include <type_traits>
 
+#include "overlap.h"
+
 namespace h2o::cuda::emulation {
 
 // What the kernel's built-in variables say; of the fiber that runs.
@@ -23,16 +25,25 @@ extern Place here;
 // Runs `thread` for every thread of every block, block by block. The order of the blocks and of the
 // threads is that of H2O_EMULATION_ORDER: "forward" (the default), "reverse" or "shuffled"; results
 // must not depend on it. Shared memory is filled with NaNs before each block.
-// Throws std::logic_error where a thread has left and its warp waits for it.
+// The first blocks of a kernel run up to their wait_for_previous() while the kernels ahead in the
+// chain have not ended: what those write is hidden from them.
+// Throws std::logic_error where a thread has left and its warp waits for it, and where one leaves
+// that has not waited for the kernels ahead.
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 
 // What the device says of a launch, which is remembered for take_launches().
 cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes);
 
-// The same when the stream gets to it: at once, or with each replay of what it records.
+// Runs `kernel`, which is run_blocks(), when the stream gets to it: at once, or with each replay of
+// what it records.
 void submit(cudaStream_t stream, std::function<void()> kernel);
 
+// What the kernel that runs follows.
+extern Chain* chain;
+
 std::byte* shared_memory();
+
+void wait_for_previous();
 
 void wait_for_block();
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace h2o::cuda::emulation {
@@ -24,5 +25,9 @@ void skip_kernels(bool skip);
 // What the next call of a kind says, once.
 enum class Call { end_capture, instantiate, replay };
 void fail_next(Call call);
+
+// Runs kernels of one warp, one after the other; each calls wait_for_previous().
+void run_chain(const std::vector<std::function<void()>>& kernels);
+void wait_for_previous();
 
 }  // namespace h2o::cuda::emulation

@@ -2,7 +2,8 @@
 # for the instructions that C++ has no name for, whose headers here are found first.
 set(emulation ${PROJECT_SOURCE_DIR}/tests/cuda_emulation)
 set_target_properties(h2o_cuda PROPERTIES H2O_EMULATED ON)
-target_sources(h2o_cuda PRIVATE ${emulation}/block.cpp ${emulation}/runtime.cpp)
+target_sources(h2o_cuda PRIVATE ${emulation}/block.cpp ${emulation}/overlap.cpp
+  ${emulation}/runtime.cpp)
 target_include_directories(h2o_cuda BEFORE PRIVATE ${emulation})
 target_include_directories(h2o_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(h2o_cuda PRIVATE ${CMAKE_DL_LIBS})

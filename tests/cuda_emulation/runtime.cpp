@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string_view>
@@ -34,10 +35,12 @@ struct CUstream_st {
   struct Item {
     std::function<void()> run;
     const void* reads = nullptr;  // of the host's memory
+    bool is_kernel = false;
   };
   CUgraph_st* recorded = nullptr;  // while it records
   std::deque<Item> pending;
-  uint64_t n_asked = 0;  // the last of them are pending
+  h2o::cuda::emulation::Chain chain;  // of the kernels that it has run
+  uint64_t n_asked = 0;               // the last of them are pending
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;
@@ -75,12 +78,25 @@ Kind late() {
 // Does the first n things that the stream was asked.
 void finish(CUstream_st* stream, uint64_t n) {
   while (stream->n_asked - stream->pending.size() < n) {
-    const std::function<void()> run = std::move(stream->pending.front().run);
+    const CUstream_st::Item item = std::move(stream->pending.front());
     stream->pending.pop_front();
-    run();
+    if (!item.is_kernel) stream->chain.end();
+    item.run();
   }
 }
 void finish(CUstream_st* stream) { finish(stream, stream->n_asked); }
+
+// Whatever else runs there, the kernels of no stream overlap with what comes.
+void end_chains() {
+  for (CUstream_st* stream : streams) stream->chain.end();
+}
+
+std::vector<h2o::cuda::emulation::Memory> device_memory() {
+  std::vector<h2o::cuda::emulation::Memory> all;
+  for (const auto& [data, bytes] : allocated)
+    all.push_back({static_cast<uint32_t*>(data), bytes / 4});
+  return all;
+}
 
 void ask(CUstream_st* stream, Kind kind, CUstream_st::Item item) {
   stream->pending.push_back(std::move(item));
@@ -108,13 +124,30 @@ cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes) {
 }
 
 void submit(cudaStream_t stream, std::function<void()> kernel) {
-  if (skips) kernel = [] {};
   if (stream->recorded != nullptr) {
     stream->recorded->work.push_back(std::move(kernel));
-  } else {
-    const std::lock_guard lock(mutex);
-    ask(stream, Kind::kernel, {std::move(kernel)});
+    return;
   }
+  const auto run = [stream, kernel = std::move(kernel), skipped = skips] {
+    if (skipped) return;
+    chain = &stream->chain;
+    chain->begin_kernel(device_memory());
+    kernel();
+  };
+  const std::lock_guard lock(mutex);
+  ask(stream, Kind::kernel, {.run = run, .is_kernel = true});
+}
+
+void run_chain(const std::vector<std::function<void()>>& kernels) {
+  const std::unique_ptr<CUstream_st, void (*)(CUstream_st*)> stream(
+      [] {
+        cudaStream_t made = nullptr;
+        cudaStreamCreateWithFlags(&made, 0);
+        return made;
+      }(),
+      [](CUstream_st* made) { cudaStreamDestroy(made); });
+  for (const auto& kernel : kernels) submit(stream.get(), [=] { run_blocks(1, 32, 0, kernel); });
+  cudaStreamSynchronize(stream.get());
 }
 
 }  // namespace h2o::cuda::emulation
@@ -177,6 +210,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xff, bytes);  // NaNs: nobody may count on zeros
   allocated[*data] = bytes;
+  end_chains();  // the device need not, but this memory is in none of them
   used += bytes;
   return cudaSuccess;
 }
@@ -186,6 +220,7 @@ cudaError_t cudaFree(void* data) {
   const auto entry = allocated.find(data);
   if (entry == allocated.end()) return cudaErrorInvalidValue;
   for (CUstream_st* stream : streams) finish(stream);  // as the device does
+  end_chains();
   used -= entry->second;
   allocated.erase(entry);
   std::free(data);
@@ -248,6 +283,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard lock(mutex);
   finish(stream);
+  stream->chain.end();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

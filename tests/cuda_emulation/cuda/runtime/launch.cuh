@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-inline void wait_for_previous() {}
+inline void wait_for_previous() { emulation::wait_for_previous(); }
 inline void let_next_start() {}
 
 template <class T>

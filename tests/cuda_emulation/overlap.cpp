@@ -1,0 +1,59 @@
+#include "overlap.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace h2o::cuda::emulation {
+namespace {
+
+constexpr uint32_t kUnknown = 0xffffffff;
+constexpr size_t kPage = 1024;  // words compared at once
+
+// found(begin, end) for each range of words that differ.
+template <class Found>
+void each_difference(const Memory& a, const std::vector<uint32_t>& b, const Found& found) {
+  for (size_t page = 0; page < a.size(); page += kPage) {
+    const size_t end = std::min(page + kPage, a.size());
+    if (std::equal(a.begin() + page, a.begin() + end, b.begin() + page)) continue;
+    for (size_t i = page; i < end; ++i) {
+      const size_t begin = i;
+      while (i < end && a[i] != b[i]) ++i;
+      if (i > begin) found(begin, i);
+    }
+  }
+}
+
+}  // namespace
+
+void Chain::begin_kernel(const std::vector<Memory>& device) {
+  changed_.clear();
+  if (!begun_) {
+    before_.clear();
+    for (const Memory& memory : device) before_.push_back({memory, {memory.begin(), memory.end()}});
+    begun_ = true;
+    return;
+  }
+  for (const auto& [memory, content] : before_) {
+    each_difference(memory, content, [&](size_t begin, size_t end) {
+      changed_.push_back({memory.subspan(begin, end - begin), {}});
+    });
+  }
+}
+
+void Chain::hide() {
+  for (auto& [memory, content] : changed_) {
+    content.assign(memory.begin(), memory.end());
+    std::ranges::fill(memory, kUnknown);
+  }
+}
+
+void Chain::show() {
+  bool written = false;
+  for (const auto& [memory, content] : changed_) {
+    written |= std::ranges::any_of(memory, [](uint32_t word) { return word != kUnknown; });
+    std::ranges::copy(content, memory.begin());
+  }
+  if (written) throw std::logic_error("a kernel writes before it has waited for those ahead");
+}
+
+}  // namespace h2o::cuda::emulation
