@@ -124,13 +124,11 @@ class CudaBackend final : public Backend {
   }
 
   void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) override {
-    matmul_.forget();
-    cuda::layer_norm(stream_, y, x, norm, eps);
+    cuda::layer_norm(stream_, y, x, norm, eps, matmul_.rounded(y));
   }
 
   void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) override {
-    matmul_.forget();
-    cuda::rms_norm(stream_, y, x, weight, eps);
+    cuda::rms_norm(stream_, y, x, weight, eps, matmul_.rounded(y));
   }
 
   void matmul(std::initializer_list<Product> products, const Tensor& x) override {
@@ -146,29 +144,18 @@ class CudaBackend final : public Backend {
     matmul_.multiply({&product, 1}, x, true);
   }
 
-  void relu(Tensor x) override {
-    matmul_.forget();
-    cuda::relu(stream_, x);
-  }
+  void relu(Tensor x) override { cuda::relu(stream_, x, matmul_.rounded(x)); }
 
-  void gelu_tanh(Tensor x) override {
-    matmul_.forget();
-    cuda::gelu_tanh(stream_, x);
-  }
+  void gelu_tanh(Tensor x) override { cuda::gelu_tanh(stream_, x, matmul_.rounded(x)); }
 
-  void gelu_erf(Tensor x) override {
-    matmul_.forget();
-    cuda::gelu_erf(stream_, x);
-  }
+  void gelu_erf(Tensor x) override { cuda::gelu_erf(stream_, x, matmul_.rounded(x)); }
 
   void swiglu(Tensor up, const Tensor& gate) override {
-    matmul_.forget();
-    cuda::swiglu(stream_, up, gate);
+    cuda::swiglu(stream_, up, gate, matmul_.rounded(up));
   }
 
   void geglu(Tensor up, const Tensor& gate) override {
-    matmul_.forget();
-    cuda::geglu(stream_, up, gate);
+    cuda::geglu(stream_, up, gate, matmul_.rounded(up));
   }
 
   void add(Tensor y, const Tensor& x) override {
@@ -225,7 +212,11 @@ class CudaBackend final : public Backend {
     const cuda::DecodeKinds kinds(batch.segments);
     if (kinds.fixed || kinds.rolling) {
       const auto n_segments = static_cast<int32_t>(batch.segments.size());
-      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds);
+      // By whole warps of one kv_head's outputs, and if this writes all of them.
+      const bool rounds = cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
+                          n_segments == batch.n_rows();
+      const auto rounded = rounds ? matmul_.rounded(attention.out) : cuda::QuantizedRows();
+      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, rounded);
     }
     for (const Segment& segment : batch.segments) {
       if (segment.n_rows == 1) continue;

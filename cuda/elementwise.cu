@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/elementwise.h"
+#include "cuda/matmul/round_group.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -42,12 +43,22 @@ class Row {
   float held_[kHeld];
 };
 
+// Rounds the row of this block, of which each thread reads what it has written itself.
+__device__ void round_row(const QuantizedRows& to, const float* y, int n) {
+  if (!to) return;
+  const int end = to.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < end; i += kNormThreads) {
+    round_group(to, blockIdx.x, i / QuantizedRows::kGroup, i < n ? y[i] : 0);
+  }
+}
+
 // One block for each row. y may be x: a thread writes only what it alone has read. No kernel writes
 // weights: they are read before the kernel ahead has ended, and before what is written, which they
 // would else be reread after.
 __global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_kernel(float* y, const float* x, const float* weight, const float* bias, int n,
-                      float eps) {
+                      float eps, QuantizedRows rounded) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
   const Row weights(weight, n), biases(bias, n);
@@ -62,10 +73,12 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   float* to = y + int64_t{blockIdx.x} * n;
   row.each([&](int i, float v, float w, float b) { to[i] = fmaf((v - mean) * scale, w, b); },
            weights, biases);
+  round_row(rounded, to, n);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
-    rms_norm_kernel(float* y, const float* x, const float* weight, int n, float eps) {
+    rms_norm_kernel(float* y, const float* x, const float* weight, int n, float eps,
+                    QuantizedRows rounded) {
   __shared__ float scratch[kNormThreads / kWarp];
   let_next_start();
   const Row weights(weight, n);
@@ -76,6 +89,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const float scale = 1 / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + eps);
   float* to = y + int64_t{blockIdx.x} * n;
   row.each([&](int i, float v, float w) { to[i] = v * scale * w; }, weights);
+  round_row(rounded, to, n);
 }
 
 // to[i, j] (+)= from[rows[i], j]; one block for each row i.
@@ -182,6 +196,20 @@ __global__ void zip_kernel(float* __restrict__ y, const float* __restrict__ x, i
     y[i] = f(y[i], x[i]);
 }
 
+// x = f(x), or f(x, gate), row by row, and rounded: blocks are those of rounding_grid().
+template <class F, class... Gate>
+__global__ void __launch_bounds__(kThreads)
+    rounded_kernel(QuantizedRows rounded, int n, F f, float* x, Gate... gate) {
+  let_next_start();
+  wait_for_previous();
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  const int row = blockIdx.y;
+  const int64_t at = int64_t{row} * n + i;
+  float y = 0;
+  if (i < n) x[at] = y = f(x[at], gate[at]...);
+  round_group(rounded, row, i / QuantizedRows::kGroup, y);
+}
+
 // Enough blocks for n elements, at most a few for each multiprocessor.
 dim3 blocks(const Stream& stream, int64_t n) {
   const int64_t most = int64_t{8} * stream.n_multiprocessors();
@@ -200,6 +228,21 @@ void zip(const Stream& stream, const Tensor& y, const Tensor& x, F f) {
   launch(stream, zip_kernel<F>, blocks(stream, n), dim3(kThreads), 0, y.floats(), x.floats(), n, f);
 }
 
+// x = f(x), or f(x, gate)
+template <class F, class... Gate>
+void activate(const Stream& stream, const QuantizedRows& rounded, F f, const Tensor& x,
+              const Gate&... gate) {
+  if (rounded) {
+    const dim3 grid = rounding_grid(rounded, x.rows, kThreads);
+    launch(stream, rounded_kernel<F, decltype(gate.floats())...>, grid, dim3(kThreads), 0, rounded,
+           static_cast<int>(x.cols), f, x.floats(), gate.floats()...);
+  } else if constexpr (sizeof...(gate) == 0) {
+    map(stream, x, f);
+  } else {
+    zip(stream, x, gate..., f);
+  }
+}
+
 dim3 rows_of(const Tensor& x) { return dim3(static_cast<unsigned>(x.rows)); }
 
 }  // namespace
@@ -209,26 +252,36 @@ void add_positions(const Stream& stream, Tensor x, const Tensor& table, const in
          positions, static_cast<int>(x.cols));
 }
 
-void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps) {
+void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
+                const QuantizedRows& rounded) {
   launch(stream, layer_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
-         norm.weight.floats(), norm.bias.floats(), static_cast<int>(x.cols), eps);
+         norm.weight.floats(), norm.bias.floats(), static_cast<int>(x.cols), eps, rounded);
 }
 
-void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps) {
+void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps,
+              const QuantizedRows& rounded) {
   launch(stream, rms_norm_kernel, rows_of(x), dim3(kNormThreads), 0, y.floats(), x.floats(),
-         weight.floats(), static_cast<int>(x.cols), eps);
+         weight.floats(), static_cast<int>(x.cols), eps, rounded);
 }
 
-void relu(const Stream& stream, Tensor x) { map(stream, x, Relu{}); }
-void gelu_tanh(const Stream& stream, Tensor x) { map(stream, x, GeluTanh{}); }
-void gelu_erf(const Stream& stream, Tensor x) { map(stream, x, GeluErf{}); }
+void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
+  activate(stream, rounded, Relu{}, x);
+}
+void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
+  activate(stream, rounded, GeluTanh{}, x);
+}
+void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
+  activate(stream, rounded, GeluErf{}, x);
+}
 
 void scale(const Stream& stream, Tensor x, float factor) { map(stream, x, Scale{factor}); }
 void softcap(const Stream& stream, Tensor x, float cap) { map(stream, x, Softcap{cap}); }
-void swiglu(const Stream& stream, Tensor up, const Tensor& gate) {
-  zip(stream, up, gate, Swiglu{});
+void swiglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded) {
+  activate(stream, rounded, Swiglu{}, up, gate);
 }
-void geglu(const Stream& stream, Tensor up, const Tensor& gate) { zip(stream, up, gate, Geglu{}); }
+void geglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded) {
+  activate(stream, rounded, Geglu{}, up, gate);
+}
 void add(const Stream& stream, Tensor y, const Tensor& x) { zip(stream, y, x, Add{}); }
 
 void argmax(const Stream& stream, int32_t* tokens, const Tensor& x) {

@@ -2,18 +2,24 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "cuda/matmul/quantize_activations.h"
 #include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
 
 void add_positions(const Stream& stream, Tensor x, const Tensor& table, const int32_t* positions);
-void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps);
-void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps);
-void relu(const Stream& stream, Tensor x);
-void gelu_tanh(const Stream& stream, Tensor x);
-void gelu_erf(const Stream& stream, Tensor x);
-void swiglu(const Stream& stream, Tensor up, const Tensor& gate);
-void geglu(const Stream& stream, Tensor up, const Tensor& gate);
+
+// The result is also rounded, if there is a place for it; here and below.
+void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
+                const QuantizedRows& rounded);
+void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps,
+              const QuantizedRows& rounded);
+void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded);
+void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded);
+void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded);
+void swiglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded);
+void geglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded);
+
 void add(const Stream& stream, Tensor y, const Tensor& x);
 void scale(const Stream& stream, Tensor x, float factor);
 void softcap(const Stream& stream, Tensor x, float cap);

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "cuda/matmul/quantize_activations.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/device_batch.h"
 #include "kv/view.h"
@@ -31,10 +32,12 @@ struct DecodeKinds {
 };
 
 // Segments of one row: attention, scores, and the choice of the next slot. The others are left out.
+// `rounded`: the output once more, if there are no others and there is a place for it.
 // decode_workspace: the bytes of cache.workspace that it needs, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds);
+            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
+            const QuantizedRows& rounded);
 
 // After the rows of `segment` have attended: chooses the next slot, and where they did not fit, who
 // stays. admit_workspace: as decode_workspace.

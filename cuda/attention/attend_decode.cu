@@ -8,6 +8,7 @@
 #include "cuda/attention/decode_splits.h"
 #include "cuda/attention/decode_team.cuh"
 #include "cuda/attention/select_victim.cuh"
+#include "cuda/matmul/round_group.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace h2o::cuda {
@@ -38,10 +39,11 @@ __device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) 
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
-// out [group, head_dim] of a kv_head, from those of the splits. As many parts of the block as there
-// is room for have every n-th split, and are added up in order.
+// put(i, element i of [group, head_dim]) of a kv_head, from those of the splits. As many parts of
+// the block as there is room for have every n-th split, and are added up in order.
+template <class Put>
 __device__ void merge_outputs(const Partials& partials, const Softmax* softmax, int64_t query,
-                              int group, int head_dim, int n_splits, float* out) {
+                              int group, int head_dim, int n_splits, const Put& put) {
   __shared__ float sums[kFinishThreads];
   const int width = group * head_dim;
   const int parts = max(1, min(kMergeParts, kFinishThreads / width));
@@ -59,7 +61,7 @@ __device__ void merge_outputs(const Partials& partials, const Softmax* softmax, 
   };
   if (parts == 1) {
     for (int i = threadIdx.x; i < width; i += kFinishThreads) {
-      out[i] = weighed(i) * softmax[i / head_dim].inverse;
+      put(i, weighed(i) * softmax[i / head_dim].inverse);
     }
     return;
   }
@@ -68,12 +70,12 @@ __device__ void merge_outputs(const Partials& partials, const Softmax* softmax, 
   if (part > 0) return;
   float sum = 0;
   for (int p = 0; p < parts; ++p) sum += sums[p * width + threadIdx.x];
-  out[threadIdx.x] = sum * softmax[threadIdx.x / head_dim].inverse;
+  put(threadIdx.x, sum * softmax[threadIdx.x / head_dim].inverse);
 }
 
 // Two blocks for each (segment, kv_head): one merges the outputs, the other does the scores.
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(Decode decode, KvView cache, DeviceBatch batch) {
+    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax
   __shared__ Victim scratch[kFinishThreads / kWarp];
   let_next_start();
@@ -100,8 +102,17 @@ __global__ void __launch_bounds__(kFinishThreads)
 
   if (blockIdx.z == 0) {
     const int head_dim = cache.head_dim;
-    merge_outputs(partials, softmax, query, group, head_dim, n_splits,
-                  decode.out + (int64_t{segment.row} * cache.n_heads + kv_head * group) * head_dim);
+    const int n = cache.n_heads * head_dim;
+    const int first = kv_head * group * head_dim;
+    float* const out = decode.out + int64_t{segment.row} * n + first;
+    if (rounded && kv_head == 0) {
+      round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
+                    kFinishThreads / kWarp);
+    }
+    merge_outputs(partials, softmax, query, group, head_dim, n_splits, [&](int i, float x) {
+      out[i] = x;
+      if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
+    });
     return;
   }
 
@@ -136,7 +147,8 @@ __global__ void __launch_bounds__(kFinishThreads)
 size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).bytes; }
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
-            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds) {
+            const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
+            const QuantizedRows& rounded) {
   Decode decode{attention.q.floats(),
                 attention.out.floats(),
                 attention.scale,
@@ -156,7 +168,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);
   launch(stream, finish_kernel, dim3(n_segments, cache.n_kv_heads, 2), dim3(kFinishThreads), shared,
-         decode, cache, batch);
+         decode, cache, batch, rounded);
 }
 
 }  // namespace h2o::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "core/error.h"
 #include "cuda/matmul/cublas.h"
@@ -82,6 +83,7 @@ struct Matmul::State {
   Cublas cublas;
   Uploader uploader;
   std::map<const std::byte*, Tensor> quantised;  // as callers see them, by where they begin
+  std::set<int64_t> quantised_cols;              // that such weights have
   OtherForm quantized;                           // kFewQuantizedRows, as QuantizedRows, in 8 bits
   OtherForm halves;                              // kGemmRows, as f16 or bf16
   Workspace tile;                                // weights as f16
@@ -96,6 +98,7 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
     // Whatever else began there has been freed, or takes turns with it and begins where it does.
     quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
     quantised[tensor.data] = tensor;
+    quantised_cols.insert(tensor.cols);
     quantized.memory.reserve(QuantizedRows::bytes(kFewQuantizedRows, host.cols));
     if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
   }
@@ -200,6 +203,14 @@ void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {
 void Matmul::forget() {
   state_->quantized.forget();
   state_->halves.forget();
+}
+
+QuantizedRows Matmul::rounded(const Tensor& y) {
+  forget();
+  const bool few = y.rows > 0 && y.rows <= kFewQuantizedRows;
+  if (!few || !state_->quantised_cols.contains(y.cols)) return {};
+  state_->quantized.becomes(y, DType::q8_0);
+  return {state_->quantized.memory.data(), kFewQuantizedRows, y.cols};
 }
 
 }  // namespace h2o::cuda

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "cuda/matmul/quantize_activations.h"
 #include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
@@ -32,6 +33,10 @@ class Matmul {
 
   // What multiply() remembers of x, which may be written now.
   void forget();
+
+  // The same, and where a kernel that writes y is to put it rounded too, since quantised weights
+  // may be multiplied with it next. None if there are no such weights, or y has many rows.
+  QuantizedRows rounded(const Tensor& y);
 
  private:
   struct State;

@@ -19,11 +19,15 @@ struct RoundedGroup {
 // a group each, load what lies side by side. A row is filled up with zeros, and has another chunk
 // of them.
 struct QuantizedRows {
+  static constexpr int kGroup = 32;  // elements
   static constexpr int kChunk = 32;  // groups
 
-  int8_t* q;             // [n_rows, n_chunks, 2, 32, 16]
-  RoundedGroup* groups;  // [n_rows, n_chunks, 32]
-  int n_chunks;
+  int8_t* q = nullptr;             // [n_rows, n_chunks, 2, 32, 16]
+  RoundedGroup* groups = nullptr;  // [n_rows, n_chunks, 32]
+  int n_chunks = 0;
+
+  QuantizedRows() = default;  // none: nothing is to be rounded
+  H2O_HD explicit operator bool() const { return q != nullptr; }
 
   // The last one included.
   static int64_t chunks(int64_t n_in) { return (n_in / 32 + kChunk - 1) / kChunk + 1; }
@@ -55,6 +59,10 @@ struct QuantizedRows {
     return groups + int64_t{row * n_chunks + chunk} * kChunk + lane;
   }
 };
+
+// Blocks of so many threads, at most 1024 and a power of two, with an element each, the zeros after
+// a row included: along x those of a row, along y the rows.
+dim3 rounding_grid(const QuantizedRows& to, int64_t n_rows, int threads);
 
 void quantize_rows(const Stream& stream, const QuantizedRows& to, const Tensor& x);
 

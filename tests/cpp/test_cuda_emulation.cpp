@@ -160,7 +160,8 @@ TEST_CASE("a step that cannot be recorded runs as it is, and so do those after i
   }
 }
 
-// To be lowered when kernels are fused.
+// To be lowered when kernels are fused. Quantised models have as many: what is multiplied is
+// rounded by the kernel that writes it.
 TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
   constexpr int kPerLayer = 10;  // 2 norms, 4 of products, SwiGLU, 3 of attention
   constexpr int kOthers = 4;     // embeddings, and the last norm, rows and product
@@ -173,6 +174,79 @@ TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
     feed(session, 0, random_tokens(random, *model, 1));
     CHECK(take_launches().size() == kPerLayer * model->config.n_layers + kOthers);
   }
+}
+
+// Three tokens of two sequences through one layer; and the launches of each step.
+std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass) {
+  constexpr int64_t kRows = 2, kWidth = 128, kKvWidth = 64, kInner = 160;
+  const KvShape shape{.n_layers = 1,
+                      .n_sequences = kRows,
+                      .n_heads = 4,
+                      .n_kv_heads = 2,
+                      .head_dim = 32,
+                      .max_tokens = 8,
+                      .max_rows = kRows};
+  const auto backend = test_backend();
+  Backend& b = *backend;
+  const KvPolicy policy;
+  KvCache cache(b, {&policy, 1}, shape);
+  Random random(5);
+  std::vector<Buffer> owner;
+  const auto weights = [&](int64_t n_out, int64_t n_in) {
+    const auto bytes = random_weights(random, DType::q8_0, n_out * n_in, real_scales);
+    return Affine{b.upload(tensor_of(bytes, DType::q8_0, n_out, n_in), owner), {}};
+  };
+  const Affine wq = weights(kWidth, kWidth), wk = weights(kKvWidth, kWidth);
+  const Affine wv = weights(kKvWidth, kWidth), wo = weights(kWidth, kWidth);
+  const Affine w_up = weights(kInner, kWidth), w_gate = weights(kInner, kWidth);
+  const Affine w_down = weights(kWidth, kInner);
+  const DeviceMatrix norm(b, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
+  const DeviceMatrix x(b, random.reals(kRows * kWidth), kRows, kWidth);
+  const DeviceMatrix h(b, kRows, kWidth), q(b, kRows, kWidth), out(b, kRows, kWidth);
+  const DeviceMatrix k(b, kRows, kKvWidth), v(b, kRows, kKvWidth);
+  const DeviceMatrix up(b, kRows, kInner), gate(b, kRows, kInner);
+  const Attention attention{.out = out,
+                            .q = q,
+                            .k = k,
+                            .v = v,
+                            .rope = {},
+                            .scale = attention_scale(shape),
+                            .sinks = {},
+                            .slopes = {}};
+  std::vector<size_t> launches;
+  for (int32_t position = 0; position < 3; ++position) {
+    Batch batch;
+    for (int32_t s = 0; s < kRows; ++s) batch.add(s, position, std::vector<int32_t>(1), false);
+    const std::function<void()> operations[] = {[&] { b.rms_norm(h, x, norm, 1e-5f); },
+                                                [&] { b.matmul({{q, wq}, {k, wk}, {v, wv}}, h); },
+                                                [&] { b.attend(attention, cache.layer(0), batch); },
+                                                [&] { b.matmul_add(x, out, wo); },
+                                                [&] { b.rms_norm(h, x, norm, 1e-5f); },
+                                                [&] { b.matmul({{up, w_up}, {gate, w_gate}}, h); },
+                                                [&] { b.swiglu(up, gate); },
+                                                [&] { b.matmul_add(x, up, w_down); }};
+    take_launches();
+    if (one_pass) {
+      b.run(batch, [&] {
+        for (const auto& operation : operations) operation();
+      });
+    } else {
+      for (const auto& operation : operations) b.run(batch, operation);
+    }
+    launches.push_back(take_launches().size());
+    cache.advance(batch);
+  }
+  return {x.read(), launches};
+}
+
+TEST_CASE("a layer of quantised weights rounds what it multiplies where that is written" *
+          doctest::skip(!on_cuda())) {
+  const auto [fused, launches] = quantised_layer(true);
+  const auto [alone, more] = quantised_layer(false);
+  CHECK(launches == std::vector<size_t>(3, 10));
+  CHECK(more == std::vector<size_t>(3, 14));
+  CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));
+  CHECK(same_bits(fused, alone));
 }
 
 }  // namespace

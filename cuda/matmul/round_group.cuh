@@ -1,0 +1,48 @@
+// Rounding to 8 bits by whole warps, for kernels that write what quantised weights are multiplied
+// with next. All of them give the same bits.
+#pragma once
+
+#include "cuda/matmul/quantize_activations.h"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+
+static_assert(QuantizedRows::kGroup == kWarp);
+
+// Group g of a row, as quantize_rows of cpu/int8_matmul-inl.h.
+__device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
+  const int lane = threadIdx.x % kWarp;
+  const float d = warp_max(fabsf(x)) / 127 + warp_sum(x * 0);  // NaN if one of them is not finite
+  // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
+  const float inverse = d >= 0x1p-126f ? 1 / d : 0;
+  const int q = static_cast<int>(fminf(fmaxf(rintf(x * inverse), -127.0f), 127.0f));
+
+  uint32_t word = static_cast<uint32_t>(q & 255) << lane % 4 * 8;  // of four lanes
+  word |= __shfl_xor_sync(kAllLanes, word, 1);
+  word |= __shfl_xor_sync(kAllLanes, word, 2);
+  int sum = q;  // of sixteen
+#pragma unroll
+  for (int apart = 1; apart < 16; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
+  const int second = __shfl_xor_sync(kAllLanes, sum, 16);
+
+  const int chunk = g / QuantizedRows::kChunk;
+  const int in_chunk = g % QuantizedRows::kChunk;
+  if (lane % 4 == 0) {
+    int8_t* const half = to.half(row, chunk, in_chunk, lane / 16);
+    reinterpret_cast<uint32_t*>(half)[lane % 16 / 4] = word;
+  }
+  if (lane == 0) {
+    *to.group(row, chunk, in_chunk) = {d,
+                                       {static_cast<int16_t>(sum), static_cast<int16_t>(second)}};
+  }
+}
+
+// The zeros after the n groups of a row, by one of n_warps warps.
+__device__ inline void round_padding(const QuantizedRows& to, int row, int n, int warp,
+                                     int n_warps) {
+  for (int g = n + warp; g < to.n_chunks * QuantizedRows::kChunk; g += n_warps) {
+    round_group(to, row, g, 0);
+  }
+}
+
+}  // namespace h2o::cuda
