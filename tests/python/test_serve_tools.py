@@ -223,7 +223,7 @@ class TestRefused:
     def test_a_tool_that_there_is_not(self, server: Server) -> None:
         choice = {"type": "function", "function": {"name": "wether"}}
         assert "no tool 'wether'" in self.refused(server, tool_choice=choice)
-        assert "no tool to call" in self.refused(server, tool_choice="required", tools=[])
+        assert "no tools are given" in self.refused(server, tool_choice="required", tools=[])
 
     def test_a_call_in_another_form(self, server: Server) -> None:
         form = {"type": "json_object"}

@@ -99,53 +99,34 @@ def add_arguments(parser: Parser) -> None:
         help="keep where outputs ended too: conversations go on there, as h2o-cpp chat does "
         "(default: read again what is no whole chunk)",
     )  # fmt: skip
-    limits.add_argument(
-        "--max-models", type=int, metavar="N",
-        help="of --models, loaded at once (default: as many as there is memory for)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--idle-timeout", type=int, metavar="SECONDS",
-        help="of --models, unload those that were not used for so long (default: never)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-requests-per-key", type=int, metavar="N",
-        help="in progress at once; further ones get status 429 (default: no limit)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-queue", type=int, default=64, metavar="N",
-        help="requests that may wait; further ones get status 429 (default: %(default)s)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-tokens", type=int, metavar="N",
-        help="the most tokens that a request may ask for (default: the context)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-prompt", type=int, metavar="N",
-        help="the most tokens of a prompt (default: the context)",
-    )  # fmt: skip
+    for name, metavar, default, what in (
+        ("max-models", "N", None, "of --models, loaded at once (default: as many as there is "
+         "memory for)"),
+        ("idle-timeout", "SECONDS", None, "of --models, unload those that were not used for so "
+         "long (default: never)"),
+        ("max-requests-per-key", "N", None, "in progress at once; further ones get status 429 "
+         "(default: no limit)"),
+        ("max-queue", "N", 64, "requests that may wait; further ones get status 429"),
+        ("max-tokens", "N", None, "the most tokens that a request may ask for (default: the "
+         "context)"),
+        ("max-prompt", "N", None, "the most tokens of a prompt (default: the context)"),
+        ("max-connections", "N", None, "at once (default: 512, or half of the files that may be "
+         "open)"),
+        ("header-timeout", "SECONDS", 10, "for the headers of a request to arrive"),
+        ("body-timeout", "SECONDS", 60, "for its body to arrive"),
+        ("write-timeout", "SECONDS", 60, "in which a client must take something of its answer"),
+        ("keep-alive", "SECONDS", 5, "that a connection may be idle between requests"),
+    ):  # fmt: skip
+        shown = "" if default is None else " (default: %(default)s)"
+        limits.add_argument(
+            f"--{name}", type=int, default=default, metavar=metavar, help=what + shown
+        )
     limits.add_argument(
         "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
     )
     limits.add_argument(
         "--max-bodies", default="64MiB", metavar="SIZE",
         help="of all requests in progress (default: %(default)s)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--max-connections", type=int, metavar="N",
-        help="at once (default: 512, or half of the files that may be open)",
-    )  # fmt: skip
-    for name, seconds, what in (
-        ("header", 10, "for the headers of a request to arrive"),
-        ("body", 60, "for its body to arrive"),
-        ("write", 60, "in which a client must take something of its answer"),
-    ):
-        limits.add_argument(
-            f"--{name}-timeout", type=int, default=seconds, metavar="SECONDS",
-            help=f"{what} (default: %(default)s)",
-        )  # fmt: skip
-    limits.add_argument(
-        "--keep-alive", type=int, default=5, metavar="SECONDS",
-        help="that a connection may be idle between requests (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser, memory=True)
     add_machine(parser, resident=True)

@@ -29,6 +29,10 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
     tools = body.told_tools()
+    if body.must_call and not tools:
+        raise ApiError(
+            400, "tool_choice says to call a tool, and no tools are given", param="tools"
+        )
     prompt = prompt_of(service, body)
     template = service.chat_template()
     grammar = None

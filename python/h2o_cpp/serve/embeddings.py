@@ -13,7 +13,7 @@ from h2o_cpp.generation.embedding import unit_length
 from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.endpoint import answer
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ModelRequest, Prompts, prompt_list
@@ -77,24 +77,12 @@ def vectors(outputs: list[Output]) -> Any:
     return unit_length(np.stack([output.completion.embedding for output in outputs]))
 
 
-class EmbeddingResponse(GenerationResponse):
-    """The response to a request whose embeddings have been submitted. There are no streams."""
+class EmbeddingResponse(OutputsResponse):
+    """The response to a request whose embeddings have been submitted."""
 
     def __init__(self, service: Service, outputs: list[Output]) -> None:
-        super().__init__(outputs, stream=False)
+        super().__init__(outputs)
         self._name = service.name
-
-    def event(self, output: Output, piece: str) -> bytes:
-        """None."""
-        raise NotImplementedError
-
-    def end(self) -> bytes:
-        """None."""
-        raise NotImplementedError
-
-    def failed(self, error: ApiError) -> bytes:
-        """None."""
-        raise NotImplementedError
 
 
 class _Embeddings(EmbeddingResponse):

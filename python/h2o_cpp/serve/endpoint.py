@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from h2o_cpp.serve.catalog import Catalog
-from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.parsing import parse
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.service import Service
@@ -37,7 +37,7 @@ async def answer(
     except BaseException:
         catalog.give_back(service)
         raise
-    if isinstance(response, GenerationResponse):
+    if isinstance(response, OutputsResponse):
         response.on_end = partial(catalog.give_back, service)
     else:
         catalog.give_back(service)

@@ -14,23 +14,19 @@ from starlette.types import Message, Receive, Scope, Send
 from h2o_cpp.serve.errors import ApiError, internal_error
 from h2o_cpp.serve.outputs import Output, Outputs
 
+Pieces = AsyncIterator[tuple[Output, str]]
 
-class GenerationResponse(Response, ABC):
-    """The response to a request whose outputs have been submitted, as the request asks for it.
 
-    The status is sent when the first piece is there, so what is wrong until then has a status of
-    its own. What goes wrong later in a stream is its last event.
+class OutputsResponse(Response, ABC):
+    """The response to a request whose outputs have been submitted, sent when all have ended.
 
     However it ends, so do its outputs, and they end at once when the client disconnects.
 
     Attributes: `on_end`, called when it has ended.
     """
 
-    stream_type = "text/event-stream; charset=utf-8"
-
-    def __init__(self, outputs: list[Output], *, stream: bool) -> None:
+    def __init__(self, outputs: list[Output]) -> None:
         super().__init__()
-        self._stream = stream
         self._outputs = Outputs(outputs)
         self.on_end: Callable[[], None] = lambda: None
 
@@ -39,13 +35,7 @@ class GenerationResponse(Response, ABC):
         client = asyncio.ensure_future(self._until_disconnect(receive))
         try:
             async with aclosing(self._outputs.pieces()) as pieces:
-                if self._stream:
-                    await self._send_stream(pieces, send)
-                    return
-                async for _ in pieces:
-                    pass
-            complete = self.complete(self._outputs.all).model_dump_json()
-            await Response(complete, media_type="application/json")(scope, receive, send)
+                await self._answer(pieces, scope, receive, send)
         except ApiError:
             if client.done():
                 raise ApiError(499, "the client has left") from None
@@ -58,6 +48,31 @@ class GenerationResponse(Response, ABC):
     @abstractmethod
     def complete(self, outputs: list[Output]) -> BaseModel:
         """All of it, when all outputs have ended."""
+
+    async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
+        async for _ in pieces:
+            pass
+        complete = self.complete(self._outputs.all).model_dump_json()
+        await Response(complete, media_type="application/json")(scope, receive, send)
+
+    async def _until_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._outputs.close()
+
+
+class GenerationResponse(OutputsResponse):
+    """One that can be a stream.
+
+    The status is sent when the first piece is there, so what is wrong until then has a status of
+    its own. What goes wrong later in a stream is its last event.
+    """
+
+    stream_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, outputs: list[Output], *, stream: bool) -> None:
+        super().__init__(outputs)
+        self._stream = stream
 
     def begin(self) -> bytes:
         """What a stream begins with."""
@@ -75,12 +90,13 @@ class GenerationResponse(Response, ABC):
     def failed(self, error: ApiError) -> bytes:
         """What a stream ends with that went wrong."""
 
-    async def _until_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._outputs.close()
+    async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._stream:
+            await self._send_stream(pieces, send)
+        else:
+            await super()._answer(pieces, scope, receive, send)
 
-    async def _send_stream(self, pieces: AsyncIterator[tuple[Output, str]], send: Send) -> None:
+    async def _send_stream(self, pieces: Pieces, send: Send) -> None:
         output, piece = await anext(pieces)
         headers = [(b"content-type", self.stream_type.encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
