@@ -5,26 +5,35 @@
 
 namespace h2o {
 
-size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  const size_t n = std::min(a.size(), b.size());
-  return std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
-         a.begin();
+PrefixCache::PrefixCache(PrefixCacheOptions options, uint64_t scope)
+    : options_(std::move(options)) {
+  if (!options_.disk.directory.empty()) disk_.emplace(options_.disk, scope);
 }
 
-size_t PrefixCache::size_of(const Entry& entry) {
-  return entry.state.size() + entry.tokens.size() * sizeof(int32_t) + sizeof(Entry);
+PrefixCache::~PrefixCache() {
+  if (!disk_) return;
+  for (auto it = entries_.rbegin(); it != entries_.rend(); ++it) disk_->save(**it);
 }
 
-std::shared_ptr<const PrefixCache::Entry> PrefixCache::find(std::span<const int32_t> prompt,
-                                                            std::span<const KvPolicy> policies) {
+size_t PrefixCache::size_of(const PrefixEntry& entry) {
+  return entry.state.size() + entry.head.tokens.size() * sizeof(int32_t) + sizeof(PrefixEntry);
+}
+
+std::shared_ptr<const PrefixEntry> PrefixCache::find(std::span<const int32_t> prompt,
+                                                     std::span<const KvPolicy> policies) {
   auto best = entries_.end();
+  size_t n_best = 0;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const Entry& entry = **it;
-    const size_t n = entry.tokens.size();
-    const bool fits = entry.kind == Kind::whole ? n == prompt.size() : n < prompt.size();
-    if (!fits || (best != entries_.end() && n <= (*best)->tokens.size())) continue;
-    if (std::ranges::equal(entry.policies, policies) && common_prefix(entry.tokens, prompt) == n) {
-      best = it;
+    const PrefixHead& head = (*it)->head;
+    if (head.tokens.size() <= n_best || !head.begins(prompt, policies)) continue;
+    best = it;
+    n_best = head.tokens.size();
+  }
+  if (disk_) {
+    if (std::optional<PrefixEntry> found = disk_->find(prompt, policies, n_best)) {
+      auto entry = std::make_shared<const PrefixEntry>(*std::move(found));
+      put(entry);
+      return entry;
     }
   }
   if (best == entries_.end()) return nullptr;
@@ -32,31 +41,44 @@ std::shared_ptr<const PrefixCache::Entry> PrefixCache::find(std::span<const int3
   return *best;
 }
 
-bool PrefixCache::has(Kind kind, std::span<const int32_t> tokens,
-                      std::span<const KvPolicy> policies) const {
-  return std::ranges::any_of(entries_, [&](const auto& entry) {
-    return entry->kind == kind && std::ranges::equal(entry->tokens, tokens) &&
-           std::ranges::equal(entry->policies, policies);
-  });
+bool PrefixCache::has(const PrefixHead& head) const {
+  return std::ranges::any_of(entries_, [&](const auto& entry) { return entry->head == head; }) ||
+         (disk_ && disk_->has(head));
 }
 
-void PrefixCache::add(Entry entry) {
-  const size_t size = size_of(entry);
-  if (size > options_.max_bytes || has(entry.kind, entry.tokens, entry.policies)) return;
-  entries_.push_front(std::make_shared<const Entry>(std::move(entry)));
-  bytes_ += size;
+void PrefixCache::add(PrefixEntry entry) {
+  if (!has(entry.head)) put(std::make_shared<const PrefixEntry>(std::move(entry)));
+}
+
+void PrefixCache::put(std::shared_ptr<const PrefixEntry> entry) {
+  bytes_ += size_of(*entry);
+  entries_.push_front(std::move(entry));
+  // One that is too large by itself does not drive out the others.
+  if (size_of(*entries_.front()) > options_.max_bytes) {
+    entries_.splice(entries_.end(), entries_, entries_.begin());
+  }
   while (bytes_ > options_.max_bytes) {
     bytes_ -= size_of(*entries_.back());
+    if (disk_) disk_->save(*entries_.back());
     entries_.pop_back();
   }
 }
 
+void PrefixCache::forget(const PrefixHead& head, const std::string& why) noexcept {
+  if (disk_) disk_->forget(head, why);
+  const auto entry =
+      std::ranges::find_if(entries_, [&](const auto& one) { return one->head == head; });
+  if (entry == entries_.end()) return;
+  bytes_ -= size_of(**entry);
+  entries_.erase(entry);
+}
+
 size_t PrefixCache::common(std::span<const int32_t> prompt,
                            std::span<const KvPolicy> policies) const {
-  size_t most = 0;
+  size_t most = disk_ ? disk_->common(prompt, policies) : 0;
   for (const auto& entry : entries_) {
-    if (!std::ranges::equal(entry->policies, policies)) continue;
-    most = std::max(most, common_prefix(entry->tokens, prompt));
+    if (!entry->head.has_policies(policies)) continue;
+    most = std::max(most, common_prefix(entry->head.tokens, prompt));
   }
   return most;
 }

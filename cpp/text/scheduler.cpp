@@ -32,7 +32,7 @@ Scheduler::Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_bat
       limit_(describe_limit(session)),
       max_sequences_(session.options().max_sequences),
       slots_(session.options().n_sequences),
-      prefixes_(prefixes) {}
+      prefixes_(prefixes, prefix_scope(session, n_batch, prefixes.disk.build)) {}
 
 int32_t Scheduler::n_active() const {
   return static_cast<int32_t>(std::ranges::count_if(slots_, &Slot::active));

@@ -102,14 +102,15 @@ class Scheduler {
   void start(StepOutput& output, std::span<const StepOutput> outputs);
   std::span<const KvPolicy> policies_of(const Generation& generation) const;
   static bool needs_every_row(const Generation& generation);
+  static uint64_t prefix_scope(const Session& session, int32_t n_batch, const std::string& build);
+  bool load_prefix(Generation& generation, const PrefixEntry& prefix, int32_t sequence);
   bool may_begin_in_prefix(const Generation& generation) const;
   void plan_prefixes(Generation& generation, size_t n_cached);
   bool waits_for_prefix(const Generation& generation, size_t n_cached,
                         std::span<const StepOutput> outputs);
   void save_prefixes(Generation& generation, std::span<const float> logits) noexcept;
   void save_end(const Generation& generation) noexcept;
-  void save_prefix(const Generation& generation, PrefixCache::Kind kind,
-                   std::span<const float> logits);
+  void save_prefix(const Generation& generation, PrefixKind kind, std::span<const float> logits);
   void prepare(Generation& generation, bool goes_on, StepOutput& output);
   void compute(std::vector<StepOutput>& outputs);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);

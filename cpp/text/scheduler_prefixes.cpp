@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/bytes.h"
+#include "core/error.h"
 #include "text/scheduler.h"
 
 namespace h2o {
@@ -10,6 +12,34 @@ namespace {
 constexpr size_t kLeast = 32;  // fewer tokens are read about as fast as a state is copied
 
 }  // namespace
+
+// What the bits of a state depend on besides its tokens and policies.
+uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
+                                 const std::string& build) {
+  const SessionOptions& options = session.options();
+  const ArchiveOptions& archive = options.archive;
+  const std::string scope =
+      text(build, "|", kSnapshotVersion, "|", session.model().fingerprint, "|",
+           session.model().backend->name(), "|", options.n_ctx, "|", n_batch, "|",
+           static_cast<int>(options.positions), "|", static_cast<int>(options.k_dtype), "|",
+           static_cast<int>(options.v_dtype), "|", archive.n_recalled, "|",
+           static_cast<int>(archive.k_dtype), "|", static_cast<int>(archive.v_dtype));
+  return checksum(std::as_bytes(std::span(scope)));
+}
+
+// Begins in a state that was found. A file may claim what it does not have: then all of the prompt
+// is read.
+bool Scheduler::load_prefix(Generation& g, const PrefixEntry& prefix, int32_t sequence) {
+  try {
+    const std::vector<float> logits = session_.load(sequence, prefix.state).logits;
+    g.logits_.assign(logits.begin(), logits.end());  // in memory that prepare() has reserved
+    return true;
+  } catch (const FormatError& error) {
+    prefixes_.forget(prefix.head, error.what());
+    session_.reset(sequence, policies_of(g));
+    return false;
+  }
+}
 
 std::span<const KvPolicy> Scheduler::policies_of(const Generation& g) const {
   return g.request_.policies.empty() ? session_.options().policies : g.request_.policies;
@@ -67,11 +97,11 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
     const auto at = std::ranges::find(g.save_at_, seen);
     if (at != g.save_at_.end() && seen < g.tokens_.size()) {
       g.save_at_.erase(at);
-      save_prefix(g, PrefixCache::Kind::passed, {});
+      save_prefix(g, PrefixKind::passed, {});
     }
     if (g.saves_whole_ && g.reads_prompt() && seen == g.tokens_.size() && !logits.empty()) {
       g.saves_whole_ = false;
-      save_prefix(g, PrefixCache::Kind::whole, logits);
+      save_prefix(g, PrefixKind::whole, logits);
     }
   } catch (const std::bad_alloc&) {
   }
@@ -81,24 +111,22 @@ void Scheduler::save_end(const Generation& g) noexcept {
   if (!prefixes_.keeps_ends() || g.request_.max_tokens == 0) return;
   try {
     if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) >= kLeast) {
-      save_prefix(g, PrefixCache::Kind::ended, {});
+      save_prefix(g, PrefixKind::ended, {});
     }
   } catch (const std::bad_alloc&) {
   }
 }
 
-void Scheduler::save_prefix(const Generation& g, PrefixCache::Kind kind,
-                            std::span<const float> logits) {
+void Scheduler::save_prefix(const Generation& g, PrefixKind kind, std::span<const float> logits) {
   const std::span<const int32_t> read =
       std::span(g.tokens_).first(session_.tokens_seen(g.sequence_));
   const std::span<const KvPolicy> policies = policies_of(g);
-  if (prefixes_.has(kind, read, policies)) return;
+  PrefixHead head{kind, {read.begin(), read.end()}, {policies.begin(), policies.end()}};
+  if (prefixes_.has(head)) return;
   SnapshotText text;
-  text.tokens.assign(read.begin(), read.end());
+  text.tokens = head.tokens;
   text.logits.assign(logits.begin(), logits.end());
-  PrefixCache::Entry entry{kind, text.tokens, {policies.begin(), policies.end()}, {}};
-  entry.state = session_.save(g.sequence_, std::move(text));
-  prefixes_.add(std::move(entry));
+  prefixes_.add({std::move(head), session_.save(g.sequence_, std::move(text))});
 }
 
 }  // namespace h2o

@@ -2,6 +2,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #ifdef _WIN32
 #include <winsock2.h>
@@ -10,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -96,7 +98,8 @@ std::shared_ptr<Engine> make_engine(
     std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
     int32_t max_sequences, const std::string& k_dtype, const std::string& v_dtype,
     const std::string& positions, size_t prefix_bytes, bool prefix_ends, int32_t n_recalled,
-    const std::string& archive_k_dtype, const std::string& archive_v_dtype) {
+    const std::string& archive_k_dtype, const std::string& archive_v_dtype,
+    const std::filesystem::path& prefix_disk, uint64_t prefix_disk_bytes, py::object log) {
   SessionOptions options{.policies = std::move(policies),
                          .n_ctx = n_ctx,
                          .n_batch = n_batch,
@@ -106,10 +109,18 @@ std::shared_ptr<Engine> make_engine(
                          .v_dtype = kv_dtype(v_dtype),
                          .positions = positions_named(positions),
                          .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype)};
+  PrefixDiskOptions disk{
+      .directory = prefix_disk, .max_bytes = prefix_disk_bytes, .build = H2O_VERSION, .log = {}};
+  if (!log.is_none()) {
+    disk.log = [kept = keep(std::move(log))](const std::string& message) {
+      const py::gil_scoped_acquire acquire;
+      (*kept)(message);
+    };
+  }
   const py::gil_scoped_release release;
   // It waits for its thread, which may want Python's lock.
   return {new Engine(std::move(model), std::move(tokenizer), std::move(options),
-                     {.max_bytes = prefix_bytes, .ends = prefix_ends}),
+                     {.max_bytes = prefix_bytes, .ends = prefix_ends, .disk = std::move(disk)}),
           [](Engine* engine) {
             if (PyGILState_Check() != 0) {
               const py::gil_scoped_release release_here;
@@ -336,7 +347,8 @@ void register_engine(py::module_& m) {
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
            py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
            py::arg("n_recalled") = 0, py::arg("archive_k_dtype") = "q8_0",
-           py::arg("archive_v_dtype") = "q8_0")
+           py::arg("archive_v_dtype") = "q8_0", py::arg("prefix_disk") = std::filesystem::path(),
+           py::arg("prefix_disk_bytes") = 0, py::arg("log") = py::none())
       .def("submit", &submit, py::arg("prompt"), py::kw_only(), py::arg("after") = py::none(),
            py::arg("follows") = py::none(), py::arg("sampling"), py::arg("seeded") = true,
            py::arg("max_tokens") = py::none(), py::arg("stop") = std::vector<std::string>{},

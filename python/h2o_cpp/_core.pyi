@@ -305,6 +305,9 @@ class Engine:
         n_recalled: int = 0,
         archive_k_dtype: str = "q8_0",
         archive_v_dtype: str = "q8_0",
+        prefix_disk: str | os.PathLike[str] = "",
+        prefix_disk_bytes: int = 0,
+        log: Callable[[str], object] | None = None,
     ) -> None: ...
     def submit(
         self,

@@ -76,6 +76,8 @@ class Generator(Closing):
         max_resident: int | str | None = None,
         exact: bool = False,
         prefix_cache: int | str = 256 * 2**20,
+        prefix_cache_disk: str | os.PathLike[str] | None = None,
+        prefix_cache_disk_bytes: int | str = 4 * 2**30,
         prefix_ends: bool = False,
         archive: str | tuple[str, str] | None = None,
         archive_pages: int = ARCHIVE_PAGES,
@@ -119,6 +121,9 @@ class Generator(Closing):
         prefix_cache: most memory for states of prompts, 256 MiB, in which others that begin alike
             go on; an output is the same with and without. 0: none. They are kept at ends of chunks
             of n_batch tokens, and at the end of a prompt that several requests have at once.
+        prefix_cache_disk: a directory to which states go that leave memory, or are in it at the
+            end; they are found again after a restart, by the same model, options, kernels and
+            version. prefix_cache_disk_bytes: the most that they take there, 4 GiB.
         prefix_ends: keep where outputs ended too, so that a conversation goes on in the state that
             it left, as Chat has it; an output then depends on whether the end is still there.
         archive: keep what the cache evicts in the host's memory, besides the budget, in a type of
@@ -138,6 +143,9 @@ class Generator(Closing):
         if isinstance(prefix_cache, str):
             prefix_cache = bytes_of("prefix_cache", prefix_cache)
         check_int("prefix_cache", prefix_cache, 0, INT64_MAX)
+        if isinstance(prefix_cache_disk_bytes, str):
+            prefix_cache_disk_bytes = bytes_of("prefix_cache_disk_bytes", prefix_cache_disk_bytes)
+        check_int("prefix_cache_disk_bytes", prefix_cache_disk_bytes, 0, INT64_MAX)
         self._open: Runtime | None = open_runtime(
             path,
             hh=hh,
@@ -155,6 +163,8 @@ class Generator(Closing):
             max_resident=max_resident,
             exact=exact,
             prefix_cache=prefix_cache,
+            prefix_cache_disk=prefix_cache_disk,
+            prefix_cache_disk_bytes=prefix_cache_disk_bytes,
             prefix_ends=check_bool("prefix_ends", prefix_ends),
             archive=archive,
             archive_pages=archive_pages,

@@ -33,6 +33,8 @@ class Arguments(Protocol):
 
 class _Prefixes(TypedDict):
     prefix_cache: int | str
+    prefix_cache_disk: str | None
+    prefix_cache_disk_bytes: int | str
     prefix_ends: bool
 
 
@@ -392,6 +394,8 @@ def _prefixes(args: argparse.Namespace) -> _Prefixes:
     """Of commands that have these options; the others are done with a prompt when it ends."""
     return {
         "prefix_cache": getattr(args, "prefix_cache", 0),
+        "prefix_cache_disk": getattr(args, "prefix_cache_disk", None),
+        "prefix_cache_disk_bytes": getattr(args, "prefix_cache_disk_bytes", 0),
         "prefix_ends": getattr(args, "prefix_ends", False),
     }
 

@@ -95,6 +95,14 @@ def add_arguments(parser: Parser) -> None:
         "are the same; 0: none (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
+        "--prefix-cache-disk", metavar="DIR",
+        help="where states go that leave memory, and are found after a restart (default: nowhere)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--prefix-cache-disk-bytes", type=size, default="4GiB", metavar="SIZE",
+        help="of those, at most (default: %(default)s)",
+    )  # fmt: skip
+    limits.add_argument(
         "--prefix-ends", action="store_true",
         help="keep where outputs ended too: conversations go on there, as h2o-cpp chat does "
         "(default: read again what is no whole chunk)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from h2o_cpp.model.session import (
 )
 from h2o_cpp.model.stored_budget import Budget, resolve_budget
 from h2o_cpp.model.tokenizer import Tokenizer
+
+_log = logging.getLogger("h2o_cpp")
 
 _MAX_ROWS = 65536  # of a session's batch
 _USEFUL = 16  # sequences at once: more of them are hardly faster on a CPU
@@ -53,6 +56,8 @@ def open_runtime(
     max_resident: int | str | None,
     exact: bool = False,
     prefix_cache: int = 0,
+    prefix_cache_disk: str | os.PathLike[str] | None = None,
+    prefix_cache_disk_bytes: int = 0,
     prefix_ends: bool = False,
     archive: str | tuple[str, str] | None = None,
     archive_pages: int = ARCHIVE_PAGES,
@@ -106,6 +111,9 @@ def open_runtime(
         positions=check_positions(positions),
         prefix_bytes=prefix_cache,
         prefix_ends=prefix_ends,
+        prefix_disk=prefix_cache_disk or "",
+        prefix_disk_bytes=prefix_cache_disk_bytes,
+        log=_log.warning,
         **recall,
     )
     return Runtime(model, engine, tokenizer, policy, n_sequences)

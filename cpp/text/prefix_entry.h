@@ -1,0 +1,51 @@
+// PrefixEntry: a state of a sequence that prompts pass through, and what it is the state of.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv/policy.h"
+
+namespace h2o {
+
+enum class PrefixKind : uint8_t {
+  passed,  // a chunk of a prompt ends here: any prompt that goes on may begin here
+  whole,   // the end of a prompt, with its logits: for the same prompt
+  ended    // the end of an output: for what goes on after it
+};
+
+// How many tokens two texts begin with alike.
+inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  const size_t n = std::min(a.size(), b.size());
+  return std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
+         a.begin();
+}
+
+struct PrefixHead {
+  PrefixKind kind;
+  std::vector<int32_t> tokens;
+  std::vector<KvPolicy> policies;
+
+  bool operator==(const PrefixHead&) const = default;
+
+  bool has_policies(std::span<const KvPolicy> others) const {
+    return std::ranges::equal(policies, others);
+  }
+
+  // May this prompt begin here?
+  bool begins(std::span<const int32_t> prompt, std::span<const KvPolicy> others) const {
+    const size_t n = tokens.size();
+    const bool fits = kind == PrefixKind::whole ? n == prompt.size() : n < prompt.size();
+    return fits && has_policies(others) && common_prefix(tokens, prompt) == n;
+  }
+};
+
+struct PrefixEntry {
+  PrefixHead head;
+  std::vector<std::byte> state;  // a snapshot
+};
+
+}  // namespace h2o
