@@ -2,14 +2,23 @@
 // which stay as they are.
 #pragma once
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
+
+#include "core/error.h"
 
 namespace h2o {
 
+// Throws FileError on Windows for what is not UTF-8.
 inline std::filesystem::path path_of(std::string_view utf8) {
-  return std::u8string(utf8.begin(), utf8.end());
+  try {
+    return std::u8string(utf8.begin(), utf8.end());
+  } catch (const std::system_error&) {
+    throw FileError(ENOENT, std::string(utf8));
+  }
 }
 
 inline std::string utf8(const std::filesystem::path& path) {
