@@ -1,6 +1,7 @@
 // The global operator new and delete, replaced by ones that count and can fail: every form of them,
-// for those of a sanitizer's library do not call each other. The linker gives the library our
-// malloc and calloc for its own.
+// for those of a sanitizer's library do not call each other. On Linux the linker gives the library
+// our malloc and calloc for its own. On Windows it must not: GCC's thread-local variables call
+// malloc there, so that ours would call itself.
 #include "allocations.h"
 
 #ifdef _WIN32
@@ -11,8 +12,12 @@
 #include <cstdlib>
 #include <new>
 
+#ifdef __linux__
 extern "C" void* __real_malloc(size_t size);
 extern "C" void* __real_calloc(size_t n, size_t size);
+#else
+#define __real_malloc std::malloc
+#endif
 
 namespace {
 
@@ -60,10 +65,12 @@ void* checked(void* data) {
 
 }  // namespace
 
+#ifdef __linux__
 extern "C" void* __wrap_malloc(size_t size) { return fails() ? nullptr : __real_malloc(size); }
 extern "C" void* __wrap_calloc(size_t n, size_t size) {
   return fails() ? nullptr : __real_calloc(n, size);
 }
+#endif
 
 int64_t h2o::allocations() { return count.load(std::memory_order_relaxed); }
 

@@ -121,9 +121,11 @@ TEST_CASE("a scalar pass has the same bits everywhere") {
   const Pass passes[] = {
       {H2O_SOURCE_DIR "/models/tiny-opt.gguf", full, 0x4a431a1000715a11},
       {H2O_SOURCE_DIR "/models/tiny-opt.gguf", h2o, 0xdea65a2af5e015ae},
+#ifndef H2O_OTHER_SINES  // which rotary positions have
       {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", full, 0xb275698ef7538946},
       {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", h2o, 0xf384a35231bc1347},
       {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", h2o, 0x884f3b0f2c6e2559},
+#endif
   };
   for (const Pass& pass : passes) {
     CAPTURE(std::string_view(pass.path));

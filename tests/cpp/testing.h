@@ -11,6 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -93,22 +96,28 @@ inline bool linux_lends_tiles() {
   return false;
 }
 
+#ifdef __x86_64__
+// The run-time library of Zig's compiler, of which one could ask too, knows no CPU.
+enum CpuidRegister { kEax, kEbx, kEcx, kEdx };
+inline bool cpuid_bit(uint32_t leaf, uint32_t subleaf, CpuidRegister reg, int bit) {
+  uint32_t r[4] = {};
+  __get_cpuid_count(leaf, subleaf, &r[kEax], &r[kEbx], &r[kEcx], &r[kEdx]);
+  return (r[reg] >> bit & 1) != 0;
+}
+#endif
+
 // Does this CPU run what the kernels of that name are compiled for, if they were built? Says the
-// compiler's run-time library, or the operating system, not h2o. Names that are none are left to
-// h2o to refuse.
+// CPU, or the operating system, not h2o. Names that are none are left to h2o to refuse.
 inline bool cpu_has(std::string_view isa) {
   const bool is_one = isa.starts_with("x86_64_") || isa.starts_with("neon");
   const std::string built = " " H2O_ISAS " ";
   if (is_one && built.find(" " + std::string(isa) + " ") == std::string::npos) return false;
 #ifdef __x86_64__
-  const bool v3 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-                  __builtin_cpu_supports("bmi2") != 0;  // not each compiler knows the levels
-  const bool v4 =
-      v3 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-      __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-      __builtin_cpu_supports("avx512vl") != 0;
-  const bool vnni = v4 && __builtin_cpu_supports("avx512vnni") != 0;
-  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16") != 0;
+  const bool v3 = cpuid_bit(7, 0, kEbx, 5) && cpuid_bit(7, 0, kEbx, 8) && cpuid_bit(1, 0, kEcx, 12);
+  bool v4 = v3;
+  for (int bit : {16, 17, 28, 30, 31}) v4 = v4 && cpuid_bit(7, 0, kEbx, bit);
+  const bool vnni = v4 && cpuid_bit(7, 0, kEcx, 11);
+  const bool bf16 = vnni && cpuid_bit(7, 1, kEax, 5);
   if (isa == "x86_64_v3") return v3;
   if (isa == "x86_64_v4") return v4;
   if (isa == "x86_64_v4_vnni") return vnni;
