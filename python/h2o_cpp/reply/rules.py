@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-# As h2o_cpp.generation.grammar has it for schemas.
-_SPACE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+# Calls are on one line, as templates show them: space is what a small model would go on with.
+_SPACE = {"whitespace_pattern": " ?"}
 
 ANY_TEXT = r"[\s\S]*"
 
