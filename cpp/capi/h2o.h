@@ -177,10 +177,15 @@ typedef struct h2o_session_options {
   const char* k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q4_0"; NULL: "f16" */
   const char* v_type; /* and values */
   uint64_t
-      prefix_cache; /* of an engine: most bytes for states of prompts, at ends of n_batch tokens,
-                       in which others that begin alike go on; their output is the same. 0: none */
+      prefix_cache;    /* of an engine: most bytes for states of prompts, at ends of n_batch tokens,
+                          in which others that begin alike go on; their output is the same. 0: none */
+  const char* archive; /* keeps what is evicted in the host's memory, in a type as of k_type; each
+                          token recalls some of it. A sequence then ends at n_ctx. NULL: none */
+  int32_t archive_pages; /* that each token recalls, of 16 tokens; 0: 16 */
+  int32_t reserved;      /* 0 */
 } h2o_session_options;
-#define H2O_SESSION_OPTIONS {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0}
+#define H2O_SESSION_OPTIONS \
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0}
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. *session is to be
  * freed whatever it returns, as with h2o_model_load; it has the message of an error. */
@@ -361,8 +366,9 @@ typedef struct h2o_session_stats {
   int32_t room;              /* how many more tokens can be read */
   uint64_t cache_bytes;      /* allocated, all layers */
   uint64_t full_cache_bytes; /* what the cache of all n_ctx tokens would take */
+  uint64_t archive_bytes;    /* of what was evicted, where there is an archive */
 } h2o_session_stats;
-#define H2O_SESSION_STATS {sizeof(h2o_session_stats), 0, 0, 0, 0, 0, 0, 0, 0}
+#define H2O_SESSION_STATS {sizeof(h2o_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 H2O_API h2o_status h2o_stats(h2o_session* session, h2o_session_stats* stats) H2O_NOEXCEPT;
 

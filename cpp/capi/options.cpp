@@ -39,6 +39,14 @@ DType kv_dtype_or_default(const char* name) {
   return name == nullptr ? DType::f16 : kv_dtype(name);
 }
 
+ArchiveOptions archive_of(const h2o_session_options& options) {
+  require(options.archive_pages >= 0, "archive_pages is ", options.archive_pages,
+          ", expected 1 or more, or 0 for ", kArchivePages);
+  if (options.archive == nullptr) return {};
+  const DType dtype = kv_dtype(options.archive, "archive");
+  return {options.archive_pages == 0 ? kArchivePages : options.archive_pages, dtype, dtype};
+}
+
 Positions positions_of(int32_t positions) {
   if (positions == H2O_POSITIONS_AUTO) return Positions::automatic;
   if (positions == H2O_POSITIONS_ORIGINAL) return Positions::original;
@@ -70,7 +78,8 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .n_batch = o.n_batch,
           .k_dtype = kv_dtype_or_default(o.k_type),
           .v_dtype = kv_dtype_or_default(o.v_type),
-          .positions = positions_of(o.positions)};
+          .positions = positions_of(o.positions),
+          .archive = archive_of(o)};
 }
 
 // Its defaults are those of text/sampler_options.h; tests/cpp/test_capi_sampling.cpp compares them.

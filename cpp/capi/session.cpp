@@ -92,7 +92,8 @@ h2o_status h2o_stats(h2o_session* session, h2o_session_stats* stats) noexcept {
                            .n_ctx = in.options().n_ctx,
                            .room = in.room(0),
                            .cache_bytes = in.cache_bytes(),
-                           .full_cache_bytes = in.full_cache_bytes()},
+                           .full_cache_bytes = in.full_cache_bytes(),
+                           .archive_bytes = in.archive_bytes()},
          stats);
   });
 }

@@ -16,6 +16,9 @@ namespace h2o {
 
 inline constexpr int32_t kPageTokens = 16;
 
+// How many pages a query recalls where nothing else is asked for.
+inline constexpr int32_t kArchivePages = 16;
+
 struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: there is no archive
   DType k_dtype = DType::q8_0;  // as those of the cache, in types of kv_dtypes()

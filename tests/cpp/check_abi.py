@@ -29,7 +29,7 @@ def declarations(header: str) -> tuple[list[str], list[tuple[str, str, str]]]:
         for line in re.findall(r"^H2O_API [^;]*;", header, re.M)
         + re.findall(r"^typedef int32_t [^;]*;", header, re.M)
         + re.findall(r"^  H2O_\w+ = \d+", header, re.M)
-        + re.findall(r"^#define H2O_\w+ (?:\{.*\}|\d+)$", header, re.M)
+        + re.findall(r"^#define H2O_\w+ +(?:\{.*\}|\d+)$", header, re.M)
     ]
     fields = []
     for struct, body in STRUCT.findall(header):

@@ -58,6 +58,35 @@ TEST_CASE("a stream is prompt, sample and step, over and over") {
   }
 }
 
+TEST_CASE("a session with an archive" * doctest::skip(on_cuda())) {
+  const api::Model model = load_model();
+  h2o_session_options options = with_budget(20);
+  options.archive = "f16";
+  options.archive_pages = 1000;
+  api::Session archived = open_session(model, options);
+  options.archive_pages = 0;  // as many as by default
+  api::Session some = open_session(model, options);
+  options.archive_pages = 16;
+  api::Session sixteen = open_session(model, options);
+  api::Session evicting = open_session(model, with_budget(20));
+  std::string prompt;
+  for (int i = 0; i < 20; ++i) prompt += kPrompt;
+  const std::string text = streamed(archived, prompt, most(20));
+  CHECK(streamed(some, prompt, most(20)) == streamed(sixteen, prompt, most(20)));
+  CHECK(streamed(evicting, prompt, most(20)) != text);
+  CHECK(archived.stats().archive_bytes > 0);
+  CHECK(evicting.stats().archive_bytes == 0);
+  CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);
+
+  options.archive = "q9";
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive is 'q9'"),
+                       api::Error);
+  options.archive = "f16";
+  options.archive_pages = -1;
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive_pages is -1"),
+                       api::Error);
+}
+
 TEST_CASE("token by token is the same as streaming") {
   const api::Model model = load_model();
   api::Session streaming = open_session(model, with_budget(0.05));
@@ -319,11 +348,11 @@ TEST_CASE("nothing but the number is stored where the capacity is too small") {
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type))
 ENDS_WITH(h2o_model_options, reserved);
 ENDS_WITH(h2o_model_info, eos);
-ENDS_WITH(h2o_session_options, prefix_cache);
+ENDS_WITH(h2o_session_options, reserved);
 ENDS_WITH(h2o_sampling, logit_bias);
 ENDS_WITH(h2o_stream_options, stop);
 ENDS_WITH(h2o_generation, decode_seconds);
-ENDS_WITH(h2o_session_stats, full_cache_bytes);
+ENDS_WITH(h2o_session_stats, archive_bytes);
 
 TEST_CASE("programs built with an older header know less of the structures") {
   const api::Model model = load_model();
