@@ -22,7 +22,7 @@ from h2o_cpp.model.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
 
-ARCHIVE_PAGES = 8  # recalled by default
+ARCHIVE_PAGES = 16  # recalled by default
 
 
 def open_model(
