@@ -28,8 +28,11 @@ void each_difference(const Memory& a, const std::vector<uint32_t>& b, const Foun
 void Chain::begin_kernel(const std::vector<Memory>& device) {
   changed_.clear();
   if (!begun_) {
-    before_.clear();
-    for (const Memory& memory : device) before_.push_back({memory, {memory.begin(), memory.end()}});
+    before_.resize(device.size());
+    for (size_t i = 0; i < device.size(); ++i) {
+      before_[i].memory = device[i];
+      before_[i].content.assign(device[i].begin(), device[i].end());
+    }
     begun_ = true;
     return;
   }
