@@ -18,6 +18,7 @@ import pytest
 from h2o_cpp import Generator
 from h2o_cpp.jobs import line_seed
 from support.background import PATIENCE
+from support.chatty import PLAIN
 from support.serving import wait_until
 
 # Of a machine that is busy Ray's processes must get their share, and otherwise have time to begin.
@@ -34,6 +35,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 import h2o_cpp.ray.data  # noqa: E402
 from h2o_cpp.ray import Continue, application, deployment, generate  # noqa: E402
+from h2o_cpp.ray.routing import beginning_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # Ray's own
@@ -86,14 +88,14 @@ def texts_alone(seeds: Iterable[int | None], **options: Any) -> list[str]:
         ]
 
 
-def begin(port: int, body: Any) -> HTTPConnection:
+def begin(port: int, body: Any, path: str = "/v1/completions") -> HTTPConnection:
     connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+    connection.request("POST", path, json.dumps(body), JSON)
     return connection
 
 
-def ask(port: int, body: Any) -> tuple[int, bytes]:
-    connection = begin(port, body)
+def ask(port: int, body: Any, path: str = "/v1/completions") -> tuple[int, bytes]:
+    connection = begin(port, body, path)
     try:
         response = connection.getresponse()
         return response.status, response.read()
@@ -116,9 +118,9 @@ def read_text(port: int, i: int, *, stream: bool = False, **options: Any) -> str
 
 
 def replicas() -> set[str]:
-    """Names of the actors that have loaded the model."""
+    """Names of the actors that have loaded the model of `port`."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    return {actor["name"] for actor in actors if "#Model#" in actor["name"]}
+    return {actor["name"] for actor in actors if "default#Model#" in actor["name"]}
 
 
 def test_answers_are_the_engine_s(port: int) -> None:
@@ -147,6 +149,38 @@ def test_clients_that_leave_free_their_sequences(port: int, stream: bool) -> Non
             assert connection.getresponse().readline().startswith(b"data: {")
         connection.close()
     assert [read_text(port, i) for i in range(2)] == texts_alone(EVERY)[:2]
+
+
+def test_a_conversation_comes_back_to_its_replica(port: int, tiny_opt: Path) -> None:
+    """And goes on in the state that the turn before has left there."""
+    app = deployment(tiny_opt, num_replicas=2, server={"template": PLAIN}, n_batch=32, grace=1)
+    serve.run(app, name="chats", route_prefix="/chats")
+    conversations = [[{"role": "user", "content": f"{i} " + "Hi " * 12}] for i in range(6)]
+    cached = []
+    for _ in range(3):
+        for messages in conversations:
+            body = {"messages": messages, "max_tokens": 1, "temperature": 0}
+            status, answer = ask(port, body, "/chats/v1/chat/completions")
+            assert status == 200, answer
+            cached.append(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
+            messages += [
+                {"role": "assistant", "content": "Hi " * 12},
+                {"role": "user", "content": "Hi " * 12},
+            ]
+    serve.delete("chats")
+    assert all(cached[len(conversations) :])
+
+
+def test_the_beginning_of_a_conversation() -> None:
+    system, first = {"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}
+    turns = [[system, first], [system, first, {"role": "assistant", "content": "A"}, first]]
+    keys = {
+        beginning_of(json.dumps({"messages": m, "seed": i}).encode()) for i, m in enumerate(turns)
+    }
+    assert len(keys) == 1
+    assert keys != {beginning_of(json.dumps({"messages": [first]}).encode())}
+    for body in (b"", b"{", b"[]", b'{"prompt": "a"}', b'{"messages": 5}', b'{"messages": [5]}'):
+        assert beginning_of(body) == ""
 
 
 def test_a_replica_that_is_killed_loses_no_request(port: int) -> None:

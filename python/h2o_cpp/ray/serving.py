@@ -10,6 +10,7 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -17,6 +18,7 @@ from starlette.types import Message, Scope
 
 from h2o_cpp.generator import Generator
 from h2o_cpp.ray.options import actor_options
+from h2o_cpp.ray.routing import BeginningRouter, beginning_of
 from h2o_cpp.serve.app import MAX_BODY_BYTES, create_app
 from h2o_cpp.serve.errors import ApiError, closed
 
@@ -43,11 +45,13 @@ class Model:
         if self._catalog.closed:
             raise RuntimeError("the Engine is closed")
 
-    async def answer(self, scope: Scope, body: bytes) -> AsyncIterator[Head | bytes]:
+    async def answer(
+        self, scope: Scope, body: bytes, *, beginning: str = ""
+    ) -> AsyncIterator[Head | bytes]:
         """What the application sends for a request: status and headers, and then the body.
 
         Parts that are there at once come together, as each costs more than a token. To cancel it is
-        to disconnect.
+        to disconnect. `beginning` is for the router.
         """
         messages: asyncio.Queue[Message] = asyncio.Queue()
         unread = [{"type": "http.request", "body": body, "more_body": False}]
@@ -92,8 +96,12 @@ class Front:
             if len(body) > self._max_body_bytes:
                 break  # the replica refuses it
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
+        prefix: str = request.scope.get("root_path", "")  # the application's route_prefix
+        scope["path"] = request.scope["path"].removeprefix(prefix)
+        scope["raw_path"] = scope["path"].encode()
+        beginning = beginning_of(body)
         for _ in range(_ATTEMPTS):
-            messages = self._model.remote(scope, body)
+            messages = self._model.remote(scope, body, beginning=beginning)
             try:
                 (status, headers), first = await anext(messages), await anext(messages)
             except RayActorError:
@@ -131,7 +139,8 @@ def deployment(
 ) -> serve.Application:
     """The server of `h2o-cpp serve` as an application for ray.serve.run.
 
-    A request that was not answered yet when its replica died is answered by another replica, up to
+    Turns of a conversation go to the same replica, where the prefix cache has what it has read. A
+    request that was not answered yet when its replica died is answered by another replica, up to
     three times. A stream that had begun ends with an error event.
 
     model: as for Generator, found on every node.
@@ -147,6 +156,7 @@ def deployment(
         max_ongoing_requests=_NO_LIMIT,
         graceful_shutdown_timeout_s=grace,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
+        request_router_config=RequestRouterConfig(request_router_class=BeginningRouter),
     )
     front = serve.deployment(Front).options(
         max_ongoing_requests=_NO_LIMIT,
