@@ -4,9 +4,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "core/error.h"
 
@@ -16,7 +16,7 @@ namespace h2o {
 inline std::filesystem::path path_of(std::string_view utf8) {
   try {
     return std::u8string(utf8.begin(), utf8.end());
-  } catch (const std::system_error&) {
+  } catch (const std::runtime_error&) {  // libc++ throws no more than that
     throw FileError(ENOENT, std::string(utf8));
   }
 }
