@@ -131,11 +131,14 @@ def read(file: IO[bytes]) -> Any:
     return json.loads(data)
 
 
-def _limit_memory(most: int) -> None:
-    """Where the system can: not on Windows, and on macOS without effect."""
+def _limit_memory(more: int) -> None:
+    """What the process may take beyond what it has: not on Windows, on macOS without effect."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
+        with open("/proc/self/statm") as file:  # of which a sanitizer takes terabytes
+            pages = int(file.read().split()[0])
+        most = pages * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
