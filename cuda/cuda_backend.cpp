@@ -182,7 +182,7 @@ class CudaBackend final : public Backend {
   bool computes_mixtures() const override { return false; }
   void route(const Routes&, Tensor) override { no_mixtures(); }
   void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
-  void matmul_experts(Tensor, const Tensor&, const Affine&, const Routes&) override {
+  void matmul_experts(std::initializer_list<Product>, const Tensor&, const Routes&) override {
     no_mixtures();
   }
   void combine_add(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
@@ -213,8 +213,9 @@ class CudaBackend final : public Backend {
     if (kinds.fixed || kinds.rolling) {
       const auto n_segments = static_cast<int32_t>(batch.segments.size());
       // By whole warps of one kv_head's outputs, and if this writes all of them.
-      const bool rounds = cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
-                          n_segments == batch.n_rows();
+      const bool rounds =
+          cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
+          n_segments == batch.n_rows();
       const auto rounded = rounds ? matmul_.rounded(attention.out) : cuda::QuantizedRows();
       cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, rounded);
     }

@@ -220,10 +220,11 @@ class Backend {
   // y [n * n_used, cols] = the copies of the rows of x
   virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;
 
-  // y = x w.weight[e]^T + w.bias[e] for the copies x of each expert e; w.weight [n_experts *
-  // y.cols, x.cols] has the matrices of the experts one after another, w.bias [n_experts, y.cols].
-  // Those that were not chosen are not read.
-  virtual void matmul_experts(Tensor y, const Tensor& x, const Affine& w, const Routes& routes) = 0;
+  // Of each product y = x w.weight[e]^T + w.bias[e] for the copies x of each expert e; w.weight
+  // [n_experts * y.cols, x.cols] has the matrices of the experts one after another, w.bias
+  // [n_experts, y.cols]. Those that were not chosen are not read.
+  virtual void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
+                              const Routes& routes) = 0;
 
   // y[i] += sum_j weights[i, j] * x[places[i, j]]
   virtual void combine_add(Tensor y, const Tensor& x, const Routes& routes) = 0;

@@ -181,17 +181,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void matmul_experts(Tensor y, const Tensor& x, const Affine& w, const Routes& routes) override {
-    const auto part = [](const Tensor& t, int64_t begin, int64_t end) {
-      return Tensor{t.row(begin), t.dtype, end - begin, t.cols, t.interleaved};
-    };
-    for (int32_t e = 0; e < routes.n_experts; ++e) {
-      const int64_t begin = routes.offsets[e], end = routes.offsets[e + 1];
-      if (begin == end) continue;
-      const Affine expert = {part(w.weight, e * y.cols, (e + 1) * y.cols),
-                             w.bias ? part(w.bias, e, e + 1) : Tensor{}};
-      multiply_({{part(y, begin, end), expert}}, part(x, begin, end), false);
-    }
+  void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
+                      const Routes& routes) override {
+    multiply_.experts(products, x, {routes.offsets, static_cast<size_t>(routes.n_experts) + 1});
   }
 
   void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {

@@ -7,14 +7,13 @@ void add_mixture(Backend& b, const Config& c, const Mixture& m, const Activation
   b.matmul(e.logits, a.h, m.router);
   b.route(e.routes, e.logits);
   b.dispatch(e.x, a.h, e.routes);
-  b.matmul_experts(e.up, e.x, m.up, e.routes);
-  b.matmul_experts(e.gate, e.x, m.gate, e.routes);
+  b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, e.routes);
   if (c.family->activation == Activation::swiglu_clamped) {
     b.swiglu_clamped(e.up, e.gate);
   } else {
     b.swiglu(e.up, e.gate);
   }
-  b.matmul_experts(e.x, e.up, m.down, e.routes);
+  b.matmul_experts({{e.x, m.down}}, e.up, e.routes);
   b.combine_add(a.x, e.x, e.routes);
 
   if (c.mixture.n_ff_shared == 0) return;

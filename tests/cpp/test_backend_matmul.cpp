@@ -214,6 +214,60 @@ TEST_CASE("products of the same rows have the bits that each has alone") {
   }
 }
 
+// Each expert's rows are those of the copies that went to it: none, one, or more than are rounded
+// together.
+TEST_CASE("products of experts have the bits that each has alone" * doctest::skip(on_cuda())) {
+  Random random(8);
+  constexpr int64_t kIn = 256, kOut = 96, kExperts = 5;
+  const std::vector<std::vector<int32_t>> routes = {
+      {0, 1, 1, 2, 2, 2}, {0, 3, 3, 70, 71, 71}, {0, 0, 600, 700, 701, 1100}};
+  for (const DType dtype : {DType::f32, DType::f16, DType::q8_0, DType::q4_k, DType::mxfp4}) {
+    for (std::vector<int32_t> offsets : routes) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(offsets.back());
+      const auto backend = test_backend(3);
+      const int64_t n_rows = offsets.back();
+      std::vector<Buffer> owner;
+      std::vector<std::byte> bytes[2];
+      Affine weights[2];
+      for (int i = 0; i < 2; ++i) {
+        bytes[i] = random_weights(random, dtype, kExperts * kOut * kIn, real_scales);
+        weights[i].weight =
+            backend->upload(tensor_of(bytes[i], dtype, kExperts * kOut, kIn), owner);
+      }
+      const std::vector<float> biases = random.reals(kExperts * kOut);
+      const DeviceMatrix device_biases(*backend, biases, kExperts, kOut);
+      weights[1].bias = device_biases;
+      const DeviceMatrix x(*backend, random.reals(n_rows * kIn), n_rows, kIn);
+      DeviceMatrix alone[] = {{*backend, n_rows, kOut}, {*backend, n_rows, kOut}};
+      DeviceMatrix together[] = {{*backend, n_rows, kOut}, {*backend, n_rows, kOut}};
+      const Routes all{.n_experts = kExperts,
+                       .n_used = 1,
+                       .normalized = false,
+                       .scale = 1,
+                       .weights = nullptr,
+                       .places = nullptr,
+                       .offsets = offsets.data()};
+      run_rows(*backend, n_rows, [&](const Batch&) {
+        backend->matmul_experts({{together[0], weights[0]}, {together[1], weights[1]}}, x, all);
+        for (int i = 0; i < 2; ++i) {
+          for (int64_t e = 0; e < kExperts; ++e) {
+            const auto rows = [](const Tensor& t, int64_t begin, int64_t n) {
+              return Tensor{t.row(begin), t.dtype, n, t.cols, t.interleaved};
+            };
+            const int64_t n = offsets[e + 1] - offsets[e];
+            if (n == 0) continue;
+            const Affine expert{rows(weights[i].weight, e * kOut, kOut),
+                                weights[i].bias ? rows(weights[i].bias, e, 1) : Tensor{}};
+            backend->matmul(rows(alone[i], offsets[e], n), rows(x, offsets[e], n), expert);
+          }
+        }
+      });
+      for (int i = 0; i < 2; ++i) CHECK(same_bits(together[i].read(), alone[i].read()));
+    }
+  }
+}
+
 // Few columns are divided by rows as well, where there are threads for that.
 TEST_CASE("the number of threads does not show in products" * doctest::skip(on_cuda())) {
   Random random(5);

@@ -1,7 +1,6 @@
 #include "cpu/matmul/cpu_matmul.h"
 
 #include <algorithm>
-#include <array>
 
 #include "cpu/allocate.h"
 
@@ -17,8 +16,8 @@ constexpr int64_t kLeastRows = 48;
 // As many tiles of a product for each thread even out what they take.
 constexpr int64_t kTilesPerThread = 4;
 
-// At most so many products share the rounding of x.
-constexpr size_t kTogether = 4;
+// As many products as a layer has of one x.
+constexpr size_t kTogether = 3;
 
 // What the rounded rows of one call take.
 int64_t int8_bytes(int64_t n_in) {
@@ -38,24 +37,23 @@ bool share_rounding(const TypeKernels& a, const TypeKernels& b) {
          (a.bf16_matmul == nullptr) == (b.bf16_matmul == nullptr);
 }
 
+Tensor rows_of(const Tensor& t, int64_t begin, int64_t n) {
+  return {t.row(begin), t.dtype, n, t.cols, t.interleaved};
+}
+
+// The weights of one expert of a product.
+Affine expert(const Product& product, int64_t e) {
+  const auto& [y, w] = product;
+  return {rows_of(w.weight, e * y.cols, y.cols), w.bias ? rows_of(w.bias, e, 1) : Tensor{}};
+}
+
 }  // namespace
 
-// A product of some rows in tiles: panels of columns, and where these are few, of some of the rows.
-struct CpuMatmul::Part {
-  Matmul m;
-  const TypeKernels* type;
-  bool interleaved;
-  int64_t n_out;
-  int64_t width;   // of a panel
-  int64_t n_rows;  // of a tile
-  int64_t n_panels;
-  int64_t per_panel;  // tiles
-
-  int64_t n_tiles() const { return n_panels * per_panel; }
-};
-
 CpuMatmul::CpuMatmul(const CpuKernels& kernels, ThreadPool& pool)
-    : kernels_(kernels), pool_(pool), panels_(allocate_zeros(pool.size() * kWorkspace)) {}
+    : kernels_(kernels), pool_(pool), panels_(allocate_zeros(pool.size() * kWorkspace)) {
+  runs_.reserve(1);
+  parts_.reserve(kTogether);
+}
 
 void CpuMatmul::reserve(const Tensor& weight) {
   const TypeKernels& type = kernels_.of(weight.dtype);
@@ -66,72 +64,97 @@ void CpuMatmul::reserve(const Tensor& weight) {
 }
 
 void CpuMatmul::operator()(std::initializer_list<Product> products, const Tensor& x, bool add) {
+  const int32_t rows[] = {0, static_cast<int32_t>(x.rows)};
+  experts(products, x, rows, add);
+}
+
+void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x,
+                        std::span<const int32_t> offsets, bool add) {
   const auto type = [this](const Product& p) -> const TypeKernels& {
     return kernels_.of(p.w.weight.dtype);
   };
   for (const Product& product : products) {
     reserve(product.w.weight);
-    if (observer_) observer_(product.w.weight, x);
+    if (observer_) show(product, x, offsets);
   }
   for (int64_t row = 0; row < x.rows; row += kRoundedRows) {
-    const Tensor some{x.row(row), x.dtype, std::min(x.rows - row, kRoundedRows), x.cols};
+    const int64_t end = std::min(x.rows, row + kRoundedRows);
     for (auto first = products.begin(); first != products.end();) {
       auto last = first + 1;
-      while (last != products.end() && last - first < static_cast<int64_t>(kTogether) &&
-             share_rounding(type(*first), type(*last))) {
-        ++last;
+      while (last != products.end() && share_rounding(type(*first), type(*last))) ++last;
+      find_runs(row, end, offsets);
+      // What is rounded to bf16 comes in blocks of rows, which several runs would not fill.
+      const int64_t together = type(*first).bf16_matmul == nullptr ? std::ssize(runs_) : 1;
+      for (int64_t i = 0; i < std::ssize(runs_); i += together) {
+        multiply({first, last}, std::span(runs_).subspan(i, together), x, add);
       }
-      round(type(*first), some);
-      multiply({first, last}, some, row, add);
       first = last;
     }
   }
 }
 
-void CpuMatmul::round(const TypeKernels& type, const Tensor& x) {
-  const float* const from = x.floats();
-  const int64_t work = x.rows * x.cols;
+// The rows [begin, end), by expert.
+void CpuMatmul::find_runs(int64_t begin, int64_t end, std::span<const int32_t> offsets) {
+  runs_.clear();
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+    const int64_t first = std::max<int64_t>(offsets[e], begin);
+    const int64_t n = std::min<int64_t>(offsets[e + 1], end) - first;
+    if (n > 0) runs_.push_back({static_cast<int64_t>(e), first, n});
+  }
+}
+
+void CpuMatmul::show(const Product& product, const Tensor& x, std::span<const int32_t> offsets) {
+  find_runs(0, x.rows, offsets);
+  for (const Run& run : runs_) {
+    observer_(expert(product, run.expert).weight, rows_of(x, run.first, run.n));
+  }
+}
+
+// Of types that read the same rounded rows.
+void CpuMatmul::multiply(std::span<const Product> products, std::span<const Run> runs,
+                         const Tensor& x, bool add) {
+  round(kernels_.of(products[0].w.weight.dtype), runs, x);
+  parts_.clear();
+  for (const Product& product : products) {
+    for (const Run& run : runs) {
+      const Product part{rows_of(product.y, run.first, run.n), expert(product, run.expert)};
+      parts_.push_back(divide(part, rows_of(x, run.first, run.n), run.first - runs[0].first, add));
+    }
+  }
+  run_parts();
+}
+
+void CpuMatmul::round(const TypeKernels& type, std::span<const Run> runs, const Tensor& x) {
+  const int64_t before = runs.front().first;
+  const int64_t n_rows = runs.back().first + runs.back().n - before;
+  const int64_t work = n_rows * x.cols;
   if (type.int8_matmul != nullptr) {
-    const Int8Rows to = int8_rows(x.rows, x.cols, type.int8_group);
-    pool_.parallel_for(x.rows, work, [&](int, int64_t begin, int64_t end) {
-      kernels_.quantize_rows(to, from, begin, end);
+    pool_.parallel_for(n_rows, work, [&](int, int64_t begin, int64_t end) {
+      for (const Run& run : runs) {
+        const int64_t first = run.first - before;
+        const int64_t from = std::max<int64_t>(begin - first, 0);
+        const int64_t to = std::min(end - first, run.n);
+        if (from >= to) continue;
+        kernels_.quantize_rows(int8_rows(first, run.n, x.cols, type.int8_group),
+                               rows_of(x, run.first, run.n).floats(), from, to);
+      }
     });
   } else if (type.bf16_matmul != nullptr) {
-    const Bf16Rows to = bf16_rows(x.rows, x.cols);
-    const int64_t n_blocks = (x.rows + kBf16Block - 1) / kBf16Block;
+    const Bf16Rows to = bf16_rows(n_rows, x.cols);
+    const int64_t n_blocks = (n_rows + kBf16Block - 1) / kBf16Block;
     pool_.parallel_for(n_blocks, work, [&](int, int64_t begin, int64_t end) {
-      kernels_.round_rows(to, from, begin * kBf16Block, std::min(end * kBf16Block, x.rows));
+      kernels_.round_rows(to, rows_of(x, before, n_rows).floats(), begin * kBf16Block,
+                          std::min(end * kBf16Block, n_rows));
     });
   }
 }
 
-// Of x, whose rounded rows are there.
-void CpuMatmul::multiply(std::span<const Product> products, const Tensor& x, int64_t first_row,
-                         bool add) {
-  std::array<Part, kTogether> parts;
-  int64_t n_tiles = 0;
-  int64_t work = 0;
-  for (size_t i = 0; i < products.size(); ++i) {
-    parts[i] = divide(products[i], x, first_row, add);
-    n_tiles += parts[i].n_tiles();
-    work += x.rows * x.cols * parts[i].n_out;
-  }
-  pool_.parallel_for(n_tiles, work, [&](int thread, int64_t begin, int64_t end) {
-    for (const Part& part : std::span(parts).first(products.size())) {
-      if (begin < std::min(end, part.n_tiles())) {
-        run(part, thread, std::max<int64_t>(begin, 0), std::min(end, part.n_tiles()));
-      }
-      begin -= part.n_tiles();
-      end -= part.n_tiles();
-    }
-  });
-}
-
-CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64_t first_row,
+// `first`: where the rows of x are among those that are rounded together.
+CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64_t first,
                                   bool add) const {
   const auto& [y, w] = product;
   const TypeKernels& type = kernels_.of(w.weight.dtype);
-  Part part{.m = {.y = y.floats() + first_row * y.cols,
+  Part part{.m = {.y = y.floats(),
                   .x = x.floats(),
                   .w = w.weight.data,
                   .bias = w.bias ? w.bias.floats() : nullptr,
@@ -142,6 +165,7 @@ CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64
                   .add = add},
             .type = &type,
             .interleaved = w.weight.interleaved,
+            .first = first,
             .n_out = w.weight.rows,
             .width = x.rows == 1 && type.int8_matmul != nullptr ? kInterleaved : kInt8Columns,
             .n_rows = x.rows,
@@ -157,13 +181,31 @@ CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64
   return part;
 }
 
+void CpuMatmul::run_parts() {
+  int64_t n_tiles = 0;
+  int64_t work = 0;
+  for (const Part& part : parts_) {
+    n_tiles += part.n_tiles();
+    work += part.m.n_rows * part.m.n_in * part.n_out;
+  }
+  pool_.parallel_for(n_tiles, work, [&](int thread, int64_t begin, int64_t end) {
+    for (const Part& part : parts_) {
+      if (begin < std::min(end, part.n_tiles())) {
+        run(part, thread, std::max<int64_t>(begin, 0), std::min(end, part.n_tiles()));
+      }
+      begin -= part.n_tiles();
+      end -= part.n_tiles();
+    }
+  });
+}
+
 // Tiles [begin, end) of a product, those of a panel one after the other.
 void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
   std::byte* const workspace = panels_.data() + thread * kWorkspace;
   const auto multiply = [&](int64_t first_row, int64_t n_rows, int64_t column, int64_t end_column) {
     if (part.type->int8_matmul != nullptr) {
       const auto kernel = part.interleaved ? part.type->interleaved_matmul : part.type->int8_matmul;
-      const Int8Rows all = int8_rows(part.m.n_rows, part.m.n_in, part.type->int8_group);
+      const Int8Rows all = int8_rows(part.first, part.m.n_rows, part.m.n_in, part.type->int8_group);
       const int64_t at = first_row * part.m.n_in;
       Matmul some = part.m;
       some.y += first_row * some.y_stride;
@@ -191,8 +233,10 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
   }
 }
 
-Int8Rows CpuMatmul::int8_rows(int64_t n_rows, int64_t n_in, int64_t group) const {
-  auto* q = rounded_.as<int8_t>();
+// Of a run that begins after so many rounded rows.
+Int8Rows CpuMatmul::int8_rows(int64_t first, int64_t n_rows, int64_t n_in, int64_t group) const {
+  const int64_t row_bytes = n_in + n_in / 32 * 4 + n_in / group * 4;
+  auto* q = rounded_.as<int8_t>() + first * row_bytes;
   auto* scales = reinterpret_cast<float*>(q + n_rows * n_in);
   auto* sums = reinterpret_cast<int32_t*>(scales + n_rows * n_in / 32);
   return {q, scales, sums, n_rows, n_in, group};
