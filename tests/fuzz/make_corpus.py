@@ -16,6 +16,13 @@ NUMBERS = {
     U64: "Q", I64: "q", F64: "d",
 }  # fmt: skip
 
+# Types of few bits: their number -> elements and bytes of a block.
+FEW_BITS = {
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110),
+    22: (256, 82), 23: (256, 136), 29: (256, 56), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+    40: (64, 36),
+}  # fmt: skip
+
 
 def string(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
@@ -47,6 +54,11 @@ def gguf(
     return file + b"\0" * (-len(file) % 32) + data
 
 
+def one_row(kind: int, elements: int, size: int) -> bytes:
+    """Two blocks of a type."""
+    return gguf([], [tensor(b"w", [2 * elements], kind, 0)], bytes(2 * size))
+
+
 def gguf_seeds() -> dict[str, bytes]:
     kinds = [key(b"n%d" % kind, kind, number(kind, 1)) for kind in NUMBERS]
     arrays = [
@@ -59,6 +71,26 @@ def gguf_seeds() -> dict[str, bytes]:
     nested = array(ARRAY, [array(ARRAY, [array(U8, [b"\1"])])])
     aligned = key(b"general.alignment", U32, number(U32, 64))
     two = [tensor(b"f32", [4, 2], 0, 0), tensor(b"q8_0", [32], 8, 32)]
+    mixture = [
+        key(b"general.architecture", STRING, string(b"gpt-oss")),
+        key(b"gpt-oss.expert_count", U32, number(U32, 2)),
+        key(b"gpt-oss.expert_used_count", U32, number(U32, 1)),
+        key(b"gpt-oss.attention.sliding_window", U32, number(U32, 128)),
+    ]
+    experts = [
+        tensor(b"blk.0.ffn_up_exps.weight", [32, 2, 2], 39, 0),
+        tensor(b"blk.0.attn_sinks.weight", [4], 0, 96),
+    ]
+    windows = [
+        key(b"general.architecture", STRING, string(b"gemma3")),
+        key(
+            b"gemma3.attention.sliding_window_pattern",
+            ARRAY,
+            array(BOOL, [number(BOOL, i < 5) for i in range(6)]),
+        ),
+        key(b"gemma3.final_logit_softcapping", F32, number(F32, 30)),
+        key(b"gemma3.rope.scaling.type", STRING, string(b"yarn")),
+    ]
     return {
         "empty": gguf([]),
         "numbers": gguf(kinds),
@@ -67,6 +99,9 @@ def gguf_seeds() -> dict[str, bytes]:
         "nested": gguf([key(b"nested", ARRAY, nested)]),
         "aligned": gguf([aligned], [tensor(b"w", [2, 2, 2, 2], 1, 0)], bytes(96)),
         "tensors": gguf(texts, two, bytes(66)),
+        "mixture": gguf(mixture, experts, bytes(112)),
+        "windows": gguf(windows),
+        **{f"type{kind}": one_row(kind, *sizes) for kind, sizes in FEW_BITS.items()},
     }
 
 
