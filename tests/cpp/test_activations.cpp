@@ -1,6 +1,7 @@
 // The kernels between the matrices of newer families: rms_norm, GELU, SwiGLU, rotary positions.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <functional>
 #include <numbers>
 
@@ -88,6 +89,35 @@ TEST_CASE("swiglu") {
             // Two powers at 4 u, a sum, a quotient, two products.
             CHECK(std::abs(y[i] - expected) <=
                   12 * kUnit * std::abs(expected) + kNothing * std::abs(g * up[i]));
+          }
+        },
+        [](double, double) {});
+  }
+}
+
+TEST_CASE("swiglu_clamped") {
+  for (const CpuKernels* table : supported_kernels()) {
+    Random random(4);
+    std::vector<float> up = random.reals(70, -12, 12);  // a good part of them beyond the clamps
+    up[0] = -7;
+    up[1] = 7;
+    up[2] = -1;  // which makes nothing of any gate
+    for_all(
+        *table,
+        [&](float* gate, int64_t n) {
+          std::vector<float> y(up.begin(), up.begin() + n);
+          table->swiglu_clamped(y.data(), gate, n);
+          for (int64_t i = 0; i < n; ++i) {
+            const double g = std::min<double>(gate[i], 7);
+            const double u = std::clamp<double>(up[i], -7, 7) + 1;
+            CAPTURE(gate[i]);
+            CAPTURE(up[i]);
+            const double z = 1.702 * g;
+            const double expected = g * sigmoid(z) * u;
+            // z takes a rounded constant and a product, which e^-|z| turns into as many times |z|;
+            // two powers at 4 u each, a sum, a quotient, a sum and two products follow.
+            CHECK(std::abs(y[i] - expected) <=
+                  (2 * std::abs(z) + 13) * kUnit * std::abs(expected) + kNothing * std::abs(g * u));
           }
         },
         [](double, double) {});
