@@ -124,6 +124,9 @@ def test_an_output_matrix_of_its_own() -> None:
     assert decode_weight_bytes(tensors) == 32 + 16 + 80
     assert decode_weight_bytes(tensors[:-1]) == 80 + 32 + 16
     assert prefill_flops(tensors) == 2 * 16
+    experts = Weight("blk.0.ffn_up_exps.weight", "F16", (8, 4, 4), 256)
+    assert decode_weight_bytes([*tensors, experts], 0.25) == 32 + 16 + 80 + 64
+    assert prefill_flops([*tensors, experts], 0.25) == 2 * 16 + 2 * 128 // 4
 
 
 def test_bytes_of_a_cached_token() -> None:

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 from h2o_cpp.measure import machine
-from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
+from h2o_cpp.measure.traffic import (
+    decode_weight_bytes,
+    experts_used,
+    kv_bytes,
+    prefill_flops,
+    weights,
+)
 from h2o_cpp.model.arguments import check_context, check_int
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import choose_policy
@@ -122,9 +128,10 @@ def measure(
     # The first of the tokens finds the context and itself, the last n - 1 more: unless evicted.
     n_seen = context + (n + 1) / 2
     kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
-    weight_bytes = decode_weight_bytes(tensors)
+    used = experts_used(model.file)
+    weight_bytes = decode_weight_bytes(tensors, used)
     cached_bytes = round(kept * kv_bytes(model.n_kv_heads, model.head_dim, kv_dtype))
-    flops = prefill_flops(tensors)
+    flops = prefill_flops(tensors, used)
     bandwidth, matmul_flops = _limits(model.backend)
     return Measurement(
         model=os.path.basename(path),

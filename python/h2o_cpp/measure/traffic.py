@@ -27,28 +27,39 @@ def weights(files: Iterable[_core.GgufFile]) -> list[Weight]:
     return [Weight(*tensor) for file in files for tensor in file.tensors()]
 
 
-def decode_weight_bytes(tensors: Sequence[Weight]) -> int:
-    """Bytes of weights that are read for each token that is decoded.
+def experts_used(file: _core.GgufFile) -> float:
+    """The share of the experts that a token is sent to; 1 for a model without."""
+    metadata = file.metadata()
+    architecture = metadata["general.architecture"]
+    n_experts = int(metadata.get(f"{architecture}.expert_count", 0))
+    return int(metadata[f"{architecture}.expert_used_count"]) / n_experts if n_experts else 1.0
+
+
+def decode_weight_bytes(tensors: Sequence[Weight], used: float = 1.0) -> int:
+    """Bytes of weights that are read for each token that is decoded; used: as experts_used().
 
     All of them but the tables of which a row is looked up: the embedding, unless it is also the
     output matrix (there is no other), and learned positions.
     """
     tied = all(tensor.name != _OUTPUT for tensor in tensors)
-    return sum(
-        tensor.nbytes
-        for tensor in tensors
-        if tensor.name not in _TABLES or (tied and tensor.name == _EMBEDDING)
+    return round(
+        sum(
+            tensor.nbytes * (used if len(tensor.shape) == 3 else 1)
+            for tensor in tensors
+            if tensor.name not in _TABLES or (tied and tensor.name == _EMBEDDING)
+        )
     )
 
 
-def prefill_flops(tensors: Sequence[Weight]) -> int:
-    """Floating-point operations of the matrix products for each token of a prompt.
+def prefill_flops(tensors: Sequence[Weight], used: float = 1.0) -> int:
+    """Floating-point operations of the matrix products for each token of a prompt; used: as
+    experts_used().
 
     Two for each weight of the layers. The output matrix is left out, because only the last token
     of a chunk needs it; so is attention, a few per cent in a prompt of 512 tokens.
     """
-    layers = (t for t in tensors if t.name.startswith("blk.") and len(t.shape) == 2)
-    return sum(2 * prod(tensor.shape) for tensor in layers)
+    layers = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) >= 2]
+    return round(sum(2 * prod(t.shape) * (used if len(t.shape) == 3 else 1) for t in layers))
 
 
 def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: str | tuple[str, str]) -> float:

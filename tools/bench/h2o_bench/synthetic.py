@@ -122,7 +122,7 @@ def _write_data(
                 value = 1 if spec.gguf.endswith("norm.weight") else 0
                 rows, first = np.full(shape, value, np.float32).view(np.uint8)[None], 0
             else:
-                rows = draw(shape[1], type)
+                rows = draw(shape[-1], type)
                 first = int(random.integers(len(rows)))
             nbytes = _nbytes(spec, type)
             writes.append(pool.submit(_write_rows, file.fileno(), offset, rows, first, nbytes))
