@@ -14,6 +14,7 @@ from h2o_cpp import Chat, Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.model.session import chunks, open_session
+from support.needs import packages
 from support.random_models import RECIPES, make_model, save_checkpoint
 
 N_CTX = 40  # of the golden models
@@ -107,9 +108,9 @@ def test_refused(llama: Path, options: dict[str, Any], match: str) -> None:
         Generator(llama, hh=8, threads=1, **options)
 
 
+@packages("torch", "transformers")
 def test_alibi_is_refused(tmp_path: Path) -> None:
     """Its distances are those of positions, which pages do not have."""
-    pytest.importorskip("transformers")
     model = make_model(RECIPES["bloom"], seed=0)
     save_checkpoint(model, tmp_path / "checkpoint")
     convert(tmp_path / "checkpoint", tmp_path / "bloom.gguf", "f32")

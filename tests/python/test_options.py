@@ -19,6 +19,7 @@ REQUIRED = {
     "info": [],
     "quantize": ["small.gguf", "Q8_0"],
     "advise": ["book.txt"],
+    "imatrix": ["book.txt"],
     "perplexity": ["book.txt"],
     "retrieve": [],
     "eval": ["--tasks", "copa"],
@@ -177,7 +178,7 @@ def test_one_meaning() -> None:
 def test_aliases_are_not_in_the_help() -> None:
     for name, parser in parsers().items():
         text = parser.format_help()
-        for alias in ("--ctx-size", "--n-predict", "--temp ", "-np", "-ngl", "-ctk", "--chunk"):
+        for alias in ("--ctx-size", "--n-predict", "--temp ", "-np", "-ngl", "-ctk", "--chunk "):
             assert alias not in text, name
         assert text.startswith(f"usage: h2o-cpp {name}")
         assert text.partition("\n\n")[0].count("\n") == 0
