@@ -232,7 +232,7 @@ class TestResponses:
             {"tool_choice": {"type": "web_search"}},
             {"tools": [{"type": "web_search"}]},
             {"input": []},
-            {"text": {"format": {"type": "json_object"}}},
+            {"text": {"format": {"type": "yaml"}}},
         ],
     )
     def test_refused(self, server: Server, change: Any) -> None:

@@ -164,6 +164,22 @@ class TestAModelThatMustCall:
             assert (block["type"], block["name"]) == ("tool_use", "weather")
             assert answer["stop_reason"] == "tool_use"
 
+    def test_json_is_asked_for_in_every_dialect(self, unwilling: Server) -> None:
+        schema = {"type": "object", "properties": {"city": {"enum": ["Graz", "Łódź"]}},
+                  "required": ["city"], "additionalProperties": False}  # fmt: skip
+        form = {"type": "json_schema", "name": "place", "schema": schema}
+        ask = {"input": "Hi", "text": {"format": form}, "temperature": 0}
+        answer = unwilling.ask("/v1/responses", ask).json()
+        assert json.loads(answer["output"][0]["content"][0]["text"])["city"] in ("Graz", "Łódź")
+        assert answer["text"]["format"] == {**form, "description": None, "strict": None}
+        body = {"messages": user("Hi"), "max_tokens": 100, "temperature": 0}
+        config = {"format": {"type": "json_schema", "schema": schema}}
+        answer = unwilling.ask("/v1/messages", {**body, "output_config": config}).json()
+        assert json.loads(answer["content"][0]["text"])["city"] in ("Graz", "Łódź")
+        wrong = {"type": "json_schema", "schema": {"type": "objekt"}}
+        answer = unwilling.ask("/v1/messages", {**body, "output_config": {"format": wrong}})
+        assert answer.status == 400
+
     def test_in_python(self, tmp_path: Path) -> None:
         with Generator(talking(tmp_path, {N: "No."})) as generator:
             for choice in ("required", "weather"):

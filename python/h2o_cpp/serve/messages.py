@@ -133,6 +133,20 @@ class CountRequest(ModelRequest):
         )
 
 
+class OutputFormat(Schema):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    """What the output is."""
+
+    format: OutputFormat | None = None
+    effort: str | None = Field(None, description="ignored")
+
+
 class MessagesRequest(CountRequest):
     """Answer the last message of a conversation."""
 
@@ -146,7 +160,7 @@ class MessagesRequest(CountRequest):
     top_k: int | None = Field(None, ge=0, lt=2**31)
     metadata: Any = Field(None, description="ignored")
     service_tier: str | None = Field(None, description="ignored")
-    output_config: Any = Field(None, description="ignored")
+    output_config: OutputConfig | None = None
 
 
 class MessageUsage(BaseModel):
@@ -199,7 +213,9 @@ def _count(service: Service, body: CountRequest) -> TokenCount:
 
 
 def _submit(service: Service, body: MessagesRequest) -> _Message:
+    form = body.output_config and body.output_config.format
     chat = body.chat(
+        guided_json=form.schema_ if form else None,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         stream=body.stream,

@@ -19,7 +19,14 @@ from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import body_of, check
-from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Schema, TextFormat
+from h2o_cpp.serve.requests import (
+    ChatRequest,
+    JsonFormat,
+    JsonSchema,
+    ModelRequest,
+    Schema,
+    TextFormat,
+)
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()
@@ -103,11 +110,29 @@ class Reasoning(Schema):
     generate_summary: str | None = Field(None, description="ignored")
 
 
-class TextSettings(Schema):
-    """Text, of any form."""
+class SchemaFormat(JsonSchema):
+    """JSON by a schema."""
 
-    format: TextFormat | None = None
+    type: Literal["json_schema"]
+
+
+class TextSettings(Schema):
+    """What the text is: anything, or JSON."""
+
+    format: (
+        Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
     verbosity: str | None = Field(None, description="ignored")
+
+    def response_format(self) -> dict[str, Any] | None:
+        """As chats have it."""
+        if self.format is None:
+            return None
+        given = self.format.model_dump(by_alias=True, exclude_unset=True)
+        if isinstance(self.format, SchemaFormat):
+            del given["type"]
+            return {"type": "json_schema", "json_schema": given}
+        return given
 
 
 class ResponsesRequest(ModelRequest):
@@ -170,6 +195,7 @@ class ResponsesRequest(ModelRequest):
                 "temperature": self.temperature,
                 "top_p": self.top_p,
                 "stream": self.stream,
+                "response_format": None if self.text is None else self.text.response_format(),
                 "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             },
         )
@@ -212,6 +238,8 @@ class _Response(GenerationResponse):
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._blocks = Blocks()
         self._n_events = 0
+        given = body.text and body.text.format
+        self._format = given.model_dump(by_alias=True) if given else {"type": "text"}
 
     def complete(self, outputs: list[Output]) -> ResponseObject:
         """All items."""
@@ -260,7 +288,7 @@ class _Response(GenerationResponse):
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
                 "usage": {
                     "input_tokens": n_prompt,
-                    "input_tokens_details": {"cached_tokens": 0},
+                    "input_tokens_details": {"cached_tokens": output.ended.cached_tokens},
                     "output_tokens": n,
                     "output_tokens_details": {"reasoning_tokens": 0},
                     "total_tokens": n_prompt + n,
@@ -281,7 +309,7 @@ class _Response(GenerationResponse):
                 "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
                 "store": False,
                 "temperature": body.temperature,
-                "text": {"format": {"type": "text"}},
+                "text": {"format": self._format},
                 "tool_choice": choice,
                 "tools": [
                     {**tool.model_dump(), "strict": bool(tool.strict)} for tool in body.tools or ()
