@@ -163,7 +163,8 @@ class Backend {
   // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.
   virtual void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) = 0;
 
-  // Of each product y = x w.weight^T + w.bias, to the same bits as alone.
+  // Of each product y = x w.weight^T + w.bias, to the same bits as alone. Weights may be read
+  // before earlier operations of the pass have ended: none of these may write them.
   virtual void matmul(std::initializer_list<Product> products, const Tensor& x) = 0;
   void matmul(const Tensor& y, const Tensor& x, const Affine& w) { matmul({{y, w}}, x); }
 

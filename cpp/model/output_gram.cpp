@@ -34,8 +34,8 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
       b.run(Batch{}, [&] {
         if (model.weights.stream) model.weights.stream->enter(l);
         b.matmul(columns, units, {model.weights.layers[l].attn_output.weight, {}});
-        b.matmul_add(gram, columns, {columns, {}});
       });
+      b.run(Batch{}, [&] { b.matmul_add(gram, columns, {columns, {}}); });
     }
   }
   return grams;
