@@ -13,7 +13,8 @@ constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // that are attended t
 }  // namespace
 
 RecallSpace::RecallSpace(const KvView& shape, int n_threads)
-    : base_(reinterpret_cast<float*>(shape.workspace + Workspace(shape, n_threads).bytes())),
+    : workspace_(shape.workspace),
+      begin_(Workspace(shape, n_threads).bytes()),
       n_threads_(n_threads),
       group_(shape.n_heads / shape.n_kv_heads),
       tile_queries_(Tile::rows(group_) * group_),

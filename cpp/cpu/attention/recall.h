@@ -38,7 +38,9 @@ class RecallSpace {
   }
 
   // Of a thread.
-  float* q(int thread) const { return base_ + thread * thread_floats(); }  // [queries, 2, head_dim]
+  float* q(int thread) const {
+    return base() + thread * thread_floats();
+  }  // [queries, 2, head_dim]
   float* bounds(int thread) const { return q(thread) + 2 * tile_queries_ * head_dim_; }
   BoundedPage* pages(int thread) const {  // [n_recalled]
     return reinterpret_cast<BoundedPage*>(bounds(thread) + tile_queries_ * n_pages_);
@@ -52,18 +54,20 @@ class RecallSpace {
 
   // From a query of the batch on: [n_kv_heads, max_rows, group]
   TileSums sums(int64_t query) const {
-    return sums_at(base_ + n_threads_ * thread_floats(), n_queries_, query);
+    return sums_at(base() + n_threads_ * thread_floats(), n_queries_, query);
   }
 
  private:
   static constexpr int64_t kPageFloats = sizeof(BoundedPage) / sizeof(float);
 
+  float* base() const { return reinterpret_cast<float*>(workspace_ + begin_); }
   int64_t thread_floats() const;
   TileSums sums_at(float* at, int64_t n, int64_t query) const {
     return {{at + query, at + n + query}, at + 2 * n + query * head_dim_};
   }
 
-  float* base_;
+  std::byte* workspace_;
+  size_t begin_;  // there, in bytes
   int64_t n_threads_;
   int64_t group_;
   int64_t tile_queries_;
