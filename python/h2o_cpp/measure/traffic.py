@@ -44,7 +44,7 @@ def decode_weight_bytes(tensors: Sequence[Weight], used: float = 1.0) -> int:
     tied = all(tensor.name != _OUTPUT for tensor in tensors)
     return round(
         sum(
-            tensor.nbytes * (used if len(tensor.shape) == 3 else 1)
+            tensor.nbytes * _share(tensor, used)
             for tensor in tensors
             if tensor.name not in _TABLES or (tied and tensor.name == _EMBEDDING)
         )
@@ -59,7 +59,12 @@ def prefill_flops(tensors: Sequence[Weight], used: float = 1.0) -> int:
     of a chunk needs it; so is attention, a few per cent in a prompt of 512 tokens.
     """
     layers = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) >= 2]
-    return round(sum(2 * prod(t.shape) * (used if len(t.shape) == 3 else 1) for t in layers))
+    return round(sum(2 * prod(t.shape) * _share(t, used) for t in layers))
+
+
+def _share(tensor: Weight, used: float) -> float:
+    """Of a tensor, what a token needs: all of it but for the matrices of experts, which are one."""
+    return used if len(tensor.shape) == 3 else 1.0
 
 
 def kv_bytes(n_kv_heads: int, head_dim: int, kv_dtype: str | tuple[str, str]) -> float:
