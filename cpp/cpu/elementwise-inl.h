@@ -51,34 +51,60 @@ void rotate(float* x, const float* rope_table, int64_t n_rot, bool pairs) {
   }
 }
 
-// As an integer with the order of floats that are not NaN.
-int32_t sortable(float x) {
-  int32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
+typedef int32_t Lanes __attribute__((vector_size(64)));
 
-// Three passes over few bytes, each of which the compiler turns into vectors.
+// What lowest() looks for, among those seen so far: in each lane, or of all (T = int32_t).
+template <class T>
+struct Lowest {
+  T key = T{} + 0x7fffffff;  // above that of every finite importance
+  T position = T{} - 1;
+  T index = T{} - 1;
+
+  void see(const T& other, const T& at, const T& i, const T& counts) {
+    const T better = counts & ((other < key) | ((other == key) & (at > position)));
+    key = better ? other : key;
+    position = better ? at : position;
+    index = better ? i : index;
+  }
+
+  void load(const float* importances, const int32_t* positions, const T& i, int32_t begin,
+            int32_t end) {
+    T other = {};
+    if (importances != nullptr) {  // as integers with the order of floats that are not NaN
+      __builtin_memcpy(&other, importances, sizeof(T));
+      other ^= (other >> 31) & 0x7fffffff;
+    }
+    T at;
+    __builtin_memcpy(&at, positions, sizeof(T));
+    see(other, at, i, (at >= begin) & (at < end));
+  }
+};
+
 int64_t lowest(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
                int32_t end) {
-  constexpr int32_t kNone = 0x7fffffff;  // above every finite importance
-  int32_t least = kNone;
-  for (int64_t i = 0; importances != nullptr && i < n; ++i) {
-    const bool counts = positions[i] >= begin && positions[i] < end;
-    const int32_t key = counts ? sortable(importances[i]) : kNone;
-    least = key < least ? key : least;
+  constexpr int kLanes = sizeof(Lanes) / sizeof(int32_t);
+  constexpr int kChains = 2;  // of instructions that do not wait for each other
+  const auto from = [&](int64_t i) { return importances == nullptr ? nullptr : importances + i; };
+  Lanes index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = lane;
+  Lowest<Lanes> chains[kChains];
+  int64_t i = 0;
+  while (i + kChains * kLanes <= n) {
+    for (Lowest<Lanes>& chain : chains) {
+      chain.load(from(i), positions + i, index, begin, end);
+      i += kLanes;
+      index += kLanes;
+    }
   }
-  int32_t youngest = -1;
-  for (int64_t i = 0; i < n; ++i) {
-    const bool counts = positions[i] >= begin && positions[i] < end;
-    const bool lowest = importances == nullptr || sortable(importances[i]) == least;
-    const int32_t position = counts && lowest ? positions[i] : -1;
-    youngest = position > youngest ? position : youngest;
+  Lowest<int32_t> all;
+  for (const Lowest<Lanes>& chain : chains) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int32_t at = chain.index[lane];
+      all.see(chain.key[lane], chain.position[lane], at, at >= 0);
+    }
   }
-  for (int64_t i = 0; youngest >= 0 && i < n; ++i) {
-    if (positions[i] == youngest) return i;
-  }
-  return -1;
+  for (; i < n; ++i) all.load(from(i), positions + i, static_cast<int32_t>(i), begin, end);
+  return all.index;
 }
 
 // The largest of kTogether numbers at a time, and then where it is.
