@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from h2o_cpp.reply import FORMATS, Reply, ReplyFormat, ReplyParser, ToolCall, format_of, parse_reply
+from h2o_cpp.reply import (
+    FORMATS,
+    Call,
+    CallDelta,
+    Reply,
+    ReplyFormat,
+    ReplyParser,
+    ToolCall,
+    format_of,
+    parse_reply,
+)
 
 THINK = ("<think>", "</think>")
 PLAIN = ReplyFormat("plain", think=THINK)
@@ -78,7 +88,11 @@ CASES: list[tuple[str, str, Reply]] = [
     ),
     ("mistral", '[TOOL_CALLS]f{"x": 1}', Reply(calls=[F])),
     ("mistral", "[TOOL_CALLS]f[ARGS]no", Reply("[TOOL_CALLS]f[ARGS]no")),
-    ("mistral", '[TOOL_CALLS][{"name": "f"}, 1]', Reply('[TOOL_CALLS][{"name": "f"}, 1]')),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "f"}, 1]',
+        Reply(", 1]", calls=[ToolCall("f", "{}")]),
+    ),
     (
         "harmony",
         "<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant<|channel|>final<|message|>Hi",
@@ -174,9 +188,11 @@ def test_content_comes_as_it_is_written() -> None:
 def test_a_long_call() -> None:
     parser = ReplyParser(FORMATS["hermes"])
     parser.push('<tool_call>{"name": "f", "arguments": {"x": "')
+    piece = "\\n" + "y" * 50
     for _ in range(4_000):
-        assert parser.push("\\n" + "y" * 50) == []
-    assert len(parser.push('"}}')) == 1
+        assert parser.push(piece) == [CallDelta(0, None, piece)]
+    *_, call = parser.push('"}}')
+    assert call == Call(0, "f", f'{{"x": "{piece * 4_000}"}}')
 
 
 def test_surrogates_and_constants() -> None:

@@ -41,6 +41,20 @@ def deltas(body: bytes) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["delta"] for chunk in chunks]
 
 
+def called(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls of a stream: id, type and name are in the first piece alone."""
+    calls: list[dict[str, Any]] = []
+    for piece in [piece for delta in found for piece in delta.get("tool_calls", [])]:
+        if piece["index"] == len(calls):
+            assert {*piece} == {"index", "id", "type", "function"}
+            calls.append(piece)
+        else:
+            assert {*piece["function"]} == {"arguments"}
+            assert {*piece} == {"index", "function"}
+            calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return calls
+
+
 def test_a_call(server: Server) -> None:
     [choice] = server.ask(PATH, ASK).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -61,9 +75,11 @@ def test_streamed(server: Server) -> None:
     assert found[0]["role"] == "assistant"
     assert "".join(delta.get("content") or "" for delta in found) == "Let me see."
     assert "".join(delta.get("reasoning_content") or "" for delta in found) == "Hm."
-    calls = [call for delta in found for call in delta.get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert [call["function"]["arguments"] for call in calls] == [ARGUMENTS] * 2
+    pieces = [call for delta in found for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in pieces] == sorted(call["index"] for call in pieces)
+    assert [call["function"] for call in called(found)] == [
+        {"name": "weather", "arguments": ARGUMENTS}
+    ] * 2
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in events(answer.body)[:-1]]
     assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
 
@@ -72,7 +88,7 @@ def test_streamed(server: Server) -> None:
 def test_one_call_alone(server: Server, stream: bool) -> None:
     answer = server.ask(PATH, {**ASK, "parallel_tool_calls": False, "stream": stream})
     if stream:
-        calls = [call for delta in deltas(answer.body) for call in delta.get("tool_calls", [])]
+        calls = called(deltas(answer.body))
     else:
         calls = answer.json()["choices"][0]["message"]["tool_calls"]
     assert len(calls) == 1
@@ -130,7 +146,7 @@ class TestAModelThatMustCall:
         for seed in range(3):
             answer = unwilling.ask(PATH, {**ask, "seed": seed, "stream": stream})
             if stream:
-                [call] = [c for d in deltas(answer.body) for c in d.get("tool_calls", [])]
+                [call] = called(deltas(answer.body))
             else:
                 [choice] = answer.json()["choices"]
                 assert choice["finish_reason"] == "tool_calls"

@@ -6,6 +6,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from h2o_cpp.reply.json_text import read_object, read_value
+from h2o_cpp.reply.scanner import Scanner, Steps
+
 
 class Tools:
     """Which tools a reply may call."""
@@ -52,18 +55,65 @@ def dumps(value: Any) -> str:
     return text
 
 
-def read_call(value: Any) -> tuple[str, str] | None:
-    """Name and arguments of {"name": ..., "arguments": {...}}; None if it is something else."""
-    if not isinstance(value, dict):
-        return None
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON as text
-        arguments = loads(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+def read_arguments(s: Scanner, name: str) -> Steps[bool]:
+    """Take a JSON object, which are the arguments of a call, and say them as they come; False
+    where it stops being one. The call is not ended."""
+    if (yield from s.peek()) != "{":
+        return False
+    s.begin_call(name)
+    return (yield from read_value(s, s.add_arguments))
+
+
+def read_call(s: Scanner, tools: Tools) -> Steps[bool]:
+    """Take {"name": ..., "arguments": {...}}, a call of one of the tools, and say it as it comes;
+    False where it stops being one. The call is not ended."""
+    name = early = None
+    begun = False
+
+    def member(key: str) -> Steps[bool]:
+        nonlocal name, early, begun
+        text: list[str] = []
+        if key == "name" and name is None:
+            if not (yield from read_value(s, text.append)):
+                return False
+            name = _name("".join(text))
+            return name is not None and tools.has(name)
+        if key not in ("arguments", "parameters"):
+            return (yield from read_value(s, text.append))
+        if begun or early is not None:
+            return False
+        if name is not None and (yield from s.peek()) == "{":
+            begun = True
+            return (yield from read_arguments(s, name))
+        if not (yield from read_value(s, text.append)):
+            return False
+        early = _object("".join(text))
+        return early is not None
+
+    if (yield from s.peek()) != "{" or not (yield from read_object(s, lambda _: None, member)):
+        return False
+    if name is None:
+        return False
+    if not begun:
+        s.begin_call(name)
+        s.add_arguments(early or "{}")
+    return True
+
+
+def _name(text: str) -> str | None:
+    name = loads(text)
+    if not isinstance(name, str) or not name:
         return None
     try:
         name.encode()
     except UnicodeEncodeError:
         return None
-    return name, dumps(arguments)
+    return name
+
+
+def _object(text: str) -> str | None:
+    """Arguments that came before the name, or are JSON as text."""
+    value = loads(text)
+    if isinstance(value, str):
+        value = loads(value)
+    return dumps(value) if isinstance(value, dict) else None

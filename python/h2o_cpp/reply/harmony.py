@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from h2o_cpp.reply.calls import Tools, dumps, loads
+from h2o_cpp.reply.calls import Tools, read_arguments
 from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Content, Reasoning, Scanner, Steps
 
@@ -21,33 +21,45 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Messages from <|start|>assistant on, which the prompt ends with. What is outside them is
     content."""
     while True:
+        header: list[str] = []
         if (yield from s.starts(" to=")):  # whom a call is to, before its channel
-            header = " to="
+            header.append(" to=")
         else:
-            _, marker = yield from s.until([_CHANNEL, _START])
+            marker = yield from s.until([_CHANNEL, _START])
             if marker is None:
                 return
-            header = marker
-        rest, marker = yield from s.until([_MESSAGE], None)
-        header += rest
+            header.append(marker)
+        marker = yield from s.up_to([_MESSAGE], header.append)
+        head = "".join(header)
         if marker is None:
-            s.not_a_call(header)
+            s.keep(head)
+            s.not_a_call()
             return
-        to = _TO.search(header)
-        if to is None:
-            kind = Reasoning if f"{_CHANNEL}analysis" in header else Content
-            _, marker = yield from s.until(_ENDS, kind)
+        to = _TO.search(head)
+        if to is None or not tools.any:
+            thinks = to is None and f"{_CHANNEL}analysis" in head
+            marker = yield from s.until(_ENDS, Reasoning if thinks else Content)
         else:
-            body = (yield from s.json_value()) or ""  # in which an end may be spelled
-            rest, marker = yield from s.until(_ENDS, None)
-            body += rest
-            arguments = loads(body)
-            if isinstance(arguments, dict) and tools.any:
-                s.call(to[1], dumps(arguments))
-            else:
-                s.not_a_call(body)
+            s.keep()
+            marker = yield from _call(s, to[1])
         if marker is None:
             return
+
+
+def _call(s: Scanner, name: str) -> Steps[str | None]:
+    """Up to the end of its message, which is given back, and may be spelled in a string."""
+    yield from s.spaces()
+    if (yield from read_arguments(s, name)):
+        yield from s.spaces()
+        for end in _ENDS:
+            if (yield from s.starts(end)):
+                s.end_call()
+                return end
+        if not (yield from s.peek()):
+            s.end_call()
+            return None
+    s.not_a_call()
+    return (yield from s.until(_ENDS))
 
 
 def demand(r: Rules) -> str:

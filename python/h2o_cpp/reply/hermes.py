@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.calls import Tools, read_call
 from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
@@ -16,17 +16,13 @@ MARKERS = (_BEGIN, _END)
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Content, with calls in it. A call without its end is one too."""
-    while True:
-        _, marker = yield from s.until([_BEGIN])
-        if marker is None:
-            return
-        text = _BEGIN + (yield from s.spaces())
-        raw = yield from s.json_value()
-        call = None if raw is None else read_call(loads(raw))
-        if call is None or not tools.any:
-            s.not_a_call(text + (raw or ""))
+    while (yield from s.until([_BEGIN])) is not None:
+        s.keep(_BEGIN)
+        yield from s.spaces()
+        if not tools.any or not (yield from read_call(s, tools)):
+            s.not_a_call()
             continue
-        s.call(*call)
+        s.end_call()
         yield from s.spaces()
         if (yield from s.starts(_END)):
             yield from s.spaces()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from h2o_cpp.reply.calls import Tools, loads, read_call
+from h2o_cpp.reply.calls import Tools, read_call
 from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
@@ -16,20 +16,17 @@ MARKERS = (_TAG,)
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Calls from its beginning on, and then content. JSON that calls no known tool is content."""
-    before = yield from s.spaces()
-    if (yield from s.starts(_TAG)):
-        before += _TAG
-    while True:
-        raw = yield from s.json_value()
-        call = None if raw is None else read_call(loads(raw))
-        if call is None or not tools.has(call[0]):
-            s.say(before + (raw or ""))
-            break
-        s.call(*call)
+    s.keep()
+    yield from s.spaces()
+    yield from s.starts(_TAG)
+    while (yield from read_call(s, tools)):
+        s.end_call()
         yield from s.spaces()
+        s.keep()
         if not (yield from s.starts(";")):
             break
-        before = ";" + (yield from s.spaces())
+        yield from s.spaces()
+    s.not_a_call()
     yield from s.remainder()
 
 

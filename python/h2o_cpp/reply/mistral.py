@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from h2o_cpp.reply.calls import Tools, dumps, loads, read_call
+from h2o_cpp.reply.calls import Tools, read_arguments, read_call
 from h2o_cpp.reply.rules import Rules
 from h2o_cpp.reply.scanner import Scanner, Steps
 
@@ -16,35 +16,43 @@ MARKERS = (_BEGIN, _ID, _ARGUMENTS)
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Content, with calls after it."""
-    while True:
-        _, marker = yield from s.until([_BEGIN])
-        if marker is None:
-            return
-        text = _BEGIN + (yield from s.spaces())
+    while (yield from s.until([_BEGIN])) is not None:
+        s.keep(_BEGIN)
+        yield from s.spaces()
         name = yield from s.word()
-        text += name
-        if name:
-            for mark in (_ID, _ARGUMENTS):
-                if (yield from s.starts(mark)):
-                    text += mark + (yield from s.word())
-            text += yield from s.spaces()
-        raw = yield from s.json_value()
-        calls = None if raw is None else _read(name, raw)
-        if not calls or not tools.any:
-            s.not_a_call(text + (raw or ""))
+        if not tools.any or not (yield from _call(s, name) if name else _list(s, tools)):
+            s.not_a_call()
             continue
-        for call in calls:
-            s.call(*call)
         yield from s.spaces()
 
 
-def _read(name: str, raw: str) -> list[tuple[str, str]] | None:
-    value = loads(raw)
-    if name:
-        return [(name, dumps(value))] if isinstance(value, dict) else None
-    found = [read_call(one) for one in (value if isinstance(value, list) else [value])]
-    calls = [call for call in found if call is not None]
-    return calls if len(calls) == len(found) else None
+def _call(s: Scanner, name: str) -> Steps[bool]:
+    for mark in (_ID, _ARGUMENTS):
+        if (yield from s.starts(mark)):
+            yield from s.word()
+    yield from s.spaces()
+    if not (yield from read_arguments(s, name)):
+        return False
+    s.end_call()
+    return True
+
+
+def _list(s: Scanner, tools: Tools) -> Steps[bool]:
+    """Or one call without a list. Those before what is none are calls."""
+    listed = yield from s.starts("[")
+    while True:
+        yield from s.spaces()
+        if not (yield from read_call(s, tools)):
+            return False
+        s.end_call()
+        if not listed:
+            return True
+        s.keep()
+        yield from s.spaces()
+        if (yield from s.starts("]")):
+            return True
+        if not (yield from s.starts(",")):
+            return False
 
 
 def demand(r: Rules) -> str:

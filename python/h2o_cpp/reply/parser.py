@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.formats import ReplyFormat
-from h2o_cpp.reply.scanner import Call, Content, Part, Reasoning, Scanner, Steps
+from h2o_cpp.reply.scanner import Call, Content, NoCall, Part, Reasoning, Scanner, Steps
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Reply:
                 self.calls.append(ToolCall(part.name, part.arguments))
             elif isinstance(part, Reasoning):
                 self.reasoning += part.text
-            else:
+            elif isinstance(part, Content | NoCall):
                 self.content += part.text
 
 
 class ReplyParser:
     """Reads a reply as it comes. What is malformed is content, as it was written.
 
-    Content and reasoning are given as they come, a call when it is complete: what begins like one
-    may turn out to be none.
+    All of it is given as it comes. Of a call that is its name, as soon as its arguments begin, and
+    then these; what turns out to be none is content in the end: see CallDelta.
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class ReplyParser:
 
     def _run(self) -> list[Part]:
         next(self._steps, None)
-        found, self._scanner.found = self._scanner.found, []
-        return found
+        return self._scanner.fetch()
 
 
 def parse_reply(
@@ -107,6 +106,6 @@ def _reasoning(s: Scanner, begin: str, end: str, opened: bool) -> Steps[None]:
             s.rest = spaces + s.rest
             return
     yield from s.spaces()
-    _, marker = yield from s.until([end], Reasoning)
+    marker = yield from s.until([end], Reasoning)
     if marker is not None:
         yield from s.spaces()

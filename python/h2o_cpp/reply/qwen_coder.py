@@ -13,6 +13,7 @@ from h2o_cpp.reply.values import Value, value_of
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _VALUE_END, _FUNCTION_END = "</parameter>", "</function>"
+_VALUE_ENDS = (_VALUE_END, _PARAMETER, _FUNCTION_END)
 MARKERS = (_BEGIN, _END)
 
 # Of an object's schema, what the grammar of its parameters follows or may ignore.
@@ -24,49 +25,90 @@ _KNOWN = {
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
     """Content, with calls in it. The first <tool_call> is sometimes left out."""
-    while True:
-        _, marker = yield from s.until([_BEGIN, _FUNCTION])
-        if marker is None:
-            return
-        text = marker
+    while (marker := (yield from s.until([_BEGIN, _FUNCTION]))) is not None:
+        s.keep(marker)
         if marker == _BEGIN:
-            text += yield from s.spaces()
+            yield from s.spaces()
             if not (yield from s.starts(_FUNCTION)):
-                s.not_a_call(text)
+                s.not_a_call()
                 continue
-            text += _FUNCTION
-        inside, end = yield from s.until([_FUNCTION_END], None)
-        call = _read(inside, tools) if end else None
-        if call is None or not tools.any:
-            s.not_a_call(text + inside + (end or ""))
+        if not tools.any or not (yield from _call(s, tools)):
+            s.not_a_call()
             continue
-        s.call(*call)
+        s.end_call()
         yield from s.spaces()
         if (yield from s.starts(_END)):
             yield from s.spaces()
 
 
-def _read(inside: str, tools: Tools) -> tuple[str, str] | None:
-    name, begin, rest = inside.partition(">")
-    name = name.strip()
-    if not begin or not name:
-        return None
+def _call(s: Scanner, tools: Tools) -> Steps[bool]:
+    """From the name on, up to </function>."""
+    given: list[str] = []
+    if (yield from s.up_to([">", _FUNCTION_END], given.append)) != ">":
+        return False
+    name = "".join(given).strip()
+    if not name:
+        return False
+    s.begin_call(name)
+    s.add_arguments("{")
     schema = tools.schema(name)
-    arguments: dict[str, Any] = {}
-    for part in rest.split(_PARAMETER)[1:]:
-        key, _, value = part.partition(">")
-        key = key.strip()
-        value = value.rpartition(_VALUE_END)[0] if _VALUE_END in value else value
-        value = value.removeprefix("\n").removesuffix("\n")
-        arguments[key] = _value(value, value_of(schema, key))
-    return name, dumps(arguments)
+    between = ""
+    marker = yield from s.up_to([_PARAMETER, _FUNCTION_END], lambda _: None)
+    while marker == _PARAMETER:
+        given = []
+        if (yield from s.up_to([">", _PARAMETER, _FUNCTION_END], given.append)) != ">":
+            return False
+        key = "".join(given).strip()
+        s.add_arguments(f"{between}{dumps(key)}: ")
+        between = ", "
+        marker = yield from _argument(s, value_of(schema, key))
+    s.add_arguments("}")
+    return marker is not None
+
+
+def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
+    """Take a value and say it, a text as it comes; give back what comes after it. Of several ends
+    the last one counts, and a line break at each end of the value is not part of it."""
+    is_text = kind is not None and kind.is_text
+    value: list[str] = []
+    after: list[str] | None = None  # an end
+    begun = False
+
+    def tell() -> None:
+        nonlocal begun
+        text = "".join(value)
+        if text and not begun:
+            begun, text = True, text.removeprefix("\n")
+        value[:] = ["\n"] if text.endswith("\n") else []
+        s.add_arguments(dumps(text.removesuffix("\n"))[1:-1])
+
+    def out(text: str) -> None:
+        if after is not None:
+            after.append(text)
+            return
+        value.append(text)
+        if is_text:
+            tell()
+
+    if is_text:
+        s.add_arguments('"')
+    marker = yield from s.up_to(_VALUE_ENDS, out)
+    while marker == _VALUE_END:
+        if after is not None:
+            found, after = [_VALUE_END, *after], None
+            out("".join(found))
+        after = []
+        marker = yield from s.up_to(_VALUE_ENDS, out)
+    if is_text:
+        s.add_arguments('"')
+    elif marker is not None:
+        text = "".join(value).removeprefix("\n").removesuffix("\n")
+        s.add_arguments(dumps(_value(text, kind)))
+    return marker
 
 
 def _value(text: str, kind: Value | None) -> Any:
-    """Text where the schema says so, JSON where it is valid; without a schema, strings in quotes
-    are text too."""
-    if kind is not None and kind.is_text:
-        return text
+    """JSON where it is valid, or else text; without a schema, strings in quotes are text too."""
     value = loads(text)
     if (value is None and text.strip() != "null") or (kind is None and isinstance(value, str)):
         return text

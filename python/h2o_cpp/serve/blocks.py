@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from h2o_cpp.reply import Call, Part, Reasoning
+from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reasoning
 from h2o_cpp.serve.outputs import Output
 
 Step = Literal["begin", "more", "end"]
+Kind = Literal["text", "reasoning", "call"]
 
 
 @dataclass
@@ -17,10 +18,11 @@ class Block:
     """One of them; text: what it says so far, of a call its arguments."""
 
     index: int
-    kind: Literal["text", "reasoning", "call"]
+    kind: Kind
     text: str = ""
     name: str = ""  # of a call
     id: str = ""
+    complete: bool = True  # False: a call that turned out to be none
 
 
 class Blocks:
@@ -29,31 +31,42 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open = False
-        self._n_calls = 0
+
+    def add_all(self, output: Output) -> list[Block]:
+        """Those of an output that has ended."""
+        for part in output.parts(output.ended.text):
+            for _ in self._add(output, part):
+                pass
+        return self.all
 
     def add(self, output: Output, piece: str) -> Iterator[tuple[Step, Block, str]]:
         """What a piece begins, adds and ends, each with the text that it adds."""
-        for part in output.parts(piece):
+        for part in output.parts(piece, deltas=True):
             yield from self._add(output, part)
         if output.generation is not None:
             yield from self._end()
 
     def _add(self, output: Output, part: Part) -> Iterator[tuple[Step, Block, str]]:
-        if isinstance(part, Call):
+        if isinstance(part, NoCall):
+            self.all[-1].complete = False
             yield from self._end()
-            block = Block(len(self.all), "call", "", part.name, output.call_id(self._n_calls))
-            self._n_calls += 1
-            yield from self._begin(block)
-            yield from self._more(part.arguments)
-            yield from self._end()
-            return
-        kind: Literal["text", "reasoning"] = "reasoning" if isinstance(part, Reasoning) else "text"
-        if not self._open or self.all[-1].kind != kind:
-            yield from self._end()
-            yield from self._begin(Block(len(self.all), kind))
-        yield from self._more(part.text)
+        elif isinstance(part, Content | Reasoning):
+            kind: Kind = "reasoning" if isinstance(part, Reasoning) else "text"
+            if not self._open or self.all[-1].kind != kind:
+                yield from self._begin(Block(len(self.all), kind))
+            yield from self._more(part.text)
+        else:
+            streamed = self._open and self.all[-1].kind == "call"
+            if part.name is not None and not streamed:
+                block = Block(len(self.all), "call", "", part.name, output.call_id(part.index))
+                yield from self._begin(block)
+            if isinstance(part, CallDelta) or not streamed:
+                yield from self._more(part.arguments)
+            if isinstance(part, Call):
+                yield from self._end()
 
     def _begin(self, block: Block) -> Iterator[tuple[Step, Block, str]]:
+        yield from self._end()
         self.all.append(block)
         self._open = True
         yield "begin", block, ""

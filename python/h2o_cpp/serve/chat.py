@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 
-from h2o_cpp.reply import Call, Content, Part, Reasoning
+from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.endpoint import answer
@@ -18,6 +18,7 @@ from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.responses import (
     CalledFunction,
+    CalledFunctionDelta,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -66,7 +67,13 @@ class _Chat(OpenAIResponse):
     def _choice(self, output: Output) -> ChatChoice:
         output.parts(output.ended.text)
         reply = output.reply
-        calls = [ToolCall(**_called(output, i)) for i in range(len(reply.calls))]
+        calls = [
+            ToolCall(
+                id=output.call_id(i),
+                function=CalledFunction(name=call.name, arguments=call.arguments),
+            )
+            for i, call in enumerate(reply.calls)
+        ]
         return ChatChoice(
             index=output.index,
             message=ChatMessage(
@@ -82,13 +89,9 @@ class _Chat(OpenAIResponse):
     def chunk(self, output: Output, parts: Sequence[Part]) -> ChatChunk:
         """What is added to a message, whose first chunk has the role."""
         role: Literal["assistant"] | None = None if output.begun else "assistant"
-        n_calls = sum(isinstance(part, Call) for part in parts)
-        first = len(output.reply.calls) - n_calls
         content = [part.text for part in parts if isinstance(part, Content)]
         reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
-        calls = [
-            ToolCallDelta(index=i, **_called(output, i)) for i in range(first, first + n_calls)
-        ]
+        calls = [_delta(output, part) for part in parts if isinstance(part, CallDelta)]
         choice = ChatChunkChoice(
             index=output.index,
             delta=ChatDelta(
@@ -116,8 +119,11 @@ class _Chat(OpenAIResponse):
         return chat_logprobs(self._tokenizer, output.new_logprobs())
 
 
-def _called(output: Output, i: int) -> dict[str, Any]:
-    """The i-th call of a reply."""
-    call = output.reply.calls[i]
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return {"id": output.call_id(i), "function": function}
+def _delta(output: Output, part: CallDelta) -> ToolCallDelta:
+    begins = part.name is not None
+    return ToolCallDelta(
+        index=part.index,
+        id=output.call_id(part.index) if begins else None,
+        type="function" if begins else None,
+        function=CalledFunctionDelta(name=part.name, arguments=part.arguments),
+    )

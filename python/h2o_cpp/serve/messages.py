@@ -235,9 +235,7 @@ class _Message(GenerationResponse):
     def complete(self, outputs: list[Output]) -> AnthropicResponse:
         """One message."""
         [output] = outputs
-        for _ in self._blocks.add(output, output.ended.text):
-            pass
-        return self._response([_content(one) for one in self._blocks.all], output)
+        return self._response([_content(one) for one in self._blocks.add_all(output)], output)
 
     def _response(self, content: list[dict[str, Any]], output: Output) -> AnthropicResponse:
         ended = output.generation

@@ -68,7 +68,7 @@ class OpenAIResponse(GenerationResponse):
 
     def event(self, output: Output, piece: str) -> bytes:
         """A chunk, if there is anything to say."""
-        parts = output.parts(piece)
+        parts = output.parts(piece, deltas=True)
         if output.generation is None and not (self._logprobs or self._views):
             if not parts:
                 return b""

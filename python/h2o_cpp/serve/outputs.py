@@ -12,7 +12,7 @@ from h2o_cpp.generation.completion import Completion
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generation.trace import Record, TokenLogprob
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.reply import Call, Content, Part, Reply, ReplyParser
+from h2o_cpp.reply import Call, CallDelta, Content, NoCall, Part, Reply, ReplyParser
 from h2o_cpp.serve.errors import ApiError, closed, refusal
 from h2o_cpp.serve.responses import FinishReason
 
@@ -66,27 +66,31 @@ class Output:
             self._call_ids.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
         return self._call_ids[i]
 
-    def parts(self, piece: str) -> list[Part]:
-        """What a piece says, or the text of one that has ended, given once."""
+    def parts(self, piece: str, *, deltas: bool = False) -> list[Part]:
+        """What a piece says, or the text of one that has ended, given once.
+
+        deltas: of calls as they come; otherwise they are whole, and what is none is Content.
+        """
         if self.parser is None:
             found: list[Part] = [Content(piece)] if piece else []
         else:
             found = self.parser.push(piece)
             if self.generation is not None:
                 found += self.parser.finish()
-        if self.max_calls is not None:
-            found = [*self._first_calls(found, self.max_calls - len(self.reply.calls))]
+        found = [*self._wanted(found, deltas)]
         self.reply.add(found)
         return found
 
-    @staticmethod
-    def _first_calls(parts: list[Part], room: int) -> Iterator[Part]:
+    def _wanted(self, parts: list[Part], deltas: bool) -> Iterator[Part]:
         for part in parts:
-            if isinstance(part, Call):
-                room -= 1
-                if room < 0:
-                    continue
-            yield part
+            if isinstance(part, Call | CallDelta | NoCall):
+                is_extra = self.max_calls is not None and part.index >= self.max_calls
+                if isinstance(part, NoCall):
+                    yield part if deltas and not is_extra else Content(part.text)
+                elif not is_extra and (deltas or isinstance(part, Call)):
+                    yield part
+            else:
+                yield part
 
     @property
     def ended(self) -> Generation:

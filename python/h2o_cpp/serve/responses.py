@@ -115,10 +115,20 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class ToolCallDelta(ToolCall):
-    """A call of a tool, whole."""
+class CalledFunctionDelta(BaseModel):
+    """The name in the first piece, and a piece of the arguments in each."""
+
+    name: str | None = _IF_THERE
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of a call; id and type are in the first."""
 
     index: int
+    id: str | None = _IF_THERE
+    type: Literal["function"] | None = _IF_THERE
+    function: CalledFunctionDelta
 
 
 class ChatMessage(BaseModel):

@@ -244,8 +244,7 @@ class _Response(GenerationResponse):
     def complete(self, outputs: list[Output]) -> ResponseObject:
         """All items."""
         [output] = outputs
-        for _ in self._blocks.add(output, output.ended.text):
-            pass
+        self._blocks.add_all(output)
         return self._response(output)
 
     def begin(self) -> bytes:
@@ -321,8 +320,10 @@ class _Response(GenerationResponse):
         )
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
-        head = {"id": f"{block.kind}_{self._id}_{block.index}", "status": status}
         done = status == "completed"
+        if done and not block.complete:
+            status = "incomplete"
+        head = {"id": f"{block.kind}_{self._id}_{block.index}", "status": status}
         if block.kind == "call":
             return {
                 **head,

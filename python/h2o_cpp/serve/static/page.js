@@ -149,7 +149,11 @@ async function send() {
 function take(answer, delta) {
   if (delta.content) answer.content += delta.content;
   if (delta.reasoning_content) answer.reasoning_content = (answer.reasoning_content ?? "") + delta.reasoning_content;
-  for (const { index, ...call } of delta.tool_calls ?? []) (answer.tool_calls ??= [])[index] = call;
+  for (const { index, ...call } of delta.tool_calls ?? []) {
+    const calls = (answer.tool_calls ??= []);
+    if (index in calls) calls[index].function.arguments += call.function.arguments;
+    else calls[index] = call;
+  }
   return Boolean(delta.content || delta.reasoning_content || delta.tool_calls);
 }
 

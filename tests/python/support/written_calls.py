@@ -1,0 +1,48 @@
+"""Replies that call tools, as a model of each format writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]  # a tool's name, and its arguments
+
+
+def written(format: str, calls: Sequence[Call], *, indent: int | None = None) -> str:
+    """A reply that is these calls; indent: of JSON."""
+
+    def dumps(value: Any) -> str:
+        return json.dumps(value, indent=indent, ensure_ascii=False)
+
+    match format:
+        case "hermes":
+            return "\n".join(
+                f"<tool_call>\n{dumps({'name': name, 'arguments': given})}\n</tool_call>"
+                for name, given in calls
+            )
+        case "qwen3-coder":
+            return "\n".join(f"<tool_call>\n{_function(*call)}\n</tool_call>" for call in calls)
+        case "llama3":
+            return "; ".join(dumps({"name": name, "parameters": given}) for name, given in calls)
+        case "mistral":
+            listed = [{"name": name, "arguments": given} for name, given in calls]
+            return f"[TOOL_CALLS]{dumps(listed)}"
+        case "mistral-args":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(given)}" for name, given in calls)
+        case "harmony":
+            return "<|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+                f"{dumps(given)}<|call|>"
+                for name, given in calls
+            )
+    raise AssertionError(format)
+
+
+def _function(name: str, given: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
+        "</parameter>\n"
+        for key, value in given.items()
+    )
+    return f"<function={name}>\n{parameters}</function>"

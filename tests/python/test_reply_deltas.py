@@ -1,0 +1,170 @@
+"""Calls as they come: the pieces of a call are its arguments, however the text was cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from h2o_cpp.reply import (
+    FORMATS,
+    Call,
+    CallDelta,
+    Content,
+    NoCall,
+    Part,
+    ReplyParser,
+    parse_reply,
+)
+from support.written_calls import written
+
+WRITTEN = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
+SCHEMAS: dict[str, Any] = {
+    name: {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "data": {}},
+    }
+    for name in ("f", "g")
+}
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=12)
+data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner | texts, max_size=3),
+    max_leaves=6,
+)
+arguments = st.fixed_dictionaries({}, optional={"text": texts, "data": data})
+calls = st.lists(st.tuples(st.sampled_from(["f", "g"]), arguments), min_size=1, max_size=3)
+
+
+def format_of(name: str) -> Any:
+    return FORMATS[name.removesuffix("-args")]
+
+
+def parts(name: str, pieces: list[str]) -> list[Part]:
+    parser = ReplyParser(format_of(name), tools=SCHEMAS)
+    return [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+
+
+def check(found: list[Part]) -> list[tuple[str, str]]:
+    """The calls; what was told of each is what it is in the end, and an end comes to each."""
+    told: list[str] = []
+    names: list[str | None] = []
+    whole = []
+    is_open = False
+    for part in found:
+        if isinstance(part, CallDelta):
+            assert (part.name is None) == is_open
+            if not is_open:
+                assert part.index == len(told)
+                told.append("")
+                names.append(part.name)
+            is_open = True
+            told[part.index] += part.arguments
+        elif isinstance(part, Call):
+            assert is_open
+            assert part.index == len(told) - 1
+            assert (part.name, part.arguments) == (names[-1], told[-1])
+            whole.append((part.name, part.arguments))
+            is_open = False
+        elif isinstance(part, NoCall):
+            assert is_open
+            assert part.index == len(told) - 1
+            is_open = False
+        else:
+            assert not is_open
+    assert not is_open
+    return whole
+
+
+def cut(text: str, cuts: list[int]) -> list[str]:
+    ends = sorted({at % (len(text) + 1) for at in cuts} | {0, len(text)})
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(WRITTEN),
+    calls,
+    st.lists(st.integers(0, 10_000), max_size=8),
+    st.sampled_from([None, 2]),
+)
+def test_calls_at_any_cuts(
+    name: str, called: list[tuple[str, dict[str, Any]]], cuts: list[int], indent: int | None
+) -> None:
+    text = written(name, called, indent=indent)
+    expected = [*called]
+    for pieces in ([text], [*text], cut(text, cuts)):
+        found = check(parts(name, pieces))
+        assert [(tool, json.loads(given)) for tool, given in found] == expected
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(WRITTEN),
+    calls,
+    st.integers(0, 10_000),
+    st.text('{}[]",:\\ \nx1<', max_size=3),
+    st.booleans(),
+)
+def test_damaged_calls(
+    name: str, called: list[tuple[str, dict[str, Any]]], at: int, new: str, ends: bool
+) -> None:
+    """Cut off, or with something else in the middle: the same calls at any cuts."""
+    text = written(name, called)
+    at %= len(text) + 1
+    text = text[:at] + new + ("" if ends else text[at:])
+    whole = parse_reply(text, format_of(name), tools=SCHEMAS)
+    found = check(parts(name, [*text]))
+    assert found == [(call.name, call.arguments) for call in whole.calls]
+    assert check(parts(name, [text])) == found
+    for _, text in found:
+        assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_they_come_as_they_are_written(name: str) -> None:
+    """Of a long text, each character at once, or when the next one is there."""
+    long = 'a "b"\n' * 50
+    text = written(name, [("f", {"text": long})])
+    parser = ReplyParser(format_of(name), tools=SCHEMAS)
+    told, most_behind = "", 0
+    at = text.index("text") + len('text": "')
+    end = at + 300
+    for i, c in enumerate(text):
+        told += "".join(part.arguments for part in parser.push(c) if isinstance(part, CallDelta))
+        if at <= i < end:
+            behind = i + 1 - at - len(told.removeprefix('{"text": "'))
+            most_behind = max(most_behind, behind)
+    assert most_behind <= 3
+    assert json.loads(told) == {"text": long}
+
+
+def test_what_is_told_is_valid_so_far() -> None:
+    """Nothing of the arguments is told from where they stop being JSON."""
+    for bad in ("NaN", "tru", "01", "'a'", '"\\x"', "[1}", "{1: 2}", "[1,]"):
+        text = f'<tool_call>{{"name": "f", "arguments": {{"x": 1, "y": {bad}}}}}</tool_call>'
+        found = parts("hermes", [*text])
+        given = "".join(part.arguments for part in found if isinstance(part, CallDelta))
+        assert given.startswith('{"x": 1, "y": ')
+        assert text.split('"arguments": ')[1].startswith(given)
+        assert check(found) == []
+        told = [part.text for part in found if isinstance(part, NoCall | Content)]
+        assert "".join(told) == text
+
+
+def test_a_name_that_comes_last() -> None:
+    text = '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>'
+    assert check(parts("hermes", [*text])) == [("f", '{"x": 1}')]
+    text = '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>'
+    assert check(parts("hermes", [*text])) == [("f", '{"x": 1}')]
+
+
+def test_nesting_has_an_end() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 100_000
+    assert check(parts("hermes", [text])) == []
+    assert parse_reply(text, FORMATS["hermes"]).content == text

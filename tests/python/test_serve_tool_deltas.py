@@ -1,0 +1,182 @@
+"""What the clients of OpenAI and Anthropic put together from streamed calls, however the text is
+cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.needs import packages
+from support.written_calls import written
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed (extra: serve)")
+
+from h2o_cpp.reply import FORMATS, ReplyParser
+from h2o_cpp.serve.chat import _Chat
+from h2o_cpp.serve.generation_response import GenerationResponse
+from h2o_cpp.serve.messages import _Message
+from h2o_cpp.serve.outputs import Output
+from h2o_cpp.serve.requests import ChatRequest
+from h2o_cpp.serve.responses_api import ResponsesRequest, _Response
+
+SCHEMA: Any = {"type": "object", "properties": {"text": {"type": "string"}, "data": {}}}
+CALLS: Any = [
+    ("f", {"text": 'Łódź "now"\n\n</p> \\ \t.', "data": [1, -2.5e3, {"a": None}, True]}),
+    ("g", {}),
+    ("f", {"data": {"b": ["x", ""]}}),
+]
+SERVICE: Any = SimpleNamespace(name="m", generator=SimpleNamespace(tokenizer=None))
+FORMAT_NAMES = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
+
+formats = st.sampled_from(FORMAT_NAMES)
+cuts = st.lists(st.integers(0, 10_000), max_size=30)
+
+
+def an_output(name: str) -> Output:
+    given: Any = None
+    output = Output(0, [1, 2, 3], given, given, given)
+    format = FORMATS[name.removesuffix("-args")]
+    output.parser = ReplyParser(format, tools={"f": SCHEMA, "g": SCHEMA})
+    return output
+
+
+def streamed(response: GenerationResponse, output: Output, text: str, cuts: list[int]) -> bytes:
+    """What is sent of a text that comes in pieces."""
+    ends = sorted({at % (len(text) + 1) for at in cuts} | {0, len(text)})
+    body = response.begin()
+    for a, b in pairwise(ends):
+        body += response.event(output, text[a:b])
+    generation: Any = SimpleNamespace(
+        text=text, finish_reason="stop", completion_tokens=9, cached_tokens=0
+    )
+    output.generation = generation
+    return body + response.event(output, "") + response.end()
+
+
+class Says(BaseHTTPRequestHandler):
+    """Gives the same answer to anything."""
+
+    body = b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Says) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def openai_client(url: str) -> Iterator[Any]:
+    import openai
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(url: str) -> Iterator[Any]:
+    import anthropic
+
+    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@packages("openai")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(formats, cuts)
+def test_chats(openai_client: Any, name: str, cuts: list[int]) -> None:
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    )
+    output = an_output(name)
+    Says.body = streamed(_Chat(SERVICE, body, [output]), output, written(name, CALLS), cuts)
+    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m"}
+    tools: Any = [
+        {"type": "function", "function": {"name": one, "parameters": SCHEMA}} for one in "fg"
+    ]
+    with openai_client.chat.completions.stream(**asked, tools=tools) as stream:
+        done = [one for one in stream if one.type == "tool_calls.function.arguments.done"]
+        message = stream.get_final_completion().choices[0].message
+    functions = [call.function for call in message.tool_calls]
+    for found in (functions, done):
+        assert [(one.name, json.loads(one.arguments)) for one in found] == CALLS
+    assert len({call.id for call in message.tool_calls}) == len(CALLS)
+
+
+@packages("openai")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(formats, cuts)
+def test_responses(openai_client: Any, name: str, cuts: list[int]) -> None:
+    body = ResponsesRequest.model_validate({"input": "Hi", "stream": True})
+    output = an_output(name)
+    Says.body = streamed(_Response("m", body, [output]), output, written(name, CALLS), cuts)
+    with openai_client.responses.stream(model="m", input="Hi") as stream:
+        told = ["", "", ""]
+        done = []
+        for event in stream:
+            if event.type == "response.function_call_arguments.delta":
+                told[event.output_index] += event.delta
+            elif event.type == "response.function_call_arguments.done":
+                done.append(event.arguments)
+        items: Any = stream.get_final_response().output
+    assert [(item.name, json.loads(item.arguments)) for item in items] == CALLS
+    assert [item.arguments for item in items] == told == done
+    assert {item.status for item in items} == {"completed"}
+
+
+@packages("anthropic")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(formats, cuts)
+def test_messages(anthropic_client: Any, name: str, cuts: list[int]) -> None:
+    output = an_output(name)
+    response = _Message("m", [output], stream=True)
+    Says.body = streamed(response, output, written(name, CALLS), cuts)
+    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
+    with anthropic_client.messages.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        message = stream.get_final_message()
+    blocks: Any = message.content
+    assert [(block.name, block.input) for block in blocks] == CALLS
+    assert message.stop_reason == "tool_use"
+
+
+@packages("anthropic")
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_call_that_is_cut_off(anthropic_client: Any, name: str) -> None:
+    """It stays as it is: its text is not said again."""
+    text = written(name, CALLS[:1])
+    text = text[: text.index("now")]
+    output = an_output(name)
+    Says.body = streamed(_Message("m", [output], stream=True), output, text, [*range(len(text))])
+    asked: Any = {"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 9}
+    with anthropic_client.messages.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        [block] = stream.get_final_message().content
+    assert (block.type, block.name) == ("tool_use", "f")
+    assert output.reply.calls == []
