@@ -39,6 +39,12 @@ CHAT: dict[str, Any] = {
     "tools": [WEATHER],
     "options": {"temperature": 0},
 }
+USAGE = {
+    "input_tokens": N_PROMPT,
+    "cache_read_input_tokens": 0,
+    "cache_creation_input_tokens": 0,
+    "output_tokens": N_TOKENS,
+}
 POSTS = {
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": {"messages": user("Hi")},
@@ -84,7 +90,7 @@ class TestMessages:
         assert text == {"type": "text", "text": "Let me see."}
         assert (use["type"], use["name"], use["input"]) == ("tool_use", "weather", {"city": "Łódź"})
         assert found["stop_reason"] == "tool_use"
-        assert found["usage"] == {"input_tokens": N_PROMPT, "output_tokens": N_TOKENS}
+        assert found["usage"] == USAGE
 
     def test_streamed(self, server: Server) -> None:
         found = sse(server.ask("/v1/messages", {**MESSAGES, "stream": True}).body)
@@ -94,7 +100,7 @@ class TestMessages:
         assert found[0]["message"]["content"] == []
         assert found[0]["message"]["stop_reason"] is None
         assert found[-2]["delta"]["stop_reason"] == "tool_use"
-        assert found[-2]["usage"] == {"output_tokens": N_TOKENS}
+        assert found[-2]["usage"] == USAGE
         opened: list[int] = []
         texts: dict[int, str] = {}
         for event in found[1:-2]:
@@ -308,6 +314,28 @@ class TestOllama:
             said = [*client.chat(**CHAT, stream=True)]
             assert client.list().models[0].model == "tiny"
         assert "".join(one.message.content or "" for one in said) == "Let me see."
+
+
+def test_what_the_prefix_cache_had_is_told(tmp_path: Path) -> None:
+    """In each dialect by its names; Anthropic's count it apart from the rest of the prompt."""
+    said = user("Hi" * 50)
+    n_prompt = len(f"u{said[0]['content']};")
+    with (
+        Generator(talking(tmp_path, {}, THINKS), n_batch=32, prefix_cache="16MiB") as generator,
+        serving(generator) as server,
+    ):
+        change = {"messages": said, "tools": None, "max_tokens": 4}
+        first, second = (ask(server, "/v1/messages", **change)["usage"] for _ in range(2))
+        assert (first["input_tokens"], first["cache_read_input_tokens"]) == (n_prompt, 0)
+        assert (second["input_tokens"], second["cache_read_input_tokens"]) == (n_prompt - 96, 96)
+        found = sse(server.ask("/v1/messages", {**MESSAGES, **change, "stream": True}).body)
+        assert found[0]["message"]["usage"] == {**second, "output_tokens": 0}
+        assert found[-2]["usage"] == second
+        chat = server.ask("/v1/chat/completions", {"messages": said, "max_tokens": 4}).json()
+        assert chat["usage"]["prompt_tokens_details"] == {"cached_tokens": 96}
+        change = {"input": said, "tools": None, "max_output_tokens": 4}
+        answer = ask(server, "/v1/responses", **change)
+        assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 96}
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -42,8 +42,8 @@ cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
 def an_output(name: str) -> Output:
-    given: Any = None
-    output = Output(0, [1, 2, 3], given, given, given)
+    nothing: Any = SimpleNamespace(cached_tokens=0)
+    output = Output(0, [1, 2, 3], nothing, nothing, nothing)
     format = FORMATS[name.removesuffix("-args")]
     output.parser = ReplyParser(format, tools={"f": SCHEMA, "g": SCHEMA})
     return output

@@ -58,6 +58,11 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return self._state.embedding
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that did not have to be read: the prefix cache had them."""
+        return self._state.cached_tokens
+
+    @property
     def n_read(self) -> int:
         """How many tokens the pieces that have been read are made of; all of them, at the end."""
         return self._state.n_tokens_read

@@ -164,9 +164,11 @@ class MessagesRequest(CountRequest):
 
 
 class MessageUsage(BaseModel):
-    """Tokens."""
+    """Tokens. The prompt has those that were read and those that the prefix cache had."""
 
     input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0  # what is kept costs nothing
     output_tokens: int
 
 
@@ -238,16 +240,12 @@ class _Message(GenerationResponse):
         return self._response([_content(one) for one in self._blocks.add_all(output)], output)
 
     def _response(self, content: list[dict[str, Any]], output: Output) -> AnthropicResponse:
-        ended = output.generation
         return AnthropicResponse(
             id=self._id,
             model=self._model,
             content=content,
-            stop_reason=None if ended is None else _stop_reason(output),
-            usage=MessageUsage(
-                input_tokens=len(output.prompt),
-                output_tokens=0 if ended is None else ended.completion_tokens,
-            ),
+            stop_reason=None if output.generation is None else _stop_reason(output),
+            usage=_usage(output),
         )
 
     def begin(self) -> bytes:
@@ -265,12 +263,21 @@ class _Message(GenerationResponse):
         """Why it ended, and how many tokens it took."""
         [output] = self._outputs.all
         delta = {"stop_reason": _stop_reason(output), "stop_sequence": None}
-        usage = {"output_tokens": output.ended.completion_tokens}
+        usage = _usage(output).model_dump()
         return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
         """As a response of its own would say it."""
         return sse(error.body("/v1/messages").encode(), "error")
+
+
+def _usage(output: Output) -> MessageUsage:
+    n_cached = output.completion.cached_tokens
+    return MessageUsage(
+        input_tokens=len(output.prompt) - n_cached,
+        cache_read_input_tokens=n_cached,
+        output_tokens=0 if output.generation is None else output.generation.completion_tokens,
+    )
 
 
 def _stop_reason(output: Output) -> Literal["end_turn", "max_tokens", "tool_use"]:
