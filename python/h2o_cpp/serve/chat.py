@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from h2o_cpp.reply import CallDelta, Content, Part, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.logprobs import chat_logprobs
 from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ChatRequest
 from h2o_cpp.serve.responses import (
     CalledFunction,
@@ -35,18 +33,16 @@ from h2o_cpp.serve.service import Service
 router = APIRouter()
 
 
-@router.post(
+@post(
+    router,
     "/v1/chat/completions",
+    ChatRequest,
     response_model=ChatResponse,
     responses=EVENTS,
-    openapi_extra=body_of(ChatRequest),
+    quick=False,
 )
-async def create_chat_completion(request: Request, catalog: CatalogOf) -> object:
+def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
     """Answer the last message."""
-    return await answer(request, catalog, ChatRequest, _submit, quick=False)
-
-
-def _submit(service: Service, body: ChatRequest) -> _Chat:
     return _Chat(service, body, submit_chat(service, body))
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from h2o_cpp.reply import Content, Part
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.logprobs import CompletionTokens
 from h2o_cpp.serve.openai_response import EVENTS, OpenAIResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import CompletionRequest
 from h2o_cpp.serve.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from h2o_cpp.serve.service import Service
@@ -20,18 +18,15 @@ from h2o_cpp.serve.service import Service
 router = APIRouter()
 
 
-@router.post(
+@post(
+    router,
     "/v1/completions",
+    CompletionRequest,
     response_model=CompletionResponse,
     responses=EVENTS,
-    openapi_extra=body_of(CompletionRequest),
 )
-async def create_completion(request: Request, catalog: CatalogOf) -> object:
+def create_completion(service: Service, body: CompletionRequest) -> _Completions:
     """Continue each prompt."""
-    return await answer(request, catalog, CompletionRequest, _submit)
-
-
-def _submit(service: Service, body: CompletionRequest) -> _Completions:
     outputs = service.submit(
         body.prompts(),
         body,

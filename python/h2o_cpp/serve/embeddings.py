@@ -6,16 +6,14 @@ import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp.generation.embedding import unit_length
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ModelRequest, Prompts, prompt_list
 from h2o_cpp.serve.service import Service
 
@@ -25,6 +23,7 @@ router = APIRouter()
 class EmbeddingRequest(ModelRequest):
     """One text or several."""
 
+    ignored = ("user",)
     input: Prompts = Field(description="strings, or token ids")
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64: of little-endian 32-bit floats"
@@ -33,7 +32,6 @@ class EmbeddingRequest(ModelRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="as many as the model has"
     )
-    user: str | None = Field(None, description="ignored")
 
 
 class Embedding(BaseModel):
@@ -60,15 +58,9 @@ class EmbeddingList(BaseModel):
     usage: EmbeddingUsage
 
 
-@router.post(
-    "/v1/embeddings", response_model=EmbeddingList, openapi_extra=body_of(EmbeddingRequest)
-)
-async def create_embeddings(request: Request, catalog: CatalogOf) -> object:
+@post(router, "/v1/embeddings", EmbeddingRequest, response_model=EmbeddingList)
+def create_embeddings(service: Service, body: EmbeddingRequest) -> _Embeddings:
     """Embed each text."""
-    return await answer(request, catalog, EmbeddingRequest, _submit)
-
-
-def _submit(service: Service, body: EmbeddingRequest) -> _Embeddings:
     return _Embeddings(service, body, service.embed(prompt_list(body.input), body.pooling))
 
 

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 
 from h2o_cpp.serve.catalog import Catalog
+from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.generation_response import OutputsResponse
-from h2o_cpp.serve.parsing import parse
+from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.service import Service
 
 _Body = TypeVar("_Body", bound=ModelRequest)
+_Submit = Callable[[Service, _Body], object]
 
 
-async def answer(
-    request: Request,
-    catalog: Catalog,
-    model: type[_Body],
-    submit: Callable[[Service, _Body], object],
-    *,
-    quick: bool = True,
-) -> object:
-    """What submit() makes of a request. Raises ApiError.
+def post(
+    router: APIRouter, path: str, model: type[_Body], *, quick: bool = True, **route: Any
+) -> Callable[[_Submit[_Body]], _Submit[_Body]]:
+    """Makes an endpoint of what it decorates: a function from a model and a body to a response.
 
-    quick: submit() takes no longer than another thread would cost, if the body is small.
+    quick: it takes no longer than another thread would cost, if the body is small; route: as for
+    APIRouter.post.
     """
+
+    def add(submit: _Submit[_Body]) -> _Submit[_Body]:
+        async def respond(request: Request, catalog: CatalogOf) -> Any:
+            return await _answer(request, catalog, model, submit, quick)
+
+        router.add_api_route(
+            path,
+            respond,
+            methods=["POST"],
+            name=submit.__name__,
+            description=submit.__doc__,
+            openapi_extra=body_of(model),
+            **route,
+        )
+        return submit
+
+    return add
+
+
+async def _answer(
+    request: Request, catalog: Catalog, model: type[_Body], submit: _Submit[_Body], quick: bool
+) -> object:
     sent = await request.body()
     body = await catalog.intake.run(len(sent), partial(parse, model, sent))
     service = await catalog.take(body.model)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import prompt_of, submit_chat
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of, check
+from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Schema
 from h2o_cpp.serve.service import Service
 
@@ -27,39 +26,36 @@ router = APIRouter()
 class TextBlock(Schema):
     """Text."""
 
+    ignored = ("cache_control", "citations")
     type: Literal["text"]
     text: str
-    cache_control: Any = Field(None, description="ignored")
-    citations: Any = Field(None, description="ignored")
 
 
 class ToolUseBlock(Schema):
     """That the assistant has called a tool."""
 
+    ignored = ("caller", "cache_control")
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
-    caller: Any = Field(None, description="ignored")
-    cache_control: Any = Field(None, description="ignored")
 
 
 class ToolResultBlock(Schema):
     """What came of it."""
 
+    ignored = ("is_error", "cache_control")
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[TextBlock], Field(fail_fast=True)] = ""
-    is_error: bool = Field(False, description="ignored")
-    cache_control: Any = Field(None, description="ignored")
 
 
 class ThinkingBlock(Schema):
     """What it thought."""
 
+    ignored = ("signature",)
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field("", description="ignored")
 
 
 Block_ = Annotated[
@@ -77,12 +73,11 @@ class AnthropicMessage(Schema):
 class AnthropicTool(Schema):
     """A tool that the model may call."""
 
+    ignored = ("strict", "cache_control")
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
-    strict: bool | None = Field(None, description="ignored")
-    cache_control: Any = Field(None, description="ignored")
 
 
 class ToolChoice(Schema):
@@ -96,20 +91,19 @@ class ToolChoice(Schema):
 class Thinking(Schema):
     """Whether the chat template is told to let it think."""
 
+    ignored = ("budget_tokens", "display")
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, description="ignored")
-    display: str | None = Field(None, description="ignored")
 
 
 class CountRequest(ModelRequest):
     """A conversation."""
 
+    ignored: ClassVar[tuple[str, ...]] = ("cache_control",)
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    cache_control: Any = Field(None, description="ignored")
 
     def chat(self, **options: Any) -> ChatRequest:
         """As a chat. Raises ApiError."""
@@ -143,13 +137,14 @@ class OutputFormat(Schema):
 class OutputConfig(Schema):
     """What the output is."""
 
+    ignored = ("effort",)
     format: OutputFormat | None = None
-    effort: str | None = Field(None, description="ignored")
 
 
 class MessagesRequest(CountRequest):
     """Answer the last message of a conversation."""
 
+    ignored = (*CountRequest.ignored, "metadata", "service_tier")
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=16)
@@ -158,8 +153,6 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
-    metadata: Any = Field(None, description="ignored")
-    service_tier: str | None = Field(None, description="ignored")
     output_config: OutputConfig | None = None
 
 
@@ -191,30 +184,22 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-@router.post(
-    "/v1/messages",
-    response_model=AnthropicResponse,
-    responses=EVENTS,
-    openapi_extra=body_of(MessagesRequest),
-)
-async def create_message(request: Request, catalog: CatalogOf) -> object:
-    """Answer the last message."""
-    return await answer(request, catalog, MessagesRequest, _submit, quick=False)
-
-
-@router.post(
-    "/v1/messages/count_tokens", response_model=TokenCount, openapi_extra=body_of(CountRequest)
-)
-async def count_tokens(request: Request, catalog: CatalogOf) -> object:
+@post(router, "/v1/messages/count_tokens", CountRequest, response_model=TokenCount, quick=False)
+def count_tokens(service: Service, body: CountRequest) -> TokenCount:
     """How many tokens a conversation has."""
-    return await answer(request, catalog, CountRequest, _count, quick=False)
-
-
-def _count(service: Service, body: CountRequest) -> TokenCount:
     return TokenCount(input_tokens=len(prompt_of(service, body.chat()).tokens))
 
 
-def _submit(service: Service, body: MessagesRequest) -> _Message:
+@post(
+    router,
+    "/v1/messages",
+    MessagesRequest,
+    response_model=AnthropicResponse,
+    responses=EVENTS,
+    quick=False,
+)
+def create_message(service: Service, body: MessagesRequest) -> _Message:
+    """Answer the last message."""
     form = body.output_config and body.output_config.format
     chat = body.chat(
         guided_json=form.schema_ if form else None,

@@ -7,7 +7,7 @@ import json
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp import __version__
@@ -15,15 +15,16 @@ from h2o_cpp.reply import Content, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
 from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of, check
+from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import (
     ChatRequest,
     CompletionRequest,
     ModelRequest,
+    Sampling,
     Schema,
     ToolDefinition,
 )
@@ -45,57 +46,28 @@ _LINES: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Options(Schema):
+class Options(Sampling):
     """How to sample. What is about the machine is ignored."""
 
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_k: int | None = Field(None, ge=0, lt=2**31)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
-    repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
-    typical_p: float | None = Field(None, gt=0, le=1)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    mirostat: int | None = Field(None, ge=0, le=2)
-    mirostat_tau: float | None = Field(None, ge=0, le=100)
-    mirostat_eta: float | None = Field(None, ge=0, le=100)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    stop: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-        | None
-    ) = None
+    ignored = (
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
+    )
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: as many as may be")
-    num_ctx: int | None = Field(None, description="ignored: --n-ctx has it")
-    num_keep: int | None = Field(None, description="ignored")
-    num_batch: int | None = Field(None, description="ignored")
-    num_gpu: int | None = Field(None, description="ignored")
-    main_gpu: int | None = Field(None, description="ignored")
-    num_thread: int | None = Field(None, description="ignored")
-    use_mmap: bool | None = Field(None, description="ignored")
 
     def generation(self) -> dict[str, Any]:
         """As the fields of our own requests."""
-        options = {name: getattr(self, name) for name in _SAME}
+        options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
         if self.num_predict is not None and self.num_predict > 0:
             options["max_tokens"] = self.num_predict
         return options
 
 
-_SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop"),
-    *("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty"),
-    *("mirostat", "mirostat_tau", "mirostat_eta"),
-)
-
-
 class OllamaRequest(ModelRequest):
     """What its requests have in common."""
 
+    ignored = ("keep_alive",)
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
-    keep_alive: str | int | float | None = Field(None, description="ignored")
     format: Annotated[str, Field(max_length=0)] | None = Field(None, description="none")
     think: bool | Literal["low", "medium", "high"] | None = Field(
         None, description="for the chat template"
@@ -115,16 +87,16 @@ class OllamaRequest(ModelRequest):
 class OllamaFunction(Schema):
     """What the assistant has called."""
 
+    ignored = ("index",)
     name: str
     arguments: dict[str, Any]
-    index: int | None = Field(None, description="ignored")
 
 
 class OllamaCall(Schema):
     """That it has."""
 
     function: OllamaFunction
-    id: str | None = Field(None, description="ignored")
+    id: str | None = None
 
 
 class OllamaMessage(Schema):
@@ -181,40 +153,14 @@ class OllamaGenerateRequest(OllamaRequest):
 class OllamaEmbedRequest(ModelRequest):
     """One text or several."""
 
+    ignored = ("truncate", "keep_alive", "options")
     input: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    truncate: bool | None = Field(None, description="ignored: what is too long is refused")
-    keep_alive: str | int | float | None = Field(None, description="ignored")
-    options: Options | None = Field(None, description="ignored")
 
 
 class ShowRequest(ModelRequest):
     """Which model."""
 
-    verbose: bool | None = Field(None, description="ignored")
-
-
-@router.post("/chat", responses=_LINES, openapi_extra=body_of(OllamaChatRequest))
-async def chat(request: Request, catalog: CatalogOf) -> Any:
-    """Answer the last message."""
-    return await answer(request, catalog, OllamaChatRequest, _chat, quick=False)
-
-
-@router.post("/generate", responses=_LINES, openapi_extra=body_of(OllamaGenerateRequest))
-async def generate(request: Request, catalog: CatalogOf) -> Any:
-    """Answer or continue a prompt."""
-    return await answer(request, catalog, OllamaGenerateRequest, _generate, quick=False)
-
-
-@router.post("/embed", openapi_extra=body_of(OllamaEmbedRequest))
-async def embed(request: Request, catalog: CatalogOf) -> Any:
-    """Embed each text."""
-    return await answer(request, catalog, OllamaEmbedRequest, _embed)
-
-
-@router.post("/show", openapi_extra=body_of(ShowRequest))
-async def show(request: Request, catalog: CatalogOf) -> Any:
-    """What a model is and can do."""
-    return await answer(request, catalog, ShowRequest, _show)
+    ignored = ("verbose",)
 
 
 @router.get("/tags")
@@ -237,14 +183,18 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _chat(service: Service, body: OllamaChatRequest) -> _Lines:
+@post(router, "/chat", OllamaChatRequest, responses=_LINES, quick=False)
+def chat(service: Service, body: OllamaChatRequest) -> _Lines:
+    """Answer the last message."""
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     messages = [message.plain() for message in body.messages]
     request = check(ChatRequest, {**body.own(), "messages": messages, "tools": tools})
     return _Lines(service.name, submit_chat(service, request), stream=body.stream, chat=True)
 
 
-def _generate(service: Service, body: OllamaGenerateRequest) -> _Lines:
+@post(router, "/generate", OllamaGenerateRequest, responses=_LINES, quick=False)
+def generate(service: Service, body: OllamaGenerateRequest) -> _Lines:
+    """Answer or continue a prompt."""
     if body.raw or service.template is None:
         fields = body.own()
         fields.pop("chat_template_kwargs", None)
@@ -259,12 +209,16 @@ def _generate(service: Service, body: OllamaGenerateRequest) -> _Lines:
     return _Lines(service.name, outputs, stream=body.stream, chat=False)
 
 
-def _embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse:
+@post(router, "/embed", OllamaEmbedRequest)
+def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse:
+    """Embed each text."""
     texts = [body.input] if isinstance(body.input, str) else body.input
     return _Embeddings(service, service.embed(texts, "mean"))
 
 
-def _show(service: Service, body: ShowRequest) -> dict[str, Any]:
+@post(router, "/show", ShowRequest)
+def show(service: Service, body: ShowRequest) -> dict[str, Any]:
+    """What a model is and can do."""
     template = service.template
     capabilities = ["completion", "embedding"]
     if template is not None and template.has_tools and template.format.parse is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.generation.sampling import NUMBERS
@@ -41,9 +41,13 @@ _SAMPLING = (*NUMBERS, "dry_sequence_breakers", "samplers", "stop", "ignore_eos"
 
 
 class Schema(BaseModel):
-    """Fields that are not known are refused: they would have been meant to change something."""
+    """Fields that are not known are refused: they would have been meant to change something.
+
+    Attributes: `ignored`, those that clients send and that change nothing, whatever they are.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    ignored: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -53,16 +57,30 @@ class Schema(BaseModel):
             return values
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name in values:
-            if name not in known:
+            if name not in known and name not in cls.ignored:
                 raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
-        return {name: value for name, value in values.items() if value is not None}
+        return {
+            name: value for name, value in values.items() if value is not None and name in known
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """With the ignored fields."""
+        found = handler.resolve_ref_schema(handler(schema))
+        found["properties"] = {
+            **found.get("properties", {}),
+            **{name: {"description": "ignored"} for name in cls.ignored},
+        }
+        return found
 
 
 class StreamSettings(Schema):
     """How to stream."""
 
+    ignored = ("include_obfuscation",)
     include_usage: bool = Field(False, description="end with a chunk that has the usage")
-    include_obfuscation: bool | None = Field(None, description="ignored")
 
 
 class TextFormat(Schema):
@@ -99,23 +117,17 @@ class ModelRequest(Schema):
     model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
 
 
-class GenerationRequest(ModelRequest):
-    """What completions and chats have in common. Sampling's defaults are those of Generator."""
+class Sampling(Schema):
+    """How to sample, and where to stop. The defaults are those of Generator."""
 
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: float | None = Field(None, gt=0, le=1)
-    n: int = Field(
-        1, ge=1, description="choices for each prompt, with seeds from seed to seed + n - 1"
-    )
     seed: int | None = Field(None, ge=0, lt=2**63, description="for the same output again")
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
         | None
     ) = Field(None, description="strings that end the output, and are not part of it")
-    stream: bool = Field(False, description="as server-sent events")
-    stream_options: StreamSettings | None = None
-
     top_k: int | None = Field(None, ge=0, lt=2**31, description="0 is all")
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")
@@ -145,6 +157,22 @@ class GenerationRequest(ModelRequest):
         None, max_length=16, description="only these, in this order, by llama.cpp's names"
     )
     ignore_eos: bool | None = Field(None, description="continue after the end-of-text token")
+
+
+class GenerationRequest(ModelRequest, Sampling):
+    """What completions and chats have in common. `cache_prompt` is llama.cpp's."""
+
+    ignored = (
+        *("user", "store", "service_tier", "cache_prompt"),
+        *("safety_identifier", "prompt_cache_key"),
+    )
+
+    n: int = Field(
+        1, ge=1, description="choices for each prompt, with seeds from seed to seed + n - 1"
+    )
+    stream: bool = Field(False, description="as server-sent events")
+    stream_options: StreamSettings | None = None
+
     response_format: (
         Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None
     ) = Field(None, description="one of these, guided_*, grammar and json_schema at most")
@@ -163,14 +191,7 @@ class GenerationRequest(ModelRequest):
     kept_every: int | None = Field(
         None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )
-
-    user: str | None = Field(None, description="ignored")
     metadata: dict[str, str] | None = Field(None, max_length=16, description="ignored")
-    store: bool | None = Field(None, description="ignored")
-    service_tier: str | None = Field(None, description="ignored")
-    safety_identifier: str | None = Field(None, description="ignored")
-    prompt_cache_key: str | None = Field(None, description="ignored")
-    cache_prompt: bool | None = Field(None, description="ignored; llama.cpp has it")
 
     def sampling(self) -> StreamOptions:
         """Those options that were given and are called the same everywhere."""
@@ -248,10 +269,10 @@ class CalledFunction(Schema):
 class ToolCall(Schema):
     """That it has called it, in an earlier turn."""
 
+    ignored = ("index",)
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="ignored")
 
     def plain(self) -> dict[str, Any]:
         """As a chat template takes it."""
@@ -261,6 +282,7 @@ class ToolCall(Schema):
 class Message(Schema):
     """A message of the conversation. Its chat template decides what it can be."""
 
+    ignored = ("refusal",)
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
@@ -271,7 +293,6 @@ class Message(Schema):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = Field(None, description="ignored")
     annotations: _Empty | None = None
 
     @model_validator(mode="after")

@@ -7,18 +7,17 @@ import time
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp.serve.blocks import Block, Blocks
 from h2o_cpp.serve.conversation import submit_chat
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
-from h2o_cpp.serve.parsing import body_of, check
+from h2o_cpp.serve.parsing import check
 from h2o_cpp.serve.requests import (
     ChatRequest,
     JsonFormat,
@@ -35,54 +34,44 @@ router = APIRouter()
 class TextPart(Schema):
     """Text."""
 
+    ignored = ("annotations", "logprobs")
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: Any = Field(None, description="ignored")
-    logprobs: Any = Field(None, description="ignored")
 
 
 class MessageItem(Schema):
     """A message."""
 
+    ignored = ("id", "status", "phase")
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    id: str | None = Field(None, description="ignored")
-    status: str | None = Field(None, description="ignored")
-    phase: str | None = Field(None, description="ignored")
 
 
 class CallItem(Schema):
     """That the assistant has called a tool."""
 
+    ignored = ("id", "status", "namespace")
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: str | None = Field(None, description="ignored")
-    status: str | None = Field(None, description="ignored")
-    namespace: str | None = Field(None, description="ignored")
 
 
 class ResultItem(Schema):
     """What came of it."""
 
+    ignored = ("id", "status")
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    id: str | None = Field(None, description="ignored")
-    status: str | None = Field(None, description="ignored")
 
 
 class ReasoningItem(Schema):
     """What it thought: ignored, as the templates of most models do."""
 
+    ignored = ("id", "summary", "content", "encrypted_content", "status")
     type: Literal["reasoning"]
-    id: str | None = None
-    summary: Any = None
-    content: Any = None
-    encrypted_content: str | None = None
-    status: str | None = None
 
 
 class FunctionTool(Schema):
@@ -105,9 +94,8 @@ class FunctionChoice(Schema):
 class Reasoning(Schema):
     """For the chat template."""
 
+    ignored = ("summary", "generate_summary")
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: str | None = Field(None, description="ignored")
-    generate_summary: str | None = Field(None, description="ignored")
 
 
 class SchemaFormat(JsonSchema):
@@ -119,10 +107,10 @@ class SchemaFormat(JsonSchema):
 class TextSettings(Schema):
     """What the text is: anything, or JSON."""
 
+    ignored = ("verbosity",)
     format: (
         Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] | None
     ) = None
-    verbosity: str | None = Field(None, description="ignored")
 
     def response_format(self) -> dict[str, Any] | None:
         """As chats have it."""
@@ -138,6 +126,10 @@ class TextSettings(Schema):
 class ResponsesRequest(ModelRequest):
     """Answer the last message of a conversation."""
 
+    ignored = (
+        *("include", "store", "user", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "stream_options"),
+    )
     input: (
         str
         | Annotated[
@@ -157,14 +149,7 @@ class ResponsesRequest(ModelRequest):
     text: TextSettings | None = None
     background: Annotated[bool, Field(description="false")] | None = None
     truncation: Literal["disabled"] | None = None
-    include: Any = Field(None, description="ignored")
     metadata: dict[str, str] | None = Field(None, max_length=16)
-    store: bool | None = Field(None, description="ignored: nothing is stored")
-    user: str | None = Field(None, description="ignored")
-    service_tier: str | None = Field(None, description="ignored")
-    safety_identifier: str | None = Field(None, description="ignored")
-    prompt_cache_key: str | None = Field(None, description="ignored")
-    stream_options: Any = Field(None, description="ignored")
 
     def chat(self) -> ChatRequest:
         """As a chat. Raises ApiError."""
@@ -214,18 +199,16 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
 
 
-@router.post(
+@post(
+    router,
     "/v1/responses",
+    ResponsesRequest,
     response_model=ResponseObject,
     responses=EVENTS,
-    openapi_extra=body_of(ResponsesRequest),
+    quick=False,
 )
-async def create_response(request: Request, catalog: CatalogOf) -> object:
+def create_response(service: Service, body: ResponsesRequest) -> _Response:
     """Answer the last message."""
-    return await answer(request, catalog, ResponsesRequest, _submit, quick=False)
-
-
-def _submit(service: Service, body: ResponsesRequest) -> _Response:
     outputs = submit_chat(service, body.chat())
     body.input = ""  # it may be long
     return _Response(service.name, body, outputs)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from h2o_cpp.generation.request import ContextFullError
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.endpoint import answer
+from h2o_cpp.serve.endpoint import post
 from h2o_cpp.serve.errors import ApiError, refusal
-from h2o_cpp.serve.parsing import body_of
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
 from h2o_cpp.serve.service import Service
 
@@ -62,25 +60,9 @@ class AppliedTemplate(BaseModel):
     prompt: str
 
 
-@router.post("/tokenize", response_model=Tokenized, openapi_extra=body_of(TokenizeRequest))
-async def tokenize(request: Request, catalog: CatalogOf) -> object:
+@post(router, "/tokenize", TokenizeRequest, response_model=Tokenized)
+def tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
     """Tokens of a text, at most as many as a prompt may have."""
-    return await answer(request, catalog, TokenizeRequest, _tokenize)
-
-
-@router.post("/detokenize", response_model=Detokenized, openapi_extra=body_of(DetokenizeRequest))
-async def detokenize(request: Request, catalog: CatalogOf) -> object:
-    """Text of tokens."""
-    return await answer(request, catalog, DetokenizeRequest, _detokenize)
-
-
-@router.post("/apply-template", response_model=AppliedTemplate, openapi_extra=body_of(ChatRequest))
-async def apply_template(request: Request, catalog: CatalogOf) -> object:
-    """What a chat would be read as. Special tokens are spelled."""
-    return await answer(request, catalog, ChatRequest, _apply_template, quick=False)
-
-
-def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
     tokenizer = service.generator.tokenizer
     try:
         tokens = tokenizer.encode(
@@ -108,14 +90,18 @@ def _piece(service: Service, token: int) -> str | list[int]:
         return list(data)
 
 
-def _detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
+@post(router, "/detokenize", DetokenizeRequest, response_model=Detokenized)
+def detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
+    """Text of tokens."""
     try:
         return Detokenized(content=service.generator.detokenize(body.tokens))
     except ValueError as error:
         raise refusal(error) from error
 
 
-def _apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
+@post(router, "/apply-template", ChatRequest, response_model=AppliedTemplate, quick=False)
+def apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
+    """What a chat would be read as. Special tokens are spelled."""
     tools = body.told_tools()
     template = service.chat_template(tools=bool(tools))
     try:
