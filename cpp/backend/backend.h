@@ -95,6 +95,9 @@ class Backend {
 
   virtual std::string name() const = 0;  // e.g. "cpu (x86_64_v4, 2 threads)"
 
+  // What the bits of results depend on, without how many threads there are: "cpu (x86_64_v4)".
+  virtual std::string kernels() const { return name(); }
+
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
 

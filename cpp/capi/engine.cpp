@@ -67,13 +67,11 @@ h2o_status h2o_engine_open(h2o_model* model, const h2o_session_options* options,
     const std::shared_ptr<TextModel> shared = shared_model(model);
     require(max_sequences > 0, "max_sequences is ", max_sequences, ", expected 1 or more");
     SessionOptions made = session_options(options, shared->model.config.n_ctx_train);
-    const uint64_t prefix_cache =
-        given(options, h2o_session_options H2O_SESSION_OPTIONS).prefix_cache;
     made.n_sequences = made.max_sequences = max_sequences;
     handle->engine =
         std::make_shared<Engine>(std::shared_ptr<Model>(shared, &shared->model),
                                  std::shared_ptr<const Tokenizer>(shared, &shared->tokenizer),
-                                 std::move(made), PrefixCacheOptions{.max_bytes = prefix_cache});
+                                 std::move(made), prefix_options(options));
   });
 }
 

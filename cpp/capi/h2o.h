@@ -181,11 +181,14 @@ typedef struct h2o_session_options {
                           in which others that begin alike go on; their output is the same. 0: none */
   const char* archive; /* keeps what is evicted in the host's memory, in a type as of k_type; each
                           token recalls some of it. A sequence then ends at n_ctx. NULL: none */
-  int32_t archive_pages; /* that each token recalls, of 16 tokens; 0: 16 */
-  int32_t reserved;      /* 0 */
+  int32_t archive_pages;      /* that each token recalls, of 16 tokens; 0: 16 */
+  int32_t reserved;           /* 0 */
+  const char* prefix_disk;    /* of an engine: a directory where states that leave prefix_cache, or
+                                 are in it at the end, outlive it; made if need be. NULL: none */
+  uint64_t prefix_disk_bytes; /* most bytes of them there; 0: 4 GiB */
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS \
-  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0}
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0}
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. *session is to be
  * freed whatever it returns, as with h2o_model_load; it has the message of an error. */

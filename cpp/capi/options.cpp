@@ -5,10 +5,13 @@
 #include <random>
 
 #include "capi/handle.h"
+#include "io/utf8_path.h"
 #include "text/tokenizer/utf8.h"
 
 namespace h2o::capi {
 namespace {
+
+constexpr uint64_t kPrefixDiskBytes = uint64_t{4} << 30;
 
 // A budget: up to 1 a fraction of n_ctx, cut to whole tokens as the authors of H2O do, and above
 // that a number of tokens.
@@ -80,6 +83,18 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .v_dtype = kv_dtype_or_default(o.v_type),
           .positions = positions_of(o.positions),
           .archive = archive_of(o)};
+}
+
+PrefixCacheOptions prefix_options(const h2o_session_options* options) {
+  const auto o = given(options, h2o_session_options H2O_SESSION_OPTIONS);
+  PrefixCacheOptions made = {.max_bytes = o.prefix_cache};
+  if (o.prefix_disk == nullptr) return made;
+  require(o.prefix_disk[0] != '\0', "prefix_disk is empty, expected a directory");
+  require(is_utf8(o.prefix_disk), "prefix_disk is not valid UTF-8");
+  made.disk = {.directory = path_of(o.prefix_disk),
+               .max_bytes = o.prefix_disk_bytes == 0 ? kPrefixDiskBytes : o.prefix_disk_bytes,
+               .build = H2O_VERSION};
+  return made;
 }
 
 // Its defaults are those of text/sampler_options.h; tests/cpp/test_capi_sampling.cpp compares them.

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "capi/text_session.h"
+#include "text/prefix_cache.h"
 
 namespace h2o::capi {
 
 // Each throws InvalidArgument for what is invalid; NULL stands for the defaults.
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train);
+PrefixCacheOptions prefix_options(const h2o_session_options* options);
 SamplerOptions sampler_options(const h2o_sampling& sampling);
 StreamOptions stream_options(const h2o_stream_options* options);
 

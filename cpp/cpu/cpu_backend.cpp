@@ -28,6 +28,8 @@ class CpuBackend final : public Backend {
                 pool_.size() == 1 ? " thread" : " threads", ")");
   }
 
+  std::string kernels() const override { return text("cpu (", kernels_.isa, ")"); }
+
   Buffer allocate(size_t bytes) override { return allocate_zeros(bytes); }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 

@@ -20,7 +20,7 @@ uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
   const ArchiveOptions& archive = options.archive;
   const std::string scope =
       text(build, "|", kSnapshotVersion, "|", session.model().fingerprint, "|",
-           session.model().backend->name(), "|", options.n_ctx, "|", n_batch, "|",
+           session.model().backend->kernels(), "|", options.n_ctx, "|", n_batch, "|",
            static_cast<int>(options.positions), "|", static_cast<int>(options.k_dtype), "|",
            static_cast<int>(options.v_dtype), "|", archive.n_recalled, "|",
            static_cast<int>(archive.k_dtype), "|", static_cast<int>(archive.v_dtype));

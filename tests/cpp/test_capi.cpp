@@ -348,7 +348,7 @@ TEST_CASE("nothing but the number is stored where the capacity is too small") {
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type))
 ENDS_WITH(h2o_model_options, reserved);
 ENDS_WITH(h2o_model_info, eos);
-ENDS_WITH(h2o_session_options, reserved);
+ENDS_WITH(h2o_session_options, prefix_disk_bytes);
 ENDS_WITH(h2o_sampling, logit_bias);
 ENDS_WITH(h2o_stream_options, stop);
 ENDS_WITH(h2o_generation, decode_seconds);

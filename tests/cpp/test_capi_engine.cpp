@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -86,6 +87,34 @@ TEST_CASE("a prompt that begins as another did is not read again, and its text i
   CHECK(info.prefix_bytes <= 4 << 20);
   CHECK(info.prompt_tokens + info.cached_tokens == plain.info().prompt_tokens);
   CHECK(plain.info().prefix_bytes == 0);
+}
+
+TEST_CASE("states of prompts on disk outlive their engine, whatever the number of threads") {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "h2o_capi_prefixes";
+  std::filesystem::remove_all(folder);
+  const std::string name = folder.string();
+  h2o_session_options options = with_budget(24);
+  options.n_batch = 16;
+  options.prefix_disk = name.c_str();
+  const std::string line = "The old man and the sea were there, and the ship was in the harbour. ";
+  const std::string prompt = line + line;
+  std::string text;
+  for (const int32_t n_threads : {1, 2}) {
+    api::Engine engine(load_model(kTinyModel, n_threads), 1, options);
+    const std::string found = engine.submit(prompt, Options(12).request).wait();
+    if (text.empty()) {
+      text = found;
+      CHECK(engine.info().cached_tokens == 0);
+    } else {
+      CHECK(found == text);
+      CHECK(engine.info().cached_tokens >= 16);
+    }
+  }
+  std::filesystem::remove_all(folder);
+  options.prefix_disk = "";
+  CHECK_THROWS_AS(api::Engine(load_model(), 1, options), api::Error);
+  options.prefix_disk = kTinyModel.c_str();  // a file
+  CHECK_THROWS_AS(api::Engine(load_model(), 1, options), api::Error);
 }
 
 TEST_CASE("requests of several threads, waited for and polled") {

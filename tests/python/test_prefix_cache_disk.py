@@ -97,6 +97,16 @@ def test_found_after_a_restart(
     assert (result.text, kept) == (expected[0].text, expected[1])
 
 
+def test_other_threads_find_it(
+    tiny_opt: Path, saved: Path, prompt: list[int], expected: Any
+) -> None:
+    """Bits do not depend on how many there are."""
+    with opened(tiny_opt, saved, hh=40, threads=2) as generator:
+        result, kept = continued(generator, prompt)
+    assert result.cached_tokens == 3 * CHUNK
+    assert (result.text, kept) == (expected[0].text, expected[1])
+
+
 @pytest.mark.parametrize(
     "options",
     [
