@@ -14,16 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import (
-    add_model,
-    add_n_batch,
-    add_n_ctx,
-    add_text,
-    add_text_tokens,
-    add_threads,
-)
+from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, advise
 from h2o_cpp.model.stored_budget import store_budget

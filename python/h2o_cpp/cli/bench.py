@@ -11,8 +11,9 @@ import json
 from dataclasses import asdict
 
 from h2o_cpp import BUNDLED_MODEL
+from h2o_cpp.cli.cache_options import add_cache
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_model
+from h2o_cpp.cli.options import add_machine, add_max_tokens, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.speed import Measurement, measure
 

@@ -9,7 +9,8 @@ import argparse
 import json
 from typing import get_args
 
-from h2o_cpp.cli.options import add_cache, add_machine, add_prompt, open_generator, read_prompt
+from h2o_cpp.cli.cache_options import add_cache
+from h2o_cpp.cli.options import add_machine, add_prompt, open_generator, read_prompt
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.generation.request import Pooling
 

@@ -8,7 +8,8 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from h2o_cpp.cli.options import add_kv_dtype, add_machine, add_model, add_n_batch, add_n_ctx
+from h2o_cpp.cli.cache_options import add_kv_dtype, add_n_batch, add_n_ctx
+from h2o_cpp.cli.options import add_machine, add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import POLICIES

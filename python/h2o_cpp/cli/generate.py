@@ -19,13 +19,8 @@ from time import perf_counter
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp import BUNDLED_MODEL, Generator
-from h2o_cpp.cli.options import (
-    add_generation,
-    add_model,
-    add_sequences,
-    open_generator,
-    stream_options,
-)
+from h2o_cpp.cli.cache_options import add_sequences
+from h2o_cpp.cli.options import add_generation, add_model, open_generator, stream_options
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.sampling import changed_sampling
 from h2o_cpp.jobs import Output, StdoutOutput, generate_lines

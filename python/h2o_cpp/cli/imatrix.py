@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import integer
+from h2o_cpp.cli.cache_options import add_n_ctx
 from h2o_cpp.cli.files import read_text
-from h2o_cpp.cli.options import add_force, add_model, add_n_ctx, add_text, add_threads
+from h2o_cpp.cli.options import add_force, add_model, add_text, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.quantize import make_imatrix
 

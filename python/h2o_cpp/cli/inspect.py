@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from h2o_cpp.cli.options import add_cache, add_machine, add_max_tokens, add_prompt, read_prompt
+from h2o_cpp.cli.cache_options import add_cache
+from h2o_cpp.cli.options import add_machine, add_max_tokens, add_prompt, read_prompt
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.token_colors import color_wanted, legend, styled, token_styles
 from h2o_cpp.measure.inspection import Inspection, inspect

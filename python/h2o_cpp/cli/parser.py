@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 from h2o_cpp.cli.help import Help
 from h2o_cpp.cli.llama_cpp_flags import translate
@@ -102,6 +102,14 @@ class Parser(argparse.ArgumentParser):
                 [str(value)], [str(choice) for choice in action.choices or ()]
             )
             raise
+
+
+class Arguments(Protocol):
+    """A parser, or a group of its arguments."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As ArgumentParser."""
+        ...
 
 
 class Once(argparse.Action):

@@ -11,21 +11,17 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.argument_types import fractions
-from h2o_cpp.cli.files import read_text, write_csv
-from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import (
+from h2o_cpp.cli.cache_options import (
     add_archive,
-    add_csv,
     add_equal_bytes,
     add_kv_dtype,
-    add_model,
     add_n_batch,
     add_n_ctx,
     add_policies,
-    add_text,
-    add_text_tokens,
-    add_threads,
 )
+from h2o_cpp.cli.files import read_text, write_csv
+from h2o_cpp.cli.info import mebibytes
+from h2o_cpp.cli.options import add_csv, add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets, new_figure

@@ -12,15 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from h2o_cpp.cli.argument_types import budget
+from h2o_cpp.cli.cache_options import add_kv_dtype, add_max_sequences, add_n_batch
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import (
-    add_kv_dtype,
-    add_max_sequences,
-    add_max_tokens,
-    add_model,
-    add_n_batch,
-    add_threads,
-)
+from h2o_cpp.cli.options import add_max_tokens, add_model, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.planner import Plan, plan
 from h2o_cpp.measure.prediction import Candidate

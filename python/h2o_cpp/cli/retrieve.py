@@ -10,18 +10,16 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.cli.argument_types import fractions, names
-from h2o_cpp.cli.files import read_text, write_csv
-from h2o_cpp.cli.options import (
+from h2o_cpp.cli.cache_options import (
     add_archive,
-    add_csv,
     add_equal_bytes,
     add_kv_dtype,
-    add_model,
     add_n_batch,
     add_n_ctx,
     add_policies,
-    add_threads,
 )
+from h2o_cpp.cli.files import read_text, write_csv
+from h2o_cpp.cli.options import add_csv, add_model, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure

@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.argument_types import size
+from h2o_cpp.cli.cache_options import add_cache, add_sequences
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import (
-    add_cache,
-    add_machine,
-    add_model,
-    add_sequences,
-    generator_options,
-    open_generator,
-)
+from h2o_cpp.cli.options import add_machine, add_model, generator_options, open_generator
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.cli.template import add_template, read_template
 from h2o_cpp.model.arguments import bytes_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from h2o_cpp.cli.files import read_text
-from h2o_cpp.cli.options import Arguments
+from h2o_cpp.cli.parser import Arguments
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
 from h2o_cpp.model.chat_template import is_jinja
 

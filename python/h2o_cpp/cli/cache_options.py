@@ -1,0 +1,183 @@
+"""Options that commands share: what the cache keeps, in which types, and for how many sequences."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from h2o_cpp import _core
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
+from h2o_cpp.cli.parser import Arguments, Parser
+from h2o_cpp.model.policy import POLICIES
+from h2o_cpp.model.session import ARCHIVE_PAGES
+
+MAX_SEQUENCES = 8
+
+
+def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
+    """Add --n-ctx."""
+    parser.add_argument(
+        "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N", help=meaning
+    )
+
+
+def add_n_batch(
+    parser: Arguments,
+    default: int | None,
+    meaning: str = "prompt tokens read at a time (default: %(default)s)",
+    *aliases: str,
+) -> None:
+    """Add --n-batch."""
+    parser.add_argument(
+        "-b",
+        "--n-batch",
+        "--batch-size",
+        *aliases,
+        type=int,
+        default=default,
+        metavar="N",
+        help=meaning,
+    )
+
+
+def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
+    """Add --max-sequences."""
+    parser.add_argument(
+        "--max-sequences", "-np", "--parallel", *aliases, type=int, metavar="N", help=meaning
+    )
+
+
+def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> None:
+    """Add the group of what the cache keeps; n_batch is the default of --n-batch.
+
+    memory: with --cache-memory, for open_generator, where --kv-dtype is then None unless given.
+    """
+    cache = parser.add_argument_group("cache")
+    if memory:
+        cache.add_argument(
+            "--cache-memory",
+            metavar="X",
+            help="instead of --hh: keep what fits in a share of the full cache's bytes (10%%) or "
+            "a size (64MiB) for each sequence, in the best types, by --policy or contribution "
+            "(default: not)",
+        )
+    cache.add_argument(
+        "--hh",
+        type=budget,
+        metavar="X",
+        help="keep a fraction (0.2) or a number (400) of tokens: half heavy "
+        "hitters, half recent; auto: what the file recommends (default: keep all)",
+    )
+    cache.add_argument(
+        "--recent",
+        type=amount,
+        metavar="X",
+        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
+    )
+    cache.add_argument(
+        "--policy",
+        metavar="NAME",
+        help=f"keep --hh by another policy, one of {', '.join(POLICIES)}; mean loses less of most "
+        "texts than the paper's (default: h2o, the paper's)",
+    )
+    add_n_ctx(
+        cache,
+        "the context: the most tokens of a sequence unless it is --endless, and what fractions of "
+        f"--hh refer to; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
+    )
+    cache.add_argument(
+        "--positions",
+        choices=("auto", "original", "rolling"),
+        default="auto",
+        help="of a rotary model; auto: rolling past the trained length (default: %(default)s)",
+    )
+    add_n_batch(cache, n_batch)
+    add_kv_dtype(cache, None if memory else "f16")
+    if memory:
+        add_archive(cache)
+
+
+def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
+    """Add --max-sequences and --memory, for open_generator to be given many=True."""
+    at_once = parser.add_mutually_exclusive_group()
+    add_max_sequences(at_once, f"{meaning} (default: {MAX_SEQUENCES})")
+    at_once.add_argument(
+        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
+    )
+
+
+def add_policies(parser: Arguments) -> None:
+    """Add --policy, of those to compare."""
+    parser.add_argument(
+        "--policy",
+        type=names,
+        default=["h2o", "mean", "window", "sinks"],
+        metavar="NAME,...",
+        help=f"of {','.join(POLICIES)} (default: h2o,mean,window,sinks); the full cache is always "
+        "measured",
+    )
+
+
+def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
+    """Add --kv-dtype."""
+    parser.add_argument(
+        "--kv-dtype",
+        type=kv_types,
+        default=default,
+        metavar="TYPE[,TYPE]",
+        help="of the cached K and V: f16, f32, bf16, q8_0 or q4_0 (default: f16)",
+    )
+    for i, (short, long) in enumerate((("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"))):
+        parser.add_argument(
+            short,
+            long,
+            action=_CacheType,
+            const=i,
+            dest="kv_dtype",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+def add_archive(parser: Arguments) -> None:
+    """Add --archive and --archive-pages."""
+    parser.add_argument(
+        "--archive",
+        type=kv_types,
+        metavar="TYPE[,TYPE]",
+        help="keep what is evicted in memory besides, K and V in these types of --kv-dtype, to be "
+        "recalled by pages of 16 tokens (default: evicted is gone)",
+    )
+    parser.add_argument(
+        "--archive-pages",
+        type=int,
+        default=ARCHIVE_PAGES,
+        metavar="N",
+        help="pages that each token recalls (default: %(default)s)",
+    )
+
+
+def add_equal_bytes(parser: Arguments) -> None:
+    """Add --equal-bytes, of what compares policies."""
+    parser.add_argument(
+        "--equal-bytes",
+        action="store_true",
+        help="budgets are shares of the full cache's bytes in f16, as many tokens as fit, in "
+        "--kv-dtype or the best types (default: shares of n-ctx)",
+    )
+
+
+class _CacheType(argparse.Action):
+    """Of llama.cpp: the type of K (const 0) or of V (const 1) alone."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        both = namespace.kv_dtype or "f16"
+        pair = [both, both] if isinstance(both, str) else list(both)
+        pair[self.const] = values
+        namespace.kv_dtype = tuple(pair)
