@@ -191,6 +191,8 @@ class TestResponses:
     def test_streamed(self, server: Server) -> None:
         found = sse(server.ask("/v1/responses", {**RESPONSES, "stream": True}).body)
         assert [event["sequence_number"] for event in found] == [*range(len(found))]
+        ids = [event["item"]["id"].partition("_")[0] for event in found if "item" in event]
+        assert ids == ["rs", "rs", "msg", "msg", "fc", "fc"]
         assert found[0]["type"] == "response.created"
         assert found[0]["response"]["status"] == "in_progress"
         last = found[-1]["response"]
@@ -202,6 +204,10 @@ class TestResponses:
         assert texts == ["Hm.", "Let me see.", '{"city": "Łódź"}']
         done = [event["item"] for event in found if event["type"].endswith("item.done")]
         assert done == last["output"]
+
+    def test_the_path_of_llama_cpp(self, server: Server) -> None:
+        assert server.ask("/responses", RESPONSES).json()["status"] == "completed"
+        assert server.ask("/models").json()["data"][0]["id"] == "tiny"
 
     def test_incomplete(self, server: Server) -> None:
         found = ask(server, "/v1/responses", max_output_tokens=3)

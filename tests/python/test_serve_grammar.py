@@ -45,6 +45,15 @@ def test_chats_by_a_schema(post: Any) -> None:
     assert all(map(is_person, texts))
 
 
+def test_as_llama_cpp_has_it(post: Any) -> None:
+    form: dict[str, Any] = {"type": "json_object", "schema": PERSON}
+    answer = post("chat/completions", response_format=form).json()
+    assert is_person(answer["choices"][0]["message"]["content"])
+    for wrong in (3, {"type": "hiccup"}):
+        form = {"type": "json_object", "schema": wrong}
+        assert post("chat/completions", response_format=form).status == 400
+
+
 def test_chats_with_any_object(post: Any) -> None:
     answer = post("chat/completions", response_format={"type": "json_object"}).json()
     [choice] = answer["choices"]

@@ -8,6 +8,7 @@ import numpy as np
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
+from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.requests import UNKNOWN_FIELD
@@ -17,6 +18,8 @@ from h2o_cpp.serve.requests import UNKNOWN_FIELD
 _MOST_MEMBERS = 2**16  # arrays, objects and their names
 _MOST_VALUES = 2**18
 _SCAN_BYTES = 8 * 2**10  # of bodies that are too short to matter
+
+_WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
 _models: list[type[BaseModel]] = []  # of bodies
 
@@ -52,6 +55,12 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 class Api(FastAPI):
     """An application whose OpenAPI document has the models of bodies."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; some paths may be without /v1, as llama.cpp takes them."""
+        if scope["type"] == "http" and scope["path"] in _WITHOUT_V1:
+            scope = {**scope, "path": f"/v1{scope['path']}"}
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """The document."""

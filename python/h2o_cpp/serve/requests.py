@@ -95,6 +95,12 @@ class JsonFormat(Schema):
     type: Literal["json_object"]
 
 
+class JsonObjectFormat(JsonFormat):
+    """Or JSON by a schema, as llama.cpp has it."""
+
+    schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
+
+
 class JsonSchema(Schema):
     """What the output is, as JSON Schema says it."""
 
@@ -174,7 +180,8 @@ class GenerationRequest(ModelRequest, Sampling):
     stream_options: StreamSettings | None = None
 
     response_format: (
-        Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
     ) = Field(None, description="one of these, guided_*, grammar and json_schema at most")
     guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
     guided_regex: str | None = Field(None, description="all of the output matches it")
@@ -209,8 +216,8 @@ class GenerationRequest(ModelRequest, Sampling):
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """What the output has to be, as options of Generator.stream."""
-        if isinstance(self.response_format, JsonFormat):
-            yield "schema", {"type": "object"}
+        if isinstance(self.response_format, JsonObjectFormat):
+            yield "schema", self.response_format.schema_
         elif isinstance(self.response_format, JsonSchemaFormat):
             yield "schema", self.response_format.json_schema.schema_
         for name, value in (

@@ -306,7 +306,8 @@ class _Response(GenerationResponse):
         done = status == "completed"
         if done and not block.complete:
             status = "incomplete"
-        head = {"id": f"{block.kind}_{self._id}_{block.index}", "status": status}
+        kind = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        head = {"id": f"{kind}_{self._id}_{block.index}", "status": status}
         if block.kind == "call":
             return {
                 **head,
