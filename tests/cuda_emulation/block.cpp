@@ -59,7 +59,7 @@ h2o_switch_stack:
 .size h2o_switch_stack, .-h2o_switch_stack
 )");
 
-enum class State { ready, at_barrier, in_warp, at_previous, done };
+enum class State : char { ready, at_barrier, in_warp, at_previous, done };
 
 struct Copy {
   uint32_t to;
@@ -70,8 +70,7 @@ struct Copy {
 
 struct Fiber {
   std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
-  void* at = nullptr;  // its stack pointer, while it does not run
-  State state = State::ready;
+  void* at = nullptr;       // its stack pointer, while it does not run
   bool has_waited = false;  // for the kernels ahead
   int n_exchanges = 0;
   std::vector<Copy> copies;              // of the group that is not committed
@@ -106,7 +105,7 @@ class Block {
     while (std::ssize(fibers_) < n) fibers_.push_back(std::make_unique<Fiber>());
     warps_.assign(n / kWarp, {});
     order_.resize(n);
-    std::iota(order_.begin(), order_.end(), 0);
+    states_.assign(n, State::ready);
     for (int i = 0; i < n; ++i) prepare(*fibers_[i]);
     error_ = nullptr;
     n_ = n;
@@ -119,9 +118,8 @@ class Block {
   }
 
   void wait(State state) {
-    Fiber& fiber = *fibers_[current_];
-    fiber.state = state;
-    leave(fiber);
+    states_[current_] = state;
+    leave(*fibers_[current_], state);
   }
 
   void wait_for_previous() {
@@ -151,16 +149,13 @@ class Block {
     std::iota(order_.begin(), order_.end(), 0);
     shuffle(order_);
     for (int i : order_) {
-      if (fibers_[i]->state == State::ready) enter(i);
+      if (states_[i] == State::ready) enter(i);
     }
     const auto in = [&](int begin, int end, State state) {
-      return std::count_if(fibers_.begin() + begin, fibers_.begin() + end,
-                           [&](const auto& fiber) { return fiber->state == state; });
+      return std::count(states_.begin() + begin, states_.begin() + end, state);
     };
     const auto release = [&](int begin, int end, State state) {
-      for (int i = begin; i < end; ++i) {
-        if (fibers_[i]->state == state) fibers_[i]->state = State::ready;
-      }
+      std::replace(states_.begin() + begin, states_.begin() + end, state, State::ready);
     };
     if (error_) return false;
     bool released = false;
@@ -196,7 +191,6 @@ class Block {
     *--stack = reinterpret_cast<void*>(&begin);
     stack -= 6;  // registers
     fiber.at = stack;
-    fiber.state = State::ready;
     fiber.has_waited = false;
     fiber.n_exchanges = 0;
     fiber.copies.clear();
@@ -218,9 +212,9 @@ class Block {
 #endif
   }
 
-  void leave(Fiber& fiber) {
+  void leave(Fiber& fiber, [[maybe_unused]] State state) {
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(fiber.state == State::done ? nullptr : &fiber.fake_stack,
+    __sanitizer_start_switch_fiber(state == State::done ? nullptr : &fiber.fake_stack,
                                    scheduler_stack_, scheduler_stack_bytes_);
     h2o_switch_stack(&fiber.at, scheduler_);
     __sanitizer_finish_switch_fiber(fiber.fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
@@ -236,6 +230,7 @@ class Block {
   int n_ = 0;
   bool early_ = false;
   std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<State> states_;  // of the fibers
   std::vector<Warp> warps_;
   std::vector<int> order_;
   std::exception_ptr error_;

@@ -33,7 +33,7 @@ class Chain {
     std::vector<uint32_t> content;
   };
   bool begun_ = false;
-  std::vector<Copy> before_;   // all of the device's memory when the chain began
+  std::vector<Copy> before_;   // all of the device's memory when the chain began, if it is checked
   std::vector<Copy> changed_;  // since then
 };
 
