@@ -64,6 +64,7 @@ Bytes map(const std::filesystem::path& path) {
 }
 
 void populate_pages(Bytes) {}
+void prefetch_pages(Bytes) {}
 constexpr bool kReleases = false;
 void release_pages(Bytes) {}
 
@@ -113,6 +114,11 @@ void populate_pages([[maybe_unused]] Bytes bytes) {
 #endif
 }
 
+void prefetch_pages(Bytes bytes) {
+  std::byte* begin = page_before(bytes.data());
+  madvise(begin, static_cast<size_t>(bytes.data() + bytes.size() - begin), MADV_WILLNEED);
+}
+
 constexpr bool kReleases = true;
 
 void release_pages(Bytes bytes) {
@@ -143,6 +149,10 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
 
 void MappedFile::populate(std::span<const std::byte> part) {
   if (!part.empty()) populate_pages(part);
+}
+
+void MappedFile::prefetch(std::span<const std::byte> part) {
+  if (!part.empty()) prefetch_pages(part);
 }
 
 bool MappedFile::can_release() { return kReleases; }

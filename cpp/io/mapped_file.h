@@ -30,6 +30,9 @@ class MappedFile {
   // touched.
   static void populate(std::span<const std::byte> part);
 
+  // Has a part read into the system's cache, where the system can, and does not wait for it.
+  static void prefetch(std::span<const std::byte> part);
+
   // Lets go of the pages that lie in a part: they are read again when touched. Of the pages at its
   // ends others may have a share, and they stay.
   static bool can_release();

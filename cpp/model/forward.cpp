@@ -104,7 +104,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (c.parallel_residual) b.matmul_add(a.x, a.attn, layer.attn_output);
 
     if (c.mixture.n_experts > 0) {
-      add_mixture(b, c, layer.mixture, a);
+      add_mixture(b, c, w, l, a);
     } else {
       widen(b, c, layer, a);
       add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);

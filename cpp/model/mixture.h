@@ -9,6 +9,7 @@
 namespace h2o {
 
 // a.x += what the experts of each row of a.h make of it, and the shared one.
-void add_mixture(Backend& b, const Config& c, const Mixture& m, const Activations& a);
+void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
+                 const Activations& a);
 
 }  // namespace h2o

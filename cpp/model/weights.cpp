@@ -1,6 +1,8 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -228,6 +230,34 @@ LayerTensors tensors_of(Layer& layer) {
   return all;
 }
 
+size_t bytes_of(const std::vector<Tensor*>& tensors) {
+  size_t n = 0;
+  for (const Tensor* tensor : tensors) n += static_cast<size_t>(tensor->bytes());
+  return n;
+}
+
+// Nothing where there are none, or where only layers are small enough to take turns.
+std::unique_ptr<ExpertOffload> offload_experts(std::vector<Layer>& layers,
+                                               const std::vector<LayerTensors>& tensors,
+                                               const std::vector<Tensor*>& others, const Config& c,
+                                               size_t max_resident) {
+  if (c.mixture.n_experts == 0) return nullptr;
+  std::vector<LayerTensors> experts;
+  std::vector<Tensor*> dense = others;
+  size_t largest = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    Mixture& m = layers[l].mixture;
+    experts.push_back({&m.gate.weight, &m.up.weight, &m.down.weight});
+    std::ranges::copy_if(tensors[l], std::back_inserter(dense), [&](const Tensor* tensor) {
+      return std::ranges::find(experts.back(), tensor) == experts.back().end();
+    });
+    largest = std::max(largest, bytes_of(tensors[l]));
+  }
+  const size_t least = ExpertOffload::least(experts, dense);
+  if (max_resident < least && bytes_of(others) + 2 * largest < least) return nullptr;
+  return std::make_unique<ExpertOffload>(experts, c.mixture.n_experts, dense, max_resident);
+}
+
 Tensor upload_floats(const std::vector<float>& values, Backend& backend,
                      std::vector<Buffer>& owned) {
   owned.push_back(backend.allocate(values.size() * sizeof(float)));
@@ -310,7 +340,8 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     in_place =
         (c.mixture.n_experts > 0 && !divisible) || !backend.expect_weights(of_others + of_layers);
   } else if (backend.maps_weights()) {
-    w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
+    w.experts = offload_experts(w.layers, layers, others, c, max_resident);
+    if (!w.experts) w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
     in_place = true;
   } else {
     auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);

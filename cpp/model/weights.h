@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "io/gguf_shards.h"
 #include "model/config.h"
+#include "model/expert_offload.h"
 #include "model/layer_offload.h"
 
 namespace h2o {
@@ -62,8 +63,10 @@ struct Weights {
     return long_rope.frequencies && n_ctx > config.rope.n_ctx_orig ? long_rope : rope;
   }
 
-  std::vector<Buffer> owned;             // what is not read from the mapped file
-  std::unique_ptr<LayerOffload> stream;  // brings in layers, where not all are in memory
+  std::vector<Buffer> owned;  // what is not read from the mapped file
+  // Where not all are in memory, one of these brings in layers or experts.
+  std::unique_ptr<LayerOffload> stream;
+  std::unique_ptr<ExpertOffload> experts;
 };
 
 // Told of the bytes that are loaded, of all of them.

@@ -181,6 +181,12 @@ void register_session(py::module_& m) {
       .def_property_readonly(
           "streamed_bytes",
           [](const Model& m) { return m.weights.stream ? m.weights.stream->streamed_bytes() : 0; })
+      .def_property_readonly(
+          "experts_needed",
+          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_needed() : 0; })
+      .def_property_readonly(
+          "experts_read",
+          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_read() : 0; })
       .def_property_readonly("architecture",
                              [](const Model& m) { return m.config.family->architecture; })
       .def_property_readonly(

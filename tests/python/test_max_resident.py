@@ -40,6 +40,31 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers of 24 experts of 0.75 MiB each, 2 for each token."""
+    return write_mixture(tmp_path_factory.mktemp("models") / "mixture.gguf", 24, 256)
+
+
+def write_mixture(path: Path, n_experts: int, width: int) -> Path:
+    """Of four layers, with experts of this width."""
+    small = config(
+        "Qwen3-30B-A3B",
+        hidden_size=512,
+        head_dim=64,
+        moe_intermediate_size=width,
+        num_experts=n_experts,
+        num_experts_per_tok=2,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=512,
+    )
+    write_model(path, small, "F16")
+    return path
+
+
 def least(path: Path, device: str = "cpu") -> int:
     """The fewest bytes, as the error says."""
     with pytest.raises(ValueError, match=r"max_resident is 1 bytes; .* take \d+") as error:
@@ -119,21 +144,55 @@ print(most - before)
 
 
 @LINUX  # reads /proc
-def test_memory(large: Path) -> None:
-    """Of the file no more than was asked for is in memory, and the pages at the ends of tensors."""
+@pytest.mark.parametrize(
+    ("model", "more", "ends"),
+    [("large", 0, 8 * 9 * 2 * 16), ("mixture", 4 * MIB, 4 * (9 * 2 * 16 + 3 * 24 * 2))],
+)
+def test_memory(request: pytest.FixtureRequest, model: str, more: int, ends: int) -> None:
+    """Of the file no more than asked for is in memory, and the pages at the ends of matrices."""
+    path: Path = request.getfixturevalue(model)
 
     def most(size: int) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(large), str(size)],
+            [sys.executable, "-c", MEASURE, str(path), str(size)],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         return int(done.stdout)
 
-    size = least(large)
-    assert size < large.stat().st_size - 30 * MIB
-    tensors = 8 * 9
+    size = least(path) + more
+    assert size < path.stat().st_size - 30 * MIB
     # Those of Python and its libraries that are first touched meanwhile are in both.
-    assert most(0) - most(size) > large.stat().st_size - size - tensors * 2 * 16 * 4096
+    assert most(0) - most(size) > path.stat().st_size - size - ends * 4096
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_experts(mixture: Path, tmp_path: Path, layers: bool) -> None:
+    """They come and go one by one, and logits are the same bits.
+
+    Layers, where two of them are smaller than what is no expert.
+    """
+    path = write_mixture(tmp_path / "model.gguf", 4, 64) if layers else mixture
+    whole, size = path.stat().st_size, least(path)
+    tokens = np.arange(5, 500, 7, dtype=np.int32)
+    expected: list[Any] = []
+    read = []
+    for resident in (None, size, (size + whole) // 2, whole):
+        model = open_model(path, device="cpu", threads=1, max_resident=resident)
+        session = open_session(model, Policy.h2o(6, 6), n_ctx=128, n_batch=30)
+        rows = [session.step([(0, tokens[:30])]).copy()]
+        before = model.experts_read
+        rows += [session.step([(0, tokens[i : i + 1])]).copy() for i in range(30, len(tokens))]
+        expected = expected or rows
+        np.testing.assert_array_equal(rows, expected)
+        if resident == size and layers:
+            assert (model.n_streamed_layers, model.experts_needed) == (4, 0)
+        elif resident is not None:
+            read.append(model.experts_read - before)
+            assert model.n_streamed_layers == 0
+            assert (model.experts_needed > 0) == (resident != whole)
+    assert read == sorted(read, reverse=True)
+    assert read[-1] == 0
+    assert layers or read[0] == 4 * 2 * (len(tokens) - 30)
 
 
 def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
