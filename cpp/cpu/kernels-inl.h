@@ -332,15 +332,10 @@ constexpr TypeKernels weights() {
           nullptr};
 }
 
-// Of a type whose elements are unpacked one by one.
+// Of a type whose blocks never lie side by side.
 template <class Type>
 constexpr TypeKernels unpacked() {
-  return {nullptr,
-          int8_matmul<WithQuants<Type>, false>,
-          nullptr,
-          Type::kGroup,
-          decode<Unpacked<Type>>,
-          nullptr,
+  return {nullptr, int8_matmul<Type, false>, nullptr, Type::kGroup, decode<Unpacked<Type>>, nullptr,
           nullptr};
 }
 

@@ -65,7 +65,7 @@ class Bench {
         q_(n_rows * kDepth),
         scales_(n_rows * kDepth / 32),
         sums_(n_rows * kDepth / kInt8Group),
-        y_(n_rows * (bytes / byte_size(DType::q2_k, kDepth) + kInterleaved)) {
+        y_(n_rows * (bytes / byte_size(DType::iq1_s, kDepth) + kInterleaved)) {
     // Halves of any sign that are finite, whichever bytes of a block they are in.
     pool_.parallel_for(bytes, [&](int, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

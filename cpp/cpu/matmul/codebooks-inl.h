@@ -1,15 +1,14 @@
-// The types whose elements are unpacked one by one: from codebooks (IQ1 to IQ3), from powers of
-// three (TQ1_0), and NVFP4. Compiled once per instruction set, under the rules at the top of
+// The types whose elements come from tables: from codebooks (IQ1 to IQ3), from powers of three
+// (TQ1_0), and NVFP4; and TQ2_0. Compiled once per instruction set, under the rules at the top of
 // cpu/kernels-inl.h.
 //
-// They are multiplied in integers as the others are, but unpacked without vectors, and never lie
-// side by side. Each type says of a block
-//   unpack(q, block, i)    the 32 elements from i, in unsigned bytes, above kOffset
-//   scale(block, g)        the scale of group g
+// They are multiplied in integers as the others are, but never lie side by side. Each type says
+//   quants(&q, source, i)         as in int8_blocks-inl.h, of rows of the file
+//   factor(block), step(block, g) whose product is the scale of group g
 // so that an element is scale * (q - kOffset), a product that fits a float exactly.
 #pragma once
 
-#include "core/iq_grids.h"
+#include "core/unpack_tables.h"
 #include "cpu/matmul/int8_blocks-inl.h"
 
 namespace h2o {
@@ -20,46 +19,54 @@ uint32_t load_half(const uint8_t* p) {
   __builtin_memcpy(&half, p, sizeof(half));
   return half;
 }
+uint64_t load_eight(const uint8_t* p) {
+  uint64_t eight;
+  __builtin_memcpy(&eight, p, sizeof(eight));
+  return eight;
+}
 int32_t half_byte(const uint8_t* p, int64_t i) { return p[i / 2] >> i % 2 * 4 & 15; }
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
 
-// Eight magnitudes of at most `zero`, of which those whose bit is set are negative: above zero.
-void store_signed(uint8_t* q, uint64_t magnitudes, uint32_t signs, uint64_t zero) {
-  // A bit for each byte, in its place; then all of a byte's bits.
-  uint64_t mask = signs * kEachByte & 0x8040201008040201;
-  mask = (((mask & 0x7f7f7f7f7f7f7f7f) + 0x7f7f7f7f7f7f7f7f) | mask) >> 7 & kEachByte;
-  mask *= 255;
-  // Neither carries nor borrows, for no byte leaves 0 to 255.
-  const uint64_t above = kEachByte * zero + magnitudes;
-  const uint64_t below = kEachByte * zero - magnitudes;
-  const uint64_t all = (above & ~mask) | (below & mask);
-  __builtin_memcpy(q, &all, sizeof(all));
-}
+// ---- 32 elements of each column as four numbers of eight bytes: they go from registers to a
+// vector, for a load from memory waits until what it spans has been stored. ----
 
-// Of seven signs the eighth makes the number of negative ones even.
-uint32_t even_signs(uint32_t seven) {
-  uint32_t odd = seven ^ seven >> 4;
-  odd ^= odd >> 2;
-  odd ^= odd >> 1;
-  return seven | (odd & 1) << 7;
+typedef uint64_t Eights __attribute__((vector_size(sizeof(Quants))));
+
+// What `eight` says of the block of each column: eight(block, e) is number e of the four.
+template <class Block, class Eight>
+H2O_INLINE void make_eights(Eights* to, const BlocksInRows& source, const Eight& eight) {
+  const auto& a = *reinterpret_cast<const Block*>(source.columns[0] + source.at);
+  if constexpr (kQuantColumns == 1) {
+    *to = Eights{eight(a, 0), eight(a, 1), eight(a, 2), eight(a, 3)};
+  } else {
+    const auto& b = *reinterpret_cast<const Block*>(source.columns[1] + source.at);
+    *to = Eights{eight(a, 0), eight(a, 1), eight(a, 2), eight(a, 3),
+                 eight(b, 0), eight(b, 1), eight(b, 2), eight(b, 3)};
+  }
 }
 
 template <class BlockType, int64_t kElements, int64_t kGroupElements, int kQuantBits, int32_t kZero>
 struct UnpackedType : Int8Type<BlockType, kElements, kGroupElements, false, kQuantBits, kZero> {
   static constexpr bool kUnpacked = true;
+  static constexpr bool kUnrolled = false;
+
+  static float factor(const BlockType& b) { return to_float(b.d); }
 };
 
-// The quants of a type that is unpacked, for int8_row and int8_matmul.
-template <class Type>
-struct WithQuants : Type {
+// Magnitudes and signs: magnitudes(block, i, e) are the eight from i + 8 e, of at most kZero, and
+// signs(block, i, e) has all bits of the bytes of those that are negative.
+template <class Type, class BlockType, int64_t kGroupElements, int kQuantBits, int32_t kZero>
+struct SignedType : UnpackedType<BlockType, 256, kGroupElements, kQuantBits, kZero> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
-    auto* bytes = reinterpret_cast<uint8_t*>(q);
-    for (int64_t c = 0; c < kQuantColumns; ++c) {
-      const auto* block =
-          reinterpret_cast<const typename Type::Block*>(source.columns[c] + source.at);
-      Type::unpack(bytes + 32 * c, *block, i);
-    }
+    Eights magnitudes, signs;
+    make_eights<BlockType>(&magnitudes, source, [i](const BlockType& b, int64_t e) {
+      return Type::magnitudes(b, i, e);
+    });
+    make_eights<BlockType>(&signs, source,
+                           [i](const BlockType& b, int64_t e) { return Type::signs(b, i, e); });
+    const Quants negative = (Quants)signs;
+    *q = ((Quants)magnitudes ^ negative) - negative + int8_t{kZero};
   }
 };
 
@@ -67,11 +74,12 @@ struct WithQuants : Type {
 template <class Type>
 struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
   struct Group {
-    uint8_t q[32];
+    Quants q;       // of columns that are all the same
     Vec scales[2];  // of 16 elements
 
     Vec at(int64_t l) const {
-      return mul(scales[l / 16], to_float(sub(load_bytes(q + l), ints(Type::kOffset))));
+      const auto* bytes = reinterpret_cast<const uint8_t*>(&q);
+      return mul(scales[l / 16], to_float(sub(load_bytes(bytes + l), ints(Type::kOffset))));
     }
   };
 
@@ -80,9 +88,11 @@ struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
   explicit Unpacked(const typename Type::Block& block) : b(block) {}
   Group group(int64_t g) const {
     Group of;
-    Type::unpack(of.q, b, g);
+    const BlocksInRows source{{reinterpret_cast<const std::byte*>(&b), 0}, 0};
+    Type::quants(&of.q, source, static_cast<int>(g));
+    const float factor = Type::factor(b);
     for (int64_t h = 0; h < 2; ++h) {
-      of.scales[h] = broadcast(Type::scale(b, (g + 16 * h) / Type::kGroup));
+      of.scales[h] = broadcast(factor * Type::step(b, (g + 16 * h) / Type::kGroup));
     }
     return of;
   }
@@ -90,166 +100,173 @@ struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
 
 // ---- Two bits ----
 
-struct Int8IQ2_XXS : UnpackedType<BlockIQ2_XXS, 256, 32, 7, 43> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    const uint8_t* group = b.qs + i / 4;  // four indices, then signs and scale
-    const uint32_t word = load_word(group + 4);
-    for (int64_t e = 0; e < 4; ++e) {
-      store_signed(q + 8 * e, kIq2XxsGrid[group[e]], even_signs(word >> 7 * e & 127), kOffset);
-    }
+struct Int8IQ2_XXS : SignedType<Int8IQ2_XXS, BlockIQ2_XXS, 32, 7, 43> {
+  // Of 32 elements four indices, then signs and scale.
+  static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
+    return kIq2XxsGrid[b.qs[i / 4 + e]];
   }
-  static float scale(const Block& b, int64_t g) {
-    const auto s = static_cast<float>(load_word(b.qs + 8 * g + 4) >> 28);
-    return to_float(b.d) * (2 * s + 1) * 0.125f;
+  static uint64_t signs(const Block& b, int64_t i, int64_t e) {
+    return kEvenSigns[load_word(b.qs + i / 4 + 4) >> 7 * e & 127];
   }
-};
-
-struct Int8IQ2_XS : UnpackedType<BlockIQ2_XS, 256, 16, 7, 43> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    for (int64_t e = 0; e < 4; ++e) {
-      const uint32_t word = load_half(b.qs + i / 4 + 2 * e);
-      store_signed(q + 8 * e, kIq2XsGrid[word & 511], even_signs(word >> 9), kOffset);
-    }
-  }
-  static float scale(const Block& b, int64_t g) {
-    const auto s = static_cast<float>(half_byte(b.scales, g));
-    return to_float(b.d) * (2 * s + 1) * 0.125f;
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * (load_word(b.qs + 8 * g + 4) >> 28) + 1) * 0.125f;
   }
 };
 
-struct Int8IQ2_S : UnpackedType<BlockIQ2_S, 256, 16, 7, 43> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    for (int64_t e = 0; e < 4; ++e) {
-      const uint32_t high = b.qh[i / 32] >> 2 * e & 3;
-      const uint32_t index = b.qs[i / 8 + e] | high << 8;
-      store_signed(q + 8 * e, kIq2SGrid[index], b.signs[i / 8 + e], kOffset);
-    }
+struct Int8IQ2_XS : SignedType<Int8IQ2_XS, BlockIQ2_XS, 16, 7, 43> {
+  static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
+    return kIq2XsGrid[load_half(b.qs + i / 4 + 2 * e) & 511];
   }
-  static float scale(const Block& b, int64_t g) {
-    const auto s = static_cast<float>(half_byte(b.scales, g));
-    return to_float(b.d) * (2 * s + 1) * 0.125f;
+  static uint64_t signs(const Block& b, int64_t i, int64_t e) {
+    return kEvenSigns[load_half(b.qs + i / 4 + 2 * e) >> 9];
+  }
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * 0.125f;
+  }
+};
+
+struct Int8IQ2_S : SignedType<Int8IQ2_S, BlockIQ2_S, 16, 7, 43> {
+  static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
+    const uint32_t high = b.qh[i / 32] >> 2 * e & 3;
+    return kIq2SGrid[b.qs[i / 8 + e] | high << 8];
+  }
+  static uint64_t signs(const Block& b, int64_t i, int64_t e) { return kSigns[b.signs[i / 8 + e]]; }
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * 0.125f;
   }
 };
 
 // ---- Three bits ----
 
-struct Int8IQ3_XXS : UnpackedType<BlockIQ3_XXS, 256, 32, 7, 62> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    const uint32_t word = load_word(b.scales + i / 8);
-    for (int64_t e = 0; e < 4; ++e) {
-      const uint8_t* two = b.qs + i / 4 + 2 * e;
-      const uint64_t grid = kIq3XxsGrid[two[0]] | uint64_t{kIq3XxsGrid[two[1]]} << 32;
-      store_signed(q + 8 * e, grid, even_signs(word >> 7 * e & 127), kOffset);
-    }
+struct Int8IQ3_XXS : SignedType<Int8IQ3_XXS, BlockIQ3_XXS, 32, 7, 62> {
+  static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
+    const uint8_t* two = b.qs + i / 4 + 2 * e;
+    return kIq3XxsGrid[two[0]] | uint64_t{kIq3XxsGrid[two[1]]} << 32;
   }
-  static float scale(const Block& b, int64_t g) {
-    const auto s = static_cast<float>(load_word(b.scales + 4 * g) >> 28);
-    return to_float(b.d) * (2 * s + 1) * 0.25f;
+  static uint64_t signs(const Block& b, int64_t i, int64_t e) {
+    return kEvenSigns[load_word(b.scales + i / 8) >> 7 * e & 127];
+  }
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * (load_word(b.scales + 4 * g) >> 28) + 1) * 0.25f;
   }
 };
 
-struct Int8IQ3_S : UnpackedType<BlockIQ3_S, 256, 32, 5, 15> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    const auto entry = [&](int64_t e) {
-      const uint32_t high = b.qh[i / 32] >> e & 1;
-      return kIq3SGrid[b.qs[i / 4 + e] | high << 8];
-    };
-    for (int64_t e = 0; e < 4; ++e) {
-      const uint64_t grid = entry(2 * e) | uint64_t{entry(2 * e + 1)} << 32;
-      store_signed(q + 8 * e, grid, b.signs[i / 8 + e], kOffset);
-    }
+struct Int8IQ3_S : SignedType<Int8IQ3_S, BlockIQ3_S, 32, 5, 15> {
+  static uint32_t four(const Block& b, int64_t i, int64_t e) {
+    const uint32_t high = b.qh[i / 32] >> e & 1;
+    return kIq3SGrid[b.qs[i / 4 + e] | high << 8];
   }
-  static float scale(const Block& b, int64_t g) {
-    return to_float(b.d) * static_cast<float>(2 * half_byte(b.scales, g) + 1);
+  static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
+    return four(b, i, 2 * e) | uint64_t{four(b, i, 2 * e + 1)} << 32;
+  }
+  static uint64_t signs(const Block& b, int64_t i, int64_t e) { return kSigns[b.signs[i / 8 + e]]; }
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * half_byte(b.scales, g) + 1);
   }
 };
 
 // ---- One bit: g + delta, where delta is an eighth of either sign, in eighths ----
 
-void store_eighths(uint8_t* q, uint32_t index, bool negative) {
-  const uint64_t grid = kIq1Grid[index];
-  const uint64_t all = negative ? grid - kEachByte : grid + kEachByte;
-  __builtin_memcpy(q, &all, sizeof(all));
+uint64_t eighths(uint32_t index, bool negative) {
+  return kIq1Grid[index] + (negative ? -kEachByte : kEachByte);
 }
 
 struct Int8IQ1_S : UnpackedType<BlockIQ1_S, 256, 32, 5, 9> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    const uint32_t qh = load_half(b.qh + i / 16);
-    for (int64_t e = 0; e < 4; ++e) {
-      const uint32_t index = b.qs[i / 8 + e] | (qh >> 3 * e & 7) << 8;
-      store_eighths(q + 8 * e, index, (qh & 0x8000) != 0);
-    }
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
+      const uint32_t qh = load_half(b.qh + i / 16);
+      return eighths(b.qs[i / 8 + e] | (qh >> 3 * e & 7) << 8, (qh & 0x8000) != 0);
+    });
+    *q = (Quants)all;
   }
-  static float scale(const Block& b, int64_t g) {
+  static float step(const Block& b, int64_t g) {
     const uint32_t s = load_half(b.qh + 2 * g) >> 12 & 7;
-    return to_float(b.d) * static_cast<float>(2 * s + 1) * 0.125f;
+    return static_cast<float>(2 * s + 1) * 0.125f;
   }
 };
 
 struct Int8IQ1_M : UnpackedType<BlockIQ1_M, 256, 16, 5, 9> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    for (int64_t e = 0; e < 4; ++e) {
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
       const auto high = static_cast<uint32_t>(half_byte(b.qh, i / 8 + e));
-      store_eighths(q + 8 * e, b.qs[i / 8 + e] | (high & 7) << 8, (high & 8) != 0);
-    }
+      return eighths(b.qs[i / 8 + e] | (high & 7) << 8, (high & 8) != 0);
+    });
+    *q = (Quants)all;
   }
   // The high four bits of the words of scales, together, are the f16 of the block.
-  static float scale(const Block& b, int64_t g) {
+  static float factor(const Block& b) {
     uint32_t d = 0;
     for (int64_t i = 0; i < 4; ++i) d |= load_half(b.scales + 2 * i) >> 12 << 4 * i;
+    return to_float(F16{static_cast<uint16_t>(d)});
+  }
+  static float step(const Block& b, int64_t g) {
     const uint32_t s = load_half(b.scales + g / 4 * 2) >> 3 * (g % 4) & 7;
-    return to_float(F16{static_cast<uint16_t>(d)}) * static_cast<float>(2 * s + 1) * 0.125f;
+    return static_cast<float>(2 * s + 1) * 0.125f;
   }
 };
 
 // ---- Minus one, zero and one ----
 
 struct Int8TQ1_0 : UnpackedType<BlockTQ1_0, 256, 32, 2, 1> {
+  static constexpr bool kUnrolled = true;
+
   // Five digits to the base of three in a byte, as a fraction: 32 bytes have the first 160
   // elements, 16 the next 80, and four, with four digits each, the last 16.
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    constexpr uint8_t kPowers[] = {1, 3, 9, 27, 81};
-    for (int64_t e = i; e < i + 32; ++e) {
-      const int64_t second = e - 160, last = e - 240;
-      const uint8_t byte = last >= 0     ? b.qh[last % 4]
-                           : second >= 0 ? b.qs[32 + second % 16]
-                                         : b.qs[e % 32];
-      const int64_t digit = last >= 0 ? last / 4 : second >= 0 ? second / 16 : e / 32;
-      *q++ = static_cast<uint8_t>(static_cast<uint8_t>(byte * kPowers[digit]) * 3 >> 8);
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
+      if (i < 160) return load_eight(b.qs + 8 * e);
+      if (i == 224 && e >= 2) return uint64_t{load_word(b.qh)} * 0x100000001;
+      return load_eight(b.qs + 32 + 8 * (e % 2));
+    });
+    // The digit of each eight, or, of the last, each four.
+    Bits powers;
+    if (i < 160) {
+      powers = Bits{} + kPowers[i / 32];
+    } else if (i == 160) {
+      load_pattern(&powers, {1, 1, 1, 1, 3, 3, 3, 3, 1, 1, 1, 1, 3, 3, 3, 3});
+    } else if (i == 192) {
+      load_pattern(&powers, {9, 9, 9, 9, 27, 27, 27, 27, 9, 9, 9, 9, 27, 27, 27, 27});
+    } else {
+      load_pattern(&powers, {81, 81, 81, 81, 1, 3, 9, 27, 81, 81, 81, 81, 1, 3, 9, 27});
     }
+    const auto fractions = (Fractions)all * (Fractions)(powers * 0x01010101);
+    // Times three, the whole part: one from a third on, two from two thirds on.
+    *q = -((Quants)(fractions >= 86) + (Quants)(fractions >= 171));
   }
-  static float scale(const Block& b, int64_t) { return to_float(b.d); }
+  static float step(const Block&, int64_t) { return 1; }
+
+ private:
+  typedef uint8_t Fractions __attribute__((vector_size(sizeof(Quants))));
+  static constexpr uint32_t kPowers[] = {1, 3, 9, 27, 81};
 };
 
 struct Int8TQ2_0 : UnpackedType<BlockTQ2_0, 256, 32, 2, 1> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    const uint8_t* from = b.qs + i / 128 * 32;
-    for (int64_t e = 0; e < 32; ++e) q[e] = from[e] >> i / 32 % 4 * 2 & 3;
+  static constexpr bool kUnrolled = true;
+
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Bits bits;
+    source.bits(&bits, offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
+    *q = (Quants)bits;
   }
-  static float scale(const Block& b, int64_t) { return to_float(b.d); }
+  static float step(const Block&, int64_t) { return 1; }
 };
 
 // ---- NVFP4 ----
 
 struct Int8NVFP4 : UnpackedType<BlockNVFP4, 64, 16, 5, 12> {
-  static void unpack(uint8_t* q, const Block& b, int64_t i) {
-    for (int64_t e = 0; e < 32; e += 16) {
-      const uint8_t* from = b.qs + (i + e) / 2;
-      for (int64_t j = 0; j < 8; ++j) {
-        q[e + j] = static_cast<uint8_t>(kMxfp4Quants[from[j] & 15]);
-        q[e + 8 + j] = static_cast<uint8_t>(kMxfp4Quants[from[j] >> 4]);
-      }
-    }
+  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+    Eights all;
+    make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
+      return load_eight(b.qs + (i + 16 * (e / 2)) / 2) >> e % 2 * 4 & 15 * kEachByte;
+    });
+    *q = (Quants)all;
+    lookup_quants(q, kMxfp4Quants);
   }
-  // Four bits of exponent, three of fraction, no sign; halved, for the values are doubled.
-  static float scale(const Block& b, int64_t g) {
-    const uint8_t bits = b.d[g];
-    if (bits == 0x7f) return 0;
-    const int32_t exponent = bits >> 3 & 15;
-    const auto fraction = static_cast<float>(bits & 7);
-    const auto power = static_cast<float>(1 << exponent);
-    return exponent == 0 ? fraction * 0x1p-10f : (8 + fraction) * power * 0x1p-11f;
-  }
+  static float factor(const Block&) { return 1; }
+  static float step(const Block& b, int64_t g) { return kNvfp4Scales[b.d[g]]; }
 };
 
 }  // namespace

@@ -36,6 +36,7 @@ struct Int8Type {
   static constexpr int kBits = kQuantBits;
   static constexpr bool kSigned = kBits == 8;
   static constexpr bool kUnpacked = false;  // see cpu/matmul/codebooks-inl.h
+  static constexpr bool kUnrolled = true;   // a block of 256 has not too many instructions to cache
 };
 
 typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));  // of the same bytes, by fours

@@ -79,9 +79,13 @@ void read_scales(float* scales, float* mins, int64_t stride, const Source& colum
   if constexpr (Type::kUnpacked) {
     for (int64_t j = 0; j < kWidth; ++j) {
       const auto* blocks = reinterpret_cast<const Block*>(columns.column(j));
-      for (int64_t g = 0; g < n / Type::kGroup; ++g) {
-        constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
-        scales[g * stride + j] = Type::scale(blocks[g / kGroups], g % kGroups);
+      constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
+      for (int64_t i = 0; i < n / Type::kBlock; ++i) {
+        const float factor = Type::factor(blocks[i]);
+#pragma GCC unroll 16
+        for (int64_t g = 0; g < kGroups; ++g) {
+          scales[(i * kGroups + g) * stride + j] = factor * Type::step(blocks[i], g);
+        }
       }
     }
   } else if constexpr (Type::kBlock == 256) {
@@ -207,9 +211,15 @@ Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte*
         .ahead_stride = x.n_in / 32 * kLine};
     read_scales<Type>(scales, mins, kWidth, panel.columns, n);
     int64_t i = 0;
-    for (; i + 256 <= n; i += 256) {  // many at once, so that addresses are not worked out for each
+    // Many at once, so that addresses are not worked out for each.
+    for (; i + 256 <= n; i += 256) {
+      if constexpr (Type::kUnrolled) {
 #pragma GCC unroll 8
-      for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
+        for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
+      } else {
+#pragma GCC unroll 1
+        for (int g = 0; g < 256; g += 32) total = panel.add_to(total, i, g);
+      }
     }
     if constexpr (Type::kBlock < 256) {
       for (; i < n; i += Type::kBlock) {
