@@ -115,7 +115,9 @@ class Generator(Closing):
             it is first needed. More streams than that take it in turns.
         memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
         max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
-            fit are read again for every forward pass, which all sequences share. Default: all stay.
+            fit are read again for every forward pass, which all sequences share; of mixtures of
+            experts, those that a pass needs and that are not among the most used. Default: all
+            stay.
         exact: multiply weights in F16 and BF16 as they are stored, on the CPU, also where it has
             faster products that round activations, and weights in F16, to bf16 (docs/precision.md).
         prefix_cache: most memory for states of prompts, 256 MiB, in which others that begin alike
