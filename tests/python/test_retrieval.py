@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import log
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def test_a_question_apart_is_read_after_the_text_was_evicted(model: _core.Model)
     assert not np.array_equal(apart, answer_logits(session, prompt, answer))
 
 
-@pytest.mark.parametrize("task", ["needle", "kv", "recency", "needles", "variables"])
+@pytest.mark.parametrize(
+    "task", ["needle", "kv", "recency", "needles", "variables", "common_words"]
+)
 def test_what_is_the_question(tokenizer: Tokenizer, task: str) -> None:
     for sample in make_samples(tokenizer, task, n=5, length=LENGTH):
         question = tokenizer.decode(sample.after[-sample.n_question :])
@@ -183,11 +186,25 @@ def test_samples(tokenizer: Tokenizer, task: str) -> None:
     for sample in samples:
         assert sample.prompt[:1] == tokenizer.encode("")
         answer, fact = tokenizer.decode(sample.answer), tokenizer.decode(sample.fact)
-        assert answer in fact
-        assert answer not in tokenizer.decode(sample.without_fact)
+        for part in answer.split() if task == "common_words" else [answer]:
+            assert part in fact
+            assert part not in tokenizer.decode(sample.without_fact)
         n = len(sample.prompt) + len(sample.answer)
-        pair = 40  # tokens at most: there is no room for another pair of kv
-        assert n == LENGTH if task != "kv" else LENGTH - pair < n <= LENGTH
+        # Tokens at most: there is no room for another pair of kv, or another word.
+        part_tokens = {"kv": 40, "common_words": 10}.get(task, 1)
+        assert LENGTH - part_tokens < n <= LENGTH
+
+
+def test_common_words_are_the_most_common(tokenizer: Tokenizer) -> None:
+    for sample in make_samples(tokenizer, "common_words", n=5, length=1000):
+        counts = Counter(tokenizer.decode(sample.fact).rstrip(".").split())
+        common = tokenizer.decode(sample.answer).split()
+        assert len(common) == 3
+        assert {word for word, _ in counts.most_common(3)} == set(common)
+        least = min(counts[word] for word in common)
+        assert least > 2 * max(n for word, n in counts.items() if word not in common)
+    with pytest.raises(ValueError, match="the filler has 2 words of four letters and more"):
+        make_samples(tokenizer, "common_words", n=1, length=LENGTH, filler="Some words, and so on.")
 
 
 def test_where_the_needle_is(tokenizer: Tokenizer) -> None:

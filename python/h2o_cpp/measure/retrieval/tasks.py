@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -34,6 +35,8 @@ _PLACES = (
     *("river", "mountain", "bridge", "garden", "island", "tower", "forest", "village", "harbor"),
     *("castle", "desert", "market", "station", "library", "temple", "valley"),
 )
+_N_COMMON = 3  # words, each of which is a tenth of all
+_COMMON = " The most common words of the list are"
 _VARIABLES = ("APPLE", "STONE", "RIVER", "CLOUD", "HORSE", "TABLE", "LIGHT", "PAPER")
 
 
@@ -46,6 +49,7 @@ class Sample:
     after: list[int]  # ends with the question
     answer: list[int]
     n_question: int = 0  # of the last tokens of the prompt
+    instead: Sequence[int] = ()  # of the fact, where the prompt is without it
 
     @property
     def prompt(self) -> list[int]:
@@ -55,7 +59,7 @@ class Sample:
     @property
     def without_fact(self) -> list[int]:
         """The same prompt, had the fact never been in it."""
-        return [*self.before, *self.after]
+        return [*self.before, *self.instead, *self.after]
 
 
 class _Writer:
@@ -65,6 +69,7 @@ class _Writer:
         self.random = random.Random(seed)
         self.beginning = tokenizer.encode("")
         self.source = tokenizer.encode(filler, add_special=False)
+        self.words = sorted(set(re.findall(r"[^\W\d_]{4,}", filler.lower())))
         self._tokenizer = tokenizer
         self._length = length
 
@@ -147,6 +152,32 @@ class _Writer:
         question = self.encode(f" The number that VAR {names[2]} stands for is")
         return self._scattered([first, *copies], 0, question, number)
 
+    def common_words(self) -> Sample:
+        """A list of words in any order, of which three are common; which they are is asked for."""
+        if len(self.words) < 2 * _N_COMMON:
+            raise ValueError(
+                f"the filler has {len(self.words)} words of four letters and more, "
+                f"common_words needs {2 * _N_COMMON}"
+            )
+        common = self.random.sample(self.words, _N_COMMON)
+        others = [word for word in self.words if word not in common]
+        question, answer = self.encode(_COMMON), self.encode("".join(f" {w}" for w in common))
+        room = self.room(question, answer, self.encode("."))
+        listed: list[str] = []
+        while True:
+            i = len(listed) % 10
+            word = common[i] if i < _N_COMMON else self.random.choice(others)
+            room -= len(self.encode(f" {word}"))
+            if room < 0:
+                break
+            listed.append(word)
+        self.random.shuffle(listed)
+        with_common, without = (
+            [token for word in words for token in self.encode(f" {word}")] + self.encode(".")
+            for words in (listed, [word for word in listed if word not in common])
+        )
+        return Sample(self.beginning, with_common, question, answer, len(question), without)
+
     def _scattered(
         self, facts: Sequence[list[int]], asked: int, question: list[int], answer: list[int]
     ) -> Sample:
@@ -177,6 +208,7 @@ TASKS: Mapping[str, Callable[[_Writer], Sample]] = {
     "recency": _Writer.recency,
     "needles": _Writer.needles,
     "variables": _Writer.variables,
+    "common_words": _Writer.common_words,
 }
 
 
