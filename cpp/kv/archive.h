@@ -1,8 +1,8 @@
 // KvArchive: what a bounded cache evicts, kept in the host's memory, for queries to recall.
 //
-// Pages hold the tokens of kPageTokens consecutive positions. The largest and smallest elements of
-// a page's keys bound q.k of each of them from above (Quest, arXiv 2406.10774), so that a query
-// finds the pages that matter without reading their keys.
+// Pages hold the tokens of kPageTokens consecutive positions. By the largest and smallest elements
+// of a page's keys (Quest, arXiv 2406.10774) a query estimates its largest q.k, and finds the pages
+// that matter without reading their keys.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 #include "cpu/attention/recall.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/attention/workspace.h"
@@ -9,6 +10,10 @@ namespace h2o {
 namespace {
 
 constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // that are attended to together
+
+// How far from the middle of a page's keys one of them is taken to be, of as far as it may. At 1 an
+// estimate is a bound, which no key comes near: it would be at the limit in every dimension.
+constexpr float kReach = 0.5f;
 
 }  // namespace
 
@@ -38,19 +43,20 @@ void Recall::attend(const Segment& segment, int32_t kv_head, int64_t first, int6
   const float* const q = attention_.q.floats() + (segment.row + first) * attention_.q.cols +
                          kv_head * group_ * head_dim;
 
-  // The bound of q.k, the sum of max(q largest, q smallest), is a product with both of them.
+  // An estimate of the largest q.k, the sum of q (largest + smallest) / 2 and of
+  // kReach |q| (largest - smallest) / 2, is a product with both of them.
   float* const parts = space_.q(thread);
   for (int64_t i = 0; i < n * group_; ++i) {
     const float* const from = q + i / group_ * attention_.q.cols + i % group_ * head_dim;
     float* const to = parts + 2 * i * head_dim;
     for (int64_t d = 0; d < head_dim; ++d) {
-      to[d] = std::max(from[d], 0.0f);
-      to[head_dim + d] = std::min(from[d], 0.0f);
+      to[d] = (from[d] + kReach * std::abs(from[d])) / 2;
+      to[head_dim + d] = (from[d] - kReach * std::abs(from[d])) / 2;
     }
   }
-  float* const bounds = space_.bounds(thread);
+  float* const estimates = space_.estimates(thread);
   kernels_.of(KvArchive::kBoundsType)
-      .matmul({.y = bounds,
+      .matmul({.y = estimates,
                .x = parts,
                .w = head.bounds,
                .bias = nullptr,
@@ -63,7 +69,8 @@ void Recall::attend(const Segment& segment, int32_t kv_head, int64_t first, int6
 
   const TileSums sums = this->sums(segment, kv_head, first);
   for (int64_t row = 0; row < n; ++row) {
-    const auto pages = choose(head, bounds + row * group_ * n_pages, n_pages, space_.pages(thread));
+    const auto pages =
+        choose(head, estimates + row * group_ * n_pages, n_pages, space_.pages(thread));
     const TileSums to{{sums.softmax.largest + row * group_, sums.softmax.total + row * group_},
                       sums.out + row * group_ * head_dim};
     for (size_t begin = 0; begin < pages.size(); begin += kBlockPages) {
@@ -75,20 +82,20 @@ void Recall::attend(const Segment& segment, int32_t kv_head, int64_t first, int6
   }
 }
 
-// The pages of which some query head's bound is largest, in their order. There is at least one.
-std::span<const BoundedPage> Recall::choose(const ArchiveHead& head, const float* bounds,
-                                            int64_t n_pages, BoundedPage* pages) const {
+// The pages of which some query head's estimate is largest, in their order. There is at least one.
+std::span<const EstimatedPage> Recall::choose(const ArchiveHead& head, const float* estimates,
+                                              int64_t n_pages, EstimatedPage* pages) const {
   const int64_t most = std::min<int64_t>(cache_.archive->options().n_recalled, n_pages);
-  const auto before = [](const BoundedPage& a, const BoundedPage& b) { return a.before(b); };
+  const auto before = [](const EstimatedPage& a, const EstimatedPage& b) { return a.before(b); };
   int64_t n = 0;
   for (int64_t page = 0; page < n_pages; ++page) {
     if (head.counts[page] == 0) continue;
-    float bound = -std::numeric_limits<float>::max();
+    float estimate = -std::numeric_limits<float>::max();
     for (int64_t i = 0; i < group_; ++i) {
-      const float other = bounds[i * n_pages + page];
-      bound = other > bound ? other : bound;  // not by NaN
+      const float other = estimates[i * n_pages + page];
+      estimate = other > estimate ? other : estimate;  // not by NaN
     }
-    const BoundedPage candidate{bound, static_cast<int32_t>(page)};
+    const EstimatedPage candidate{estimate, static_cast<int32_t>(page)};
     if (n < most) {
       pages[n++] = candidate;
       if (n == most) std::make_heap(pages, pages + n, before);
@@ -99,18 +106,18 @@ std::span<const BoundedPage> Recall::choose(const ArchiveHead& head, const float
     }
   }
   std::sort(pages, pages + n,
-            [](const BoundedPage& a, const BoundedPage& b) { return a.page < b.page; });
+            [](const EstimatedPage& a, const EstimatedPage& b) { return a.page < b.page; });
   return {pages, static_cast<size_t>(n)};
 }
 
 // The query heads of one row, q [group, head_dim].
-void Recall::attend_block(const ArchiveHead& head, std::span<const BoundedPage> pages,
+void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages,
                           const float* q, float* powers, const TileSums& to) const {
   const KvArchive& archive = *cache_.archive;
   const int64_t head_dim = cache_.head_dim;
   const auto k_matmul = kernels_.of(archive.options().k_dtype).matmul;
   int64_t n_keys = 0;
-  for (const BoundedPage& page : pages) {
+  for (const EstimatedPage& page : pages) {
     k_matmul({.y = powers + n_keys,
               .x = q,
               .w = head.k + page.page * kPageTokens * archive.k_row_bytes(),
@@ -133,7 +140,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const BoundedPage> 
   std::fill_n(to.out, group_ * head_dim, 0.0f);
   const auto add_rows = kernels_.of(archive.options().v_dtype).add_rows;
   n_keys = 0;
-  for (const BoundedPage& page : pages) {
+  for (const EstimatedPage& page : pages) {
     const int64_t n = head.counts[page.page];
     add_rows({.y = to.out,
               .p = powers + n_keys,

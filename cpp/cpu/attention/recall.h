@@ -2,8 +2,8 @@
 // tokens that the cache keeps.
 //
 // Every row of a segment chooses its own pages, for all query heads that share the kv_head: those
-// for which some head's bound of q.k is largest. So the bits of a result depend neither on which
-// rows make a tile nor on which thread has them.
+// for which some head's estimate of their largest q.k is largest. So the bits of a result depend
+// neither on which rows make a tile nor on which thread has them.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@
 namespace h2o {
 
 // A page that a row may recall.
-struct BoundedPage {
-  float bound;  // of q.k
+struct EstimatedPage {
+  float estimate;  // of its largest q.k
   int32_t page;
 
   // Of equals the older is recalled.
-  bool before(const BoundedPage& other) const {
-    return bound > other.bound || (bound == other.bound && page < other.page);
+  bool before(const EstimatedPage& other) const {
+    return estimate > other.estimate || (estimate == other.estimate && page < other.page);
   }
 };
 
@@ -41,12 +41,12 @@ class RecallSpace {
   float* q(int thread) const {
     return base() + thread * thread_floats();
   }  // [queries, 2, head_dim]
-  float* bounds(int thread) const { return q(thread) + 2 * tile_queries_ * head_dim_; }
-  BoundedPage* pages(int thread) const {  // [n_recalled]
-    return reinterpret_cast<BoundedPage*>(bounds(thread) + tile_queries_ * n_pages_);
+  float* estimates(int thread) const { return q(thread) + 2 * tile_queries_ * head_dim_; }
+  EstimatedPage* pages(int thread) const {  // [n_recalled]
+    return reinterpret_cast<EstimatedPage*>(estimates(thread) + tile_queries_ * n_pages_);
   }
   float* powers(int thread) const {  // [group, kKeyBlock]
-    return bounds(thread) + tile_queries_ * n_pages_ + kPageFloats * n_recalled_;
+    return estimates(thread) + tile_queries_ * n_pages_ + kPageFloats * n_recalled_;
   }
   TileSums part(int thread) const {  // [group] of a block of keys
     return sums_at(powers(thread) + group_ * kKeyBlock, group_, 0);
@@ -58,7 +58,7 @@ class RecallSpace {
   }
 
  private:
-  static constexpr int64_t kPageFloats = sizeof(BoundedPage) / sizeof(float);
+  static constexpr int64_t kPageFloats = sizeof(EstimatedPage) / sizeof(float);
 
   float* base() const { return reinterpret_cast<float*>(workspace_ + begin_); }
   int64_t thread_floats() const;
@@ -101,9 +101,9 @@ class Recall {
   }
 
  private:
-  std::span<const BoundedPage> choose(const ArchiveHead& head, const float* bounds, int64_t n_pages,
-                                      BoundedPage* pages) const;
-  void attend_block(const ArchiveHead& head, std::span<const BoundedPage> pages, const float* q,
+  std::span<const EstimatedPage> choose(const ArchiveHead& head, const float* estimates,
+                                        int64_t n_pages, EstimatedPage* pages) const;
+  void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const float* q,
                     float* powers, const TileSums& to) const;
 
   const CpuKernels& kernels_;
