@@ -177,6 +177,8 @@ class CudaBackend final : public Backend {
 
   bool scores_questions() const override { return false; }
 
+  bool caches(DType dtype) const override { return dtype != DType::q5_0; }
+
   bool recalls() const override { return false; }
 
   bool computes_mixtures() const override { return false; }

@@ -211,6 +211,9 @@ class Backend {
   // Does attend() know Scoring::question?
   virtual bool scores_questions() const = 0;
 
+  // Can K and V of attend() have this type of kv_dtypes()?
+  virtual bool caches(DType dtype) const = 0;
+
   // Does attend() archive what it evicts, and recall it?
   virtual bool recalls() const = 0;
 

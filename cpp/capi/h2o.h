@@ -174,7 +174,8 @@ typedef struct h2o_session_options {
   int32_t n_ctx;   /* the context, at most as trained; 0: as trained, up to 4096 */
   int32_t n_batch; /* prompt tokens that are read at a time, with eviction after each time */
   int32_t positions;
-  const char* k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q4_0"; NULL: "f16" */
+  const char*
+      k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q5_0", "q4_0"; NULL: "f16" */
   const char* v_type; /* and values */
   uint64_t
       prefix_cache;    /* of an engine: most bytes for states of prompts, at ends of n_batch tokens,

@@ -161,6 +161,8 @@ class CpuBackend final : public Backend {
 
   bool scores_questions() const override { return true; }
 
+  bool caches(DType) const override { return true; }
+
   bool recalls() const override { return true; }
 
   bool computes_mixtures() const override { return true; }

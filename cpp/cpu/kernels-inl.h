@@ -197,23 +197,44 @@ void encode_q8_0(std::byte* y, const float* x, int64_t n) {
   }
 }
 
-// As GGUF's reference: d = the value of largest magnitude / -8. n is whole blocks.
+// As GGUF's reference: d = the value of largest magnitude / -2^(bits - 1). Returns it.
+template <int kBits>
+float quantize_symmetric(uint8_t (&q)[32], const float* x) {
+  constexpr int kZero = 1 << (kBits - 1);
+  float farthest = 0;
+  for (int64_t i = 0; i < 32; ++i) {
+    if (__builtin_fabsf(x[i]) > __builtin_fabsf(farthest)) farthest = x[i];
+  }
+  const float d = farthest / -kZero;
+  const float inverse = d != 0 ? 1 / d : 0;
+  for (int64_t i = 0; i < 32; ++i) {
+    constexpr float kLargest = 2 * kZero - 1;
+    const float level = x[i] * inverse + (kZero + 0.5f);
+    q[i] = static_cast<uint8_t>(level > 0 ? (level < kLargest ? level : kLargest) : 0);  // NaN: 0
+  }
+  return d;
+}
+
+// n is whole blocks, here and below.
 void encode_q4_0(std::byte* y, const float* x, int64_t n) {
   BlockQ4_0* out = reinterpret_cast<BlockQ4_0*>(y);
   for (int64_t b = 0; b < n / 32; ++b, x += 32) {
-    float farthest = 0;
-    for (int64_t i = 0; i < 32; ++i) {
-      if (__builtin_fabsf(x[i]) > __builtin_fabsf(farthest)) farthest = x[i];
-    }
-    const float d = farthest / -8;
-    const float inverse = d != 0 ? 1 / d : 0;
-    out[b].d = scale_of(d);
-    const auto quantum = [&](int64_t i) {
-      const float q = x[i] * inverse + 8.5f;
-      return static_cast<uint8_t>(q > 0 ? (q < 15 ? q : 15) : 0);  // NaN: 0
-    };
+    uint8_t q[32];
+    out[b].d = scale_of(quantize_symmetric<4>(q, x));
+    for (int64_t i = 0; i < 16; ++i) out[b].qs[i] = static_cast<uint8_t>(q[i] | q[i + 16] << 4);
+  }
+}
+
+void encode_q5_0(std::byte* y, const float* x, int64_t n) {
+  BlockQ5_0* out = reinterpret_cast<BlockQ5_0*>(y);
+  for (int64_t b = 0; b < n / 32; ++b, x += 32) {
+    uint8_t q[32];
+    out[b].d = scale_of(quantize_symmetric<5>(q, x));
+    uint32_t fifths = 0;
+    for (int64_t i = 0; i < 32; ++i) fifths |= static_cast<uint32_t>(q[i] >> 4) << i;
+    __builtin_memcpy(out[b].qh, &fifths, sizeof(fifths));
     for (int64_t i = 0; i < 16; ++i) {
-      out[b].qs[i] = static_cast<uint8_t>(quantum(i) | quantum(i + 16) << 4);
+      out[b].qs[i] = static_cast<uint8_t>((q[i] & 15) | q[i + 16] << 4);
     }
   }
 }
@@ -347,7 +368,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .bf16 = plain<Plain<BF16>>(encode_bf16),
       .q4_0 = cached<Q4_0, Int8Q4_0>(encode_q4_0),
       .q4_1 = weights<Q4_1, Int8Q4_1>(),
-      .q5_0 = weights<Q5_0, Int8Q5_0>(),
+      .q5_0 = cached<Q5_0, Int8Q5_0>(encode_q5_0),
       .q5_1 = weights<Q5_1, Int8Q5_1>(),
       .q8_0 = cached<Q8_0, Int8Q8_0>(encode_q8_0),
       .q2_k = weights<Q2_K, Int8Q2_K>(),

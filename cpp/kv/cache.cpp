@@ -111,8 +111,8 @@ void validate(std::span<const KvPolicy> policies, int32_t n_layers) {
 }  // namespace
 
 std::span<const DType> kv_dtypes() {
-  static constexpr std::array kTypes = {DType::f32, DType::f16, DType::bf16, DType::q8_0,
-                                        DType::q4_0};
+  static constexpr std::array kTypes = {DType::f32,  DType::f16,  DType::bf16,
+                                        DType::q8_0, DType::q5_0, DType::q4_0};
   return kTypes;
 }
 
@@ -131,6 +131,10 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
     : backend_(backend), shape_(shape), sizing_(policies.begin(), policies.end()) {
   const size_t n_bytes = bytes(policies, shape);
   for (const KvPolicy& policy : policies) check_scoring(policy, shape.output_gram, backend);
+  for (const DType dtype : {shape.k_dtype, shape.v_dtype}) {
+    require(backend.caches(dtype), backend.name(), " does not cache K and V in ", info(dtype).name,
+            "; use device=cpu");
+  }
   if (shape.archive.n_recalled > 0) {
     require(backend.recalls(), backend.name(), " does not keep an archive; use device=cpu");
     archive_ = std::make_unique<KvArchive>(backend, shape.archive, shape.n_layers, shape.n_kv_heads,

@@ -185,6 +185,8 @@ class AttentionCache {
         return kHalf / rotation;
       case DType::q8_0:
         return 127 * kHalf / rotation;
+      case DType::q5_0:
+        return 16 * kHalf / rotation;
       case DType::q4_0:
         return 8 * kHalf / rotation;
       default:

@@ -97,8 +97,8 @@ class KVCache:
         softmax without a value, so that tokens receive less than 1 in all, and score less.
         alibi_slopes: [n_heads], by how much a head's logits fall for each token of distance (ALiBi,
         arXiv 2108.12409). Both are computed on the CPU only.
-        kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0" or "q4_0"; or a pair,
-        for K and V.
+        kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0", "q5_0" (CPU) or
+        "q4_0"; or a pair, for K and V.
         """
         _check_policy(policy)
         if max_tokens is None:

@@ -169,6 +169,17 @@ TEST_CASE("the bytes are what the budget needs, however many tokens go by") {
   CHECK(rig.cache().length(1) == 50 * 29);
 }
 
+TEST_CASE("Q5_0 is cached on the CPU only") {
+  const KvShape shape{
+      .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .max_tokens = 10, .v_dtype = DType::q5_0};
+  if (on_cuda()) {
+    CHECK_THROWS_WITH_AS(Rig(KvPolicy(), shape), doctest::Contains("in Q5_0; use device=cpu"),
+                         InvalidArgument);
+  } else {
+    CHECK_NOTHROW(Rig(KvPolicy(), shape));
+  }
+}
+
 TEST_CASE("a cache that cannot be is refused") {
   const auto backend = make_backend("cpu", 1);
   const KvShape good{.n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .max_tokens = 10};
@@ -192,7 +203,7 @@ TEST_CASE("a cache that cannot be is refused") {
   refused([](KvShape& s) { s.head_dim = -8; });
   refused([](KvShape& s) { s.max_tokens = 0; });
   refused([](KvShape& s) { s.max_rows = 0; });
-  refused([](KvShape& s) { s.k_dtype = DType::q5_0; });
+  refused([](KvShape& s) { s.k_dtype = DType::q5_1; });
   KvShape huge = good;
   huge.n_layers = huge.n_sequences = huge.max_tokens = 1 << 30;
   CHECK_THROWS_AS(make({}, huge), OutOfMemory);

@@ -130,7 +130,8 @@ TEST_CASE("the number of threads does not show in long sequences" * doctest::ski
   const KvPolicy policies[] = {kFull,
                                {.sinks = 1, .heavy = 700, .recent = 500},
                                {.sinks = 0, .heavy = 400, .recent = 150, .decay = 0.9f}};
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+  for (const DType dtype :
+       {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0}) {
     for (const int32_t n_kv_heads : {1, 2, 4}) {
       for (const KvPolicy& policy : policies) {
         CAPTURE(info(dtype).name);

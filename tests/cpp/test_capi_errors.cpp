@@ -145,7 +145,7 @@ TEST_CASE("session options out of range are refused") {
   }
   refused([](h2o_session_options& o) { o.n_batch = 0; });
   refused([](h2o_session_options& o) { o.positions = H2O_POSITIONS_ROLLING; });  // OPT has learned
-  refused([](h2o_session_options& o) { o.k_type = "q5_0"; });
+  refused([](h2o_session_options& o) { o.k_type = "q5_1"; });
   refused([](h2o_session_options& o) { o.v_type = ""; });
   refused([](h2o_session_options& o) { o.size = 7; });
   refused([](h2o_session_options& o) { o.size += 1; });

@@ -139,8 +139,8 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
       }
     }
     CHECK(n_wrong == 0);
-    CHECK((table->q5_0.encode == nullptr));  // nothing is stored in it
-    CHECK((table->q5_0.add_rows == nullptr));
+    CHECK((table->q5_1.encode == nullptr));  // nothing is stored in it
+    CHECK((table->q5_1.add_rows == nullptr));
   }
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("encode makes the same blocks on every instruction set") {
   const CpuKernels& scalar = choose_kernels("scalar");
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
-    for (const DType dtype : {DType::q8_0, DType::q4_0}) {
+    for (const DType dtype : {DType::q8_0, DType::q5_0, DType::q4_0}) {
       Random random(5);
       for (int trial = 0; trial < 500; ++trial) {
         const float size = std::ldexp(1.0f, random.integer(-30, 15));

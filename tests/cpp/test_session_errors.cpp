@@ -19,7 +19,7 @@ TEST_CASE("options out of range are refused") {
   refused([](SessionOptions& o) { o.n_sequences = 0; });
   refused([](SessionOptions& o) { o.n_ctx = -1; });
   refused([&](SessionOptions& o) { o.n_ctx = model->config.n_ctx_train + 1; });
-  refused([](SessionOptions& o) { o.v_dtype = DType::q5_0; });
+  refused([](SessionOptions& o) { o.v_dtype = DType::q5_1; });
   refused([](SessionOptions& o) { o.policies = {{.sinks = 0, .heavy = 0, .recent = 0}}; });
 
   Session whole(model, {});

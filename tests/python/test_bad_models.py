@@ -147,7 +147,7 @@ def test_tensors_the_family_has_no_use_for(llama: Path, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("large", [6e4, -6e4])  # about the largest that f16 holds
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q5_0", "q4_0"])
 def test_scores_have_an_order_whatever_the_keys(large: float, kv_dtype: str) -> None:
     random = np.random.default_rng(0)
     cache = KVCache(2, 1, 32, Policy.h2o(3, 3), kv_dtype=kv_dtype)

@@ -81,7 +81,7 @@ class TestGeneratorOptions:
             *(("n_ctx", n) for n in (-1, 2049, 2**31, 2**32 + 1, 2**70)),
             *(("n_batch", n) for n in (-1, 0, 65537, 2**31, 2**32 + 1, 2**70)),
             *(("threads", n) for n in (-1, 0, 1025, 2**31, 2**32 + 1, 2**70)),
-            *(("kv_dtype", name) for name in ("", "q5_0", "F16", "float16", "f64")),
+            *(("kv_dtype", name) for name in ("", "q5_1", "F16", "float16", "f64")),
             *(("device", name) for name in ("", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1")),
             *(("device", name) for name in ("cuda:99", "cuda:1e0", "cuda:99999999999")),
         ],

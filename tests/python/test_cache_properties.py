@@ -226,14 +226,18 @@ def test_rounded_caches_hold_rounded_keys_and_values(text: Text, kind: tuple[str
     np.testing.assert_array_equal(small.attend(q, k, v), large.attend(q, rounded(k), rounded(v)))
 
 
-BLOCK_TYPES = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0}
+BLOCK_TYPES = {
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q5_0": GGMLQuantizationType.Q5_0,
+    "q4_0": GGMLQuantizationType.Q4_0,
+}
 
 
 @given(
     texts(),
     st.sampled_from([32, 64, 96]),
     POLICIES,
-    st.tuples(*[st.sampled_from(["q8_0", "q4_0", "f32"])] * 2),
+    st.tuples(*[st.sampled_from(["q8_0", "q5_0", "q4_0", "f32"])] * 2),
 )
 def test_quantised_caches_hold_what_gguf_py_rounds_to(
     text: Text, head_dim: int, policy: Policy, kv_dtype: tuple[str, str]
@@ -259,7 +263,7 @@ def test_quantised_caches_hold_what_gguf_py_rounds_to(
         )
         done += n
     same_state(small, large, text.n_kv_heads)
-    bits = {"f32": 32, "q8_0": 8.5, "q4_0": 4.5}
+    bits = {"f32": 32, "q8_0": 8.5, "q5_0": 5.5, "q4_0": 4.5}
     slots = text.n if policy.budget is None else min(policy.budget + 1, text.n)
     saved = sum((32 - bits[dtype]) / 8 for dtype in kv_dtype) * text.n_kv_heads * slots * head_dim
     assert abs(large.nbytes - small.nbytes - saved) < 2 * 64  # arrays begin on cache lines
@@ -309,7 +313,7 @@ def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
         ((4, 2, 2**40), {}, "head_dim="),
         ((4, 2, 4), {"max_tokens": 0}, "max_tokens"),
         ((4, 2, 4), {"kv_dtype": "f64"}, "kv_dtype"),
-        ((4, 2, 32), {"kv_dtype": "q5_0"}, "kv_dtype"),
+        ((4, 2, 32), {"kv_dtype": "q5_1"}, "kv_dtype"),
         ((4, 2, 32), {"kv_dtype": ("f16",)}, "kv_dtype"),
         ((4, 2, 4), {"device": "tpu"}, "tpu"),
         ((4, 2, 4), {"device": "cuda:x"}, "cuda:x"),
