@@ -105,7 +105,8 @@ class Generator(Closing):
         n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
             evicted after; a longer one is read in chunks with eviction after each.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
-            where 32 divides the head size, "q8_0" or "q4_0". Default: f16, or as cache_memory says.
+            where 32 divides the head size, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16, or as
+            cache_memory or, with hh="auto", the file says.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
         threads: of the CPU; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.

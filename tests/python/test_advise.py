@@ -14,14 +14,19 @@ from gguf import GGUFReader, GGUFWriter
 
 from h2o_cpp import Advice, Generator, Policy, _core, advise, capacity
 from h2o_cpp.cli import main
+from h2o_cpp.measure.advice import Needle
 from h2o_cpp.measure.perplexity import perplexity
+from h2o_cpp.measure.retrieval.measurement import measure
+from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.model.policy import named_policy
 from h2o_cpp.model.stored_budget import store_budget
+from h2o_cpp.model.tokenizer import Tokenizer
 from support.short_text import TEXT
 
 N_CTX = 110
 LOSS = 0.05
 STORED: dict[str, Any] = {"hh": 0.29, "policy": "mean", "n_ctx": 512, "loss": 0.0078125}
+STORED["kv_dtype"] = "q8_0"
 
 
 @pytest.fixture(scope="module")
@@ -35,36 +40,66 @@ def advice(tiny_opt: Path, text: str) -> Advice:
 
 
 def test_is_the_edge(advice: Advice) -> None:
-    """What is advised costs no more than asked for, a percent less would, by either policy."""
+    """It costs no more than asked for, a percent less would, and no other has fewer bytes."""
     full = advice.curve[0]
     assert (full.policy, full.perplexity) == ("full", advice.full_perplexity)
     most = full.perplexity * (1 + LOSS)
-    edges = {}
-    for policy in ("h2o", "mean", "contribution"):
+    searched = {(one.policy, one.kv_dtype) for one in advice.curve[1:]}
+    assert {policy for policy, kv_dtype in searched if kv_dtype == "f16"} == {
+        "h2o", "mean", "contribution"
+    }  # fmt: skip
+    assert [policy for policy, kv_dtype in searched if kv_dtype == "q8_0"] == [advice.policy]
+    for search in searched:
         points = {
-            round(100 * one.budget): one.perplexity for one in advice.curve if one.policy == policy
+            round(100 * one.budget): one.perplexity
+            for one in advice.curve[1:]
+            if (one.policy, one.kv_dtype) == search
         }
-        edges[policy] = min(percent for percent, value in points.items() if value <= most)
-        assert points.get(edges[policy] - 1, inf) > most
-        assert 1 < edges[policy] < 100  # so that there was something to find
+        edge = min(percent for percent, value in points.items() if value <= most)
+        assert points.get(edge - 1, inf) > most
+        assert 1 < edge < 100  # so that there was something to find
         assert len(points) <= 1 + 9
-    assert round(100 * advice.hh) == edges[advice.policy] == min(edges.values())
+        if search == (advice.policy, advice.kv_dtype):
+            assert round(100 * advice.hh) == edge
+    enough = [one.cache_bytes for one in advice.curve[1:] if one.perplexity <= most]
+    assert advice.cache_bytes == min(enough)
+    assert advice.kv_dtype == "q8_0"  # nearly half of the bytes for what is hardly a loss
+
+
+def test_needle(advice: Advice, tiny_opt: Path) -> None:
+    """Under what is advised, as `retrieve` measures it."""
+    model = _core.Model(tiny_opt, device="cpu", threads=1)
+    samples = make_samples(Tokenizer.of_model(model), "needle", n=4, length=N_CTX)
+    full, absent, found = measure(
+        model, {"needle": samples}, policies=[advice.policy], budgets=[advice.hh], n_ctx=N_CTX,
+        n_batch=32, kv_dtype=advice.kv_dtype, question_apart=True,
+    )  # fmt: skip
+    assert advice.needle.found == pytest.approx(found.log_likelihood, rel=1e-12)
+    assert advice.needle.absent == pytest.approx(absent.log_likelihood, rel=1e-12)
+    assert advice.needle.full == pytest.approx(full.log_likelihood, rel=1e-12)
+    assert Needle(-2, -1, -3).share == 0.5
+    assert Needle(-2, -2.6, -3).share is None
 
 
 def test_is_what_was_measured(
     advice: Advice, model: _core.Model, text: str, tiny_opt: Path
 ) -> None:
-    with Generator(tiny_opt, n_ctx=N_CTX, hh=advice.hh, policy=advice.policy) as generator:
+    with Generator(
+        tiny_opt, n_ctx=N_CTX, hh=advice.hh, policy=advice.policy, kv_dtype=advice.kv_dtype
+    ) as generator:
         stats = generator.stats()
         first, *tokens = generator.tokenize(text)
         assert generator.policy == named_policy(advice.policy, advice.kept)
     assert advice.cache_bytes == stats.cache_bytes
-    assert advice.full_cache_bytes == stats.full_cache_bytes
-    for policy, found in (
-        (named_policy(advice.policy, advice.kept), advice.perplexity),
-        (Policy.full(), advice.full_perplexity),
-    ):
-        value, n, _ = perplexity(model, tokens[:N_CTX], policy, n_ctx=N_CTX, beginning=[first])
+    for policy, kv_dtype, found, expected_bytes in (
+        (named_policy(advice.policy, advice.kept), advice.kv_dtype, advice.perplexity,
+         advice.cache_bytes),
+        (Policy.full(), "f16", advice.full_perplexity, advice.full_cache_bytes),
+    ):  # fmt: skip
+        value, n, n_bytes = perplexity(
+            model, tokens[:N_CTX], policy, n_ctx=N_CTX, beginning=[first], kv_dtype=kv_dtype
+        )
+        assert n_bytes == expected_bytes
         assert value == pytest.approx(found, rel=1e-12)
         assert n == advice.tokens
     assert advice.loss == pytest.approx(advice.perplexity / advice.full_perplexity - 1)
@@ -96,7 +131,7 @@ def test_bisection(
     assert (document["hh"], document["kept"]) == (edge / 100, 2 * edge)
     assert document["loss"] == 0
     assert document["cache_bytes"] == 4000
-    assert len(document["curve"]) <= 2 + 9
+    assert len(document["curve"]) <= 1 + 2 * (1 + 9)
     assert main(arguments) == 0
     assert ("advice: the full cache" in capsys.readouterr().out) == (edge == 100)
 
@@ -110,12 +145,16 @@ def test_command_writes_and_auto_reads(
     options = ["--loss", str(LOSS), "-c", str(N_CTX), "--max-tokens", str(N_CTX), "--write"]
     assert main(["advise", str(model), str(tmp_path / "text"), *options]) == 0
     out, err = capsys.readouterr()
-    assert f"advice: --hh {advice.hh:g} --policy {advice.policy}" in out
+    assert f"advice: --hh {advice.hh:g} --policy {advice.policy} --kv-dtype q8_0" in out
+    assert "  needle " in out
     assert "measured here" in out
     assert err == f"wrote {model}, for --hh auto\n"
     with Generator(model, hh="auto", n_ctx=200, threads=1) as generator:
         assert generator.policy == named_policy(advice.policy, int(advice.hh * 200))
-    expected = capacity(model, "1GiB", hh=advice.hh, policy=advice.policy)
+        in_q8_0 = generator.stats().cache_bytes
+    with Generator(model, hh="auto", n_ctx=200, threads=1, kv_dtype="f16") as generator:
+        assert generator.stats().cache_bytes > 1.5 * in_q8_0
+    expected = capacity(model, "1GiB", hh=advice.hh, policy=advice.policy, kv_dtype="q8_0")
     assert capacity(model, "1GiB", hh="auto") == expected
     assert main(["run", "The", "-m", str(model), "--hh", "auto", "-n", "1"]) == 0
     assert main(["inspect", "The", "-m", str(model), "--hh", "auto", "-c", "400"]) == 0
@@ -160,6 +199,8 @@ def test_the_rest_of_the_file_is_the_same(tmp_path: Path, alignment: int) -> Non
         ({"hh": 1.5}, "h2o.hh is 1.5"),
         ({"hh": float("nan")}, "h2o.hh is nan"),
         ({"policy": "best"}, "h2o.policy is 'best'"),
+        ({"kv_dtype": "f16,f16,f16"}, "h2o.kv_dtype is 'f16,f16,f16'"),
+        ({"kv_dtype": "q9"}, "q9"),
     ],
 )
 def test_nonsense_in_a_file(
@@ -196,6 +237,8 @@ def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
         ({"loss": 1}, "loss"),
         ({"policies": ["best"]}, "best"),
         ({"policies": []}, "policies"),
+        ({"kv_dtypes": []}, "kv_dtypes"),
+        ({"kv_dtypes": ["q9"]}, "q9"),
         ({"n_ctx": 50}, "n_ctx"),
         ({"n_ctx": 200, "text_tokens": 100}, "text_tokens"),
     ],

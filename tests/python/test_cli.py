@@ -298,13 +298,15 @@ def test_info_has_the_stored_budget(
     tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.gguf"
-    store_budget(tiny_opt, path, hh=0.25, policy="mean", n_ctx=512, loss=0.0123)
+    store_budget(tiny_opt, path, hh=0.25, policy="mean", n_ctx=512, loss=0.0123, kv_dtype="q8_0")
     assert main(["info", str(path)]) == 0
-    expected = "--hh auto is 0.25 by mean, which costs 1.23% at 512 tokens"
+    expected = "--hh auto is 0.25 by mean in q8_0, which costs 1.23% at 512 tokens"
     assert re.search(rf"^  budget +{re.escape(expected)}$", capsys.readouterr().out, re.MULTILINE)
     assert main(["info", str(path), "--json"]) == 0
     budget = json.loads(capsys.readouterr().out)["budget"]
-    assert budget == {"hh": 0.25, "policy": "mean", "n_ctx": 512, "loss": 0.0123}
+    assert budget == {
+        "hh": 0.25, "policy": "mean", "n_ctx": 512, "loss": 0.0123, "kv_dtype": "q8_0"
+    }  # fmt: skip
 
 
 def names_in(value: object) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Find the smallest cache that costs little on your text: the budget for --hh.
 
 The perplexity of the text is measured with the full cache, and with less and less of it, by
-bisection: where more budget is not always better, a smaller one may be as good. --write stores the
-budget in the file, for --hh auto.
+bisection: where more budget is not always better, a smaller one may be as good. The types of
+K and V are compared by bytes. --write stores the budget in the file, for --hh auto.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, advise
+from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.stored_budget import store_budget
 
 
@@ -35,6 +36,10 @@ def add_arguments(parser: Parser) -> None:
         "--policy", type=names, default=["h2o", "mean", "contribution"],
         metavar="NAME,...",
         help="policies to try (default: h2o,mean,contribution)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv-dtypes", type=_types, metavar="TYPE[+TYPE],...",
+        help="types of K and V to try, or pairs of them: q8_0+q4_0 (default: f16,q8_0)",
     )  # fmt: skip
     add_n_ctx(parser, "window length in tokens (default: as trained, at most 2048)")
     add_text_tokens(parser, "two windows")
@@ -62,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         read_text(args.file),
         loss=args.loss,
         policies=args.policy,
+        kv_dtypes=args.kv_dtypes,
         n_ctx=args.n_ctx or None,
         text_tokens=args.text_tokens,
         n_batch=args.n_batch,
@@ -79,29 +85,48 @@ def run(args: argparse.Namespace) -> int:
             policy=found.policy,
             n_ctx=found.n_ctx,
             loss=found.loss,
+            kv_dtype=found.kv_dtype,
         )
         print(f"wrote {args.output or found.model}, for --hh auto", file=sys.stderr)
     return 0
 
 
 def _print(found: Advice) -> None:
-    print("| policy | budget | kept | perplexity | of full | cache |")
-    print("|---|---|---|---|---|---|")
+    print("| policy | K, V | budget | kept | perplexity | of full | cache |")
+    print("|---|---|---|---|---|---|---|")
     for row in found.curve:
         print(
-            f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
-            f"| {row.perplexity / found.full_perplexity:.3f} | {mebibytes(row.cache_bytes)} |"
+            f"| {row.policy} | {_name(row.kv_dtype)} | {row.budget:g} | {row.kept} "
+            f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
+            f"| {mebibytes(row.cache_bytes)} |"
         )
     print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
-    if found.hh == 1:
+    if found.hh == 1 and found.kv_dtype == "f16":
         print(f"advice: the full cache; every smaller one costs more than {found.most_loss:.1%}")
         return
-    print(f"advice: --hh {found.hh:g} --policy {found.policy}")
+    types = "" if found.kv_dtype == "f16" else f" --kv-dtype {_name(found.kv_dtype)}"
+    print(f"advice: --hh {found.hh:g} --policy {found.policy}{types}")
     perplexities = f"{found.perplexity:.3f}, full {found.full_perplexity:.3f}"
     print(f"  perplexity  {perplexities} ({found.loss:+.2%})")
     print(f"  cache       {mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}")
+    needle, share = found.needle, found.needle.share
+    found_text = f"{needle.found:.2f}, full {needle.full:.2f}, absent {needle.absent:.2f}"
+    print(
+        f"  needle      {found_text}: "
+        + ("the model does not find it" if share is None else f"{share:.0%} is left")
+    )
     print(
         f"  speed       {found.tokens_per_second:.0f} tokens/s, full "
         f"{found.full_tokens_per_second:.0f}, measured here after {found.n_ctx} tokens "
         f"({found.backend})"
     )
+
+
+def _types(text: str) -> list[KvDType]:
+    """Types and pairs of types: "f16,q8_0+q4_0"."""
+    pairs = [part.partition("+") for part in text.split(",")]
+    return [(k, v) if plus else k for k, plus, v in pairs]
+
+
+def _name(kv_dtype: KvDType) -> str:
+    return kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)

@@ -15,7 +15,7 @@ from h2o_cpp.cli.parser import Parser
 from h2o_cpp.model.capacity import ModelShape, capacity, slab_bytes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
-from h2o_cpp.model.stored_budget import HH, LOSS, N_CTX, POLICY
+from h2o_cpp.model.stored_budget import HH, KV_DTYPE, LOSS, N_CTX, POLICY
 
 _LONG = 8  # arrays longer than this are counted, not shown
 _CACHE_TOKENS = 1000
@@ -125,7 +125,7 @@ def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the file recommends for --hh auto; None: nothing."""
     if HH not in metadata:
         return None
-    keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS}
+    keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS, "kv_dtype": KV_DTYPE}
     return {name: metadata.get(key) for name, key in keys.items()}
 
 
@@ -154,10 +154,11 @@ def _text(key: str, value: Any) -> str:
     return str(value)
 
 
-def _budget_text(hh: object, policy: object, n_ctx: object, loss: object) -> str:
+def _budget_text(hh: object, policy: object, n_ctx: object, loss: object, kv_dtype: object) -> str:
     """What --hh auto takes, and what that was found to cost."""
     text = f"--hh auto is {hh:g}" if isinstance(hh, float) else f"--hh auto is {hh!r}"
     text += f" by {policy}" if policy is not None else ""
+    text += f" in {kv_dtype}" if kv_dtype is not None else ""
     if isinstance(loss, float):
         text += f", which costs {loss:.2%}" + (f" at {n_ctx} tokens" if n_ctx is not None else "")
     return text

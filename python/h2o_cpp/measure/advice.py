@@ -1,10 +1,10 @@
-"""Advice: the smallest cache whose loss of perplexity on a text is acceptable."""
+"""Advice: the cache of fewest bytes whose loss of perplexity on a text is acceptable."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import median
 
@@ -12,8 +12,11 @@ import numpy as np
 
 from h2o_cpp import _core
 from h2o_cpp.measure.perplexity import Budgeted, Measurement, at_budgets, perplexity
+from h2o_cpp.measure.retrieval.measurement import measure as measure_retrieval
+from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.arguments import check_float, check_int
+from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
@@ -23,6 +26,32 @@ _WINDOWS = 2  # that are read of a long text
 _LEAST = 100  # tokens of a text: a percent of it is then a token
 _SEARCH = 9  # budgets that a search measures at most
 _DECODED = 16  # tokens, to see how fast it is
+_NEEDLES = 4  # prompts that ask for a number
+_NEEDLE_TOKENS = 1000  # of a prompt, at most
+_NEEDLE_BATCH = 32  # tokens of it read at a time
+_BLOCK = 32  # divides a head's size, or q8_0 is not tried
+
+
+@dataclass(frozen=True)
+class Trial(Measurement):
+    """Perplexity under one policy with K and V in one type, or two."""
+
+    kv_dtype: KvDType = "f16"
+
+
+@dataclass(frozen=True)
+class Needle:
+    """Log-likelihoods, in nats per token, of a number said once and asked for after eviction."""
+
+    found: float  # with the cache that is advised
+    full: float  # with the full cache in f16
+    absent: float  # had it never been said
+
+    @property
+    def share(self) -> float | None:
+        """Of what the number's mention is worth; None where the full cache hardly finds it."""
+        worth = self.full - self.absent
+        return (self.found - self.absent) / worth if worth > 0.5 else None
 
 
 @dataclass(frozen=True)
@@ -32,6 +61,7 @@ class Advice:
     model: str  # the GGUF file
     hh: float  # of n_ctx; 1.0 if no smaller cache costs so little
     policy: str
+    kv_dtype: KvDType  # of K and V
     kept: int  # tokens, per layer and KV head
     n_ctx: int
     tokens: int  # that were predicted
@@ -40,12 +70,13 @@ class Advice:
     perplexity: float
     full_perplexity: float
     cache_bytes: int
-    full_cache_bytes: int
+    full_cache_bytes: int  # in f16
+    needle: Needle
     # Tokens decoded per second at the end of n_ctx, measured here and now, on `backend`.
     tokens_per_second: float
     full_tokens_per_second: float
     backend: str
-    curve: tuple[Measurement, ...]  # all that was measured, by policy and budget; first the full
+    curve: tuple[Trial, ...]  # all that was measured, by policy, type and budget; first the full
 
 
 def advise(
@@ -54,17 +85,20 @@ def advise(
     *,
     loss: float = 0.01,
     policies: Sequence[str] = ("h2o", "mean", "contribution"),
+    kv_dtypes: Sequence[KvDType] | None = None,
     n_ctx: int | None = None,
     text_tokens: int | None = None,
     n_batch: int = 1,
     threads: int | None = None,
 ) -> Advice:
-    """The smallest budget, in whole percents, that costs `text` little perplexity.
+    """The cache of fewest bytes, its budget in whole percents, that costs `text` little perplexity.
 
     path, threads: as for Generator; it is computed on the CPU.
     text: one like those that the model is for; the longer, the surer.
     loss: the perplexity may be more by this fraction.
     policies: of h2o_cpp.model.policy.POLICIES; the one that needs the smallest cache is advised.
+    kv_dtypes: types of K and V, or pairs; the first is tried with every policy, the others with the
+        policy that needs least in it. Default: f16, and q8_0 where 32 divides the size of a head.
     n_ctx: tokens of a window, each read from an empty cache; default: as trained, but at most 2048
         and the text.
     text_tokens: of the text; default: two windows.
@@ -73,7 +107,8 @@ def advise(
 
     Each policy's budget is found by bisection, which is right where the perplexity falls as the
     budget grows; where it wavers, it may miss a budget that is smaller still. What it advises has
-    been measured. On a terminal a bar shows how far it is.
+    been measured, and how well it finds a number that a prompt of up to 1000 tokens says once and
+    asks for after the eviction. On a terminal a bar shows how far it is.
 
     Raises FileNotFoundError, ValueError (options, a text of less than 100 tokens) and MemoryError.
     """
@@ -83,8 +118,11 @@ def advise(
         raise ValueError(f"loss={loss!r}, expected a fraction from 0 and below 1")
     if not policies:
         raise ValueError("policies is empty, expected one or more")
+    if kv_dtypes is not None and not kv_dtypes:
+        raise ValueError("kv_dtypes is empty, expected one or more")
     at_budgets(policies, [1.0], _LEAST)  # they exist
     model = open_model(path, device="cpu", threads=threads)
+    types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
     tokenizer = Tokenizer.of_model(model)
     beginning = tokenizer.encode("")
     tokens = tokenizer.encode(text, add_special=False)
@@ -99,38 +137,59 @@ def advise(
     )
     tokens = tokens[:n_text]
 
-    n_most = (1 + _SEARCH * len(policies)) * len(tokens)
+    n_searches = len(policies) + len(types) - 1
+    n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
-        def measure(one: Budgeted) -> Measurement:
+        def measure(one: Budgeted, kv_dtype: KvDType) -> Trial:
             value, n, nbytes = perplexity(
                 model, tokens, one.policy, n_ctx=n_ctx, beginning=beginning, n_batch=n_batch,
-                progress=bar.update,
+                kv_dtype=kv_dtype, progress=bar.update,
             )  # fmt: skip
-            return Measurement(one.name, one.budget, one.kept, value, n, nbytes)
+            return Trial(one.name, one.budget, one.kept, value, n, nbytes, kv_dtype=kv_dtype)
 
-        full = measure(Budgeted("full", 1.0, n_ctx, Policy.full()))
-        curve = [full]
-        for i, name in enumerate(policies, 1):
-            found = {100: Measurement(name, 1.0, n_ctx, *_results(full))}  # it evicts nothing
+        def costs_little(one: Trial) -> bool:
+            return one.perplexity <= full.perplexity * (1 + loss)
+
+        def search(name: str, whole: Trial) -> list[Trial]:
+            """The budgets measured; `whole` evicts nothing."""
+            found = {100: replace(whole, policy=name)}
             bad, good = ceil(100 / n_ctx) - 1, 100  # percents; the first has no token, or too few
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx)
-                found[percent] = measure(one)
-                if found[percent].perplexity <= full.perplexity * (1 + loss):
+                found[percent] = measure(one, whole.kv_dtype)
+                if costs_little(found[percent]):
                     good = percent
                 else:
                     bad = percent
-            curve += [found[percent] for percent in sorted(found)]
-            bar.total = bar.n + _SEARCH * (len(policies) - i) * len(tokens)
-    enough = [one for one in curve[1:] if one.perplexity <= full.perplexity * (1 + loss)]
-    best = min(enough, key=lambda one: (one.kept, one.perplexity))
+            return [found[percent] for percent in sorted(found)]
+
+        def smallest(trials: Sequence[Trial]) -> Trial:
+            return min(
+                filter(costs_little, trials), key=lambda one: (one.cache_bytes, one.perplexity)
+            )
+
+        whole = Budgeted("full", 1.0, n_ctx, Policy.full())
+        full = measure(whole, "f16")
+        curve, n_done = [full], 0
+        best = full
+        for kv_dtype in types:
+            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype)
+            if not costs_little(all_kept):  # nor does any that keeps less
+                curve.append(all_kept)
+                continue
+            for name in policies if best is full else [best.policy]:
+                curve += search(name, all_kept)
+                n_done += 1
+                bar.total = bar.n + _SEARCH * (n_searches - n_done) * len(tokens)
+            best = smallest(curve[1:])
     (advised,) = at_budgets([best.policy], [best.budget], n_ctx)
     return Advice(
         model=model.file.path,
         hh=best.budget,
         policy=best.policy,
+        kv_dtype=best.kv_dtype,
         kept=best.kept,
         n_ctx=n_ctx,
         tokens=best.tokens,
@@ -140,19 +199,28 @@ def advise(
         full_perplexity=full.perplexity,
         cache_bytes=best.cache_bytes,
         full_cache_bytes=full.cache_bytes,
-        tokens_per_second=_speed(model, advised.policy, n_ctx),
-        full_tokens_per_second=_speed(model, Policy.full(), n_ctx),
+        needle=_find_needles(model, tokenizer, best, n_ctx),
+        tokens_per_second=_speed(model, advised.policy, n_ctx, best.kv_dtype),
+        full_tokens_per_second=_speed(model, Policy.full(), n_ctx, "f16"),
         backend=model.backend,
         curve=tuple(curve),
     )
 
 
-def _results(full: Measurement) -> tuple[float, int, int]:
-    return full.perplexity, full.tokens, full.cache_bytes
+def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int) -> Needle:
+    """Under what is advised; the number is asked for after the text was evicted."""
+    length = min(n_ctx, _NEEDLE_TOKENS)
+    samples = make_samples(tokenizer, "needle", n=_NEEDLES, length=length)
+    full, absent, found = measure_retrieval(
+        model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
+        n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
+        question_apart=True,
+    )  # fmt: skip
+    return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
 
-def _speed(model: _core.Model, policy: Policy, n_ctx: int) -> float:
+def _speed(model: _core.Model, policy: Policy, n_ctx: int, kv_dtype: KvDType) -> float:
     """Tokens per second at the end of the context."""
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx))
+    session = open_session(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=kv_dtype)
     return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))

@@ -12,7 +12,7 @@ from h2o_cpp.model.arguments import bytes_of, check_context, kv_dtypes
 from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import Positions
-from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def capacity(
     recent: float | None = None,
     policy: str | Policy | Sequence[Policy] | None = None,
     n_ctx: int | None = None,
-    kv_dtype: str | tuple[str, str] = "f16",
+    kv_dtype: str | tuple[str, str] | None = None,
     positions: Positions = "auto",
 ) -> int:
     """How many sequences have their caches in `memory`: "4GiB", "1.5GB" or a number of bytes.
@@ -83,6 +83,7 @@ def capacity(
             raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
         shape = found
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
+    kv_dtype = resolve_types(hh, kv_dtype, file)
     hh, policy = resolve_budget(hh, policy, file)
     chosen = choose_policy(hh, recent, policy, n_ctx)
     each = slab_bytes(shape, chosen, n_ctx=n_ctx, kv_dtype=kv_dtype, positions=positions)

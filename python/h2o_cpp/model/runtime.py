@@ -19,7 +19,7 @@ from h2o_cpp.model.session import (
     core_policies,
     open_model,
 )
-from h2o_cpp.model.stored_budget import Budget, resolve_budget
+from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _log = logging.getLogger("h2o_cpp")
@@ -77,9 +77,9 @@ def open_runtime(
             n_ctx=n_ctx, kv_dtype=kv_dtype, positions=check_positions(positions),
         )  # fmt: skip
     else:
+        kv_dtype = resolve_types(hh, kv_dtype, model.file)
         hh, policy = resolve_budget(hh, policy, model.file)
         policy = choose_policy(hh, recent, policy, n_ctx)
-        kv_dtype = "f16" if kv_dtype is None else kv_dtype
     if memory is not None and max_sequences is not None:
         raise ValueError("give either max_sequences or memory, not both")
 

@@ -15,7 +15,9 @@ from h2o_cpp.model.policy import POLICIES
 Budget: TypeAlias = float | Literal["auto"] | None
 P = TypeVar("P")  # a policy as given
 
+KvDType: TypeAlias = str | tuple[str, str]
 HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
+KV_DTYPE = "h2o.kv_dtype"
 
 _ALIGNMENT = 32  # GGUF's, if general.alignment does not say
 _COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries: a file's begin
@@ -48,6 +50,20 @@ def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float |
     return stored, name
 
 
+def resolve_types(hh: Budget, kv_dtype: KvDType | None, file: _core.GgufFile) -> KvDType:
+    """kv_dtype as given; or else f16, or what the file recommends if hh is "auto".
+
+    Raises ValueError if that is no type and no pair of types.
+    """
+    if kv_dtype is not None:
+        return kv_dtype
+    stored = file.metadata().get(KV_DTYPE, "f16") if hh == "auto" else "f16"
+    types = stored.split(",") if isinstance(stored, str) else []
+    if not 1 <= len(types) <= 2 or not all(types):
+        raise ValueError(f"{file.path}: {KV_DTYPE} is {stored!r}, expected a type, or two")
+    return types[0] if len(types) == 1 else (types[0], types[1])
+
+
 def store_budget(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -56,12 +72,13 @@ def store_budget(
     policy: str,
     n_ctx: int,
     loss: float,
+    kv_dtype: KvDType = "f16",
 ) -> None:
     """Write a GGUF file again, with this budget as what it recommends.
 
     source: a GGUF file; of a split model the first.
     output: the file to write; default: instead of `source`. It is complete or absent.
-    hh, policy: as for Generator; n_ctx, loss: of what context, and what it cost there.
+    hh, policy, kv_dtype: as for Generator; n_ctx, loss: of what context, and what it cost there.
 
     All else, weights and other metadata, is copied byte for byte. Raises FileNotFoundError,
     ValueError (a link or a part of a model, which cannot be replaced alone) and OSError.
@@ -74,6 +91,7 @@ def store_budget(
     metadata = file.metadata()
     if metadata.get("split.count", 1) not in (0, 1) and target.name != path.name:
         raise ValueError(f"{target}: a part of a split model must be called {path.name}")
+    types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
     entries = dict(file.metadata_entries())
     begin = _COUNTS.size + sum(map(len, entries.values()))
     for key, value in (
@@ -81,6 +99,7 @@ def store_budget(
         (POLICY, struct.pack("<I", 8) + _string(policy)),
         (N_CTX, struct.pack("<II", 4, n_ctx)),
         (LOSS, struct.pack("<Id", 12, loss)),
+        (KV_DTYPE, struct.pack("<I", 8) + _string(types)),
     ):
         entries[key] = _string(key) + value
     from shutil import copyfileobj  # which imports every compressor
