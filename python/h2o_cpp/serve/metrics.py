@@ -12,6 +12,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from h2o_cpp.serve.bodies import BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 
+# Names, what they are, and the attributes that are added up: of EngineStats, and of Service.
+_COUNTS = (
+    ("h2o_prompt_tokens", "Prompt tokens read", "prompt_tokens"),
+    ("h2o_cached_tokens", "Prompt tokens not read again", "cached_tokens"),
+    ("h2o_generated_tokens", "Tokens generated", "generated_tokens"),
+    ("h2o_evicted_tokens", "Tokens evicted, in the layer that keeps most", "evictions"),
+)
+_STATES = (
+    ("h2o_requests_waiting", "Texts that wait for a sequence", "n_waiting"),
+    ("h2o_sequences_active", "Texts that have one", "n_active"),
+    ("h2o_sequences", "Sequences", "n_sequences"),
+    ("h2o_prefix_bytes", "Of the prefix caches", "prefix_bytes"),
+)
+_MEMORY = (
+    ("h2o_cache_bytes", "Allocated for the caches of all sequences", "cache_bytes"),
+    ("h2o_full_cache_bytes", "What full caches would take", "full_cache_bytes"),
+)
+
 
 class EngineCollector(Collector):
     """The counts of all Engines that are loaded, read when they are asked for."""
@@ -24,43 +42,15 @@ class EngineCollector(Collector):
         """Counters begin when a model is loaded; gauges are of now."""
         services = self._catalog.loaded
         stats = [service.engine.stats() for service in services]
-        for name, what, count in (
-            ("h2o_prompt_tokens", "Prompt tokens read", [one.prompt_tokens for one in stats]),
-            (
-                "h2o_cached_tokens",
-                "Prompt tokens not read again",
-                [one.cached_tokens for one in stats],
-            ),
-            ("h2o_generated_tokens", "Tokens generated", [one.generated_tokens for one in stats]),
-            (
-                "h2o_evicted_tokens",
-                "Tokens evicted, in the layer that keeps most",
-                [one.evictions for one in stats],
-            ),
-        ):
-            yield CounterMetricFamily(name, what, sum(count))
-        for name, what, value in (
-            (
-                "h2o_requests_waiting",
-                "Texts that wait for a sequence",
-                [one.n_waiting for one in stats],
-            ),
-            ("h2o_sequences_active", "Texts that have one", [one.n_active for one in stats]),
-            ("h2o_sequences", "Sequences", [one.n_sequences for one in stats]),
-            (
-                "h2o_cache_bytes",
-                "Allocated for the caches of all sequences",
-                [s.cache_bytes for s in services],
-            ),
-            (
-                "h2o_full_cache_bytes",
-                "What full caches would take",
-                [s.full_cache_bytes for s in services],
-            ),
-            ("h2o_prefix_bytes", "Of the prefix caches", [one.prefix_bytes for one in stats]),
-            ("h2o_body_bytes", "Sent by requests in progress", [self._limits.n_bytes]),
-        ):
-            yield GaugeMetricFamily(name, what, sum(value))
+        for name, what, field in _COUNTS:
+            yield CounterMetricFamily(name, what, sum(getattr(one, field) for one in stats))
+        for name, what, field in _STATES:
+            yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in stats))
+        for name, what, field in _MEMORY:
+            yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in services))
+        yield GaugeMetricFamily(
+            "h2o_body_bytes", "Sent by requests in progress", self._limits.n_bytes
+        )
 
 
 class CountResponses:

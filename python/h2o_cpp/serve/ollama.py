@@ -276,7 +276,7 @@ class _Lines(GenerationResponse):
         calls = [
             {
                 "id": output.call_id(i),
-                "function": {"name": c.name, "arguments": _object(c.arguments)},
+                "function": {"name": c.name, "arguments": json.loads(c.arguments)},
             }
             for i, c in enumerate(output.reply.calls)
         ][n_before:]
@@ -338,10 +338,6 @@ def _tag(name: str, created: int, n_bytes: int) -> dict[str, Any]:
         "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name: files are not read
         "details": _DETAILS,
     }
-
-
-def _object(text: str) -> Any:
-    return json.loads(text)
 
 
 def _now() -> str:

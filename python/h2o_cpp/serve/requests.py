@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_v
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
-from h2o_cpp.generation.sampling import NUMBERS
 
 # What OpenAI allows, and is only taken where it changes nothing.
 _One = Annotated[int, Field(ge=1, le=1)]
@@ -36,8 +35,6 @@ def prompt_list(given: Any) -> Sequence[str | list[int]]:
 
 
 UNKNOWN_FIELD = "unknown_field"  # the type of that error
-
-_SAMPLING = (*NUMBERS, "dry_sequence_breakers", "samplers", "stop", "ignore_eos")
 
 
 class Schema(BaseModel):
@@ -202,17 +199,15 @@ class GenerationRequest(ModelRequest, Sampling):
 
     def sampling(self) -> StreamOptions:
         """Those options that were given and are called the same everywhere."""
-        given: StreamOptions = {}
-        for name in _SAMPLING:
-            if (value := getattr(self, name)) is not None:
-                given[name] = value  # type: ignore[literal-required]
+        given: Any = self.model_dump(include={*Sampling.model_fields}, exclude_unset=True)
         for name, form in self._forms():
-            if given.get(name) is not None:
+            if name in given:
                 raise ValueError("give one of response_format, guided_*, grammar and json_schema")
-            given[name] = form  # type: ignore[literal-required]
+            given[name] = form
         if self.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return given
+        options: StreamOptions = given
+        return options
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
         """What the output has to be, as options of Generator.stream."""
