@@ -17,7 +17,8 @@ from h2o_cpp.serve.generation_response import GenerationResponse, sse
 from h2o_cpp.serve.openai_response import EVENTS
 from h2o_cpp.serve.outputs import Output
 from h2o_cpp.serve.parsing import check
-from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Schema
+from h2o_cpp.serve.requests import ChatRequest, ModelRequest
+from h2o_cpp.serve.schema import Schema
 from h2o_cpp.serve.service import Service
 
 router = APIRouter()

@@ -25,9 +25,9 @@ from h2o_cpp.serve.requests import (
     CompletionRequest,
     ModelRequest,
     Sampling,
-    Schema,
     ToolDefinition,
 )
+from h2o_cpp.serve.schema import Schema
 from h2o_cpp.serve.service import Service
 
 

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError
-from h2o_cpp.serve.requests import UNKNOWN_FIELD
+from h2o_cpp.serve.schema import UNKNOWN_FIELD
 
 # What parsing costs goes by the values in a body, rather than by its bytes. These are more than any
 # conversation or batch of token ids that fits in a context.

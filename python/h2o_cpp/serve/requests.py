@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from h2o_cpp.generation.request import StreamOptions
+from h2o_cpp.serve.schema import Schema
 
 # What OpenAI allows, and is only taken where it changes nothing.
 _One = Annotated[int, Field(ge=1, le=1)]
@@ -32,45 +33,6 @@ def prompt_list(given: Any) -> Sequence[str | list[int]]:
     is_list = isinstance(given, list) and not isinstance(given[0], int)
     prompts: Sequence[str | list[int]] = given if is_list else [given]
     return prompts
-
-
-UNKNOWN_FIELD = "unknown_field"  # the type of that error
-
-
-class Schema(BaseModel):
-    """Fields that are not known are refused: they would have been meant to change something.
-
-    Attributes: `ignored`, those that clients send and that change nothing, whatever they are.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    ignored: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, values: Any) -> Any:
-        """Clients send null for what they do not set."""
-        if not isinstance(values, dict):
-            return values
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in values:
-            if name not in known and name not in cls.ignored:
-                raise PydanticCustomError(UNKNOWN_FIELD, "there is no such field", {"name": name})
-        return {
-            name: value for name, value in values.items() if value is not None and name in known
-        }
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """With the ignored fields."""
-        found = handler.resolve_ref_schema(handler(schema))
-        found["properties"] = {
-            **found.get("properties", {}),
-            **{name: {"description": "ignored"} for name in cls.ignored},
-        }
-        return found
 
 
 class StreamSettings(Schema):
