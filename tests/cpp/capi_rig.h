@@ -46,6 +46,21 @@ inline h2o_stream_options most(int32_t max_tokens) {
   return options;
 }
 
+// Sampling, limits and the options of a request that point to them.
+struct RequestOptions {
+  explicit RequestOptions(int32_t max_tokens, uint64_t seed = 1) : limits(most(max_tokens)) {
+    sampling.seeded = 1;
+    sampling.seed = seed;
+    request.sampling = &sampling;
+    request.limits = &limits;
+  }
+  RequestOptions(const RequestOptions&) = delete;
+
+  h2o_sampling sampling = H2O_SAMPLING;
+  h2o_stream_options limits;
+  h2o_request_options request = H2O_REQUEST_OPTIONS;
+};
+
 // The text that a stream gives.
 inline std::string streamed(api::Session& session, std::string_view prompt,
                             const h2o_stream_options& options,

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -19,21 +18,6 @@ namespace {
 
 constexpr std::string_view kPrompts[] = {"The old man", "It was a dark night, and", "a", "Of the"};
 
-// Sampling, limits and the options that point to them.
-struct Options {
-  explicit Options(int32_t max_tokens, uint64_t seed = 1) : limits(most(max_tokens)) {
-    sampling.seeded = 1;
-    sampling.seed = seed;
-    request.sampling = &sampling;
-    request.limits = &limits;
-  }
-  Options(const Options&) = delete;
-
-  h2o_sampling sampling = H2O_SAMPLING;
-  h2o_stream_options limits;
-  h2o_request_options request = H2O_REQUEST_OPTIONS;
-};
-
 TEST_CASE("requests at once give what sessions give alone") {
   const api::Model model = load_model(kTinyModel, 2);
   const h2o_session_options options = with_budget(12);
@@ -45,7 +29,7 @@ TEST_CASE("requests at once give what sessions give alone") {
   api::Engine engine(model, 2, options);  // so that some wait
   std::vector<api::Request> requests;
   for (size_t i = 0; i < std::size(kPrompts); ++i) {
-    requests.push_back(engine.submit(kPrompts[i], Options(25, i).request));
+    requests.push_back(engine.submit(kPrompts[i], RequestOptions(25, i).request));
   }
   for (api::Request& request : requests) {
     std::string text;
@@ -66,66 +50,15 @@ TEST_CASE("requests at once give what sessions give alone") {
   CHECK(info.cache_bytes > open_session(model, options).stats().cache_bytes);
 }
 
-TEST_CASE("a prompt that begins as another did is not read again, and its text is the same") {
-  const api::Model model = load_model();
-  h2o_session_options options = with_budget(24);
-  options.n_batch = 16;
-  api::Engine plain(model, 1, options);
-  options.prefix_cache = 4 << 20;
-  api::Engine engine(model, 1, options);
-  const std::string line = "The old man and the sea were there, and the ship was in the harbour. ";
-  const std::string prompt = line + line + line;
-  for (const char* const more : {"", " He said", " They went", " He said"}) {
-    const std::string text = prompt + more;
-    CHECK(engine.submit(text, Options(12).request).wait() ==
-          plain.submit(text, Options(12).request).wait());
-  }
-  const h2o_engine_info info = engine.info();
-  CHECK(info.cached_tokens >= 3 * 16);
-  CHECK(info.cached_tokens % 16 == 0);
-  CHECK(info.prefix_bytes > 0);
-  CHECK(info.prefix_bytes <= 4 << 20);
-  CHECK(info.prompt_tokens + info.cached_tokens == plain.info().prompt_tokens);
-  CHECK(plain.info().prefix_bytes == 0);
-}
-
-TEST_CASE("states of prompts on disk outlive their engine, whatever the number of threads") {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "h2o_capi_prefixes";
-  std::filesystem::remove_all(folder);
-  const std::string name = folder.string();
-  h2o_session_options options = with_budget(24);
-  options.n_batch = 16;
-  options.prefix_disk = name.c_str();
-  const std::string line = "The old man and the sea were there, and the ship was in the harbour. ";
-  const std::string prompt = line + line;
-  std::string text;
-  for (const int32_t n_threads : {1, 2}) {
-    api::Engine engine(load_model(kTinyModel, n_threads), 1, options);
-    const std::string found = engine.submit(prompt, Options(12).request).wait();
-    if (text.empty()) {
-      text = found;
-      CHECK(engine.info().cached_tokens == 0);
-    } else {
-      CHECK(found == text);
-      CHECK(engine.info().cached_tokens >= 16);
-    }
-  }
-  std::filesystem::remove_all(folder);
-  options.prefix_disk = "";
-  CHECK_THROWS_AS(api::Engine(load_model(), 1, options), api::Error);
-  options.prefix_disk = kTinyModel.c_str();  // a file
-  CHECK_THROWS_AS(api::Engine(load_model(), 1, options), api::Error);
-}
-
 TEST_CASE("requests of several threads, waited for and polled") {
   const api::Model model = load_model();
   api::Engine engine(model, 3, with_budget(12));
-  const std::string expected = engine.submit("The old man", Options(20).request).wait();
+  const std::string expected = engine.submit("The old man", RequestOptions(20).request).wait();
   std::vector<std::string> texts(4);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < texts.size(); ++i) {
     threads.emplace_back([&, i] {
-      api::Request request = engine.submit("The old man", Options(20).request);
+      api::Request request = engine.submit("The old man", RequestOptions(20).request);
       if (i % 2 == 0) {
         texts[i] = request.wait();
         return;
@@ -144,7 +77,7 @@ TEST_CASE("requests of several threads, waited for and polled") {
 TEST_CASE("a prompt is text or tokens") {
   const api::Model model = load_model();
   api::Engine engine(model, 1);
-  Options options(10);
+  RequestOptions options(10);
   const std::string text = engine.submit("The old man", options.request).wait();
   const std::vector<int32_t> tokens = model.tokenize("The old man");
   options.request.tokens = tokens.data();
@@ -156,7 +89,7 @@ TEST_CASE("a prompt is text or tokens") {
 TEST_CASE("log-probabilities are those of the logits") {
   const api::Model model = load_model();
   api::Engine engine(model, 2, with_budget(12));
-  Options options(15);
+  RequestOptions options(15);
   options.request.n_top = 3;
   api::Request request = engine.submit("The old man", options.request);
   request.wait();
@@ -186,7 +119,7 @@ TEST_CASE("log-probabilities are those of the logits") {
   CHECK(h2o_request_logprobs(request.handle(), 15, &found, nullptr, 0, &n) == H2O_INVALID_ARGUMENT);
   CHECK(h2o_request_logprobs(request.handle(), 0, &found, nullptr, 0, &n) == H2O_TOO_SMALL);
   CHECK(n == 3);
-  api::Request without = engine.submit("a", Options(1).request);
+  api::Request without = engine.submit("a", RequestOptions(1).request);
   without.wait();
   CHECK_THROWS_AS(without.logprob(0), api::Error);
 }
@@ -203,7 +136,7 @@ TEST_CASE("a constraint says which tokens may come") {
     seen.assign(tokens, tokens + n_tokens);
     for (const int32_t token : digits) api::allow(allowed, token);
   };
-  api::Request request = engine.submit("The old man", Options(12).request, only_digits);
+  api::Request request = engine.submit("The old man", RequestOptions(12).request, only_digits);
   request.wait();
   const std::vector<int32_t> tokens = request.tokens();
   REQUIRE(tokens.size() == 12);
@@ -213,7 +146,7 @@ TEST_CASE("a constraint says which tokens may come") {
   CHECK(seen == expected);
 
   const auto status_of = [&](const api::Constraint& constraint) {
-    api::Request ended = engine.submit("a", Options(3).request, constraint);
+    api::Request ended = engine.submit("a", RequestOptions(3).request, constraint);
     h2o_status status = H2O_OK;
     try {
       ended.wait();
@@ -231,7 +164,7 @@ TEST_CASE("a constraint says which tokens may come") {
 
 TEST_CASE("a constraint does not wait for its own engine") {
   const api::Model model = load_model();
-  const Options options(2);
+  const RequestOptions options(2);
   h2o_engine* engine = nullptr;
   const h2o_session_options session = with_budget(12);
   REQUIRE(h2o_engine_open(model.handle(), &session, 1, &engine) == H2O_OK);
@@ -270,23 +203,24 @@ TEST_CASE("a constraint does not wait for its own engine") {
 TEST_CASE("another thread ends a request") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 2, with_budget(8));
-  api::Request request = engine.submit("a", Options(-1).request);  // for ever
-  api::Request other = engine.submit("b", Options(20).request);
+  api::Request request = engine.submit("a", RequestOptions(-1).request);  // for ever
+  api::Request other = engine.submit("b", RequestOptions(20).request);
   REQUIRE(request.next());
   std::thread canceller([&] { request.cancel(); });
   while (request.next()) {
   }
   canceller.join();
   CHECK(request.result().finish == H2O_FINISH_CANCELLED);
-  CHECK(other.wait() == engine.submit("b", Options(20).request).wait());
+  CHECK(other.wait() == engine.submit("b", RequestOptions(20).request).wait());
   CHECK(other.result().finish == H2O_FINISH_LENGTH);
 }
 
 TEST_CASE("a request that a thread waits for is busy") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 1, with_budget(8));
-  api::Request first = engine.submit("a", Options(-1).request);
-  api::Request second = engine.submit("a", Options(-1).request);  // waits until the first has ended
+  api::Request first = engine.submit("a", RequestOptions(-1).request);
+  api::Request second =
+      engine.submit("a", RequestOptions(-1).request);  // waits until the first has ended
   REQUIRE(first.next());
   std::thread waiter([&] {
     const char* piece = nullptr;
@@ -309,7 +243,7 @@ TEST_CASE("requests are freed while they are computed, and may outlive the engin
   std::optional<api::Engine> engine(std::in_place, model, 2, with_budget(8));
   std::vector<api::Request> left;
   for (int round = 0; round < 6; ++round) {
-    api::Request request = engine->submit("a", Options(-1).request);
+    api::Request request = engine->submit("a", RequestOptions(-1).request);
     if (round % 2 == 0) REQUIRE(request.next());
     if (round >= 4) left.push_back(std::move(request));
   }
@@ -346,7 +280,7 @@ TEST_CASE("engines and requests with invalid arguments say why") {
 
   api::Engine engine(model, 1, with_budget(0, 32));
   const auto status = [&](const char* prompt, const auto& change) {
-    Options options(3);
+    RequestOptions options(3);
     change(options);
     h2o_request* request = nullptr;
     const h2o_status status =
@@ -363,18 +297,19 @@ TEST_CASE("engines and requests with invalid arguments say why") {
   };
   const std::string full(1000, '0');
   const int32_t no_token = 1 << 30;
-  CHECK(status("a", [](Options&) {}) == H2O_OK);
-  CHECK(status("a", [](Options& o) { o.request.sampling = nullptr; }) == H2O_OK);
-  CHECK(status("a", [](Options& o) { o.request.n_top = -2; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("a", [](Options& o) { o.request.reserved = 1; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("a", [](Options& o) { o.request.size += 8; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("a", [](Options& o) { o.sampling.top_p = 2; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("a", [](Options& o) { o.limits.max_tokens = -2; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("\xff", [](Options&) {}) == H2O_INVALID_ARGUMENT);
-  CHECK(status("", [](Options& o) { o.request.n_tokens = 1; }) == H2O_INVALID_ARGUMENT);
-  CHECK(status("", [&](Options& o) { o.request.tokens = &no_token, o.request.n_tokens = 1; }) ==
-        H2O_INVALID_ARGUMENT);
-  CHECK(status(full.c_str(), [](Options&) {}) == H2O_CONTEXT_FULL);
+  CHECK(status("a", [](RequestOptions&) {}) == H2O_OK);
+  CHECK(status("a", [](RequestOptions& o) { o.request.sampling = nullptr; }) == H2O_OK);
+  CHECK(status("a", [](RequestOptions& o) { o.request.n_top = -2; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("a", [](RequestOptions& o) { o.request.reserved = 1; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("a", [](RequestOptions& o) { o.request.size += 8; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("a", [](RequestOptions& o) { o.sampling.top_p = 2; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("a", [](RequestOptions& o) { o.limits.max_tokens = -2; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("\xff", [](RequestOptions&) {}) == H2O_INVALID_ARGUMENT);
+  CHECK(status("", [](RequestOptions& o) { o.request.n_tokens = 1; }) == H2O_INVALID_ARGUMENT);
+  CHECK(status("", [&](RequestOptions& o) {
+          o.request.tokens = &no_token, o.request.n_tokens = 1;
+        }) == H2O_INVALID_ARGUMENT);
+  CHECK(status(full.c_str(), [](RequestOptions&) {}) == H2O_CONTEXT_FULL);
   CHECK(h2o_engine_submit(engine.handle(), "a", 1, nullptr, nullptr) == H2O_INVALID_ARGUMENT);
   h2o_request* request = nullptr;
   CHECK(h2o_engine_submit(nullptr, "a", 1, nullptr, &request) == H2O_INVALID_ARGUMENT);
@@ -397,7 +332,7 @@ TEST_CASE("an engine and requests that there is no memory for") {
     CHECK(h2o_engine_free(engine) == H2O_OK);
   }
   api::Engine engine(model, 2, options);
-  const Options five(5);
+  const RequestOptions five(5);
   const std::string expected = engine.submit("a", five.request).wait();
   failed = true;
   for (int64_t n = 1; failed; ++n) {
