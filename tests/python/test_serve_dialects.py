@@ -205,6 +205,15 @@ class TestResponses:
         done = [event["item"] for event in found if event["type"].endswith("item.done")]
         assert done == last["output"]
 
+    def test_a_call_that_is_cut_off(self, server: Server) -> None:
+        body = {**RESPONSES, "stream": True, "max_output_tokens": N_TOKENS - 4}
+        last = sse(server.ask("/v1/responses", body).body)[-1]["response"]
+        assert last["status"] == "incomplete"
+        assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
+        assert last["output"][2]["arguments"].startswith('{"city": "')
+        items = ask(server, "/v1/responses", max_output_tokens=N_TOKENS - 4)["output"]
+        assert [item["type"] for item in items] == ["reasoning", "message"]
+
     def test_the_path_of_llama_cpp(self, server: Server) -> None:
         assert server.ask("/responses", RESPONSES).json()["status"] == "completed"
         assert server.ask("/models").json()["data"][0]["id"] == "tiny"

@@ -111,6 +111,17 @@ def test_a_call_that_is_cut_off_is_content(server: Server) -> None:
     assert choice["message"]["content"].startswith("Let me see.\n<tool_call>{")
 
 
+def test_a_streamed_call_that_is_cut_off_stays_unfinished(server: Server) -> None:
+    cut = len(spell(SAID)) - len(spell(CALL)) - 5
+    answer = server.ask(PATH, {**ASK, "stream": True, "max_tokens": cut})
+    found = deltas(answer.body)
+    [call] = called(found)
+    assert call["function"]["name"] == "weather"
+    assert call["function"]["arguments"] == ARGUMENTS[:-2]
+    assert "".join(delta.get("content") or "" for delta in found) == "Let me see."
+    assert events(answer.body)[-2]["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.fixture(scope="module")
 def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = talking(tmp_path_factory.mktemp("talk"), {N: "I will not."})
