@@ -9,6 +9,8 @@ from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.formats import ReplyFormat
 from h2o_cpp.reply.scanner import Call, Content, NoCall, Part, Reasoning, Scanner, Steps
 
+_AT_ONCE = 1024  # characters: taking some copies the rest
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -59,19 +61,18 @@ class ReplyParser:
         """
         self._scanner = Scanner()
         self._steps = _steps(self._scanner, format, Tools(tools), thinking)
-        self._run()
+        next(self._steps, None)
 
     def push(self, text: str) -> list[Part]:
         """What another piece of text completes."""
-        self._scanner.rest += text
-        return self._run()
+        for begin in range(0, len(text), _AT_ONCE):
+            self._scanner.rest += text[begin : begin + _AT_ONCE]
+            next(self._steps, None)
+        return self._scanner.fetch()
 
     def finish(self) -> list[Part]:
         """What is left at the end of the text."""
         self._scanner.ended = True
-        return self._run()
-
-    def _run(self) -> list[Part]:
         next(self._steps, None)
         return self._scanner.fetch()
 
