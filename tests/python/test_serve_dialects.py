@@ -319,7 +319,7 @@ class TestOllama:
         answer = server.ask("/api/chat", {**CHAT, "model": "other"})
         assert answer.status == 404
         assert answer.json() == {"error": "there is no model 'other', only 'tiny'"}
-        assert server.ask("/api/chat", {**CHAT, "format": "json"}).status == 400
+        assert server.ask("/api/chat", {**CHAT, "format": "yaml"}).status == 400
 
     @packages("ollama")
     def test_by_the_client(self, server: Server) -> None:

@@ -203,6 +203,11 @@ class TestAModelThatMustCall:
         config = {"format": {"type": "json_schema", "schema": schema}}
         answer = unwilling.ask("/v1/messages", {**body, "output_config": config}).json()
         assert json.loads(answer["content"][0]["text"])["city"] in ("Graz", "Łódź")
+        ollama = {"format": schema, "stream": False, "options": {"temperature": 0}}
+        answer = unwilling.ask("/api/chat", {"messages": user("Hi"), **ollama}).json()
+        assert json.loads(answer["message"]["content"])["city"] in ("Graz", "Łódź")
+        answer = unwilling.ask("/api/generate", {"prompt": "Hi", **ollama}).json()
+        assert json.loads(answer["response"])["city"] in ("Graz", "Łódź")
         wrong = {"type": "json_schema", "schema": {"type": "objekt"}}
         answer = unwilling.ask("/v1/messages", {**body, "output_config": {"format": wrong}})
         assert answer.status == 400

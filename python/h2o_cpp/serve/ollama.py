@@ -68,7 +68,9 @@ class OllamaRequest(ModelRequest):
     ignored = ("keep_alive",)
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
-    format: Annotated[str, Field(max_length=0)] | None = Field(None, description="none")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        None, description="json: any object; or a schema"
+    )
     think: bool | Literal["low", "medium", "high"] | None = Field(
         None, description="for the chat template"
     )
@@ -77,6 +79,8 @@ class OllamaRequest(ModelRequest):
         """As the fields of a chat."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation()
         fields["stream"] = self.stream
+        if self.format:
+            fields["guided_json"] = {"type": "object"} if self.format == "json" else self.format
         if isinstance(self.think, bool):
             fields["chat_template_kwargs"] = {"enable_thinking": self.think}
         elif self.think is not None:
