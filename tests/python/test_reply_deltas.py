@@ -157,6 +157,13 @@ def test_what_is_told_is_valid_so_far() -> None:
         assert "".join(told) == text
 
 
+@pytest.mark.parametrize("name", WRITTEN)
+def test_names_are_checked_only_where_any_json_could_be_a_call(name: str) -> None:
+    text = written(name, [("made_up", {})])
+    expected = [] if name == "llama3" else [("made_up", "{}")]
+    assert check(parts(name, [*text])) == expected
+
+
 def test_a_name_that_comes_last() -> None:
     text = '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>'
     assert check(parts("hermes", [*text])) == [("f", '{"x": 1}')]

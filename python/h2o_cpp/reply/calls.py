@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from h2o_cpp.reply.json_text import read_object, read_value
@@ -64,9 +64,9 @@ def read_arguments(s: Scanner, name: str) -> Steps[bool]:
     return (yield from read_value(s, s.add_arguments))
 
 
-def read_call(s: Scanner, tools: Tools) -> Steps[bool]:
-    """Take {"name": ..., "arguments": {...}}, a call of one of the tools, and say it as it comes;
-    False where it stops being one. The call is not ended."""
+def read_call(s: Scanner, known: Callable[[str], bool] | None = None) -> Steps[bool]:
+    """Take {"name": ..., "arguments": {...}} and say the call as it comes; False where it stops
+    being one, or its tool is not known. The call is not ended."""
     name = early = None
     begun = False
 
@@ -77,7 +77,7 @@ def read_call(s: Scanner, tools: Tools) -> Steps[bool]:
             if not (yield from read_value(s, text.append)):
                 return False
             name = _name("".join(text))
-            return name is not None and tools.has(name)
+            return name is not None and (known is None or known(name))
         if key not in ("arguments", "parameters"):
             return (yield from read_value(s, text.append))
         if begun or early is not None:

@@ -19,7 +19,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
     while (yield from s.until([_BEGIN])) is not None:
         s.keep(_BEGIN)
         yield from s.spaces()
-        if not tools.any or not (yield from read_call(s, tools)):
+        if not tools.any or not (yield from read_call(s)):
             s.not_a_call()
             continue
         s.end_call()

@@ -19,7 +19,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
     s.keep()
     yield from s.spaces()
     yield from s.starts(_TAG)
-    while (yield from read_call(s, tools)):
+    while (yield from read_call(s, tools.has)):
         s.end_call()
         yield from s.spaces()
         s.keep()

@@ -20,7 +20,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
         s.keep(_BEGIN)
         yield from s.spaces()
         name = yield from s.word()
-        if not tools.any or not (yield from _call(s, name) if name else _list(s, tools)):
+        if not tools.any or not (yield from _call(s, name) if name else _list(s)):
             s.not_a_call()
             continue
         yield from s.spaces()
@@ -37,12 +37,12 @@ def _call(s: Scanner, name: str) -> Steps[bool]:
     return True
 
 
-def _list(s: Scanner, tools: Tools) -> Steps[bool]:
+def _list(s: Scanner) -> Steps[bool]:
     """Or one call without a list. Those before what is none are calls."""
     listed = yield from s.starts("[")
     while True:
         yield from s.spaces()
-        if not (yield from read_call(s, tools)):
+        if not (yield from read_call(s)):
             return False
         s.end_call()
         if not listed:
