@@ -142,6 +142,21 @@ __global__ void __launch_bounds__(kFinishThreads)
   });
 }
 
+using DecodeSplits = decltype(&decode_splits<Single>);
+
+// For keys and values as this cache has them, in whole rows; nullptr where there is none.
+DecodeSplits whole_rows(const KvView& cache) {
+  if (cache.head_dim % 8 != 0 || cache.head_dim > 256) return nullptr;
+  const auto are = [&](DType k, DType v) { return cache.k_dtype == k && cache.v_dtype == v; };
+  if (are(DType::f32, DType::f32)) return decode_splits<Whole<F32Row>>;
+  if (are(DType::f16, DType::f16)) return decode_splits<Whole<F16Row>>;
+  if (are(DType::bf16, DType::bf16)) return decode_splits<Whole<BF16Row>>;
+  if (are(DType::q8_0, DType::q8_0)) return decode_splits<Whole<Q8_0Row>>;
+  if (are(DType::q8_0, DType::q4_0)) return decode_splits<Whole<Q8_0Row, Q4_0Row>>;
+  if (are(DType::q4_0, DType::q4_0)) return decode_splits<Whole<Q4_0Row>>;
+  return nullptr;
+}
+
 }  // namespace
 
 size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).bytes; }
@@ -155,14 +170,9 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 static_cast<int32_t>(attention.rope.frequencies.cols),
                 attention.rope.layout == RopeLayout::pairs,
                 false};
-  const bool whole = cache.head_dim % 8 == 0 && cache.head_dim <= 256;
-  const auto both = [&](DType type) {
-    return whole && cache.k_dtype == type && cache.v_dtype == type;
-  };
-  const bool f16 = both(DType::f16), q8_0 = both(DType::q8_0);
-  decode.only_rolling = f16 || q8_0;
-  if (kinds.fixed && f16) decode_splits<F16Row>(stream, decode, cache, batch, n_segments);
-  if (kinds.fixed && q8_0) decode_splits<Q8_0Row>(stream, decode, cache, batch, n_segments);
+  const DecodeSplits whole = whole_rows(cache);
+  decode.only_rolling = whole != nullptr;
+  if (kinds.fixed && whole != nullptr) whole(stream, decode, cache, batch, n_segments);
   if (kinds.rolling || !decode.only_rolling) {
     decode_splits<Single>(stream, decode, cache, batch, n_segments);
   }

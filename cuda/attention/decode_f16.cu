@@ -2,6 +2,6 @@
 #include "cuda/attention/decode_splits.cuh"
 
 namespace h2o::cuda {
-template void decode_splits<F16Row>(const Stream&, const Decode&, const KvView&, const DeviceBatch&,
-                                    int32_t);
+template void decode_splits<Whole<F16Row>>(const Stream&, const Decode&, const KvView&,
+                                           const DeviceBatch&, int32_t);
 }  // namespace h2o::cuda

@@ -1,5 +1,5 @@
-// decode_splits(), to be instantiated for one Row by each of decode_*.cu: together they would take
-// as long to compile as all the other kernels.
+// decode_splits(), to be instantiated for one kind of Rows by each of decode_*.cu: together they
+// would take as long to compile as all the other kernels.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +17,7 @@ namespace {
 constexpr int decode_blocks(int heads) { return heads == 1 ? 5 : heads <= 4 ? 3 : 2; }
 
 // One block for each (segment, heads of a group, split): along x there may be 2^31.
-template <class Row, int kLanes, int kOctets, int kHeads>
+template <class Rows, int kLanes, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
   const Segment segment = batch.segments[blockIdx.x];
   const KvPolicy policy = cache.policies[segment.sequence];
   wait_for_previous();
-  constexpr bool kSingle = std::is_same_v<Row, Single>;
+  constexpr bool kSingle = std::is_same_v<Rows, Single>;
   if (segment.n_rows != 1) return;
   if (segment.rolling ? !kSingle : decode.only_rolling && kSingle) return;
   const int group = cache.n_heads / cache.n_kv_heads;
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
     team.attend(Single{cache, head, decode, segment.rolling}, begin, end, n_heads, logits,
                 partials.stride);
   } else {
-    team.attend(Whole<Row>{cache, head}, begin, end, n_heads, logits, partials.stride);
+    team.attend(Rows{cache, head}, begin, end, n_heads, logits, partials.stride);
   }
   team.merge(shared, partials, split, query, n_heads, cache.head_dim);
 }
 
-template <class Row, int kLanes, int kOctets, int kHeads>
+template <class Rows, int kLanes, int kOctets, int kHeads>
 void launch_decode(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
   const int group = cache.n_heads / cache.n_kv_heads;
@@ -64,36 +64,36 @@ void launch_decode(const Stream& stream, const Decode& decode, const KvView& cac
   const dim3 grid(n_segments, cache.n_kv_heads * tiles, Splits(cache.slots).n);
   using Blocks = Team<kLanes, kOctets, kHeads>;
   const size_t shared = size_t{Blocks::kTeams} * kHeads * (Blocks::kWidth + 2) * sizeof(float);
-  launch(stream, decode_kernel<Row, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,
+  launch(stream, decode_kernel<Rows, kLanes, kOctets, kHeads>, grid, dim3(kTeamThreads), shared,
          decode, cache, batch);
 }
 
-template <class Row, int kLanes, int kOctets, class... Arguments>
+template <class Rows, int kLanes, int kOctets, class... Arguments>
 void for_group(const Stream& stream, const Decode& decode, const KvView& cache,
                const Arguments&... arguments) {
   const int group = cache.n_heads / cache.n_kv_heads;
   if (group == 1) {
-    launch_decode<Row, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
+    launch_decode<Rows, kLanes, kOctets, 1>(stream, decode, cache, arguments...);
   } else if (group <= 4) {
-    launch_decode<Row, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
+    launch_decode<Rows, kLanes, kOctets, 4>(stream, decode, cache, arguments...);
   } else {
-    launch_decode<Row, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
+    launch_decode<Rows, kLanes, kOctets, 8>(stream, decode, cache, arguments...);
   }
 }
 
 }  // namespace
 
-template <class Row>
+template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments) {
   if (cache.head_dim <= 64) {
-    for_group<Row, 8, 1>(stream, decode, cache, batch, n_segments);
+    for_group<Rows, 8, 1>(stream, decode, cache, batch, n_segments);
   } else if (cache.head_dim <= 128) {
-    for_group<Row, 16, 1>(stream, decode, cache, batch, n_segments);
+    for_group<Rows, 16, 1>(stream, decode, cache, batch, n_segments);
   } else if (cache.head_dim <= 256) {
-    for_group<Row, 32, 1>(stream, decode, cache, batch, n_segments);
-  } else if constexpr (std::is_same_v<Row, Single>) {
-    launch_decode<Row, 32, kMaxHeadDim / 256, 1>(stream, decode, cache, batch, n_segments);
+    for_group<Rows, 32, 1>(stream, decode, cache, batch, n_segments);
+  } else if constexpr (std::is_same_v<Rows, Single>) {
+    launch_decode<Rows, 32, kMaxHeadDim / 256, 1>(stream, decode, cache, batch, n_segments);
   }
 }
 

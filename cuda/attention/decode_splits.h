@@ -9,10 +9,9 @@ namespace h2o::cuda {
 
 struct Decode;
 
-// Of each Row the segments that are not rolling, and of Single those that are, and others unless
-// Decode says that it has only these. Row: F16Row and Q8_0Row for keys and values of that type, of
-// head_dim a multiple of 8 and at most 256; Single for all others.
-template <class Row>
+// Of Whole rows the segments that are not rolling, where head_dim is a multiple of 8 and at most
+// 256; of Single those that are, and others unless Decode says that it has only these.
+template <class Rows>
 void decode_splits(const Stream& stream, const Decode& decode, const KvView& cache,
                    const DeviceBatch& batch, int32_t n_segments);
 

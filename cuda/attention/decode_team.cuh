@@ -55,23 +55,26 @@ struct Decode {
 
 // How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
 // before the first is used, by n query heads. Whole octets of a type known when this was compiled:
-template <class Row>
+template <class KeyRow, class ValueRow = KeyRow>
 struct Whole {
   template <int heads>
-  static constexpr int kAhead = heads <= 4 ? 4 : 2;
-  using Packed = typename Row::Packed;
+  static constexpr int kAhead =
+      (heads <= 4 ? 4 : 2) / (sizeof(typename KeyRow::Packed) > 16 ? 2 : 1);
+  using Key = typename KeyRow::Packed;
+  using Value = typename ValueRow::Packed;
   const KvView& cache;
   const KvHead& head;
 
-  __device__ Packed key(int slot, int i) const { return get(head.k + slot * cache.k_row_bytes, i); }
-  __device__ Packed value(int slot, int i) const {
-    return get(head.v + slot * cache.v_row_bytes, i);
+  __device__ Key key(int slot, int i) const {
+    return KeyRow::load(head.k + slot * cache.k_row_bytes, inside(i));
+  }
+  __device__ Value value(int slot, int i) const {
+    return ValueRow::load(head.v + slot * cache.v_row_bytes, inside(i));
   }
   // Past the end the last octet again: the query is zero there, and what it weighs is not kept.
-  __device__ Packed get(const std::byte* row, int i) const {
-    return Row::load(row, min(i, cache.head_dim - 8));
-  }
-  static __device__ Octet unpack(const Packed& packed) { return Row::unpack(packed); }
+  __device__ int inside(int i) const { return min(i, cache.head_dim - 8); }
+  static __device__ Octet unpack_key(const Key& key) { return KeyRow::unpack(key); }
+  static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
 };
 
 // Any type and head_dim, an element at a time; keys of a rolling segment are rotated as they are
@@ -79,7 +82,8 @@ struct Whole {
 struct Single {
   template <int heads>
   static constexpr int kAhead = 1;
-  using Packed = Octet;
+  using Key = Octet;
+  using Value = Octet;
   const KvView& cache;
   const KvHead& head;
   const Decode& decode;
@@ -93,7 +97,8 @@ struct Single {
     const std::byte* row = head.v + slot * cache.v_row_bytes;
     return get([&](int e) { return element(cache.v_dtype, row, e); }, i);
   }
-  static __device__ Octet unpack(const Octet& o) { return o; }
+  static __device__ Octet unpack_key(const Octet& o) { return o; }
+  static __device__ Octet unpack_value(const Octet& o) { return o; }
 
  private:
   template <class At>
@@ -151,7 +156,8 @@ struct Team {
                          int64_t stride) {
     constexpr int kAhead = Rows::template kAhead<kHeads>;
     constexpr int kRound = kTeams * kAhead;
-    typename Rows::Packed k[kAhead][kOctets], v[kAhead][kOctets];
+    typename Rows::Key k[kAhead][kOctets];
+    typename Rows::Value v[kAhead][kOctets];
     // A round is loaded in the one before: within one, the compiler would move loads behind what
     // does not need them, and a thread would wait for memory several times.
     const auto load = [&](int round, const auto& put) {
@@ -181,7 +187,7 @@ struct Team {
         for (int h = 0; h < kHeads; ++h) p[i][h] = 0;
 #pragma unroll
         for (int c = 0; c < kOctets; ++c) {
-          const Octet key = rows.unpack(k[i][c]);
+          const Octet key = rows.unpack_key(k[i][c]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
@@ -220,7 +226,7 @@ struct Team {
       for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
         for (int c = 0; c < kOctets; ++c) {
-          const Octet value = rows.unpack(v[i][c]);
+          const Octet value = rows.unpack_value(v[i][c]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
 #pragma unroll

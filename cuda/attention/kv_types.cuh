@@ -23,8 +23,18 @@ struct Octet {
 // unpack() to: many loads may be under way before the first is unpacked.
 
 struct F32Row {
+  struct Packed {
+    float4 low, high;
+  };
   static __device__ float one(const std::byte* row, int i) {
     return reinterpret_cast<const float*>(row)[i];
+  }
+  static __device__ Packed load(const std::byte* row, int i) {
+    const auto* from = reinterpret_cast<const float4*>(row) + i / 4;
+    return {from[0], from[1]};
+  }
+  static __device__ Octet unpack(const Packed& p) {
+    return {p.low.x, p.low.y, p.low.z, p.low.w, p.high.x, p.high.y, p.high.z, p.high.w};
   }
 };
 
@@ -50,8 +60,22 @@ struct F16Row {
 };
 
 struct BF16Row {
+  using Packed = uint4;
   static __device__ float one(const std::byte* row, int i) {
     return __uint_as_float(uint32_t{reinterpret_cast<const BF16*>(row)[i].bits} << 16);
+  }
+  static __device__ Packed load(const std::byte* row, int i) {
+    return reinterpret_cast<const uint4*>(row)[i / 8];
+  }
+  static __device__ Octet unpack(const Packed& bits) {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    Octet o;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      o.x[2 * j] = __uint_as_float(words[j] << 16);
+      o.x[2 * j + 1] = __uint_as_float(words[j] & 0xffff0000);
+    }
+    return o;
   }
 };
 
@@ -85,10 +109,32 @@ struct Q8_0Row {
 };
 
 struct Q4_0Row {
+  struct Packed {
+    uint16_t pairs[4];
+    F16 d;
+    uint16_t shift;  // of the half-bytes that count
+  };
   static __device__ float one(const std::byte* row, int i) {
     const BlockQ4_0& block = reinterpret_cast<const BlockQ4_0*>(row)[i / 32];
     const int q = block.qs[i % 16] >> (i % 32 < 16 ? 0 : 4) & 15;
     return to_float(block.d) * static_cast<float>(q - 8);
+  }
+  static __device__ Packed load(const std::byte* row, int i) {
+    const BlockQ4_0& block = reinterpret_cast<const BlockQ4_0*>(row)[i / 32];
+    const auto* pairs = reinterpret_cast<const uint16_t*>(block.qs + i % 16);
+    const auto shift = static_cast<uint16_t>(i % 32 / 16 * 4);
+    return {{pairs[0], pairs[1], pairs[2], pairs[3]}, block.d, shift};
+  }
+  static __device__ Octet unpack(const Packed& packed) {
+    const float d = to_float(packed.d);
+    Octet o;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int pair = packed.pairs[j] >> packed.shift;
+      o.x[2 * j] = d * static_cast<float>((pair & 15) - 8);
+      o.x[2 * j + 1] = d * static_cast<float>((pair >> 8 & 15) - 8);
+    }
+    return o;
   }
 };
 

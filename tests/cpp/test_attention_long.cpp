@@ -55,11 +55,39 @@ TEST_CASE("chunks of every size of head, group and type") {
 }
 
 TEST_CASE("K and V of two types") {
+  for (const auto& [k, v] :
+       {std::pair(DType::f16, DType::q8_0), std::pair(DType::q8_0, DType::q4_0)}) {
+    Totals totals;
+    Random random(7);
+    KvShape shape = shape_of(64, 4, k);
+    shape.v_dtype = v;
+    check_against_reference(random, kH2o, shape, 5, long_pieces, totals);
+  }
+}
+
+// Whole rows, where the device has kernels for them; of 96 elements with lanes past the end.
+TEST_CASE("decoding in every type") {
   Totals totals;
-  Random random(7);
-  KvShape shape = shape_of(64, 4, DType::f16);
-  shape.v_dtype = DType::q8_0;
-  check_against_reference(random, kH2o, shape, 5, long_pieces, totals);
+  Random random(9);
+  int32_t group = 0;
+  for (const DType k : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+    for (const DType v : {k, DType::q4_0}) {
+      for (const int32_t head_dim : {32, 96}) {
+        CAPTURE(info(k).name);
+        CAPTURE(info(v).name);
+        CAPTURE(head_dim);
+        group = group % 5 + 1;
+        KvShape shape = shape_of(head_dim, group, k);
+        shape.v_dtype = v;
+        int32_t next = 36;
+        const auto pieces = [&](Random&, const KvCache&) {
+          return std::vector<Piece>{{0, std::exchange(next, 1)}};
+        };
+        check_against_reference(random, kHeavy, shape, 8, pieces, totals);
+      }
+    }
+  }
+  CHECK(totals.n_evictions > 100);
 }
 
 // A few thousand keys: many times what a block reads.

@@ -1,0 +1,7 @@
+// Decoding over keys and values in Q4_0.
+#include "cuda/attention/decode_splits.cuh"
+
+namespace h2o::cuda {
+template void decode_splits<Whole<Q4_0Row>>(const Stream&, const Decode&, const KvView&,
+                                            const DeviceBatch&, int32_t);
+}  // namespace h2o::cuda
