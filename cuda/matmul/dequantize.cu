@@ -2,7 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/matmul/dequantize.h"
-#include "cuda/matmul/formats.cuh"
+#include "cuda/matmul/half_values.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -20,24 +20,6 @@ dim3 row_blocks(int64_t n_rows, int64_t n) { return {static_cast<unsigned>(n_row
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ int64_t index_in_row() { return int64_t{blockIdx.y} * kThreads + threadIdx.x; }
 
-__device__ __half saturated(float x) {
-  constexpr float kMost = 65504;
-  return __float2half_rn(fabsf(x) > kMost ? copysignf(kMost, x) : x);  // NaN stays NaN
-}
-
-// Four elements of a group, in order.
-template <class Format>
-__device__ float4 values(const Group<typename Format::Scales>& group, int j) {
-  constexpr int kPerScale = 8 / Format::Scales::kScales;
-  const float scale = group.scale[j / kPerScale];
-  const auto value = [&](int i) {
-    const int q = static_cast<int8_t>(group.q[j] >> 8 * i) - Format::kOffset;
-    if constexpr (Format::Scales::kMins) return scale * q + group.min[j / kPerScale];
-    return scale * q;
-  };
-  return {value(0), value(1), value(2), value(3)};
-}
-
 // A thread has a group.
 template <class Format>
 __global__ void __launch_bounds__(kThreads)
@@ -54,16 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto group = Format::unpack(raw, g);
   auto* out = reinterpret_cast<uint4*>(to + index * kGroup);
 #pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    const float4 a = values<Format>(group, j);
-    const float4 b = values<Format>(group, j + 1);
-    const __half h[8] = {saturated(a.x), saturated(a.y), saturated(a.z), saturated(a.w),
-                         saturated(b.x), saturated(b.y), saturated(b.z), saturated(b.w)};
-    const auto word = [&](int i) {
-      return __half_as_ushort(h[i]) | static_cast<uint32_t>(__half_as_ushort(h[i + 1])) << 16;
-    };
-    out[j / 2] = {word(0), word(2), word(4), word(6)};
-  }
+  for (int j = 0; j < 4; ++j) out[j] = half_values<Format>(group, j);
 }
 
 template <class Format>

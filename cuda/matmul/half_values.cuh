@@ -1,0 +1,41 @@
+// Floats as f16, and quantised weights as floats.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/matmul/formats.cuh"
+
+namespace h2o::cuda {
+
+// What f16 cannot hold becomes the largest that it can; NaN stays NaN.
+__device__ inline __half saturated(float x) {
+  constexpr float kMost = 65504;
+  return __float2half_rn(fabsf(x) > kMost ? copysignf(kMost, x) : x);
+}
+
+// Elements 4 j to 4 j + 3 of a group.
+template <class Format>
+__device__ inline float4 values(const Group<typename Format::Scales>& group, int j) {
+  constexpr int kPerScale = 8 / Format::Scales::kScales;
+  const float scale = group.scale[j / kPerScale];
+  const auto value = [&](int i) {
+    const int q = static_cast<int8_t>(group.q[j] >> 8 * i) - Format::kOffset;
+    if constexpr (Format::Scales::kMins) return scale * q + group.min[j / kPerScale];
+    return scale * q;
+  };
+  return {value(0), value(1), value(2), value(3)};
+}
+
+// Elements 8 j to 8 j + 7 of a group, as f16.
+template <class Format>
+__device__ inline uint4 half_values(const Group<typename Format::Scales>& group, int j) {
+  const float4 a = values<Format>(group, 2 * j);
+  const float4 b = values<Format>(group, 2 * j + 1);
+  const auto pair = [](float low, float high) {
+    return __half_as_ushort(saturated(low)) |
+           static_cast<uint32_t>(__half_as_ushort(saturated(high))) << 16;
+  };
+  return {pair(a.x, a.y), pair(a.z, a.w), pair(b.x, b.y), pair(b.z, b.w)};
+}
+
+}  // namespace h2o::cuda
