@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "cuda/matmul/cublas.h"
 #include "cuda/matmul/dequantize.h"
+#include "cuda/matmul/gemm.h"
 #include "cuda/matmul/matvec.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/matmul/repack.h"
@@ -16,11 +17,10 @@
 namespace h2o::cuda {
 namespace {
 
-// Rows of x up to which weights are read again for every kMatvecRows of them. Before cuBLAS can
-// multiply with quantised weights they are written and read as f16, 4 bytes an element: as many as
-// four times Q8_0.
-constexpr int64_t kFewRows = kMatvecRows;
-constexpr int64_t kFewQuantizedRows = 4 * kMatvecRows;
+// More rows than these take cuBLAS, where it is found. It multiplies faster than gemm(), but before
+// it can do so with quantised weights they are written and read as f16.
+constexpr int64_t kOwnRows = 64;
+constexpr int64_t kOwnQuantizedRows = 512;
 
 constexpr int64_t kGemmRows = 2048;                // of x at a time, in 16 bits
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: less than an L2 cache
@@ -75,16 +75,19 @@ struct Matmul::State {
 
   Tensor upload(const Tensor& host, std::byte* to);
   Weights find(const Tensor& tensor) const;
-  bool takes_matvecs(DType weights, int64_t n_rows) const;
+  bool takes_matvecs(const Weights& w, int64_t n_rows) const;
+  bool takes_cublas(const Weights& w, int64_t n_rows) const;
   void matvecs(std::span<const Matvec> products, const Tensor& x, bool add);
-  void gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  const void* factors(const Tensor& x, DType type);
+  void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  void cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
 
   const Stream& stream;
   Cublas cublas;
   Uploader uploader;
   std::map<const std::byte*, Tensor> quantised;  // as callers see them, by where they begin
   std::set<int64_t> quantised_cols;              // that such weights have
-  OtherForm quantized;                           // kFewQuantizedRows, as QuantizedRows, in 8 bits
+  OtherForm quantized;                           // kMatvecRows, as QuantizedRows, in 8 bits
   OtherForm halves;                              // kGemmRows, as f16 or bf16
   Workspace tile;                                // weights as f16
 };
@@ -99,10 +102,10 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
     quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
     quantised[tensor.data] = tensor;
     quantised_cols.insert(tensor.cols);
-    quantized.memory.reserve(QuantizedRows::bytes(kFewQuantizedRows, host.cols));
+    quantized.memory.reserve(QuantizedRows::bytes(kMatvecRows, host.cols));
     if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
   }
-  if (cublas && host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
+  if (host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
   return tensor;
 }
 
@@ -116,30 +119,47 @@ Weights Matmul::State::find(const Tensor& t) const {
   return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
 }
 
-bool Matmul::State::takes_matvecs(DType weights, int64_t n_rows) const {
-  return n_rows <= (is_quantised(weights) ? kFewQuantizedRows : kFewRows) || !cublas;
+bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows) const {
+  return n_rows <= kMatvecRows || !(cublas || gemm_takes(w));
+}
+
+bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
+  const int64_t most = is_quantised(w.dtype) ? kOwnQuantizedRows : kOwnRows;
+  return cublas && (n_rows > most || !gemm_takes(w));
 }
 
 void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, bool add) {
   const bool rounds = is_quantised(products.front().w.dtype);
-  const int64_t most = rounds ? kFewQuantizedRows : kMatvecRows;
-  for (int64_t i = 0; i < x.rows; i += most) {
-    const Tensor some = rows_of(x, i, most);
+  for (int64_t i = 0; i < x.rows; i += kMatvecRows) {
+    const Tensor some = rows_of(x, i, kMatvecRows);
     if (!rounds) {
       matvec(stream, products, {i, some.rows, add}, some.floats());
       continue;
     }
-    const QuantizedRows all(quantized.memory.data(), kFewQuantizedRows, x.cols);
+    const QuantizedRows all(quantized.memory.data(), kMatvecRows, x.cols);
     if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
-    for (int64_t r = 0; r < some.rows; r += kMatvecRows) {
-      const int64_t n = std::min(kMatvecRows, some.rows - r);
-      matvec(stream, products, {i + r, n, add}, all.from(r));
-    }
+    matvec(stream, products, {i, some.rows, add}, all);
   }
 }
 
-void Matmul::State::gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
-                         bool add) {
+// At most kGemmRows rows as what tensor cores take.
+const void* Matmul::State::factors(const Tensor& x, DType type) {
+  if (type == DType::f32) return x.data;
+  if (halves.becomes(x, type)) convert(stream, halves.memory.data(), type, x);
+  return halves.memory.data();
+}
+
+void Matmul::State::own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias,
+                             bool add) {
+  for (int64_t i = 0; i < x.rows; i += kGemmRows) {
+    const Tensor some = rows_of(x, i, kGemmRows);
+    gemm(stream, y.floats() + i * y.cols, factors(some, gemm_factors(w.dtype)), some.rows, w, bias,
+         add);
+  }
+}
+
+void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w,
+                                const float* bias, bool add) {
   if (bias != nullptr) start_with_bias(stream, y, bias, add);
   const bool adds = add || bias != nullptr;
   const DType type = is_quantised(w.dtype) ? DType::f16 : w.dtype;
@@ -147,11 +167,7 @@ void Matmul::State::gemm(const Tensor& y, const Tensor& x, const Weights& w, con
       is_quantised(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
     const Tensor some = rows_of(x, i, kGemmRows);
-    const void* from = some.data;
-    if (type != DType::f32) {
-      if (halves.becomes(some, type)) convert(stream, halves.memory.data(), type, some);
-      from = halves.memory.data();
-    }
+    const void* const from = factors(some, type);
     for (int64_t o = 0; o < w.rows; o += of_tile) {
       const int64_t n_out = std::min(of_tile, w.rows - o);
       const void* weights = w.row(o);
@@ -182,10 +198,12 @@ void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool a
     for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
       const auto& [y, w] = products[i];
       const Matvec m{y.floats(), w.bias ? w.bias.floats() : nullptr, state_->find(w.weight)};
-      if (state_->takes_matvecs(dtype, x.rows)) {
+      if (state_->takes_matvecs(m.w, x.rows)) {
         few[n++] = m;
+      } else if (state_->takes_cublas(m.w, x.rows)) {
+        state_->cublas_gemm(y, x, m.w, m.bias, add);
       } else {
-        state_->gemm(y, x, m.w, m.bias, add);
+        state_->own_gemm(y, x, m.w, m.bias, add);
       }
     }
     if (n > 0) state_->matvecs({few.data(), n}, x, add);
@@ -207,10 +225,10 @@ void Matmul::forget() {
 
 QuantizedRows Matmul::rounded(const Tensor& y) {
   forget();
-  const bool few = y.rows > 0 && y.rows <= kFewQuantizedRows;
+  const bool few = y.rows > 0 && y.rows <= kMatvecRows;
   if (!few || !state_->quantised_cols.contains(y.cols)) return {};
   state_->quantized.becomes(y, DType::q8_0);
-  return {state_->quantized.memory.data(), kFewQuantizedRows, y.cols};
+  return {state_->quantized.memory.data(), kMatvecRows, y.cols};
 }
 
 }  // namespace h2o::cuda

@@ -11,8 +11,8 @@
 
 namespace h2o::cuda {
 
-// A few rows are multiplied straight from the weights' blocks; more by cuBLAS on tensor cores, a
-// tile of unpacked weights at a time. Without cuBLAS, a few rows at a time.
+// A few rows are multiplied straight from the weights' blocks; more on tensor cores, by gemm() or,
+// where they are many and it is found, by cuBLAS, a tile of unpacked weights at a time.
 class Matmul {
  public:
   explicit Matmul(const Stream& stream);

@@ -70,15 +70,23 @@ __device__ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t row_a
                : "memory");
 }
 
-// c [16, 8] += a [16, 16] b [8, 16]^T. a: its upper left, lower left, upper right and lower right
-// matrix; b: its left and right one. c: elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, and then
-// of row l / 4 + 8.
+// c [16, 8] += a [16, 16] b [8, 16]^T of f16, or of bf16. a: its upper left, lower left, upper
+// right and lower right matrix; b: its left and right one. c: elements 2 (l % 4) and 2 (l % 4) + 1
+// of row l / 4, and then of row l / 4 + 8.
+template <bool kBf16 = false>
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  if constexpr (kBf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
 }  // namespace h2o::cuda

@@ -176,6 +176,31 @@ TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
   }
 }
 
+// Weights are read once for up to 64 rows, and what they are multiplied with is rounded once.
+TEST_CASE("launches of products of many rows" * doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  Random random(6);
+  constexpr int64_t kIn = 256, kOut = 40;
+  for (const DType dtype : {DType::f16, DType::bf16, DType::q4_k}) {
+    std::vector<Buffer> owner;
+    const std::vector<std::byte> bytes = random_weights(random, dtype, kOut * kIn, real_scales);
+    const Affine w{backend->upload(tensor_of(bytes, dtype, kOut, kIn), owner), {}};
+    for (const int64_t n_rows : {9, 64, 65, 2048}) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_rows);
+      const Skipping skipping;
+      const DeviceMatrix x(*backend, n_rows, kIn);
+      const DeviceMatrix first(*backend, n_rows, kOut), second(*backend, n_rows, kOut);
+      take_launches();
+      run_rows(*backend, n_rows, [&](const Batch&) {
+        backend->matmul(first, x, w);
+        backend->matmul(second, x, w);
+      });
+      CHECK(take_launches().size() == 3);
+    }
+  }
+}
+
 // Three tokens of two sequences through one layer; and the launches of each step.
 std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass) {
   constexpr int64_t kRows = 2, kWidth = 128, kKvWidth = 64, kInner = 160;

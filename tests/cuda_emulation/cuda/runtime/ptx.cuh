@@ -61,10 +61,12 @@ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t row_address) {
 
 // mma.m16n8k16: of a [16, 16] lane l has, for i = 0 .. 7, row l / 4 (+ 8 if i / 2 is odd), column
 // 2 (l % 4) + i % 2 (+ 8 if i >= 4); of b [16, 8] row 2 (l % 4) + i % 2 (+ 8 if i >= 2), column l /
-// 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2.
+// 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2. f16 or bf16.
+template <bool kBf16 = false>
 inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto half = [](uint64_t words, int i) {
-    return __half2float(__ushort_as_half(static_cast<uint16_t>(words >> (16 * i))));
+    const auto bits = static_cast<uint16_t>(words >> (16 * i));
+    return kBf16 ? __uint_as_float(uint32_t{bits} << 16) : __half2float(__ushort_as_half(bits));
   };
   std::array<uint64_t, 32> low, high, b;
   std::memcpy(low.data(), emulation::gather(uint64_t{a[1]} << 32 | a[0]), sizeof(low));

@@ -1,0 +1,24 @@
+#include "cuda/matmul/gemm.cuh"
+#include "cuda/matmul/gemm_quantized.h"
+
+namespace h2o::cuda {
+
+DType gemm_factors(DType weights) { return weights == DType::bf16 ? DType::bf16 : DType::f16; }
+
+bool gemm_takes(const Weights& w) {
+  return is_quantised(w.dtype) || (w.dtype != DType::f32 && w.cols % 8 == 0);
+}
+
+void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
+          const float* bias, bool add) {
+  const Gemm g{y, static_cast<const uint16_t*>(x), bias, w, static_cast<int>(n_rows), add};
+  if (w.dtype == DType::f16) {
+    launch_gemm<Plain<false>>(stream, g);
+  } else if (w.dtype == DType::bf16) {
+    launch_gemm<Plain<true>>(stream, g);
+  } else {
+    gemm_quantized(stream, g);
+  }
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,23 @@
+// Products of many rows with weights, on tensor cores, without a library.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "cuda/matmul/weights.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+// What gemm() multiplies weights with: bf16 for bf16, f16 for f16 and the quantised types.
+DType gemm_factors(DType weights);
+
+// Whether gemm() can: not weights in f32, nor rows that are no multiple of 16 bytes.
+bool gemm_takes(const Weights& w);
+
+// y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in gemm_factors(w.dtype);
+// bias: [w.rows] or nullptr. Quantised weights are rounded to f16; sums are f32.
+void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
+          const float* bias, bool add);
+
+}  // namespace h2o::cuda
