@@ -12,7 +12,7 @@ namespace h2o::cuda {
 // What gemm() multiplies weights with: bf16 for bf16, f16 for f16 and the quantised types.
 DType gemm_factors(DType weights);
 
-// Whether gemm() can: not weights in f32, nor rows that are no multiple of 16 bytes.
+// Whether gemm() can: not weights in f32, nor rows that do not begin at multiples of 16 bytes.
 bool gemm_takes(const Weights& w);
 
 // y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in gemm_factors(w.dtype);

@@ -177,6 +177,28 @@ TEST_CASE("products of long rows, and of many") {
   }
 }
 
+// Whole numbers, whose sums are exact in whatever order a kernel adds them.
+TEST_CASE("weights of 16 bits may begin at any of them" * doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  Random random(3);
+  constexpr int64_t kRows = 20, kIn = 64, kOut = 24;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    CAPTURE(info(dtype).name);
+    const std::vector<std::byte> bytes = random_weights(random, dtype, kOut * kIn, unit_scales);
+    const Tensor host = tensor_of(bytes, dtype, kOut, kIn);
+    const Buffer memory = backend->allocate(backend->upload_bytes(host) + 16);
+    const DeviceMatrix x(*backend, random_integers(random, kRows * kIn), kRows, kIn);
+    const DeviceMatrix y(*backend, kRows, kOut);
+    const auto product = [&](int offset) {
+      const Affine w{backend->upload(host, memory.data() + offset), {}};
+      run_rows(*backend, kRows, [&](const Batch&) { backend->matmul(y, x, w); });
+      return y.read();
+    };
+    const std::vector<float> expected = product(0);
+    for (const int offset : {2, 8}) CHECK(product(offset) == expected);
+  }
+}
+
 TEST_CASE("products of the same rows have the bits that each has alone") {
   const auto backend = test_backend(2);
   Random random(4);
