@@ -31,6 +31,8 @@ void each_difference(const Memory& a, const std::vector<uint32_t>& b, const Foun
 
 }  // namespace
 
+void Chain::check_next() { n_chains = 0; }
+
 void Chain::begin_kernel(const std::vector<Memory>& device) {
   changed_.clear();
   if (!begun_) {

@@ -15,6 +15,9 @@ using Memory = std::span<uint32_t>;
 
 class Chain {
  public:
+  // The chains that begin next are checked, as the first ones are.
+  static void check_next();
+
   // All kernels so far have ended.
   void end() { begun_ = false; }
 

@@ -139,6 +139,7 @@ void submit(cudaStream_t stream, std::function<void()> kernel) {
 }
 
 void run_chain(const std::vector<std::function<void()>>& kernels) {
+  Chain::check_next();
   const std::unique_ptr<CUstream_st, void (*)(CUstream_st*)> stream(
       [] {
         cudaStream_t made = nullptr;
