@@ -51,7 +51,7 @@ class Attend {
     store();
     if (recalls_) recall();
     const int64_t work = 2 * n_logits_ * cache_.head_dim;
-    if (work < kParallelWork || n_tiles_ >= kTilesPerThread * pool_.size() || pool_.size() == 1) {
+    if (work < kParallelWork || divides_evenly()) {
       by_tiles(work);
     } else {
       by_blocks(work);
@@ -163,6 +163,12 @@ class Attend {
     if (recalls(tile.segment())) {
       tile.merge(recall_->sums(tile.segment(), tile.kv_head(), tile.first()), to, begin, end);
     }
+  }
+
+  // Do whole tiles keep all threads at work? Then what weighing reads again is still in a cache.
+  bool divides_evenly() const {
+    return pool_.size() == 1 || n_tiles_ >= kTilesPerThread * pool_.size() ||
+           (batch_.segments.size() == 1 && n_tiles_ % pool_.size() == 0);
   }
 
   // A thread has all keys of a tile.
