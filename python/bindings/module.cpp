@@ -29,7 +29,7 @@ py::tuple kept_arrays(const std::vector<KvEntry>& entries) {
 
 }  // namespace h2o::python
 
-PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of h2o_cpp.";
   m.attr("__version__") = H2O_VERSION;
   m.attr("DEFAULT_N_CTX") = h2o::kDefaultContext;
