@@ -16,6 +16,7 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 import schemathesis
 
+from support.random_search import examples
 from support.serving import Server, serving
 
 # Whether what the schema allows is answered depends on the model, too: its vocabulary, its context.
@@ -81,7 +82,7 @@ def test_every_answer_is_as_documented(
     operation = open_api(server)[path][method]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(suppress_health_check=[*HealthCheck])
+    @settings(suppress_health_check=[*HealthCheck], max_examples=examples(30))
     def check(case: Any) -> None:
         case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=EXCEPT)
 
