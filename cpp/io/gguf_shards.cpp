@@ -21,7 +21,7 @@ std::string ending(int64_t i, int64_t n) {
 }  // namespace
 
 GgufShards::GgufShards(const std::filesystem::path& path) {
-  files_.emplace_back(path);
+  files_->emplace_back(path);
   int64_t n_files = head().integer_or("split.count", 1);
   const auto fail = [](const GgufFile& file, const auto&... what) {
     throw FormatError(text("[gguf] ", file.path(), ": ", what...));
@@ -40,15 +40,15 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   const std::string stem = name.substr(0, name.size() - end.size());
   size_t n_tensors = head().tensors().size();
   for (int64_t i = 1; i < n_files; ++i) {
-    files_.emplace_back(path.parent_path() / path_of(stem + ending(i, n_files)));
-    const GgufFile& file = files_.back();
+    files_->emplace_back(path.parent_path() / path_of(stem + ending(i, n_files)));
+    const GgufFile& file = files_->back();
     if (file.integer("split.count") != n_files || file.integer("split.no") != i) {
       fail(file, "is not file ", i + 1, " of ", n_files, " of ", utf8(path));
     }
     for (const GgufTensor& tensor : file.tensors()) {
-      for (size_t earlier = 0; earlier + 1 < files_.size(); ++earlier) {
-        if (files_[earlier].find_tensor(tensor.name) != nullptr) {
-          fail(file, "tensor ", quoted(tensor.name), " is in ", files_[earlier].path(), " too");
+      for (size_t earlier = 0; earlier + 1 < files_->size(); ++earlier) {
+        if (files()[earlier].find_tensor(tensor.name) != nullptr) {
+          fail(file, "tensor ", quoted(tensor.name), " is in ", files()[earlier].path(), " too");
         }
       }
     }
@@ -62,7 +62,7 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
 }
 
 Tensor GgufShards::tensor(std::string_view name, int64_t n_matrices) const {
-  for (const GgufFile& file : files_) {
+  for (const GgufFile& file : files()) {
     if (const GgufTensor* tensor = file.find_tensor(name)) return file.view(*tensor, n_matrices);
   }
   return {};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,10 @@ class GgufShards {
   explicit GgufShards(const std::filesystem::path& path);
 
   // The first file: it has the model's metadata.
-  const GgufFile& head() const { return files_.front(); }
-  const std::vector<GgufFile>& files() const { return files_; }
+  const GgufFile& head() const { return files_->front(); }
+  // The same, for what outlives the model.
+  std::shared_ptr<GgufFile> shared_head() const { return {files_, files_->data()}; }
+  const std::vector<GgufFile>& files() const { return *files_; }
   const std::string& path() const { return head().path(); }
 
   // A tensor of any of the files; an empty Tensor where there is none.
@@ -26,7 +29,7 @@ class GgufShards {
   Tensor tensor(std::string_view name, int64_t n_matrices = 1) const;
 
  private:
-  std::vector<GgufFile> files_;
+  std::shared_ptr<std::vector<GgufFile>> files_ = std::make_shared<std::vector<GgufFile>>();
 };
 
 }  // namespace h2o

@@ -138,7 +138,7 @@ py::array_t<uint8_t> tensor_data(const py::object& self, size_t index) {
 }  // namespace
 
 void register_gguf(py::module_& m) {
-  py::class_<GgufFile>(m, "GgufFile", "A validated GGUF file.")
+  py::class_<GgufFile, std::shared_ptr<GgufFile>>(m, "GgufFile", "A validated GGUF file.")
       .def(py::init<const std::filesystem::path&>(), py::arg("path"))
       .def_property_readonly("path", &GgufFile::path)
       .def_property_readonly("version", &GgufFile::version)

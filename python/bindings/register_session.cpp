@@ -172,9 +172,8 @@ void register_session(py::module_& m) {
            py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0,
            py::arg("exact") = false)
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
-      .def_property_readonly(
-          "file", [](const Model& model) { return &model.file.head(); },
-          py::return_value_policy::reference_internal)
+      // A tokenizer of it does not keep the weights.
+      .def_property_readonly("file", [](const Model& model) { return model.file.shared_head(); })
       .def_property_readonly(
           "n_streamed_layers",
           [](const Model& m) { return m.weights.stream ? m.weights.stream->n_streamed() : 0; })

@@ -7,6 +7,7 @@ import os
 import pydoc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,16 @@ class TestClose:
         generator.close()
         with pytest.raises(RuntimeError, match="closed"):
             next(stream)
+
+    def test_a_tokenizer_does_not_keep_the_model(self, tiny_opt: Path) -> None:
+        generator = Generator(tiny_opt, threads=1)
+        tokenizer, template = generator.tokenizer, generator.chat_template("chatml")
+        model = weakref.ref(generator._runtime().model)
+        assert model() is not None
+        generator.close()
+        assert model() is None
+        assert tokenizer.decode(tokenizer.encode("Once upon a time")) == "Once upon a time"
+        assert template.tokens([{"role": "user", "content": "a"}])
 
     @LINUX  # reads /proc/self/status
     @PLAIN_MEMORY
