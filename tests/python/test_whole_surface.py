@@ -135,6 +135,7 @@ class WholeSurface(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
+        gc.freeze()  # what other tests have left takes time at each collection
         self.folder = tempfile.TemporaryDirectory()
         self.generator = open_generator(2)
         self.engine: Engine | None = None
@@ -144,6 +145,7 @@ class WholeSurface(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.generator.close()
         self.folder.cleanup()
+        gc.unfreeze()
 
     def stream_of(self, text: Text) -> Reading:
         options = {"seed": text.seed, "max_tokens": text.max_tokens, **text.options()}
