@@ -13,7 +13,8 @@ namespace {
 std::string describe_limit(const Session& session) {
   const Config& config = session.model().config;
   const int32_t n_ctx = session.options().n_ctx;
-  if (session.can_roll(0)) return text("n_ctx is ", n_ctx, "; with max_tokens -1 it goes on");
+  if (session.can_roll(0))
+    return text("n_ctx is ", n_ctx, "; max_tokens -1 (--endless) goes past it");
   if (config.family->rope != RopeLayout::none) {
     return text("n_ctx is ", n_ctx,
                 "; a text goes on only where the policy evicts and positions roll");

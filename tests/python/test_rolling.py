@@ -164,7 +164,7 @@ def test_without_a_limit_a_text_ends_at_the_context(llama: Path) -> None:
         whole = generator.generate(prompt, **options)
         assert (whole.completion_tokens, whole.finish_reason) == (N_TRAIN - 3 + 1, "length")
         assert whole.finish_message == (
-            "the context is full: n_ctx is 40; with max_tokens -1 it goes on"
+            "the context is full: n_ctx is 40; max_tokens -1 (--endless) goes past it"
         )
         stream = generator.stream(prompt, **options)
         list(stream)

@@ -96,7 +96,9 @@ def test_what_it_says_at_its_start(options: list[str], template: str) -> None:
         said = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
         limits = server.ask("/v1/models").json()["data"][0]["h2o"]
     assert said["model"].startswith(f"{LLAMA}, on cpu")
-    assert said["context"] == f"{limits['n_ctx']} tokens, texts may be longer"
+    assert (
+        said["context"] == f'{limits["n_ctx"]} tokens, which requests with "endless": true go past'
+    )
     assert said["sequences"] == "3 at once"
     one, full = (limits[key] / 2**20 for key in ("cache_bytes", "full_cache_bytes"))
     assert said["cache"] == (

@@ -210,7 +210,9 @@ def _tell_models(catalog: Catalog, address: str) -> None:
 def _tell(generator: Generator, template: str | None, address: str) -> None:
     """What is served, how much memory its caches have, and where."""
     stats, n = generator.stats(), generator.max_sequences
-    context = f"{generator.n_ctx} tokens" + (", texts may be longer" if generator.endless else "")
+    context = f"{generator.n_ctx} tokens"
+    if generator.endless:
+        context += ', which requests with "endless": true go past'
     if template is None:
         own = generator.tokenizer.chat_template is not None
         template = (

@@ -40,7 +40,8 @@ def find_model(source: str | os.PathLike[str]) -> str:
         return str(pulled)
     if path and os.path.basename(path) == path and not path.endswith(".gguf"):
         raise FileNotFoundError(
-            f"{path}: no such file, and no pulled model (h2o-cpp models lists those)"
+            f"{path}: no such file, and no pulled model (h2o-cpp models lists those, h2o-cpp pull "
+            "gets more)"
         )
     return path
 
