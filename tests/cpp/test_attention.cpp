@@ -57,10 +57,11 @@ std::vector<Piece> random_pieces(Random& random, const KvCache& cache) {
 }
 
 TEST_CASE("attend is softmax attention over what H2O keeps") {
+  const int n_trials = on_cuda() ? 50 : 150;  // the emulation is slow
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Random random(1);
     Totals totals;
-    for (int trial = 0; trial < 150; ++trial) {
+    for (int trial = 0; trial < n_trials; ++trial) {
       const KvPolicy policy = random_policy(random);
       KvShape shape = random_shape(random, dtype);
       if (trial % 5 == 0) shape.head_dim = 64;  // whole vectors
@@ -68,8 +69,8 @@ TEST_CASE("attend is softmax attention over what H2O keeps") {
     }
     // The trials meant something: rounding explains next to none of the evictions, and few where
     // logits are products of f16.
-    CHECK(totals.n_outputs > 100'000);
-    CHECK(totals.n_evictions > 5'000);
+    CHECK(totals.n_outputs > 600 * n_trials);
+    CHECK(totals.n_evictions > 30 * n_trials);
     CHECK(totals.n_close_calls <= totals.n_evictions / (on_cuda() ? 50 : 1000));
   }
 }
