@@ -181,6 +181,9 @@ void register_session(py::module_& m) {
           "streamed_bytes",
           [](const Model& m) { return m.weights.stream ? m.weights.stream->streamed_bytes() : 0; })
       .def_property_readonly(
+          "n_kept_experts",
+          [](const Model& m) { return m.weights.experts ? m.weights.experts->n_kept() : 0; })
+      .def_property_readonly(
           "experts_needed",
           [](const Model& m) { return m.weights.experts ? m.weights.experts->n_needed() : 0; })
       .def_property_readonly(

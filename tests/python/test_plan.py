@@ -17,7 +17,17 @@ from h2o_cpp import BUNDLED_MODEL, Generator, _core, plan
 from h2o_cpp.cli import main
 from h2o_cpp.measure.machine import storage_bandwidth
 from h2o_cpp.measure.planner import sizes_of
-from h2o_cpp.measure.prediction import CLOSE, Candidate, Job, Sizes, Speeds, candidates, choose
+from h2o_cpp.measure.prediction import (
+    CLOSE,
+    Candidate,
+    Experts,
+    Job,
+    Sizes,
+    Speeds,
+    candidates,
+    choose,
+    placements,
+)
 from h2o_cpp.measure.traffic import weights
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.session import open_model
@@ -35,6 +45,7 @@ SIZES = Sizes(
 )
 JOB = Job(prompt=8, n=12, n_batch=4, slab_bytes=30, kv_read=10.0)
 SPEEDS = Speeds(memory=100.0, storage=10.0, flops=1000.0)
+MIXTURE = Path(__file__).parents[1] / "data" / "golden" / "qwen3moe.gguf"
 GIVEN: dict[str, Any] = {"memory_bandwidth": 4e10, "storage_bandwidth": 1e9, "flops": 2e11}
 
 
@@ -172,6 +183,48 @@ def test_weights_are_those_of_the_core() -> None:
         loaded = open_model(BUNDLED_MODEL, device="cpu", threads=1, max_resident=n_bytes)
         assert loaded.n_streamed_layers == one.streamed_layers
         assert loaded.streamed_bytes == one.streamed_bytes
+
+
+def test_experts_by_hand() -> None:
+    """Of each layer's 100 bytes 80 are those of four experts, of which a token needs one."""
+    experts = Experts(count=4, used=1, layers=(80,) * 4)
+    sizes = replace(SIZES, experts=experts)
+    # 50 + 4 x 20 of weights that stay, 80 for a layer's experts, and 80 for one of each layer.
+    assert placements(sizes) == [(4, 450), (2, 370), (1, 290), (0, 210)]
+    found = candidates(sizes, replace(JOB, prompt=1, n=1), SPEEDS, 290 + 30 + 4 + 32)
+    one = found[0]
+    assert (one.sequences, one.streamed_experts, one.streamed_layers) == (1, 3, 0)
+    # Both passes need one expert of four, which is in memory once in four times.
+    assert one.weight_seconds == pytest.approx((4 * 20 + 4 * 20 + 20) / 100)
+    assert one.streamed_bytes == 60
+    assert one.storage_seconds == pytest.approx(6)
+    assert experts.needed(2) == pytest.approx(4 * (1 - 0.75**2))
+
+
+def test_experts_are_those_of_the_core() -> None:
+    model = _core.GgufShards(MIXTURE)
+    metadata = model.files[0].metadata()
+    shape = ModelShape.of_metadata(metadata)
+    assert shape is not None
+    sizes = sizes_of(weights(model.files), shape, metadata)
+    assert sizes.experts is not None
+    found = placements(sizes)
+    assert [n for n, _ in found] == [sizes.experts.count, *range(found[1][0], -1, -1)]
+    for n_kept, n_bytes in found:
+        model_of = open_model(MIXTURE, device="cpu", threads=1, max_resident=n_bytes)
+        assert model_of.n_kept_experts == n_kept
+    with pytest.raises(ValueError, match="max_resident"):
+        open_model(MIXTURE, device="cpu", threads=1, max_resident=found[-1][1] - 1)
+
+
+def test_a_generator_takes_experts() -> None:
+    with Generator(MIXTURE, n_ctx=15) as generator:
+        expected = generator.generate([3, 4, 5], max_tokens=5, seed=1).text
+    found = plan(MIXTURE, "270KiB", prompt=10, n=5, n_batch=8, threads=1, **GIVEN)
+    assert found.chosen.streamed_experts > 0
+    assert "experts are read when needed" in found.why
+    with Generator(MIXTURE, **found.arguments) as generator:
+        assert generator.generate([3, 4, 5], max_tokens=5, seed=1).text == expected
 
 
 @pytest.mark.parametrize("memory", ["6MiB", "20MiB"])

@@ -92,12 +92,15 @@ def _lines(found: Plan) -> Iterator[str]:
     )
     yield f"sequences of {job.prompt} + {job.n} tokens, a cache of {mebibytes(job.slab_bytes)} each"
     yield ""
-    yield "| weights in memory | layers read again | sequences | caches | ms a pass | tokens/s |"
+    experts = any(one.streamed_experts for one in found.candidates)
+    again = "experts of a layer read again" if experts else "layers read again"
+    yield f"| weights in memory | {again} | sequences | caches | ms a pass | tokens/s |"
     yield "|---|---|---|---|---|---|"
     for one in _shown(found):
         rate = f"{one.tokens_per_second:.1f}"
         yield (
-            f"| {mebibytes(one.weight_bytes)} | {one.streamed_layers} | {one.sequences} "
+            f"| {mebibytes(one.weight_bytes)} "
+            f"| {one.streamed_experts if experts else one.streamed_layers} | {one.sequences} "
             f"| {mebibytes(one.cache_bytes)} | {one.pass_seconds * 1e3:.1f} "
             f"| {f'**{rate}**' if one == best else rate} |"
         )
@@ -115,8 +118,8 @@ def _lines(found: Plan) -> Iterator[str]:
 
 def _shown(found: Plan) -> list[Candidate]:
     """Those with all weights; of the others the first, the last, the fastest and the choice."""
-    stay = [one for one in found.candidates if not one.streamed_layers]
-    stream = [one for one in found.candidates if one.streamed_layers]
+    stay = [one for one in found.candidates if not one.streams]
+    stream = [one for one in found.candidates if one.streams]
     some = stream[:1] + stream[-1:]
     if stream:
         some += [max(stream, key=lambda one: one.tokens_per_second), found.chosen]

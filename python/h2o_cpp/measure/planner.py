@@ -15,6 +15,7 @@ from h2o_cpp.measure import machine
 from h2o_cpp.measure.prediction import (
     MOST_SEQUENCES,
     Candidate,
+    Experts,
     Job,
     Sizes,
     Speeds,
@@ -136,7 +137,7 @@ def plan(
     own: dict[str, Any] = {"n_batch": n_batch, "kv_dtype": kv_dtype, "threads": threads}
     own |= {"hh": hh, "recent": recent, "policy": policy}
     arguments |= {key: value for key, value in own.items() if value != defaults.get(key)}
-    if best.streamed_layers:
+    if best.streams:
         arguments["max_resident"] = best.weight_bytes
     return Plan(
         model.files[0].path,
@@ -153,21 +154,24 @@ def plan(
 
 def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
     """In words."""
-    stay = [one for one in found if not one.streamed_layers]
-    stream = [one for one in found if one.streamed_layers]
+    stay = [one for one in found if not one.streams]
+    stream = [one for one in found if one.streams]
+    experts = any(one.streamed_experts for one in found)
+    what = "experts that are read when needed" if experts else "layers that take turns"
     why = []
     if not stay:
-        why.append("All weights do not fit beside one sequence, so layers take turns.")
-    elif best.streamed_layers:
+        how = "experts are read when needed" if experts else "layers take turns"
+        why.append(f"All weights do not fit beside one sequence, so {how}.")
+    elif best.streams:
         alone = max(stay, key=lambda one: one.tokens_per_second)
         why.append(
             f"With all weights in memory {alone.sequences} at once would fit, and give "
-            f"{alone.tokens_per_second:.1f} tokens/s: layers that take turns make room for more."
+            f"{alone.tokens_per_second:.1f} tokens/s: {what} make room for more."
         )
     elif stream:
         other = max(stream, key=lambda one: one.tokens_per_second)
         why.append(
-            f"Layers that take turns would make room for {other.sequences} at once, but give "
+            f"{what.capitalize()} would make room for {other.sequences} at once, but give "
             f"{other.tokens_per_second:.1f} tokens/s."
         )
     parts = {
@@ -178,7 +182,7 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
     }
     shares = [f"{name} {part / best.pass_seconds:.0%}" for name, part in parts.items() if part]
     why.append(f"A pass takes {best.pass_seconds * 1e3:.1f} ms: {', '.join(shares)}.")
-    same = [one for one in found if one.streamed_layers == best.streamed_layers]
+    same = [one for one in found if one.weight_bytes == best.weight_bytes]
     if best.sequences < max(one.sequences for one in same):
         why.append("More at once would fit, and gain less than 3 %.")
     elif best.sequences == most:
@@ -190,17 +194,21 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
 
 def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
     """Of a model's tensors."""
-    layers = [0] * shape.n_layers
+    layers, of_experts = [0] * shape.n_layers, [0] * shape.n_layers
     others = 0
     for tensor in tensors:
         prefix, _, rest = tensor.name.partition(".")
         layer = rest.partition(".")[0]
         if prefix == "blk" and layer.isdecimal() and int(layer) < shape.n_layers:
             layers[int(layer)] += tensor.nbytes
+            if len(tensor.shape) == 3:  # one matrix for each expert
+                of_experts[int(layer)] += tensor.nbytes
         else:
             others += tensor.nbytes
     (n_vocab, width), *_ = (t.shape for t in tensors if t.name == "token_embd.weight")
     architecture = metadata["general.architecture"]
+    n_experts = int(metadata.get(f"{architecture}.expert_count", 0))
+    n_used = int(metadata.get(f"{architecture}.expert_used_count", 0))
     n_ff = int(metadata[f"{architecture}.feed_forward_length"])
     heads = int(metadata[f"{architecture}.attention.head_count"])
     gate = any(tensor.name.endswith("ffn_gate.weight") for tensor in tensors)
@@ -209,10 +217,11 @@ def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str
         layers=tuple(layers),
         others=others,
         others_read=decode_weight_bytes(tensors) - sum(layers),
-        layer_flops=prefill_flops(tensors),
+        layer_flops=prefill_flops(tensors, n_used / n_experts if n_experts else 1.0),
         output_flops=2 * n_vocab * width,
         row_bytes=4 * columns,
         logits_bytes=4 * (2 * n_vocab + width),  # where they are computed, and where they are told
+        experts=Experts(n_experts, n_used, tuple(of_experts)) if n_experts else None,
     )
 
 

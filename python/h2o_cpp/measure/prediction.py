@@ -22,6 +22,19 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Those of a mixture, of which each token needs some."""
+
+    count: int  # in each layer
+    used: int  # by a token, of each layer
+    layers: tuple[int, ...]  # bytes of each one's experts
+
+    def needed(self, rows: float) -> float:
+        """How many of a layer `rows` tokens need, if each is as likely as any other."""
+        return self.count * (1 - float((1 - self.used / self.count) ** rows))
+
+
+@dataclass(frozen=True)
 class Sizes:
     """What a model reads and computes, in bytes and operations."""
 
@@ -32,6 +45,7 @@ class Sizes:
     output_flops: int  # for each token whose logits are wanted
     row_bytes: int  # of activations, for each row of a batch
     logits_bytes: int  # for each row of logits
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,8 @@ class Candidate:
     """
 
     sequences: int
-    streamed_layers: int
+    streamed_layers: int  # that take turns
+    streamed_experts: int  # of each layer, that are read when they are needed
     weight_bytes: int  # in memory
     streamed_bytes: int  # read from the file in every pass
     cache_bytes: int
@@ -63,6 +78,11 @@ class Candidate:
     arithmetic_seconds: float
     cache_seconds: float
     storage_seconds: float
+
+    @property
+    def streams(self) -> bool:
+        """Whether not all weights stay in memory."""
+        return self.streamed_layers + self.streamed_experts > 0
 
     @property
     def pass_seconds(self) -> float:
@@ -85,7 +105,7 @@ def candidates(
         room = memory - weight_bytes
         k = bisect_right(range(1, most + 1), room, key=lambda k: _beside_weights(sizes, job, k))
         counts = {k} if k else set()
-        if n_kept == len(sizes.layers):
+        if n_kept == (sizes.experts.count if sizes.experts else len(sizes.layers)):
             counts |= {2**i for i in range(k.bit_length())}
         found += [_predict(sizes, job, speeds, n_kept, weight_bytes, i) for i in sorted(counts)]
     return found
@@ -99,11 +119,17 @@ def choose(found: Sequence[Candidate]) -> Candidate:
 
 
 def placements(sizes: Sizes) -> list[tuple[int, int]]:
-    """How many layers may stay, and the bytes of weights that are then in memory.
+    """How many layers, or experts of each, may stay, and the bytes of weights then in memory.
 
-    As the core does it: beside the first layers that stay there is room for two that take turns.
+    As the core does it: beside the first layers that stay there is room for two that take turns;
+    beside the experts that stay for all of a layer.
     """
-    n, others = len(sizes.layers), sizes.others
+    n, others, experts = len(sizes.layers), sizes.others, sizes.experts
+    if experts is not None:
+        whole, all_experts = others + sum(sizes.layers), sum(experts.layers)
+        least = whole - all_experts + max(experts.layers)
+        fewer = [(i, least + i * (all_experts // experts.count)) for i in range(experts.count)]
+        return [(experts.count, whole), *(one for one in reversed(fewer) if one[1] < whole)]
     found = [(n, others + sum(sizes.layers))]
     for n_kept in range(n - 3, -1, -1):
         found.append((n_kept, others + 2 * max(sizes.layers) + sum(sizes.layers[:n_kept])))
@@ -129,21 +155,29 @@ def _predict(
     sizes: Sizes, job: Job, speeds: Speeds, n_kept: int, weight_bytes: int, k: int
 ) -> Candidate:
     """What k sequences at once do, where a new one begins when one ends."""
-    n_layers = len(sizes.layers)
-    m = n_layers - n_kept  # that take turns
-    streamed = sum(sizes.layers[n_kept:])
+    n_layers, experts = len(sizes.layers), sizes.experts
+    m = 0 if experts else n_layers - n_kept  # that take turns
+    streamed = float(sum(sizes.layers[n_kept:])) if m else 0.0
     # A sequence is in `chunks` passes with its prompt, in n with a token; a pass has at most one
     # chunk.
     chunks = ceil(job.prompt / job.n_batch)
     passes = max(chunks, (chunks + job.n) / k)  # for each sequence that ends
 
-    read = (sum(sizes.layers) + sizes.others_read) / speeds.memory
+    read_bytes = float(sum(sizes.layers) + sizes.others_read)
+    if experts:
+        with_chunk = min(1, chunks / passes)  # share of the passes
+        needed = with_chunk * experts.needed(min(job.prompt, job.n_batch) + k - 1)
+        needed += (1 - with_chunk) * experts.needed(k)
+        share = needed / experts.count
+        read_bytes -= (1 - share) * sum(experts.layers)
+        streamed = share * sum(experts.layers) * (1 - n_kept / experts.count)
+    read = read_bytes / speeds.memory
     layer_flops = (job.prompt + job.n) * sizes.layer_flops / passes
     output_flops = (chunks + job.n) * sizes.output_flops / passes
     arithmetic = (layer_flops + output_flops) / speeds.flops
     cache = job.n * job.kv_read / passes / speeds.memory
 
-    wait = 0.0
+    wait = streamed / speeds.storage if experts else 0.0
     if m:
         layers = sum(sizes.layers) / speeds.memory + layer_flops / speeds.flops + cache
         rest = sizes.others_read / speeds.memory + output_flops / speeds.flops
@@ -155,8 +189,9 @@ def _predict(
     return Candidate(
         sequences=k,
         streamed_layers=m,
+        streamed_experts=experts.count - n_kept if experts else 0,
         weight_bytes=weight_bytes,
-        streamed_bytes=streamed,
+        streamed_bytes=round(streamed),
         cache_bytes=k * job.slab_bytes,
         activation_bytes=_activations(sizes, job, k),
         tokens_per_second=job.n / seconds,
