@@ -1,4 +1,22 @@
-"""Measure the observations of the H2O paper on a model and a text: sparsity, power law, removal."""
+"""Measure the observations of the H2O paper on a model and a text (arXiv 2306.14048, section 3).
+
+With grouped queries a row of attention is the sum over the query heads that share a KV head.
+
+Sparsity, by layer: the share of a row below 1 % of its largest entry, masked entries not counted.
+
+Power law, by layer: accumulated attention, sorted per head and averaged by rank; the share of all
+attention that the top 5, 10 and 20 % hold; exponent and R2 of a line in log-log coordinates, from
+rank n/100 to n/2. Only what exceeds "uniform", where every token attends to all before it equally,
+is due to the model.
+
+Removal: perplexity, token by token, when the cache evicts the lightest (H2O), the heaviest
+(inverse) or the oldest (window); and with the first 4 tokens always kept.
+
+Co-occurrence: whether heavy tokens are those that often occur within 5 tokens of others: the rank
+correlation (Spearman), and the overlap of the top tenths beside that by chance. By position; by
+position, over what uniform attention would give; and by token, summed over its places as in the
+paper, which correlates for any model.
+"""
 
 from __future__ import annotations
 
