@@ -98,6 +98,9 @@ class Backend {
   // What the bits of results depend on, without how many threads there are: "cpu (x86_64_v4)".
   virtual std::string kernels() const { return name(); }
 
+  // Is a row the same, bit for bit, whatever rows it is computed with?
+  virtual bool rows_are_independent() const { return false; }
+
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
 

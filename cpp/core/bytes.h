@@ -33,6 +33,9 @@ class ByteWriter {
   }
 
   // Room for n more bytes, to be written by the caller.
+  // Room for n more bytes, so that these are not copied as it grows.
+  void reserve(size_t n) { bytes_.reserve(bytes_.size() + n); }
+
   std::byte* extend(size_t n) {
     bytes_.resize(bytes_.size() + n);
     return bytes_.data() + bytes_.size() - n;

@@ -30,6 +30,8 @@ class CpuBackend final : public Backend {
 
   std::string kernels() const override { return text("cpu (", kernels_.isa, ")"); }
 
+  bool rows_are_independent() const override { return true; }
+
   Buffer allocate(size_t bytes) override { return allocate_zeros(bytes); }
   Buffer allocate_host(size_t bytes) override { return allocate(bytes); }
 

@@ -156,6 +156,19 @@ HeadImage read_head(const KvView& view, const KvHead& head, int32_t n, bool roll
   return image;
 }
 
+// Leaves the first n slots of a head that has filled one after the other.
+bool cut(HeadImage& image, const KvView& view, int32_t n) {
+  for (int32_t i = 0; i < std::ssize(image.positions); ++i) {
+    if (image.positions[i] != i) return false;
+  }
+  if (n < 0 || n > image.next_slot || !image.scores.empty() || !image.ranks.empty()) return false;
+  image.next_slot = n;
+  image.positions.resize(n);
+  image.k = image.k.first(n * view.k_row_bytes);
+  image.v = image.v.first(n * view.v_row_bytes);
+  return true;
+}
+
 template <class T>
 void restore_array(Backend& backend, T* array, std::span<const T> values) {
   if (!values.empty()) backend.write(array, values.data(), values.size_bytes());
@@ -172,6 +185,16 @@ void restore_head(Backend& backend, const KvHead& head, const HeadImage& image) 
 }
 
 }  // namespace
+
+size_t sequence_bytes(const KvCache& cache, int32_t sequence) {
+  size_t bytes = 1024;
+  for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
+    const KvView& view = cache.layer(l);
+    const size_t slot = view.k_row_bytes + view.v_row_bytes + 4 * sizeof(int32_t);
+    bytes += 64 + cache.shape().n_kv_heads * (cache.kept(l, sequence) + 1) * slot;
+  }
+  return bytes;
+}
 
 void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) {
   const int32_t length = cache.length(sequence);
@@ -195,7 +218,8 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
   }
 }
 
-void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader) {
+void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader& reader,
+                   std::optional<int32_t> n_tokens) {
   for (const auto& [name, expected] : sizes(cache)) {
     const auto got = reader.get<int32_t>();
     if (got != expected) {
@@ -242,6 +266,9 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
             read_archive(*cache.archive(), length, without(images.back().positions, dead), reader));
       }
       if (dead >= 0) images.back().positions[dead] = 0;  // it may have been of a longer sequence
+      if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
+        throw FormatError(text(reader.what(), " has evicted tokens, or has fewer"));
+      }
     }
   }
 
@@ -249,7 +276,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
 
   cache.reset(sequence);
   if (rolling) cache.roll(sequence);
-  cache.set_length(sequence, length);
+  cache.set_length(sequence, n_tokens.value_or(length));
   const HeadImage* image = images.data();
   for (int32_t l = 0; l < shape.n_layers; ++l) {
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {

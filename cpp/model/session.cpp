@@ -209,13 +209,31 @@ std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const 
           " tokens for sequence ", sequence, ", which has read ", text.n_read);
   const auto positions = static_cast<uint8_t>(positions_of(sequence));
   ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
+  writer.reserve(sequence_bytes(cache_, sequence));
   write_sequence(cache_, sequence, writer);
   return end_snapshot(std::move(writer));
 }
 
 SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
+  return load(sequence, open_snapshot(snapshot), std::nullopt);
+}
+
+bool Session::is_plain(int32_t sequence) const {
   const std::lock_guard lock(model_->mutex);
-  OpenSnapshot open = open_snapshot(snapshot);
+  if (!model_->backend->rows_are_independent() || cache_.archive() != nullptr) return false;
+  for (int32_t l = 0; l < model_->config.n_layers; ++l) {
+    const KvPolicy& policy = cache_.policy(l, sequence);
+    if (policy.keeps_scores() || policy.budget() < options_.n_ctx) return false;
+  }
+  return true;
+}
+
+void Session::load_plain(int32_t sequence, std::span<const std::byte> snapshot, int32_t n_tokens) {
+  load(sequence, open_snapshot(snapshot, Damage::none), n_tokens);
+}
+
+SnapshotText Session::load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens) {
+  const std::lock_guard lock(model_->mutex);
   if (open.model != model_->fingerprint) throw FormatError("the snapshot is of another model");
   if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
     throw FormatError("the snapshot's positions are of another kind: original, rolling or auto");
@@ -235,7 +253,7 @@ SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot
   if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
     throw FormatError(text("the snapshot has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
   }
-  read_sequence(cache_, sequence, n_read, open.cache);
+  read_sequence(cache_, sequence, n_read, open.cache, n_tokens);
   return std::move(open.text);
 }
 

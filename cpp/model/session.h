@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -85,6 +86,14 @@ class Session {
   std::vector<std::byte> save(int32_t sequence, SnapshotText text) const;
   SnapshotText load(int32_t sequence, std::span<const std::byte> snapshot);
 
+  // Does the state of a sequence depend on its tokens alone, bit for bit, whatever steps read them?
+  // It does where nothing is scored and nothing is ever evicted.
+  bool is_plain(int32_t sequence) const;
+
+  // Loads the first n tokens of a plain state that save() wrote here, which is not damaged. Throws
+  // FormatError, as load() does.
+  void load_plain(int32_t sequence, std::span<const std::byte> snapshot, int32_t n_tokens);
+
   // How many more tokens a sequence can take, and how many of them the next step can. A step ends
   // at the trained length, where a sequence begins to roll.
   int32_t room(int32_t sequence) const;
@@ -116,6 +125,7 @@ class Session {
   void start(int32_t sequence);                 // which is empty
   void roll_on(std::span<const Input> inputs);  // those that have reached the trained length
   Positions positions_of(int32_t sequence) const;
+  SnapshotText load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens);
   int32_t room_unlocked(int32_t sequence) const;
   int32_t chunk_unlocked(int32_t sequence) const;
   void check(std::span<const Input> inputs) const;

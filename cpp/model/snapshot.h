@@ -53,7 +53,10 @@ struct OpenSnapshot {
   ByteReader cache;
 };
 
-// Throws FormatError for bytes that are no snapshot, or have been damaged. They must outlive it.
-OpenSnapshot open_snapshot(std::span<const std::byte> bytes);
+enum class Damage : bool { none, possible };
+
+// Throws FormatError for bytes that are no snapshot, or have been damaged, where that is possible.
+// They must outlive it.
+OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage = Damage::possible);
 
 }  // namespace h2o

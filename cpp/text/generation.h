@@ -114,7 +114,7 @@ class Generation {
   Detokenizer detokenizer_;
   bool from_beginning_ = true;     // its state is that of its tokens, read from the first
   bool saves_whole_ = false;       // the state at the end of its prompt is wanted by others
-  std::vector<size_t> save_at_;    // ends of chunks of its prompt whose states are to be kept
+  std::vector<size_t> save_at_;    // after how many tokens its state is to be kept
   bool begins_ = true;             // no text yet: a space in front does not count
   int32_t sequence_ = -1;          // that holds it, also when it has ended; -1: none
   std::vector<std::byte> parked_;  // its sequence, while another generation uses that

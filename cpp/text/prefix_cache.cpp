@@ -1,6 +1,7 @@
 #include "text/prefix_cache.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace h2o {
@@ -19,35 +20,44 @@ size_t PrefixCache::size_of(const PrefixEntry& entry) {
   return entry.state.size() + entry.head.tokens.size() * sizeof(int32_t) + sizeof(PrefixEntry);
 }
 
-std::shared_ptr<const PrefixEntry> PrefixCache::find(std::span<const int32_t> prompt,
-                                                     std::span<const KvPolicy> policies) {
+PrefixCache::Entries::iterator PrefixCache::erase(Entries::iterator entry) {
+  bytes_ -= size_of(**entry);
+  return entries_.erase(entry);
+}
+
+FoundPrefix PrefixCache::find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) {
   auto best = entries_.end();
-  size_t n_best = 0;
+  size_t n_best = kLeast - 1;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const PrefixHead& head = (*it)->head;
-    if (head.tokens.size() <= n_best || !head.begins(prompt, policies)) continue;
+    const size_t n = (*it)->head.usable(prompt, policies);
+    if (n <= n_best) continue;
     best = it;
-    n_best = head.tokens.size();
+    n_best = n;
   }
   if (disk_) {
     if (std::optional<PrefixEntry> found = disk_->find(prompt, policies, n_best)) {
       auto entry = std::make_shared<const PrefixEntry>(*std::move(found));
       put(entry);
-      return entry;
+      return {entry, entry->head.usable(prompt, policies)};
     }
   }
-  if (best == entries_.end()) return nullptr;
+  if (best == entries_.end()) return {};
   entries_.splice(entries_.begin(), entries_, best);
-  return *best;
+  return {*best, n_best};
 }
 
 bool PrefixCache::has(const PrefixHead& head) const {
-  return std::ranges::any_of(entries_, [&](const auto& entry) { return entry->head == head; }) ||
+  return std::ranges::any_of(entries_,
+                             [&](const auto& entry) { return entry->head.covers(head); }) ||
          (disk_ && disk_->has(head));
 }
 
 void PrefixCache::add(PrefixEntry entry) {
-  if (!has(entry.head)) put(std::make_shared<const PrefixEntry>(std::move(entry)));
+  if (has(entry.head)) return;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    it = entry.head.covers((*it)->head) ? erase(it) : std::next(it);
+  }
+  put(std::make_shared<const PrefixEntry>(std::move(entry)));
 }
 
 void PrefixCache::put(std::shared_ptr<const PrefixEntry> entry) {
@@ -58,9 +68,8 @@ void PrefixCache::put(std::shared_ptr<const PrefixEntry> entry) {
     entries_.splice(entries_.end(), entries_, entries_.begin());
   }
   while (bytes_ > options_.max_bytes) {
-    bytes_ -= size_of(*entries_.back());
     if (disk_) disk_->save(*entries_.back());
-    entries_.pop_back();
+    erase(std::prev(entries_.end()));
   }
 }
 
@@ -68,9 +77,7 @@ void PrefixCache::forget(const PrefixHead& head, const std::string& why) noexcep
   if (disk_) disk_->forget(head, why);
   const auto entry =
       std::ranges::find_if(entries_, [&](const auto& one) { return one->head == head; });
-  if (entry == entries_.end()) return;
-  bytes_ -= size_of(**entry);
-  entries_.erase(entry);
+  if (entry != entries_.end()) erase(entry);
 }
 
 size_t PrefixCache::common(std::span<const int32_t> prompt,

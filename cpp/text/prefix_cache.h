@@ -29,6 +29,11 @@ struct PrefixCacheOptions {
   PrefixDiskOptions disk = {};
 };
 
+struct FoundPrefix {
+  std::shared_ptr<const PrefixEntry> entry;  // nullptr: none
+  size_t n_tokens = 0;                       // of the prompt that need not be read
+};
+
 class PrefixCache {
  public:
   // scope: as PrefixDisk has it. Throws FileError.
@@ -43,14 +48,15 @@ class PrefixCache {
   bool keeps_ends() const { return options_.ends && enabled(); }
   size_t bytes() const { return bytes_; }  // in memory
 
-  // The state in which most of a prompt has been read; nullptr if none has.
-  std::shared_ptr<const PrefixEntry> find(std::span<const int32_t> prompt,
-                                          std::span<const KvPolicy> policies);
+  static constexpr size_t kLeast = 32;  // fewer tokens are read about as fast as a state is copied
 
-  // Is this state there already?
+  // The state in which most of a prompt has been read.
+  FoundPrefix find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies);
+
+  // Is this state there already, or one that covers it?
   bool has(const PrefixHead& head) const;
 
-  // Those that were not used for longest make room.
+  // Those that it covers, and those that were not used for longest, make room.
   void add(PrefixEntry entry);
 
   // A state that was found is of no use.
@@ -60,12 +66,15 @@ class PrefixCache {
   size_t common(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) const;
 
  private:
+  using Entries = std::list<std::shared_ptr<const PrefixEntry>>;
+
   static size_t size_of(const PrefixEntry& entry);
+  Entries::iterator erase(Entries::iterator entry);
   void put(std::shared_ptr<const PrefixEntry> entry);
 
   PrefixCacheOptions options_;
   std::optional<PrefixDisk> disk_;
-  std::list<std::shared_ptr<const PrefixEntry>> entries_;  // the one used last comes first
+  Entries entries_;  // the one used last comes first
   size_t bytes_ = 0;
 };
 

@@ -165,11 +165,10 @@ std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
     auto best = files_.end();
     size_t n_best = n_least;
     for (auto it = files_.begin(); it != files_.end(); ++it) {
-      if (!it->head || it->head->tokens.size() <= n_best || !it->head->begins(prompt, policies)) {
-        continue;
-      }
+      const size_t n = it->head ? it->head->usable(prompt, policies) : 0;
+      if (n <= n_best) continue;
       best = it;
-      n_best = it->head->tokens.size();
+      n_best = n;
     }
     if (best == files_.end()) return std::nullopt;
     try {
@@ -198,7 +197,8 @@ std::list<PrefixDisk::File>::iterator PrefixDisk::find(const PrefixHead& head) {
 }
 
 bool PrefixDisk::has(const PrefixHead& head) const {
-  return std::ranges::any_of(files_, [&](const File& file) { return file.head == head; });
+  return std::ranges::any_of(
+      files_, [&](const File& file) { return file.head && file.head->covers(head); });
 }
 
 size_t PrefixDisk::common(std::span<const int32_t> prompt,

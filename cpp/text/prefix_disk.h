@@ -33,7 +33,8 @@ class PrefixDisk {
   // Reads the heads of the files that are there. Throws FileError for a directory that cannot be.
   PrefixDisk(PrefixDiskOptions options, uint64_t scope);
 
-  // The state in which most of a prompt has been read, if that is more than n_least tokens.
+  // The state in which most of a prompt has been read, if that is more than n_least tokens. It is
+  // not damaged.
   std::optional<PrefixEntry> find(std::span<const int32_t> prompt,
                                   std::span<const KvPolicy> policies, size_t n_least) noexcept;
 

@@ -14,7 +14,8 @@ namespace h2o {
 enum class PrefixKind : uint8_t {
   passed,  // a chunk of a prompt ends here: any prompt that goes on may begin here
   whole,   // the end of a prompt, with its logits: for the same prompt
-  ended    // the end of an output: for what goes on after it
+  ended,   // the end of an output: for what goes on after it
+  plain    // of its tokens alone, however they were read: any part of it is such a state, too
 };
 
 // How many tokens two texts begin with alike.
@@ -35,11 +36,19 @@ struct PrefixHead {
     return std::ranges::equal(policies, others);
   }
 
-  // May this prompt begin here?
-  bool begins(std::span<const int32_t> prompt, std::span<const KvPolicy> others) const {
-    const size_t n = tokens.size();
+  // How many tokens of this prompt need not be read.
+  size_t usable(std::span<const int32_t> prompt, std::span<const KvPolicy> others) const {
+    if (prompt.empty() || !has_policies(others)) return 0;
+    const size_t n = tokens.size(), common = common_prefix(tokens, prompt);
+    if (kind == PrefixKind::plain) return std::min(common, prompt.size() - 1);
     const bool fits = kind == PrefixKind::whole ? n == prompt.size() : n < prompt.size();
-    return fits && has_policies(others) && common_prefix(tokens, prompt) == n;
+    return fits && common == n ? n : 0;
+  }
+
+  // Is the other state of no use beside this one?
+  bool covers(const PrefixHead& other) const {
+    if (kind != PrefixKind::plain || other.kind != kind) return *this == other;
+    return policies == other.policies && common_prefix(tokens, other.tokens) == other.tokens.size();
   }
 };
 

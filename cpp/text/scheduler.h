@@ -103,9 +103,9 @@ class Scheduler {
   std::span<const KvPolicy> policies_of(const Generation& generation) const;
   static bool needs_every_row(const Generation& generation);
   static uint64_t prefix_scope(const Session& session, int32_t n_batch, const std::string& build);
-  bool load_prefix(Generation& generation, const PrefixEntry& prefix, int32_t sequence);
+  bool load_prefix(Generation& generation, const FoundPrefix& prefix, int32_t sequence);
   bool may_begin_in_prefix(const Generation& generation) const;
-  void plan_prefixes(Generation& generation, size_t n_cached);
+  void plan_prefixes(Generation& generation, int32_t sequence, size_t n_cached);
   bool waits_for_prefix(const Generation& generation, size_t n_cached,
                         std::span<const StepOutput> outputs);
   void save_prefixes(Generation& generation, std::span<const float> logits) noexcept;

@@ -7,11 +7,8 @@
 #include "text/scheduler.h"
 
 namespace h2o {
-namespace {
 
-constexpr size_t kLeast = 32;  // fewer tokens are read about as fast as a state is copied
-
-}  // namespace
+constexpr size_t kLeast = PrefixCache::kLeast;
 
 // What the bits of a state depend on besides its tokens and policies.
 uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
@@ -29,13 +26,18 @@ uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
 
 // Begins in a state that was found. A file may claim what it does not have: then all of the prompt
 // is read.
-bool Scheduler::load_prefix(Generation& g, const PrefixEntry& prefix, int32_t sequence) {
+bool Scheduler::load_prefix(Generation& g, const FoundPrefix& prefix, int32_t sequence) {
+  const auto& [head, state] = *prefix.entry;
   try {
-    const std::vector<float> logits = session_.load(sequence, prefix.state).logits;
+    if (head.kind == PrefixKind::plain) {
+      session_.load_plain(sequence, state, static_cast<int32_t>(prefix.n_tokens));
+      return true;
+    }
+    const std::vector<float> logits = session_.load(sequence, state).logits;
     g.logits_.assign(logits.begin(), logits.end());  // in memory that prepare() has reserved
     return true;
   } catch (const FormatError& error) {
-    prefixes_.forget(prefix.head, error.what());
+    prefixes_.forget(head, error.what());
     session_.reset(sequence, policies_of(g));
     return false;
   }
@@ -50,12 +52,18 @@ bool Scheduler::may_begin_in_prefix(const Generation& g) const {
   return prefixes_.enabled() && g.parked_.empty() && g.from_beginning_ && !needs_every_row(g);
 }
 
-// Ends of chunks of a prompt: the one after which least is left to read, and the one after which
-// this prompt and another have parted, as others may part there too.
-void Scheduler::plan_prefixes(Generation& g, size_t n_cached) {
+// A plain state any prompt can begin in a part of: the end is kept, and, where there was much to
+// read, the prompt as soon as its first token is out. Of others the ends of chunks are: the one
+// after which least is left to read, and the one after which this prompt and another have parted,
+// as others may part there too.
+void Scheduler::plan_prefixes(Generation& g, int32_t sequence, size_t n_cached) {
   g.save_at_.clear();
   g.saves_whole_ = false;
   if (!prefixes_.enabled() || !g.from_beginning_) return;
+  if (session_.is_plain(sequence)) {
+    if (g.tokens_.size() >= n_cached + n_batch_) g.save_at_.push_back(g.tokens_.size() + 1);
+    return;
+  }
   const size_t last = (g.tokens_.size() - 1) / n_batch_ * n_batch_;
   const size_t fork = prefixes_.common(g.tokens_, policies_of(g)) / n_batch_ * n_batch_;
   for (const size_t at : {std::min(fork, last), last}) {
@@ -95,9 +103,10 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
   try {
     const auto seen = static_cast<size_t>(session_.tokens_seen(g.sequence_));
     const auto at = std::ranges::find(g.save_at_, seen);
-    if (at != g.save_at_.end() && seen < g.tokens_.size()) {
+    if (at != g.save_at_.end()) {
       g.save_at_.erase(at);
-      save_prefix(g, PrefixKind::passed, {});
+      const bool plain = session_.is_plain(g.sequence_);
+      save_prefix(g, plain ? PrefixKind::plain : PrefixKind::passed, {});
     }
     if (g.saves_whole_ && g.reads_prompt() && seen == g.tokens_.size() && !logits.empty()) {
       g.saves_whole_ = false;
@@ -108,9 +117,12 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
 }
 
 void Scheduler::save_end(const Generation& g) noexcept {
-  if (!prefixes_.keeps_ends() || g.request_.max_tokens == 0) return;
+  if (!prefixes_.enabled() || g.request_.max_tokens == 0) return;
   try {
-    if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) >= kLeast) {
+    if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) < kLeast) return;
+    if (g.from_beginning_ && session_.is_plain(g.sequence_)) {
+      save_prefix(g, PrefixKind::plain, {});
+    } else if (prefixes_.keeps_ends()) {
       save_prefix(g, PrefixKind::ended, {});
     }
   } catch (const std::bad_alloc&) {

@@ -124,10 +124,10 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
     goes_on = sequence >= 0;
     const bool resumes = !g.parked_.empty();
     if (!resumes) g.from_beginning_ = !goes_on && request.after.bytes.empty();
-    std::shared_ptr<const PrefixEntry> prefix;
+    FoundPrefix prefix;
     if (may_begin_in_prefix(g)) {
       prefix = prefixes_.find(g.tokens_, policies_of(g));
-      if (waits_for_prefix(g, prefix == nullptr ? 0 : prefix->head.tokens.size(), outputs)) {
+      if (waits_for_prefix(g, prefix.n_tokens, outputs)) {
         output.deferred = true;
         return;
       }
@@ -151,11 +151,11 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
       g.parked_.clear();
     } else if (!request.after.bytes.empty()) {
       session_.load(sequence, request.after.bytes);
-    } else if (prefix != nullptr && load_prefix(g, *prefix, sequence)) {
-      output.n_cached = static_cast<int32_t>(prefix->head.tokens.size());
-      g.from_beginning_ = prefix->head.kind != PrefixKind::ended;
+    } else if (prefix.entry != nullptr && load_prefix(g, prefix, sequence)) {
+      output.n_cached = static_cast<int32_t>(prefix.n_tokens);
+      g.from_beginning_ = prefix.entry->head.kind != PrefixKind::ended;
     }
-    if (!resumes) plan_prefixes(g, static_cast<size_t>(output.n_cached));
+    if (!resumes) plan_prefixes(g, sequence, static_cast<size_t>(output.n_cached));
     const auto n_unread = static_cast<int32_t>(g.tokens_.size()) - session_.tokens_seen(sequence);
     if (n_unread > session_.room(sequence)) {
       throw ContextFull(text("the prompt has ", g.tokens_.size(), " tokens, ", limit()));

@@ -122,13 +122,15 @@ class Generator(Closing):
         exact: multiply weights in F16 and BF16 as they are stored, on the CPU, also where it has
             faster products that round activations, and weights in F16, to bf16 (docs/precision.md).
         prefix_cache: most memory for states of prompts, 256 MiB, in which others that begin alike
-            go on; an output is the same with and without. 0: none. They are kept at ends of chunks
-            of n_batch tokens, and at the end of a prompt that several requests have at once.
+            go on; an output is the same with and without. 0: none. On a CPU a full cache goes on
+            after any token; others at ends of chunks of n_batch tokens, and at the end of a prompt
+            that several requests have at once.
         prefix_cache_disk: a directory to which states go that leave memory, or are in it at the
             end; they are found again after a restart, by the same model, options, kernels and
             version. prefix_cache_disk_bytes: the most that they take there, 4 GiB.
-        prefix_ends: keep where outputs ended too, so that a conversation goes on in the state that
-            it left, as Chat has it; an output then depends on whether the end is still there.
+        prefix_ends: keep where outputs ended too where there is a budget, so that a conversation
+            goes on in the state that it left, as Chat has it; an output then depends on whether the
+            end is still there.
         archive: keep what the cache evicts in the host's memory, besides the budget, in a type of
             kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. On the CPU. None: what is
             evicted is gone.

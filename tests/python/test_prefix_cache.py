@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from h2o_cpp import Generator
+from h2o_cpp import Generator, Policy
 from h2o_cpp.generation.stream import Generation
 
 CHUNK = 32  # n_batch
@@ -19,6 +19,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "h2o": {"hh": 40},
     "less than a chunk": {"hh": 20},
     "window": {"hh": 48, "policy": "window"},
+    "wide window": {"hh": 100, "policy": "window"},
     "q8_0": {"hh": 60, "kv_dtype": "q8_0"},
     "archive": {"hh": 40, "archive": "q8_0", "archive_pages": 2},
 }
@@ -73,7 +74,7 @@ def test_random_conversations(pair: tuple[Generator, Generator]) -> None:
         assert got.text == expected.text
         assert got_kept == expected_kept
         assert got.prompt_tokens + got.cached_tokens == len(conversations[i])
-        assert got.cached_tokens % CHUNK == 0
+        assert cached.policy == Policy.full() or got.cached_tokens % CHUNK == 0
         assert expected.cached_tokens == 0
         n_cached += got.cached_tokens
     assert n_cached > 24 * 40
@@ -93,14 +94,59 @@ def test_a_turn_reads_its_new_tokens(tiny_opt: Path) -> None:
 
 def test_prompts_part_where_others_have(tiny_opt: Path) -> None:
     """The second to begin alike finds out where they part, and the third goes on from there."""
-    with opened(tiny_opt) as generator:
-        numbers = random.Random(3)
-        system = tokens_of(numbers, 4 * CHUNK + 5)
-        cached = [
-            continued(generator, system + tokens_of(numbers, 100))[0].cached_tokens
-            for _ in range(3)
-        ]
-        assert cached == [0, 0, 4 * CHUNK]
+    for options, expected in (
+        ({"hh": 60}, [0, 0, 4 * CHUNK]),
+        ({}, [0, 4 * CHUNK + 5, 4 * CHUNK + 5]),  # where nothing is evicted, at once and exactly
+    ):
+        with opened(tiny_opt, **options) as generator:
+            numbers = random.Random(3)
+            system = tokens_of(numbers, 4 * CHUNK + 5)
+            cached = [
+                continued(generator, [*system, 60 + i, *tokens_of(numbers, 100)])[0].cached_tokens
+                for i in range(3)
+            ]
+            assert cached == expected
+
+
+def turn(generator: Generator, prompt: list[int], n: int) -> tuple[list[int], bytes, int]:
+    """The text after n more tokens, its state, and how many tokens were not read."""
+    with generator.stream(prompt, max_tokens=n, seed=1, ignore_eos=True) as stream:
+        for _ in stream:
+            pass
+    return stream.history, stream.save().data, stream.generation().cached_tokens
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q4_0"])
+def test_a_full_cache_depends_on_its_tokens_alone(tiny_opt: Path, kv_dtype: str) -> None:
+    """So a conversation goes on where its last output ended, and may part from it anywhere."""
+    numbers = random.Random(11)
+    options: dict[str, Any] = {"n_ctx": 160, "kv_dtype": kv_dtype}
+    with (
+        opened(tiny_opt, **options) as cached,
+        opened(tiny_opt, prefix_cache=0, **options) as plain,
+    ):
+        history, *_ = turn(cached, tokens_of(numbers, 45), 20)
+        for cut in (len(history), 57, 41, 45):
+            prompt = [*history[:cut], 61, *tokens_of(numbers, 39)]
+            _, got, n_cached = turn(cached, prompt, 20)
+            _, expected, none = turn(plain, prompt, 20)
+            assert got == expected
+            assert (n_cached, none) == (min(cut, len(history) - 1), 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa2_tied", "gptneox", "opt_odd_heads", "qwen3", "qwen3moe"]
+)
+def test_so_does_that_of_every_family(data: Path, name: str) -> None:
+    model = data / "golden" / f"{name}.gguf"
+    with opened(model) as cached, opened(model, prefix_cache=0) as plain:
+        history, *_ = turn(cached, tokens_of(random.Random(13), 31), 5)
+        for cut in (35, 33):
+            prompt = [*history[:cut], 4, 5]
+            _, got, n_cached = turn(cached, prompt, 3)
+            _, expected, _ = turn(plain, prompt, 3)
+            assert got == expected
+            assert n_cached == cut
 
 
 def test_other_policies_have_other_states(tiny_opt: Path) -> None:
