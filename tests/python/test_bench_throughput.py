@@ -138,11 +138,11 @@ def test_the_parts_measure_our_engine(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_page() -> None:
-    def cell(engine: str, rate: float, n: float) -> list[Record]:
-        measured = {"tokens/s": rate, "sequences": n, "computed bytes": 2.0**20, "rss": 3.0 * 2**20}
-        measured["before"] = 2.0**21
+    def cell(engine: str, rate: float, n: float, length: int = 32) -> list[Record]:
+        measured = {"tokens/s": rate, "sequences": n, "rss": (3.0 + n) * 2**20}
         return [
-            Record(TABLE, "OPT, 512 + 32", engine, key, (value,)) for key, value in measured.items()
+            Record(TABLE, f"OPT, 512 + {length}", engine, key, (value,))
+            for key, value in measured.items()
         ]
 
     page = render_throughput(
@@ -152,7 +152,10 @@ def test_the_page() -> None:
             Record(TABLE, "OPT, 512 + 32", "", "memory", (4.0 * 2**20,)),
             *cell("h2o.cpp, hh=0.2", 60.0, 9),
             *cell("h2o.cpp, full", 20.0, 2),
+            Record(TABLE, "OPT, 512 + 64", "", "memory", (4.0 * 2**20,)),
+            *cell("h2o.cpp, hh=0.2", 80.0, 7, 64),
             Record(TABLE, "OPT, 512 + 32", "baseline", "absent", note="too large"),
+            Record(TABLE, "OPT, 512 + 64", "baseline", "absent", note="larger still"),
             Record(ARRIVALS, "OPT", "", "requests/s", (1.5,)),
             Record(ARRIVALS, "OPT", "static", "sequences", (2.0,)),
             Record(ARRIVALS, "OPT", "static", "tokens/s", (99.0,)),
@@ -160,8 +163,10 @@ def test_the_page() -> None:
             Record(ARRIVALS, "OPT", "static", "seconds between tokens, p50 and p99", (0.01, 0.5)),
         ]
     )
-    assert "OPT, 512 + 32 tokens, 4 MiB for weights and caches:" in page
-    assert "| h2o.cpp, hh=0.2 | 9 | 60.0 | 1 | 3 | 2 |" in page
-    assert "| h2o.cpp, full | 2 | 20.0 **3.00x** | 1 | 3 | 2 |" in page
+    head = "| OPT in 4 MiB | 512 + 32: sequences | tokens/s | 512 + 64: sequences | tokens/s |"
+    assert f"{head} resident MiB |" in page
+    assert "| h2o.cpp, hh=0.2 | 9 | 60.0 | 7 | 80.0 | 12 |" in page
+    assert "| h2o.cpp, full | 2 | 20.0 **3.00x** |  |  | 5 |" in page
     assert "- baseline on OPT, 512 + 32: too large" in page
+    assert "larger still" not in page
     assert "| static | 2 | 99 | 2.00 s | 2.98 s | 10.0 ms | 500.0 ms |" in page

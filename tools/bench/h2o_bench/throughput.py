@@ -261,7 +261,7 @@ def _run(bench: Bench, section: int, case: str, entry: Entry, memory: int, n: in
 
     if not k:
         needed = (entry.weight_bytes + entry.text_bytes) / 2**20
-        reason = f"weights and one text take {needed:.0f} MiB"
+        reason = f"weights and one sequence take {needed:.0f} MiB"
         bench.results.add(Record(section, case, name, "absent", note=reason))
         return
     if module.endswith("h2o"):

@@ -21,8 +21,12 @@ def render_throughput(records: Sequence[Record]) -> str:
     for name, engines in values_of(records, 0).items():
         threads = engines[OURS]["threads"][-1]
         lines += [f"{name}, {threads:.0f} threads.", ""]
-    versions = {f"{r.engine}: {r.note}" for r in records if r.measure == "sequences" and r.note}
-    lines += [f"- {one}" for one in sorted(versions)] + [""]
+    versions = {
+        f"{record.engine.partition(', ')[0]} {record.note}"
+        for record in records
+        if record.measure == "sequences" and record.note
+    }
+    lines += ["; ".join(sorted(versions)) + ".", ""] if versions else []
     sections = (
         (TABLE, "Equal memory", _TABLE_TEXT, _cells),
         (OFFLOAD, "Less memory than the weights take", _OFFLOAD_TEXT, _cells),
@@ -32,18 +36,20 @@ def render_throughput(records: Sequence[Record]) -> str:
     for i, (section, title, text, body) in enumerate(sections, start=1):
         if any(record.section == section for record in records):
             lines += [f"## {i}. {title}", "", text, ""]
-            lines += [*body(values_of(records, section)), *not_measured(records, section)]
+            lines += [
+                *body(values_of(records, section)),
+                *not_measured(_shortest(records), section),
+            ]
     lines += commands(records)
     return "\n".join(lines).rstrip() + "\n"
 
 
 _TABLE_TEXT = (
-    "The paper's experiment: random prompts, greedy continuation to a fixed length. Each engine"
-    " runs as many sequences together as fit beside its weights in the same memory, computed from"
-    " its types. Tokens/s: generated tokens over the time of prefill and decode. Engines take"
-    " turns, each in its own process; token counts are checked. Resident: peak of the process with"
-    " libraries and activations; before: at the start of generation. Weights are random, in real"
-    " shapes."
+    "As in the paper: random prompts, greedy outputs of a fixed length. Each engine runs as many"
+    " sequences as fit beside its weights in the same memory, computed from its types. Tokens/s:"
+    " generated tokens over the time of prefill and decode. Engines take turns, each in its own"
+    " process; token counts are checked. Resident: peak of the process. Weights are random, in real"
+    f" shapes. **Factors**: tokens/s of {_H2O} over this engine's."
 )
 _OFFLOAD_TEXT = (
     "h2o.cpp with the smallest `max_resident`, Accelerate with all weights on disk: both read the"
@@ -51,32 +57,54 @@ _OFFLOAD_TEXT = (
 )
 _SEQUENCES_TEXT = "Decode only. The last row: how many sequences fit in the memory of section 1."
 _ARRIVALS_TEXT = (
-    "A Poisson process; prompts of 16 to 512 tokens, outputs of 16 to 256, both log-uniform. Static"
-    " batching starts waiting requests together and admits no others until all have ended;"
-    " continuous is the Engine, one asyncio task per request. The rate keeps the full cache's"
-    " Engine busy for 70 % of the time, in the memory of section 1. Times are those seen by the"
-    " client."
+    "A Poisson process; prompts of 16 to 512 tokens, outputs of 16 to 256, both log-uniform."
+    " Static: waiting requests start together, and others wait until all have ended; continuous:"
+    " the Engine. The full cache's Engine is busy for 70 % of the time, in the memory of section 1."
+    " Times are the client's."
 )
 
 
+def _shortest(records: Sequence[Record]) -> list[Record]:
+    """The records, of engines that are absent the first case of each model alone."""
+    seen: set[tuple[int, str, str]] = set()
+    kept = []
+    for record in records:
+        key = (record.section, _model(record.model)[0], record.engine)
+        if record.measure != "absent" or key not in seen:
+            kept.append(record)
+        if record.measure == "absent":
+            seen.add(key)
+    return kept
+
+
+def _model(case: str) -> tuple[str, str]:
+    """A model and its lengths, from "OPT-125M, 512 + 32"."""
+    model, _, lengths = case.partition(", ")
+    return model, lengths
+
+
 def _cells(values: Values) -> Iterator[str]:
-    for case, engines in values.items():
-        memory = engines[""]["memory"][-1]
-        yield f"{case} tokens, {memory / 2**20:.0f} MiB for weights and caches:"
-        yield ""
-        ours = engines.get(_H2O, {}).get("tokens/s")
+    models = dict.fromkeys(_model(case)[0] for case in values)
+    for model in models:
+        cases = {
+            _model(case)[1]: found for case, found in values.items() if _model(case)[0] == model
+        }
+        memory = max(found[""]["memory"][-1] for found in cases.values())
+        head = [f"{model} in {memory / 2**20:.0f} MiB"]
+        for lengths in cases:
+            head += [f"{lengths}: sequences", "tokens/s"]
         rows = []
-        for name, found in engines.items():
-            if rates := found.get("tokens/s"):
-                sizes = (max(found[key]) / 2**20 for key in ("computed bytes", "rss", "before"))
-                computed, rss, before = (f"{size:.0f}" for size in sizes)
-                n = f"{found['sequences'][-1]:.0f}"
-                rate = cell(rates, None if name == _H2O else ours)
-                rows.append([name, n, rate, computed, rss, before])
-        head = ["", "sequences", "tokens/s", "computed MiB", "resident MiB", "before"]
-        yield from table(head, rows)
-    yield f"**Factors**: tokens/s of {_H2O} over this engine's."
-    yield ""
+        for name in dict.fromkeys(name for found in cases.values() for name in found):
+            row, sizes = [name], [0.0]
+            for found in cases.values():
+                measured = found.get(name, {})
+                ours = None if name == _H2O else found.get(_H2O, {}).get("tokens/s")
+                rates = measured.get("tokens/s", [])
+                row += [f"{measured['sequences'][-1]:.0f}" if rates else "", cell(rates, ours)]
+                sizes += measured.get("rss", []) if rates else []
+            if any(row[1:]):
+                rows.append([*row, f"{max(sizes) / 2**20:.0f}"])
+        yield from table([*head, "resident MiB"], rows)
 
 
 def _sequences(values: Values) -> Iterator[str]:
