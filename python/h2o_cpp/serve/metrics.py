@@ -15,15 +15,15 @@ from h2o_cpp.serve.catalog import Catalog
 # Names, what they are, and the attributes that are added up: of EngineStats, and of Service.
 _COUNTS = (
     ("h2o_prompt_tokens", "Prompt tokens read", "prompt_tokens"),
-    ("h2o_cached_tokens", "Prompt tokens not read again", "cached_tokens"),
+    ("h2o_cached_tokens", "Prompt tokens reused", "cached_tokens"),
     ("h2o_generated_tokens", "Tokens generated", "generated_tokens"),
     ("h2o_evicted_tokens", "Tokens evicted, in the layer that keeps most", "evictions"),
 )
 _STATES = (
-    ("h2o_requests_waiting", "Texts that wait for a sequence", "n_waiting"),
-    ("h2o_sequences_active", "Texts that have one", "n_active"),
+    ("h2o_requests_waiting", "Prompts in the queue", "n_waiting"),
+    ("h2o_sequences_active", "Sequences in use", "n_active"),
     ("h2o_sequences", "Sequences", "n_sequences"),
-    ("h2o_prefix_bytes", "Of the prefix caches", "prefix_bytes"),
+    ("h2o_prefix_bytes", "Stored for prompts that begin alike", "prefix_bytes"),
 )
 _MEMORY = (
     ("h2o_cache_bytes", "Allocated for the caches of all sequences", "cache_bytes"),
@@ -49,7 +49,7 @@ class EngineCollector(Collector):
         for name, what, field in _MEMORY:
             yield GaugeMetricFamily(name, what, sum(getattr(one, field) for one in services))
         yield GaugeMetricFamily(
-            "h2o_body_bytes", "Sent by requests in progress", self._limits.n_bytes
+            "h2o_body_bytes", "Bytes of the requests in progress", self._limits.n_bytes
         )
 
 
