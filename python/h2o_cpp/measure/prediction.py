@@ -1,4 +1,22 @@
-"""Predicted speed, by the number of sequences and the weights in memory (docs/plan.md)."""
+"""Predicted speed, by the number of sequences and the weights in memory (docs/plan.md).
+
+A model has L layers, W bytes of weights and F operations per token, F' more for a token whose
+logits are needed. A sequence has P prompt tokens and n generated ones, and reads K bytes of cache
+per generated token. Memory gives B bytes/s, storage S, arithmetic G operations/s. k sequences run
+at once, each followed by another when it ends.
+
+1. A prompt has c = ceil(P / n_batch) chunks, and a pass at most one: each sequence is charged
+   q = max(c, (c + n) / k) passes.
+2. A pass takes t = W / B + ((P + n) F + (c + n) F') / (q G) + n K / (q B), an upper estimate, since
+   reading and computing overlap.
+3. Each of m layers that take turns is read in b = (their bytes) / (m S), while the one before
+   computes for t1 = (t - rest) / L; the rest is what is in no layer. A pass waits
+   m b - (m - 1) min(t1, b) - min(b, t1 (1 + L - m) + rest) longer.
+4. Tokens per second: n / (q t).
+
+Memory: tensors outside the layers, the layers that stay, twice the largest layer if any take turns,
+k caches, activations of n_batch + k - 1 rows, logits of k.
+"""
 
 from __future__ import annotations
 
