@@ -13,9 +13,13 @@ at once, each followed by another when it ends.
    computes for t1 = (t - rest) / L; the rest is what is in no layer. A pass waits
    m b - (m - 1) min(t1, b) - min(b, t1 (1 + L - m) + rest) longer.
 4. Tokens per second: n / (q t).
+5. Of a mixture a pass needs E (1 - (1 - u / E)^r) of E experts of a layer, for r rows that each use
+   u of them at random. It reads these from memory, and from storage those that do not stay. Experts
+   used more often than at random are found more often, so this is a lower bound.
 
-Memory: tensors outside the layers, the layers that stay, twice the largest layer if any take turns,
-k caches, activations of n_batch + k - 1 rows, logits of k.
+Memory: tensors outside the layers, the layers that stay, twice the largest layer if any take turns
+(of mixtures the experts that stay, all experts of a layer and all other tensors), k caches,
+activations of n_batch + k - 1 rows, logits of k.
 """
 
 from __future__ import annotations
