@@ -29,6 +29,6 @@ if(H2O_TARGET MATCHES musl AND DEFINED ENV{H2O_MUSL})  # the loader, where the s
 endif()
 if(system STREQUAL windows)
   set(CMAKE_CROSSCOMPILING_EMULATOR wine)
-elseif(CMAKE_CROSSCOMPILING AND processor STREQUAL aarch64 AND system STREQUAL linux)
+elseif(H2O_TARGET MATCHES "^aarch64-linux" AND NOT CMAKE_HOST_SYSTEM_PROCESSOR STREQUAL aarch64)
   set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
 endif()
