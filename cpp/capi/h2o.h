@@ -187,9 +187,11 @@ typedef struct h2o_session_options {
   const char* prefix_disk;    /* of an engine: a directory where states that leave prefix_cache, or
                                  are in it at the end, outlive it; made if need be. NULL: none */
   uint64_t prefix_disk_bytes; /* most bytes of them there; 0: 4 GiB */
+  const char* archive_dir;    /* a directory where the archive is a file without a name, of its
+                                 whole size from the start. NULL: it is in memory */
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS \
-  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0}
+  {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL}
 
 /* Opens a session without tokens, and allocates its cache. options may be NULL. *session is to be
  * freed whatever it returns, as with h2o_model_load; it has the message of an error. */

@@ -45,9 +45,18 @@ DType kv_dtype_or_default(const char* name) {
 ArchiveOptions archive_of(const h2o_session_options& options) {
   require(options.archive_pages >= 0, "archive_pages is ", options.archive_pages,
           ", expected 1 or more, or 0 for ", kArchivePages);
+  const char* const directory = options.archive_dir;
+  require(directory == nullptr || options.archive != nullptr, "archive_dir is for an archive");
   if (options.archive == nullptr) return {};
   const DType dtype = kv_dtype(options.archive, "archive");
-  return {options.archive_pages == 0 ? kArchivePages : options.archive_pages, dtype, dtype};
+  ArchiveOptions made = {
+      options.archive_pages == 0 ? kArchivePages : options.archive_pages, dtype, dtype, {}};
+  if (directory != nullptr) {
+    require(directory[0] != '\0', "archive_dir is empty, expected a directory");
+    require(is_utf8(directory), "archive_dir is not valid UTF-8");
+    made.directory = path_of(directory);
+  }
+  return made;
 }
 
 Positions positions_of(int32_t positions) {

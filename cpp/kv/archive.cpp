@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/layout.h"
+#include "io/scratch_file.h"
 
 namespace h2o {
 
@@ -26,7 +27,11 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
 }
 
 void KvArchive::reserve_sequences(int32_t n) {
-  while (std::ssize(sequences_) < n) sequences_.push_back(backend_.allocate_host(sequence_bytes_));
+  while (std::ssize(sequences_) < n) {
+    sequences_.push_back(options_.directory.empty()
+                             ? backend_.allocate_host(sequence_bytes_)
+                             : map_scratch_file(options_.directory, sequence_bytes_));
+  }
 }
 
 ArchiveHead KvArchive::head(int32_t layer, int32_t sequence, int32_t kv_head) const {

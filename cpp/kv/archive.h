@@ -1,4 +1,5 @@
-// KvArchive: what a bounded cache evicts, kept in the host's memory, for queries to recall.
+// KvArchive: what a bounded cache evicts, kept in the host's memory or in files, for queries to
+// recall.
 //
 // Pages hold the tokens of kPageTokens consecutive positions. By the largest and smallest elements
 // of a page's keys (Quest, arXiv 2406.10774) a query estimates its largest q.k, and finds the pages
@@ -7,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "backend/backend.h"
@@ -23,6 +25,8 @@ struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: there is no archive
   DType k_dtype = DType::q8_0;  // as those of the cache, in types of kv_dtypes()
   DType v_dtype = DType::q8_0;
+  std::filesystem::path directory =
+      {};  // it is in files there, which end with it; empty: in memory
 
   bool operator==(const ArchiveOptions&) const = default;
 };
@@ -45,7 +49,7 @@ class KvArchive {
             int32_t head_dim, int32_t max_tokens);
 
   // Makes room for `n` sequences, whose pages take memory when they are first written. Throws
-  // OutOfMemory.
+  // OutOfMemory, FileError.
   void reserve_sequences(int32_t n);
 
   ArchiveHead head(int32_t layer, int32_t sequence, int32_t kv_head) const;

@@ -50,7 +50,8 @@ std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<
                                       const std::string& k_dtype, const std::string& v_dtype,
                                       const std::string& positions, int32_t n_recalled,
                                       const std::string& archive_k_dtype,
-                                      const std::string& archive_v_dtype) {
+                                      const std::string& archive_v_dtype,
+                                      const std::filesystem::path& archive_dir) {
   const SessionOptions options{
       .policies = std::move(policies),
       .n_ctx = n_ctx,
@@ -59,7 +60,7 @@ std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<
       .k_dtype = kv_dtype(k_dtype),
       .v_dtype = kv_dtype(v_dtype),
       .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype)};
+      .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype, archive_dir)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -160,9 +161,9 @@ Positions positions_named(const std::string& name) {
 }
 
 ArchiveOptions archive_options(int32_t n_recalled, const std::string& k_dtype,
-                               const std::string& v_dtype) {
+                               const std::string& v_dtype, const std::filesystem::path& directory) {
   if (n_recalled == 0) return {};
-  return {n_recalled, kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive")};
+  return {n_recalled, kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive"), directory};
 }
 
 void register_session(py::module_& m) {
@@ -205,7 +206,8 @@ void register_session(py::module_& m) {
       .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
            py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"), py::arg("n_recalled") = 0,
-           py::arg("archive_k_dtype") = "q8_0", py::arg("archive_v_dtype") = "q8_0")
+           py::arg("archive_k_dtype") = "q8_0", py::arg("archive_v_dtype") = "q8_0",
+           py::arg("archive_dir") = std::filesystem::path())
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))

@@ -166,6 +166,7 @@ class Session:
         n_recalled: int = 0,
         archive_k_dtype: str = "q8_0",
         archive_v_dtype: str = "q8_0",
+        archive_dir: str | os.PathLike[str] = "",
     ) -> None: ...
     def step(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]: ...
     def greedy(self, inputs: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.int32]: ...
@@ -311,6 +312,7 @@ class Engine:
         n_recalled: int = 0,
         archive_k_dtype: str = "q8_0",
         archive_v_dtype: str = "q8_0",
+        archive_dir: str | os.PathLike[str] = "",
         prefix_disk: str | os.PathLike[str] = "",
         prefix_disk_bytes: int = 0,
         log: Callable[[str], object] | None = None,

@@ -81,6 +81,7 @@ class Generator(Closing):
         prefix_ends: bool = False,
         archive: str | tuple[str, str] | None = None,
         archive_pages: int = ARCHIVE_PAGES,
+        archive_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a model.
 
@@ -136,6 +137,8 @@ class Generator(Closing):
             evicted is gone.
         archive_pages: how many pages of 16 archived tokens each token attends to, of every layer
             and KV head those whose keys may match it best.
+        archive_dir: a directory for the archive instead of memory: each sequence's is a file
+            without a name there, which has room on the disk for n_ctx tokens from the start.
 
         Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
         OSError (the Hub) and MemoryError.
@@ -173,6 +176,7 @@ class Generator(Closing):
             prefix_ends=check_bool("prefix_ends", prefix_ends),
             archive=archive,
             archive_pages=archive_pages,
+            archive_dir=archive_dir,
         )
         self.policy = self._open.policy
         self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 
 #include "capi_rig.h"
 #include "session_rig.h"
@@ -71,8 +72,13 @@ TEST_CASE("a session with an archive" * doctest::skip(on_cuda())) {
   api::Session evicting = open_session(model, with_budget(20));
   std::string prompt;
   for (int i = 0; i < 20; ++i) prompt += kPrompt;
+  const std::string directory = std::filesystem::temp_directory_path().string();
+  options.archive_dir = directory.c_str();
+  api::Session in_files = open_session(model, options);
   const std::string text = streamed(archived, prompt, most(20));
-  CHECK(streamed(some, prompt, most(20)) == streamed(sixteen, prompt, most(20)));
+  const std::string by_sixteen = streamed(sixteen, prompt, most(20));
+  CHECK(streamed(some, prompt, most(20)) == by_sixteen);
+  CHECK(streamed(in_files, prompt, most(20)) == by_sixteen);
   CHECK(streamed(evicting, prompt, most(20)) != text);
   CHECK(archived.stats().archive_bytes > 0);
   CHECK(evicting.stats().archive_bytes == 0);
@@ -84,6 +90,12 @@ TEST_CASE("a session with an archive" * doctest::skip(on_cuda())) {
   options.archive = "f16";
   options.archive_pages = -1;
   CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("archive_pages is -1"),
+                       api::Error);
+  options.archive_pages = 0;
+  options.archive_dir = "/nowhere/at/all";
+  CHECK_THROWS_AS(api::Session(model, options), api::Error);
+  options.archive = nullptr;
+  CHECK_THROWS_WITH_AS(api::Session(model, options), doctest::Contains("is for an archive"),
                        api::Error);
 }
 
@@ -348,7 +360,7 @@ TEST_CASE("nothing but the number is stored where the capacity is too small") {
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type))
 ENDS_WITH(h2o_model_options, reserved);
 ENDS_WITH(h2o_model_info, eos);
-ENDS_WITH(h2o_session_options, prefix_disk_bytes);
+ENDS_WITH(h2o_session_options, archive_dir);
 ENDS_WITH(h2o_sampling, logit_bias);
 ENDS_WITH(h2o_stream_options, stop);
 ENDS_WITH(h2o_generation, decode_seconds);

@@ -11,6 +11,7 @@ import pytest
 
 from h2o_cpp import Generator, _core
 from h2o_cpp.model.tokenizer import Tokenizer
+from support import not_collected
 from support.background import greedy
 from support.hub import Hub, local_hub
 from support.needs import CUDA, SHARED
@@ -19,7 +20,6 @@ from support.short_text import TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytest_plugins = ["support.not_collected"]
 load_profile()
 
 # No test sees the models that somebody pulled.
@@ -28,6 +28,11 @@ os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 # A shell's background job ignores it, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Not by pytest_plugins, which has to be known before the first folder is looked at.
+    config.pluginmanager.register(not_collected)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from h2o_cpp import Chat, Generator, Policy, _core
 from h2o_cpp.cli import main
 from h2o_cpp.convert import convert
 from h2o_cpp.model.session import chunks, open_session
-from support.needs import packages
+from support.needs import LINUX, packages
 from support.random_models import RECIPES, make_model, save_checkpoint
 
 N_CTX = 40  # of the golden models
@@ -57,6 +59,58 @@ def test_bytes(llama_model: _core.Model) -> None:
     assert rows + page <= session.archive_bytes <= rows + 3 * page
     session.reset(0)
     assert session.archive_bytes == 0
+
+
+class TestFiles:
+    def test_are_as_memory(self, llama_model: _core.Model, tmp_path: Path) -> None:
+        """Bit for bit; and they have no name, so that nothing stays."""
+        memory, files = (
+            session_of(llama_model, POLICY, archive="f16", archive_pages=1, archive_dir=directory)
+            for directory in (None, tmp_path)
+        )
+        for _ in range(2):
+            np.testing.assert_array_equal(logits(memory, TOKENS), logits(files, TOKENS))
+            assert files.archive_bytes == memory.archive_bytes > 0
+            files.reset(0)
+            memory.reset(0)
+        assert list(tmp_path.iterdir()) == []
+
+    @LINUX  # reads /proc
+    def test_are_in_the_directory(self, llama: Path, tmp_path: Path) -> None:
+        def mapped() -> bool:
+            return f"{tmp_path}/h2o-scratch" in Path("/proc/self/maps").read_text()
+
+        options: dict[str, Any] = {"hh": 8, "archive": "f16", "n_ctx": N_CTX}
+        with Generator(llama, archive_dir=tmp_path, **options) as generator:
+            assert mapped()
+            text = generator.generate(TOKENS[:20], max_tokens=20, seed=1).text
+            assert generator.stats().archive_bytes > 0
+        assert not mapped()
+        with Generator(llama, **options) as generator:
+            assert generator.generate(TOKENS[:20], max_tokens=20, seed=1).text == text
+
+    def test_refusals(self, llama: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="archive_dir='x' without archive"):
+            Generator(llama, hh=8, archive_dir="x")
+        with pytest.raises(ValueError, match="archive_dir is empty"):
+            Generator(llama, hh=8, archive="f16", archive_dir="")
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            Generator(llama, hh=8, archive="f16", archive_dir=tmp_path / "nowhere")
+
+    @LINUX  # limits the size of files
+    def test_a_disk_without_room(self, llama: Path, tmp_path: Path) -> None:
+        program = f"""
+import resource
+from h2o_cpp import Generator
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    Generator({str(llama)!r}, hh=8, archive="f16", archive_dir={str(tmp_path)!r})
+except MemoryError as error:
+    print(error)
+"""
+        said = subprocess.check_output([sys.executable, "-c", program], text=True)
+        assert f"bytes in {tmp_path}: File too large" in said
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("archive", ["f32", "f16", ("bf16", "f16")])

@@ -95,6 +95,12 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     add_kv_dtype(cache, None if memory else "f16")
     if memory:
         add_archive(cache)
+        cache.add_argument(
+            "--archive-dir",
+            metavar="DIR",
+            help="the archive is in files in DIR, with room for n-ctx tokens of each sequence "
+            "(default: in memory)",
+        )
 
 
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:

@@ -208,7 +208,8 @@ def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[s
         max_sequences = MAX_SEQUENCES
     same = (
         *("hh", "cache_memory", "recent", "policy", "positions", "n_ctx", "n_batch", "kv_dtype"),
-        *("device", "threads", "max_resident", "exact", "archive", "archive_pages"),
+        *("device", "threads", "max_resident", "exact"),
+        *("archive", "archive_pages", "archive_dir"),
     )
     options = {name: getattr(args, name) for name in same}
     return {**options, "max_sequences": max_sequences, "memory": memory, **_prefixes(args)}

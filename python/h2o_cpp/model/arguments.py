@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from numbers import Integral, Real
@@ -97,17 +98,33 @@ class ArchiveArguments(TypedDict):
     n_recalled: int
     archive_k_dtype: str
     archive_v_dtype: str
+    archive_dir: str
 
 
-def archive_arguments(archive: object, pages: int) -> ArchiveArguments:
-    """A type for both, or (type of K, type of V), and the pages recalled; None: no archive."""
+def archive_arguments(
+    archive: object, pages: int, directory: str | os.PathLike[str] | None = None
+) -> ArchiveArguments:
+    """A type for both, or (type of K, type of V), the pages recalled, and where its files are.
+
+    archive: None: there is none. directory: None: it is in memory.
+    """
     n_recalled = check_int("archive_pages", pages, 1, INT32_MAX)
     if archive is None:
-        return {"n_recalled": 0, "archive_k_dtype": "q8_0", "archive_v_dtype": "q8_0"}
+        if directory is not None:
+            raise ValueError(f"archive_dir={directory!r} without archive, expected a type for it")
+        n_recalled, archive = 0, "q8_0"
     both = [archive, archive] if isinstance(archive, str) else archive
-    if isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]:
-        return {"n_recalled": n_recalled, "archive_k_dtype": both[0], "archive_v_dtype": both[1]}
-    raise ValueError(f"archive={archive!r}, expected a type or a pair of types, for K and V")
+    if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
+        raise ValueError(f"archive={archive!r}, expected a type or a pair of types, for K and V")
+    path = "" if directory is None else os.fspath(directory)
+    if directory is not None and path == "":
+        raise ValueError("archive_dir is empty, expected a directory")
+    return {
+        "n_recalled": n_recalled,
+        "archive_k_dtype": both[0],
+        "archive_v_dtype": both[1],
+        "archive_dir": path,
+    }
 
 
 def bytes_of(name: str, size: int | str) -> int:

@@ -61,10 +61,11 @@ def open_runtime(
     prefix_ends: bool = False,
     archive: str | tuple[str, str] | None = None,
     archive_pages: int = ARCHIVE_PAGES,
+    archive_dir: str | os.PathLike[str] | None = None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
-    recall = archive_arguments(archive, archive_pages)
+    recall = archive_arguments(archive, archive_pages, archive_dir)
     if archive is not None and positions == "auto":
         positions = "original"  # as the core then has them
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)

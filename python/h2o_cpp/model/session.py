@@ -72,12 +72,13 @@ def open_session(
     positions: Positions = "auto",
     archive: str | tuple[str, str] | None = None,
     archive_pages: int = ARCHIVE_PAGES,
+    archive_dir: str | os.PathLike[str] | None = None,
 ) -> _core.Session:
     """Sequences of `model`, empty, each with a cache that `policy` bounds.
 
     policy: one for all layers, or one for each. The rest as for Generator.
 
-    Raises ValueError and MemoryError.
+    Raises ValueError, MemoryError and OSError.
     """
     check_positions(positions)
     return _core.Session(
@@ -88,7 +89,7 @@ def open_session(
         n_sequences=n_sequences,
         **kv_dtypes(kv_dtype),
         positions=positions,
-        **archive_arguments(archive, archive_pages),
+        **archive_arguments(archive, archive_pages, archive_dir),
     )
 
 

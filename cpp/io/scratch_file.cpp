@@ -1,0 +1,78 @@
+#include "io/scratch_file.h"
+
+#include "core/error.h"
+#include "io/utf8_path.h"
+
+#ifndef _WIN32
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#endif
+
+namespace h2o {
+
+#ifdef _WIN32
+
+Buffer map_scratch_file(const std::filesystem::path& directory, size_t) {
+  throw InvalidArgument(text("a scratch file in ", utf8(directory), ": not on Windows"));
+}
+
+#else
+
+namespace {
+
+constexpr size_t kHeader = 4096;  // bytes before the data, where the size of the mapping is
+
+struct File {
+  int descriptor;
+  ~File() {
+    if (descriptor >= 0) close(descriptor);
+  }
+};
+
+// An error number, or 0. Without room reserved for it, a page that finds the disk full when it is
+// written would end the process.
+int reserve(int file, size_t bytes) {
+#ifdef __APPLE__
+  fstore_t all = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, static_cast<off_t>(bytes), 0};
+  const bool done = fcntl(file, F_PREALLOCATE, &all) == 0 && ftruncate(file, all.fst_length) == 0;
+  return done ? 0 : errno;
+#else
+  return posix_fallocate(file, 0, static_cast<off_t>(bytes));
+#endif
+}
+
+}  // namespace
+
+Buffer map_scratch_file(const std::filesystem::path& directory, size_t bytes) {
+  if (bytes == 0) return {};
+  std::string name = (directory / "h2o-scratch-XXXXXX").string();
+  const File file{mkstemp(name.data())};
+  if (file.descriptor < 0) throw FileError(errno, utf8(directory));
+  unlink(name.c_str());
+  const size_t size = kHeader + bytes;
+  if (const int error = reserve(file.descriptor, size); error != 0) {
+    throw OutOfMemory(
+        text("cannot reserve ", bytes, " bytes in ", utf8(directory), ": ", std::strerror(error)));
+  }
+  void* const mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
+  if (mapping == MAP_FAILED) {
+    throw OutOfMemory(text("cannot map ", bytes, " bytes in ", utf8(directory)));
+  }
+  std::memcpy(mapping, &size, sizeof(size));
+  return {static_cast<std::byte*>(mapping) + kHeader, bytes, [](void* data) noexcept {
+            void* const start = static_cast<std::byte*>(data) - kHeader;
+            size_t mapped;
+            std::memcpy(&mapped, start, sizeof(mapped));
+            munmap(start, mapped);
+          }};
+}
+
+#endif
+
+}  // namespace h2o
