@@ -111,7 +111,7 @@ def _content(target: Path, config: MkDocsConfig) -> str:
         entries = sorted(path.name for path in target.iterdir() if path.name[0] not in "._")
         return f"{head}# `{name}/`\n\n" + "".join(f"- `{entry}`\n" for entry in entries)
     text = target.read_text(encoding="utf-8")
-    if target.suffix == ".md":
-        return head + _rewrite(text, target, _place(target, config), config)
+    if target.suffix == ".md":  # a page as others: in the search, beside the navigation
+        return _rewrite(text, target, _place(target, config), config)
     language = _LANGUAGES.get(target.suffix, "text")
     return f"{head}# `{name}`\n\n````{language}\n{text}\n````\n"
