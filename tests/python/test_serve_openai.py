@@ -311,6 +311,7 @@ class TestChat:
             {"prompt_cache_key": "k", "safety_identifier": "s", "user": "u"},
             {"stop": None, "tools": None, "response_format": None, "logprobs": None},
             {"extra_body": {"cache_prompt": True, "reasoning_effort": "none"}},
+            {"extra_body": {"id_slot": 0, "timings_per_token": True, "return_progress": True}},
         ],
     )
     def test_fields_that_change_nothing(self, client: Any, fields: dict[str, Any]) -> None:

@@ -234,7 +234,10 @@ def test_log_probabilities_go_on(server: Server) -> None:
 
 
 def test_what_the_template_is_given(tmp_path: Path) -> None:
-    shows = "{{ documents | tojson }}{{ effort }}{{ reasoning_effort }}{{ enable_thinking }};"
+    shows = (
+        "{{ documents | tojson }}{{ effort }}{{ reasoning_effort }}{{ enable_thinking }};"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
     body = {
         "messages": user("Hi"),
         "documents": [{"title": "A"}],
@@ -247,7 +250,9 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     ):
         for effort, seen in (("low", "low"), ("none", "False")):
             answer = server.ask("/apply-template", {**body, "reasoning_effort": effort})
-            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{seen};'
+            assert answer.json()["prompt"] == f'[{{"title": "A"}}]3{seen};a'
+        answer = server.ask("/apply-template", {**body, "add_generation_prompt": False})
+        assert answer.json()["prompt"] == '[{"title": "A"}]3;'
 
 
 @pytest.mark.parametrize(

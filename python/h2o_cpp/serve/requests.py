@@ -125,11 +125,11 @@ class Sampling(Schema):
 
 
 class GenerationRequest(ModelRequest, Sampling):
-    """What completions and chats have in common. `cache_prompt` is llama.cpp's."""
+    """What completions and chats have in common."""
 
     ignored = (
-        *("user", "store", "service_tier", "cache_prompt"),
-        *("safety_identifier", "prompt_cache_key"),
+        *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("cache_prompt", "id_slot", "timings_per_token", "return_progress"),  # llama.cpp's
     )
 
     n: int = Field(
@@ -335,6 +335,10 @@ class ChatRequest(GenerationRequest):
         None, description="for the chat template; none: enable_thinking is false"
     )
 
+    add_generation_prompt: bool | None = Field(
+        None, description="for the chat template; false: it does not begin a reply"
+    )
+
     # Of OpenAI's, what says that there is nothing special about the answer.
     functions: _Empty | None = None
     function_call: Literal["none", "auto"] | None = None
@@ -363,4 +367,6 @@ class ChatRequest(GenerationRequest):
             variables["enable_thinking"] = False
         elif self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
+        if self.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = self.add_generation_prompt
         return {**variables, **(self.chat_template_kwargs or {})}

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from h2o_cpp import __version__
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
@@ -17,6 +19,7 @@ class ResponseHead(BaseModel):
     id: str
     created: int  # seconds since 1970
     model: str
+    system_fingerprint: str = f"h2o-cpp-{__version__}"
 
 
 class PromptTokensDetails(BaseModel):
