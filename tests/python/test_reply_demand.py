@@ -148,6 +148,19 @@ def test_one_call_of_one_tool(tokenizer: Tokenizer, name: str, template: str) ->
         assert call.name == "weather"
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3"])
+def test_arguments_are_those_of_the_schema(tokenizer: Tokenizer, name: str) -> None:
+    """Which does not say that there are no others, as most do not."""
+    format = format_named(name, "")
+    schema = {"properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}}
+    grammar = grammar_of(tokenizer, format, "", {"count": schema}, parallel=False)
+    seen = set()
+    for seed in range(20):
+        [call] = parse_reply(sample(tokenizer, grammar, seed), format).calls
+        seen |= {tuple(json.loads(call.arguments))}
+    assert seen == {(), ("n",)}
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
 def test_a_reply_that_begins_inside_of_reasoning(tokenizer: Tokenizer, name: str) -> None:
     template = "<think></think>"

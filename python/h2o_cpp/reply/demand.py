@@ -10,6 +10,16 @@ from h2o_cpp.reply.formats import ReplyFormat
 from h2o_cpp.reply.rules import Rules
 
 _NAME = re.compile(r"[\w.-]+")
+_PLAIN = {
+    "$schema",
+    "$defs",
+    "definitions",
+    "type",
+    "title",
+    "description",
+    "properties",
+    "required",
+}
 
 
 def call_grammar(
@@ -47,11 +57,22 @@ def call_grammar(
 
 
 def _object(name: str, schema: Any) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are always an object."""
+    """The schema of a tool's arguments, which are always an object.
+
+    Where it only lists them, there are no others: a small model would not stop to invent them.
+    """
     if not _NAME.fullmatch(name):
         raise ValueError(f"tool {name!r} cannot be called: its name has other than a-z, 0-9, _.-")
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ValueError(f"the parameters of {name} are not of type object")
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if (
+        schema.keys() <= _PLAIN
+        and isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(key in [*properties] for key in required)
+    ):
+        schema = {**schema, "additionalProperties": False}
     return {"type": "object", **schema}
