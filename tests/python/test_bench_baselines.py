@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from h2o_bench.baselines import ik_llama_cpp
 from h2o_bench.comparison import Baseline, Comparison, Request
 from h2o_bench.engine_process import EngineError, EngineProcess
 from h2o_bench.models import Models
@@ -41,6 +42,37 @@ def test_an_engine_answers() -> None:
         assert answer.peak_rss_bytes > 1 << 20
         for context in (11, 20, 5):  # goes on, reads more, starts again
             assert len(engine.decode(context, 3).seconds) == 3
+
+
+LLAMA_BENCH = """#!/usr/bin/env python3
+import json, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if options["-m"] != "model.gguf":
+    sys.exit("no such model")
+n_prompt, n_gen = int(options["-p"]), int(options["-n"])
+if "-gp" in options:
+    n_prompt, n_gen = map(int, options["-gp"].split(","))
+count = {"n_prompt": n_prompt, "n_gen": n_gen, "samples_ns": [9, 10**9 * (n_prompt + n_gen)]}
+print(json.dumps([count | {"build_commit": "-".join(options[key] for key in ("-t", "-rtr"))}]))
+"""
+
+
+def test_an_engine_that_is_a_program(tmp_path: Path) -> None:
+    program = tmp_path / "llama-bench"
+    program.write_text(LLAMA_BENCH)
+    program.chmod(0o755)
+    one = ik_llama_cpp("model.gguf", program, 3, repack=True)
+    with EngineProcess(one.module, one.options) as engine:
+        assert engine.description == {"name": "ik_llama.cpp", "version": "3-1, repacked"}
+        answer = engine.prefill(11)
+        assert answer.seconds == [11.0]
+        assert answer.peak_rss_bytes > 1 << 20
+        assert engine.decode(11, 3).seconds == [14 / 3] * 3
+        with pytest.raises(EngineError, match="one text"):
+            engine.batch(2, 3, 4)
+    other = ik_llama_cpp("other.gguf", program, 3, repack=False)
+    with pytest.raises(EngineError, match="no such model"):
+        EngineProcess(other.module, other.options)
 
 
 @pytest.mark.parametrize(

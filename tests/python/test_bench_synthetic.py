@@ -27,6 +27,7 @@ PARAMETERS = {
     "OPT-6.7B": 6_658_473_984 - 2 * 4096,
     "SmolLM2-135M": 134_515_008,
     "Pythia-410M": 405_334_016,
+    "gpt-oss-20b": 20_914_757_184,
 }
 TEXT = "The old man said: “naïve café” costs 5 €, \n\tor 1234567890 🦙!"
 

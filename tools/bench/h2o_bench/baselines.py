@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from h2o_bench.comparison import Baseline
@@ -25,6 +26,13 @@ def llama_cpp(path: object, threads: int, n_ctx: int) -> Baseline:
     return Baseline("llama.cpp", f"{_ENGINES}.llama_cpp", options)
 
 
+def ik_llama_cpp(path: object, program: Path, threads: int, *, repack: bool) -> Baseline:
+    """ik_llama.cpp, whose weights are repacked or not; program: its llama-bench."""
+    name = "ik_llama.cpp, repacked" if repack else "ik_llama.cpp"
+    options = {"path": str(path), "program": str(program), "threads": threads, "repack": repack}
+    return Baseline(name, f"{_ENGINES}.ik_llama_cpp", options)
+
+
 def openvino(path: object, threads: int, n_vocab: int, cache_tokens: int | None = None) -> Baseline:
     """OpenVINO GenAI, which reads files of architecture `llama` and `qwen2`."""
     name = "OpenVINO GenAI" if cache_tokens is None else f"OpenVINO GenAI, {cache_tokens} kept"
@@ -38,18 +46,21 @@ def openvino(path: object, threads: int, n_vocab: int, cache_tokens: int | None 
 
 
 def everyone(
-    models: Models, shape: str, type_name: str, threads: int, n_ctx: int
+    models: Models, shape: str, type_name: str, threads: int, n_ctx: int, ik: Path | None = None
 ) -> Iterator[Baseline | tuple[str, str]]:
     """Those that can run a shape and a type; (name, why) for one whose model cannot be made.
 
     transformers computes in f32 and bf16 whatever the file, so it is compared once, beside F16;
-    CTranslate2, with int8 weights, beside Q8_0.
+    CTranslate2, with int8 weights, beside Q8_0. ik: ik_llama.cpp's llama-bench, if it is there.
     """
     path = models.gguf(shape, type_name)
     sizes = config(shape)
     yield ours(path, threads)
     if sizes["model_type"] != "opt":
         yield llama_cpp(path, threads, n_ctx)
+        if ik is not None:
+            for repack in (False, True):
+                yield ik_llama_cpp(path, ik, threads, repack=repack)
     if sizes["model_type"] == "llama":
         yield openvino(path, threads, sizes["vocab_size"])
     if type_name == "F16":

@@ -71,6 +71,7 @@ class Bench:
     threads: int
     wheel: Path | None = None
     engines: tuple[str, ...] = ()  # of sections 1 and 2, by how their names begin; (): all
+    ik: Path | None = None  # ik_llama.cpp's llama-bench, for section 1
 
     def wants(self, engine: str) -> bool:
         """Is the engine of this name to be measured?"""
@@ -104,7 +105,7 @@ def measure_speed(bench: Bench) -> None:
             with Comparison(bench.results, 1, f"{shape} {type_name}") as comparison:
                 _record_limits(comparison, bench, path)
                 n_ctx = max(plan.prompts) + plan.n_decode
-                for one in everyone(bench.models, shape, type_name, bench.threads, n_ctx):
+                for one in everyone(bench.models, shape, type_name, bench.threads, n_ctx, bench.ik):
                     if not bench.wants(one[0]):
                         continue
                     if isinstance(one, Baseline):

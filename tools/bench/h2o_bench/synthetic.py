@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache, partial
 from itertools import chain, islice, product
-from math import prod
+from math import log2, prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,7 +59,8 @@ def write_model(path: Path, config: Config, type_name: str, *, seed: int = 0) ->
 
     type_name: one of TYPES; the mixes of the quantiser choose a type for each tensor. Weights are
     rows of a few million random values, each tensor's from another row on, so that a large model
-    is written in the time its bytes take. Norms are 1, biases 0.
+    is written in the time its bytes take. Norms are 1, biases 0. Experts that are published in
+    MXFP4 stay in it, as the converter leaves them.
 
     Raises ValueError for an unknown type, and for a config that no family can express.
     """
@@ -158,10 +159,16 @@ def _types(
     """As the converter and the quantiser choose them: F32 for all but matrices."""
     shapes = {spec.gguf: spec.written_shape for spec in specs}
     types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
+    stored = [spec.gguf for spec in specs if spec.mxfp4_rows is not None]
+    kept = dict.fromkeys(stored, GGMLQuantizationType.MXFP4)
     if type_name in MIXES:
-        return types | choose_types(MIXES[type_name], Model.of(metadata), shapes)
-    matrices = [name for name in shapes if len(shapes[name]) > 1 and name != "position_embd.weight"]
-    return types | dict.fromkeys(matrices, GGMLQuantizationType[type_name])
+        return types | choose_types(MIXES[type_name], Model.of(metadata), shapes) | kept
+    matrices = [
+        name
+        for name, shape in shapes.items()
+        if len(shape) > 1 and name.endswith(".weight") and name != "position_embd.weight"
+    ]
+    return types | dict.fromkeys(matrices, GGMLQuantizationType[type_name]) | kept
 
 
 def _rows(
@@ -169,6 +176,8 @@ def _rows(
 ) -> NDArray[np.uint8]:
     """Random rows as blocks; their scale makes outputs about as large as inputs."""
     n_rows = min(most, max(1, _PIECE // n_cols))
+    if type is GGMLQuantizationType.MXFP4:
+        return _mxfp4_rows(random, n_rows, n_cols)
     values = random.standard_normal((n_rows, n_cols), np.float32)
     values /= np.float32(n_cols**0.5)
     if type is GGMLQuantizationType.F32:
@@ -176,6 +185,14 @@ def _rows(
     if type is GGMLQuantizationType.F16:
         return values.astype(np.float16).view(np.uint8)
     return _core.quantize(type.name, values, threads=len(os.sched_getaffinity(0)))
+
+
+def _mxfp4_rows(random: np.random.Generator, n_rows: int, n_cols: int) -> NDArray[np.uint8]:
+    """The power of two of a block, then two elements a byte, whose mean square is 8.6."""
+    size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType.MXFP4]
+    blocks = random.integers(0, 256, (n_rows, n_cols // size, nbytes), np.uint8)
+    blocks[..., 0] = 127 + round(log2((8.6 * n_cols) ** -0.5))
+    return blocks.reshape(n_rows, -1)
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:

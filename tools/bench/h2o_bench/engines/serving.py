@@ -62,6 +62,11 @@ class Engine(ABC):
         """Tokens read since it last forgot everything, as the engine itself counts them."""
 
     @property
+    def peak_rss_bytes(self) -> int:
+        """Memory that was resident at most."""
+        return peak_rss_bytes()
+
+    @property
     @abstractmethod
     def description(self) -> Mapping[str, Any]:
         """Its name and version, how long it took to load, and what else there is to say."""
@@ -163,7 +168,7 @@ def _answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "tokens": engine.n_tokens,
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": engine.peak_rss_bytes,
     }
 
 

@@ -1,0 +1,74 @@
+"""ik_llama.cpp, by its own llama-bench, which a process runs for each request."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from h2o_bench.engines.serving import Engine, serve
+
+
+class IkLlamaCpp(Engine):
+    """A model file, and the program that loads it for each request."""
+
+    def __init__(self, path: str, *, program: str, threads: int, repack: bool) -> None:
+        """Load the model once: raises RuntimeError if that fails.
+
+        repack: whether weights are put in the order of its kernels when they are loaded.
+        """
+        self._command = [program, "-m", path, "-t", str(threads), "-r", "2", "-o", "json"]
+        self._command += ["-rtr", str(int(repack))]
+        self._repack = repack
+        self._n_tokens = 0
+        self._last = self._run("-p", "1", "-n", "0")
+        super().__init__(n_vocab=0)
+
+    def prefill(self, n: int) -> list[float]:
+        """Read n tokens."""
+        return [self._seconds("-p", str(n), "-n", "0")]
+
+    def decode(self, n_context: int, n: int) -> list[float]:
+        """Read the context, then n tokens, whose mean stands for each."""
+        return [self._seconds("-p", "0", "-n", "0", "-gp", f"{n_context},{n}") / n] * n
+
+    def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
+        """Nothing that llama-bench measures: raises RuntimeError."""
+        raise RuntimeError("llama-bench decodes one text")
+
+    @property
+    def n_tokens(self) -> int:
+        """As llama-bench says."""
+        return self._n_tokens
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Of the largest llama-bench so far."""
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What it is."""
+        return {
+            "name": "ik_llama.cpp",
+            "version": f"{self._last['build_commit']}{', repacked' if self._repack else ''}",
+        }
+
+    def _seconds(self, *arguments: str) -> float:
+        """Of the second time, when memory and threads are there."""
+        found = self._run(*arguments)
+        self._n_tokens = found["n_prompt"] + found["n_gen"]
+        return float(found["samples_ns"][-1]) / 1e9
+
+    def _run(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run([*self._command, *arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError((done.stderr.splitlines() or ["no output"])[-1])
+        (found,) = json.loads(done.stdout)
+        return dict(found)
+
+
+if __name__ == "__main__":
+    serve(IkLlamaCpp)
