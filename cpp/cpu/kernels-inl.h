@@ -313,14 +313,10 @@ void add_rows(const AddRows& a) {
   }
 }
 
-// nullptr where columns side by side are slower than those in rows: AVX2 has too few registers to
-// put bits of superblocks together. One lane gains nothing from them.
+// nullptr for one lane, which gains nothing from columns side by side.
 template <class Int8>
 constexpr decltype(TypeKernels::interleaved_matmul) interleaved_matmul() {
   if constexpr (kWidth == 1) {
-    return nullptr;
-  } else if constexpr (kWidth == 8 && Int8::kBlock == 256 &&
-                       (Int8::kBits == 5 || Int8::kBits == 6)) {
     return nullptr;
   } else {
     return int8_matmul<Int8, true>;

@@ -54,7 +54,7 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& co
     for (int j = 0; j < O; ++j) {
       const T* w = columns.row(j) + k;
       if constexpr (R == 1) {
-        __builtin_prefetch(reinterpret_cast<const std::byte*>(w) + ahead, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(w) + ahead);
       }
       const Pairs pairs = load_pairs(w);
       for (int i = 0; i < R; ++i) {
@@ -125,12 +125,11 @@ template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                  std::byte* workspace) {
   int64_t o = begin;
-  if (m.n_rows == 1) {  // many columns at once hide the latency of the products
-    for (; o + 8 <= end; o += 8) {
-      const int64_t ahead = o + 16 <= end ? 8 * m.w_row_bytes : 0;
-      bf16_tile<T, 1, 8>(m, rows, columns_from<T>(m, o), 0, o, ahead);
+  if (m.n_rows == 1) {  // one column after another, in the order in which memory is fastest
+    for (; o < end; ++o) {
+      const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
+      bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, ahead);
     }
-    for (; o < end; ++o) bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o);
     return;
   }
   const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kTileRows);

@@ -118,7 +118,7 @@ struct Int8IQ2_XS : SignedType<Int8IQ2_XS, BlockIQ2_XS, 16, 7, 43> {
     return kIq2XsGrid[load_half(b.qs + i / 4 + 2 * e) & 511];
   }
   static uint64_t signs(const Block& b, int64_t i, int64_t e) {
-    return kEvenSigns[load_half(b.qs + i / 4 + 2 * e) >> 9];
+    return kEvenSigns[b.qs[i / 4 + 2 * e + 1] >> 1];
   }
   static float step(const Block& b, int64_t g) {
     return static_cast<float>(2 * half_byte(b.scales, g) + 1) * 0.125f;

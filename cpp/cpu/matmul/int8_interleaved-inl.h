@@ -97,11 +97,11 @@ struct BlockScales {
   }
 };
 
-// As many bytes as a block of kInterleaved columns has.
-template <class Type>
-H2O_INLINE void prefetch_block(const std::byte* from) {
-  constexpr int64_t kBytes = kInterleaved * sizeof(typename Type::Block);
-#pragma GCC unroll 64
+// Of so many bytes all lines. A processor has room for some requests only: those of a block of 256
+// at once hold up what comes after them.
+template <int64_t kBytes>
+H2O_INLINE void prefetch_lines(const std::byte* from) {
+#pragma GCC unroll 16
   for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at);
 }
 
@@ -109,6 +109,9 @@ H2O_INLINE void prefetch_block(const std::byte* from) {
 template <class Type>
 struct Strip {
   static constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
+  // Elements whose instructions are written out: those of a whole block of 256 are too many to be
+  // scheduled well.
+  static constexpr int kStep = Type::kBlock < 64 ? Type::kBlock : 64;
   static constexpr int64_t kAhead = 4096;  // bytes from what is multiplied to what is prefetched
 
   const int8_t* x_q;
@@ -125,30 +128,52 @@ struct Strip {
 
   // Elements [i, i + kBlock).
   H2O_INLINE void add_block(const std::byte* block, int64_t i) {
-    prefetch_block<Type>(block + kAhead);
+    const Scales scales(block);
+#pragma GCC unroll 1
+    for (int first = 0; first < Type::kBlock; first += kStep) {
+#pragma GCC unroll 2
+      for (int g = first; g < first + kStep; g += 32) {
+        prefetch_lines<kBlockBytes * 32 / Type::kBlock>(block + kAhead +
+                                                        g * kBlockBytes / Type::kBlock);
+        Ints dots[2][kStripVectors];
+        start(dots, (i + g) / Type::kGroup);
 #pragma GCC unroll 8
-    for (int g = 0; g < Type::kBlock; g += 32) {
-      Ints dots[2][kStripVectors];
-      start(dots, (i + g) / Type::kGroup);
-#pragma GCC unroll 8
-      for (int e = 0; e < 32; e += kQuad * kRun) {
-        add_quads(dots[e / 16], block, g, e, x_q + i + g + e);
-      }
-      const Vec x_scale = broadcast(x_scales[(i + g) / kActivations]);
+        for (int e = 0; e < 32; e += kQuad * kRun) {
+          add_quads(dots[e / 16], block, g, e, x_q + i + g + e);
+        }
+        const Vec x_scale = broadcast(x_scales[(i + g) / kActivations]);
 #pragma GCC unroll 16
-      for (int64_t v = 0; v < kStripVectors; ++v) {
-        const BlockScales<Type> scales(block, v * kWidth);
-        if constexpr (Type::kGroup == 32) {
-          add_group(scales, v, add(dots[0][v], dots[1][v]), x_scale, i, g);
-        } else {
-          add_group(scales, v, dots[0][v], x_scale, i, g);
-          add_group(scales, v, dots[1][v], x_scale, i, g + 16);
+        for (int64_t v = 0; v < kStripVectors; ++v) {
+          if constexpr (Type::kGroup == 32) {
+            add_group(scales, v, add(dots[0][v], dots[1][v]), x_scale, i, g);
+          } else {
+            add_group(scales, v, dots[0][v], x_scale, i, g);
+            add_group(scales, v, dots[1][v], x_scale, i, g + 16);
+          }
         }
       }
     }
   }
 
  private:
+  // Those of a block, worked out before they are needed: registers are few.
+  struct Scales {
+    static constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
+    Vec scales[kGroups][kStripVectors], mins[kGroups][kStripVectors];
+
+    H2O_INLINE explicit Scales(const std::byte* block) {
+#pragma GCC unroll 16
+      for (int64_t v = 0; v < kStripVectors; ++v) {
+        const BlockScales<Type> of_block(block, v * kWidth);
+#pragma GCC unroll 16
+        for (int64_t g = 0; g < kGroups; ++g) {
+          scales[g][v] = of_block.scale(g);
+          if constexpr (Type::kMins) mins[g][v] = of_block.min(g);
+        }
+      }
+    }
+  };
+
   H2O_INLINE void start(Ints (&dots)[2][kStripVectors], int64_t group) const {
 #pragma GCC unroll 2
     for (int64_t h = 0; h < 2; ++h) {
@@ -187,14 +212,13 @@ struct Strip {
     return load_quads(reinterpret_cast<const int8_t*>(&q) + v % kParts * kWidth * kQuad);
   }
 
-  H2O_INLINE void add_group(const BlockScales<Type>& scales, int64_t v, Ints dot, Vec x_scale,
-                            int64_t i, int g) {
-    const Vec d = mul(scales.scale(g / Type::kGroup), x_scale);
-    totals[v] = add(totals[v], mul(to_float(dot), d));
+  H2O_INLINE void add_group(const Scales& all, int64_t v, Ints dot, Vec x_scale, int64_t i, int g) {
+    const int64_t group = g / Type::kGroup;
+    totals[v] = add(totals[v], mul(to_float(dot), mul(all.scales[group][v], x_scale)));
     if constexpr (Type::kMins) {
       const int64_t at = (i + g) / kActivations;
       const float sum = x_scales[at] * static_cast<float>(x_sums[(i + g) / Type::kGroup]);
-      totals[v] = add(totals[v], mul(scales.min(g / Type::kGroup), broadcast(sum)));
+      totals[v] = add(totals[v], mul(all.mins[group][v], broadcast(sum)));
     }
   }
 };

@@ -187,9 +187,10 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
   for (int64_t v = 0; v < kColumns && begin + v < end; v += kInterleaved) {
     const std::byte* block = m.w + (begin + v) * m.w_row_bytes + k / Type::kBlock * kBlockBytes;
     for (int64_t i = 0; i < n; i += Type::kBlock, block += kBlockBytes) {
-      prefetch_block<Type>(block + ahead);
 #pragma GCC unroll 8
       for (int g = 0; g < Type::kBlock; g += 32) {
+        prefetch_lines<kBlockBytes * 32 / Type::kBlock>(block + ahead +
+                                                        g * kBlockBytes / Type::kBlock);
         unpack_quads<Type>(panel.q + (i + g) * kColumns + v * kQuad, kColumns * kQuad, block, g);
       }
       for (int64_t column = 0; column < kInterleaved; column += kWidth) {
