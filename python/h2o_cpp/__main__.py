@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def _print_unraisable(found: "UnraisableHookArgs") -> None:
-    """Not a Ctrl-C in a destructor, which Python cannot raise and prints with a traceback."""
-    if found.exc_type is not KeyboardInterrupt:
+    """Not a Ctrl-C in a destructor, or while its handler changes: Python cannot raise these."""
+    race = found.exc_type is OSError and "due to race condition" in str(found.exc_value)
+    if found.exc_type is not KeyboardInterrupt and not race:
         sys.__unraisablehook__(found)
 
 
