@@ -176,8 +176,8 @@ class TestClosing:
 def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
     """Another thread runs while one call into C++ computes.
 
-    Were the GIL held, the other one would be silent all through the call. The machine may have
-    other things to do too, so it must not be silent for half of the call in three of five tries.
+    Were the GIL held, the other one would have next to no processor time; otherwise the system
+    gives both alike, however busy it is.
     """
     generator = Generator(tiny_opt, n_batch=1000, threads=1)
     tokens = [5 + i for i in range(1000)]
@@ -188,25 +188,23 @@ def test_the_gil_is_released(tiny_opt: Path, work: str) -> None:
         else:
             next(generator.stream(tokens, temperature=0, max_tokens=1), None)
 
-    def longest_silence() -> float:
-        """As a share of the time that the computation takes."""
+    def share_of_the_other() -> float:
+        """Its processor time, as a share of that of the computation."""
         running, done = threading.Event(), threading.Event()
 
         def run() -> float:
-            longest, last = 0.0, time.perf_counter()
             running.set()
-            while True:
-                ending, now = done.is_set(), time.perf_counter()
-                longest, last = max(longest, now - last), now
-                if ending:
-                    return longest
+            begin = time.thread_time()
+            while not done.is_set():
+                pass
+            return time.thread_time() - begin
 
         other = Background(run)
         assert running.wait(PATIENCE)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         compute()
-        seconds = time.perf_counter() - begin
+        seconds = time.thread_time() - begin
         done.set()
         return other.result() / seconds
 
-    assert sorted(longest_silence() for _ in range(5))[2] < 0.5
+    assert sorted(share_of_the_other() for _ in range(5))[2] > 0.3
