@@ -176,14 +176,14 @@ typedef struct h2o_session_options {
   int32_t positions;
   const char*
       k_type; /* of the cached keys: "f16", "f32", "bf16", "q8_0", "q5_0", "q4_0"; NULL: "f16" */
-  const char* v_type; /* and values */
-  uint64_t
-      prefix_cache;    /* of an engine: most bytes for states of prompts, at ends of n_batch tokens,
-                          in which others that begin alike go on; their output is the same. 0: none */
-  const char* archive; /* keeps what is evicted in the host's memory, in a type as of k_type; each
-                          token recalls some of it. A sequence then ends at n_ctx. NULL: none */
-  int32_t archive_pages;      /* that each token recalls, of 16 tokens; 0: 16 */
-  int32_t reserved;           /* 0 */
+  const char* v_type;    /* and values */
+  uint64_t prefix_cache; /* of an engine: most bytes for states of prompts, in which others that
+                            begin alike go on, with the same output: after any token with a full
+                            cache on a CPU, otherwise at ends of n_batch tokens. 0: none */
+  const char* archive;   /* keeps what is evicted in the host's memory, in a type as of k_type; each
+                            token recalls some of it. A sequence then ends at n_ctx. NULL: none */
+  int32_t archive_pages; /* that each token recalls, of 16 tokens; 0: 16 */
+  int32_t reserved;      /* 0 */
   const char* prefix_disk;    /* of an engine: a directory where states that leave prefix_cache, or
                                  are in it at the end, outlive it; made if need be. NULL: none */
   uint64_t prefix_disk_bytes; /* most bytes of them there; 0: 4 GiB */
