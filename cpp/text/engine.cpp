@@ -64,6 +64,18 @@ Engine::Handle Engine::submit(Request request) {
   return generation;
 }
 
+void Engine::hold() {
+  check_process();
+  const Lock lock(monitor_->mutex);
+  ++n_held_;
+}
+
+void Engine::release() {
+  const Lock lock(monitor_->mutex);
+  --n_held_;
+  monitor_->changed.notify_all();
+}
+
 void Engine::check(Request& request, Generation& generation) const {
   request.sampling.check(n_vocab_);
   require(!request.max_tokens || *request.max_tokens >= kEndless, "max_tokens is ",
@@ -305,10 +317,10 @@ void Engine::await_step(Lock& lock, const Between& between) {
     Lock& lock;
     ~Saving() {
       if (!lock.owns_lock()) lock.lock();
-      --engine.n_saving_;
+      --engine.n_held_;
     }
   };
-  ++n_saving_;
+  ++n_held_;
   const Saving saving{*this, lock};
   while (leading_) {
     monitor_->changed.wait_for(lock, kPatience);

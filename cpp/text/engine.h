@@ -66,6 +66,10 @@ class Engine {
   // long.
   Handle submit(Request request);
 
+  // From hold() to release() no step begins, so that what is submitted meanwhile begins together.
+  void hold();
+  void release();
+
   // Waits for the next piece; none when it has ended. Throws what has ended it, once.
   std::optional<Piece> next(const Handle& generation, const Between& between);
 
@@ -185,7 +189,7 @@ class Engine {
   const std::shared_ptr<EngineMonitor> monitor_;
   bool leading_ = false;    // a thread computes
   std::thread::id leader_;  // which one
-  int32_t n_saving_ = 0;    // threads that wait to save; no step begins before them
+  int32_t n_held_ = 0;      // threads that save or submit several; no step begins before they end
   bool closed_ = false;
   std::vector<Handle> active_;     // that began, in order of arrival
   std::vector<Handle> beginning_;  // that get a sequence in the step that is being computed

@@ -359,6 +359,8 @@ void register_engine(py::module_& m) {
            py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
            py::arg("pooling") = "none", py::arg("constraint") = py::none(),
            py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0)
+      .def("hold", &Engine::hold, py::call_guard<py::gil_scoped_release>())
+      .def("release", &Engine::release, py::call_guard<py::gil_scoped_release>())
       .def("logits", &logits, py::arg("tokens"))
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
       .def("cancel_group", &Engine::cancel_group, py::arg("group"),

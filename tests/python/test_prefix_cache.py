@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from h2o_cpp import Generator, Policy
+from h2o_cpp.generation.request import Request
 from h2o_cpp.generation.stream import Generation
 
 CHUNK = 32  # n_batch
@@ -160,8 +162,18 @@ def test_other_policies_have_other_states(tiny_opt: Path) -> None:
         assert engine.stats().cached_tokens == 2 * 3 * CHUNK
 
 
-def test_choices_of_one_prompt_read_it_once(tiny_opt: Path) -> None:
+def test_choices_of_one_prompt_read_it_once(
+    tiny_opt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, to its end, greedy and sampled; and each as it is alone."""
+    submit = Request.submit
+
+    def submit_slowly(self: Request, *given: Any, **options: Any) -> Any:
+        state = submit(self, *given, **options)
+        time.sleep(0.01)  # a step could begin meanwhile, and must not
+        return state
+
+    monkeypatch.setattr(Request, "submit", submit_slowly)
     prompt = tokens_of(random.Random(5), 2 * CHUNK)
     each: list[Any] = [{"seed": i, "temperature": float(i % 3)} for i in range(6)]
     with (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from h2o_cpp import _core
@@ -22,6 +23,16 @@ class BatchPiece:
     last: bool
 
 
+@contextmanager
+def _held(engine: _core.Engine) -> Iterator[None]:
+    """No step begins meanwhile."""
+    engine.hold()
+    try:
+        yield
+    finally:
+        engine.release()
+
+
 def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iterator[BatchPiece]:
     """Continue requests, n at a time; gives pieces as they come.
 
@@ -36,13 +47,15 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
     running: dict[int, tuple[int, _core.Generation]] = {}
     try:
         while True:
-            while len(running) < n and (following := next(todo, None)) is not None:
-                i, request = following
-                if not isinstance(request, Request):
-                    raise TypeError(f"requests[{i}]={short(request)}, {_EXPECTED}")
-                state = request.submit(engine, eager=True)
-                running[state.key] = i, state
-                state.subscribe(mailbox)
+            # What is at hand begins together, so that prompts that begin alike are read once.
+            with _held(engine) if isinstance(requests, Sequence) else nullcontext():
+                while len(running) < n and (following := next(todo, None)) is not None:
+                    i, request = following
+                    if not isinstance(request, Request):
+                        raise TypeError(f"requests[{i}]={short(request)}, {_EXPECTED}")
+                    state = request.submit(engine, eager=True)
+                    running[state.key] = i, state
+                    state.subscribe(mailbox)
             if not running:
                 return
             next(iter(running.values()))[1].check_may_wait()
