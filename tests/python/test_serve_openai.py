@@ -280,7 +280,7 @@ class TestChat:
             *client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **SAMPLED)
         ]
         expected = "".join(alone.chat(MESSAGES, template=PLAIN, **SAMPLED))
-        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == expected
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
         assert chunks[0].choices[0].delta.role == "assistant"
         assert {chunk.choices[0].delta.role for chunk in chunks[1:]} == {None}
         assert chunks[-1].choices[0].finish_reason == "length"

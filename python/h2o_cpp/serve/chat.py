@@ -92,8 +92,8 @@ class _Chat(OpenAIResponse):
             index=output.index,
             delta=ChatDelta(
                 role=role,
-                content="".join(content) if content or not (reasoning or calls) else None,
-                reasoning_content="".join(reasoning) if reasoning else None,
+                content="".join(content) or None,
+                reasoning_content="".join(reasoning) or None,
                 tool_calls=calls or None,
             ),
             logprobs=self._new_logprobs(output),
