@@ -9,6 +9,11 @@
 namespace h2o {
 namespace {
 
+// Rows and columns of a tile: few rows, as they come from the second-level cache, while the columns
+// stay in the first.
+constexpr int kBf16Rows = 3;
+constexpr int kBf16Columns = 8;
+
 // Adds the two products of each lane.
 Vec dot_pairs(Vec sums, Pairs a, Pairs b) { return {_mm512_dpbf16_ps(sums.v, a.v, b.v)}; }
 
@@ -97,8 +102,8 @@ WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
 template <class T, int O>
 void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
                 int64_t first, int64_t last, int64_t o) {
-  for (int64_t r = first; r < last; r += kTileRows) {
-    bf16_tile_of<T, kTileRows, O>(last - r, m, rows, columns, r, o);
+  for (int64_t r = first; r < last; r += kBf16Rows) {
+    bf16_tile_of<T, kBf16Rows, O>(last - r, m, rows, columns, r, o);
   }
 }
 
@@ -110,7 +115,7 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t 
   const WeightColumns<T> columns = columns_from<T>(m, o);
   const int64_t n = padded_to(m.n_in, kPairWidth);
   const int64_t row_bytes = n * static_cast<int64_t>(sizeof(BF16));
-  if (__is_same(T, BF16) || last - first <= kTileRows || O * row_bytes > kBf16Workspace) {
+  if (__is_same(T, BF16) || last - first <= kBf16Rows || O * row_bytes > kBf16Workspace) {
     return bf16_tiles<T, O>(m, rows, columns, first, last, o);
   }
   BF16* rounded = reinterpret_cast<BF16*>(workspace);
@@ -119,7 +124,7 @@ void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t 
 }
 
 // Of x, what stays in a second-level cache while the columns go by.
-constexpr int64_t kCachedPairs = 192 * 1024;
+constexpr int64_t kCachedPairs = 256 * 1024;
 
 template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
@@ -132,12 +137,12 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
     }
     return;
   }
-  const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kTileRows);
-  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
+  const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kBf16Rows);
+  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kBf16Rows;
   for (int64_t first = 0; first < m.n_rows; first += n_cached) {
     const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
-    for (o = begin; o + kTileColumns <= end; o += kTileColumns) {
-      bf16_columns<T, kTileColumns>(m, rows, first, last, o, workspace);
+    for (o = begin; o + kBf16Columns <= end; o += kBf16Columns) {
+      bf16_columns<T, kBf16Columns>(m, rows, first, last, o, workspace);
     }
     for (; o < end; ++o) bf16_columns<T, 1>(m, rows, first, last, o, workspace);
   }
