@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "attention_check.h"
 #include "core/error.h"
+#include "cpu/attention/recall.h"
 
 namespace h2o {
 namespace {
@@ -83,20 +85,72 @@ TEST_CASE("all pages recalled are the full cache" * doctest::skip(on_cuda())) {
   }
 }
 
-// One kv_head stated plainly, with keys and queries that are whole numbers, so that estimates
-// are exact, and in double: which pages a row recalls, and what it then attends to.
+// Keys and queries are whole numbers, so that estimates are exact.
+Qkv whole_qkv(Random& random, const KvShape& shape, int32_t n) {
+  Qkv in = random_qkv(random, shape, n);
+  for (float& x : in.q) x = std::round(x);
+  for (float& x : in.k) x = std::round(2 * x);
+  return in;
+}
+
+// Of one kv_head: the positions in slots, and those that are archived, by page.
+struct Pages {
+  std::vector<int32_t> slots;
+  std::map<int32_t, std::vector<int32_t>> archived;
+};
+
+std::vector<Pages> pages_of(Rig& rig) {
+  std::vector<Pages> all(rig.cache().shape().n_kv_heads);
+  for (size_t h = 0; h < all.size(); ++h) {
+    for (const KvEntry& entry : rig.entries(0, static_cast<int32_t>(h))) {
+      all[h].slots.push_back(entry.position);
+    }
+    for (int32_t position = 0; position < rig.cache().length(0); ++position) {
+      if (!std::binary_search(all[h].slots.begin(), all[h].slots.end(), position)) {
+        all[h].archived[position / kPageTokens].push_back(position);
+      }
+    }
+  }
+  return all;
+}
+
+// One kv_head stated plainly, in double: which pages a row recalls, and what it then attends to.
 class PlainArchive {
  public:
   PlainArchive(const KvShape& shape) : shape_(shape) {}
 
-  // Values [group, head_dim] of the next token; those in `visible` are in slots or in its chunk.
-  std::vector<double> attend(const Qkv& in, int64_t row, int32_t kv_head,
-                             const std::vector<int32_t>& visible,
-                             const std::map<int32_t, std::vector<int32_t>>& pages) {
+  // The next token, in a row of a step.
+  void add(const Qkv& in, int64_t row, int32_t kv_head) {
+    const auto of = [&](const std::vector<float>& x) {
+      const auto from = x.begin() + (row * shape_.n_kv_heads + kv_head) * shape_.head_dim;
+      return std::vector<double>(from, from + shape_.head_dim);
+    };
+    keys_.push_back(of(in.k));
+    values_.push_back(of(in.v));
+  }
+
+  // How far `out`, of all heads, is from what a row at a position should have, at most.
+  double distance(const std::vector<float>& out, const Qkv& in, int64_t row, int32_t kv_head,
+                  int32_t position, const Pages& before) const {
+    const int64_t group = shape_.n_heads / shape_.n_kv_heads;
+    const std::vector<double> expected = attend(in, row, kv_head, position, before);
+    const float* const actual =
+        out.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
+    double worst = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      worst = std::max(worst, std::abs(expected[i] - actual[i]));
+    }
+    return worst;
+  }
+
+ private:
+  // [group, head_dim]
+  std::vector<double> attend(const Qkv& in, int64_t row, int32_t kv_head, int32_t position,
+                             const Pages& before) const {
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     const float* const q = in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
     std::vector<std::pair<double, int32_t>> estimates;  // negative: the largest comes first
-    for (const auto& [page, tokens] : pages) {
+    for (const auto& [page, tokens] : before.archived) {
       double estimate = -1e300;
       for (int64_t h = 0; h < group; ++h) {
         double sum = 0;
@@ -104,7 +158,7 @@ class PlainArchive {
           double largest = -1e300;
           double smallest = 1e300;
           for (const int32_t token : tokens) {
-            const double product = double{q[h * shape_.head_dim + d]} * keys[token][d];
+            const double product = double{q[h * shape_.head_dim + d]} * keys_[token][d];
             largest = std::max(largest, product);
             smallest = std::min(smallest, product);
           }
@@ -115,10 +169,11 @@ class PlainArchive {
       estimates.push_back({-estimate, page});
     }
     std::sort(estimates.begin(), estimates.end());
-    std::vector<int32_t> seen = visible;
+    std::vector<int32_t> seen = before.slots;
+    for (int64_t i = 0; i <= row; ++i) seen.push_back(position - static_cast<int32_t>(i));
     const size_t n = std::min<size_t>(estimates.size(), shape_.archive.n_recalled);
     for (size_t i = 0; i < n; ++i) {
-      const std::vector<int32_t>& tokens = pages.at(estimates[i].second);
+      const std::vector<int32_t>& tokens = before.archived.at(estimates[i].second);
       seen.insert(seen.end(), tokens.begin(), tokens.end());
     }
     std::vector<double> out;
@@ -128,21 +183,19 @@ class PlainArchive {
       for (const int32_t token : seen) {
         double logit = 0;
         for (int32_t d = 0; d < shape_.head_dim; ++d) {
-          logit += double{q[h * shape_.head_dim + d]} * keys[token][d];
+          logit += double{q[h * shape_.head_dim + d]} * keys_[token][d];
         }
         const double power = std::exp(logit * attention_scale(shape_));
         total += power;
-        for (int32_t d = 0; d < shape_.head_dim; ++d) sums[d] += power * values[token][d];
+        for (int32_t d = 0; d < shape_.head_dim; ++d) sums[d] += power * values_[token][d];
       }
       for (const double sum : sums) out.push_back(sum / total);
     }
     return out;
   }
 
-  std::vector<std::vector<double>> keys, values;  // of all tokens
-
- private:
   const KvShape& shape_;
+  std::vector<std::vector<double>> keys_, values_;  // of all tokens
 };
 
 TEST_CASE("the pages with the largest estimates are recalled" * doctest::skip(on_cuda())) {
@@ -154,41 +207,54 @@ TEST_CASE("the pages with the largest estimates are recalled" * doctest::skip(on
     Random random(n_recalled);
     double worst = 0;
     for (const int32_t n : mixed_steps(300)) {
-      Qkv in = random_qkv(random, shape, n);
-      for (float& x : in.q) x = std::round(x);
-      for (float& x : in.k) x = std::round(2 * x);
-      const int32_t before = rig.cache().length(0);
-      std::vector<std::vector<KvEntry>> entries;
-      for (int32_t h = 0; h < shape.n_kv_heads; ++h) entries.push_back(rig.entries(0, h));
+      const Qkv in = whole_qkv(random, shape, n);
+      const int32_t length = rig.cache().length(0);
+      const std::vector<Pages> before = pages_of(rig);
       const std::vector<float> out = rig.attend({{0, n}}, in);
-      for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
-        std::vector<int32_t> visible;
-        for (const KvEntry& entry : entries[kv_head]) visible.push_back(entry.position);
-        std::map<int32_t, std::vector<int32_t>> pages;
-        for (int32_t position = 0; position < before; ++position) {
-          if (!std::binary_search(visible.begin(), visible.end(), position)) {
-            pages[position / kPageTokens].push_back(position);
-          }
-        }
-        PlainArchive& mine = plain[kv_head];
+      for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
         for (int32_t row = 0; row < n; ++row) {
-          const auto of = [&](const std::vector<float>& x) {
-            const auto from = x.begin() + (row * shape.n_kv_heads + kv_head) * shape.head_dim;
-            return std::vector<double>(from, from + shape.head_dim);
-          };
-          mine.keys.push_back(of(in.k));
-          mine.values.push_back(of(in.v));
-          visible.push_back(before + row);
-          const std::vector<double> expected = mine.attend(in, row, kv_head, visible, pages);
-          const float* const actual =
-              out.data() + (row * shape.n_heads + kv_head * 2) * shape.head_dim;
-          for (size_t i = 0; i < expected.size(); ++i) {
-            worst = std::max(worst, std::abs(expected[i] - actual[i]));
-          }
+          plain[h].add(in, row, h);
+          worst = std::max(worst, plain[h].distance(out, in, row, h, length + row, before[h]));
         }
       }
     }
     CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
+  }
+}
+
+// Both in decode, of one and of three kv_heads, and in a chunk.
+TEST_CASE("parts of the pages are searched by any number of threads" * doctest::skip(on_cuda())) {
+  for (const int32_t n_kv_heads : {1, 3}) {
+    CAPTURE(n_kv_heads);
+    KvShape shape = shape_with(DType::f32, 64, 40);
+    shape.n_heads = 2 * n_kv_heads;
+    shape.n_kv_heads = n_kv_heads;
+    shape.max_tokens = 9000;
+    shape.max_rows = 500;
+    std::vector<std::unique_ptr<Rig>> rigs;
+    for (const int n_threads : {1, 2, 3, 7}) {
+      rigs.push_back(std::make_unique<Rig>(kPolicy, shape, n_threads));
+    }
+    std::vector<PlainArchive> plain(n_kv_heads, shape);
+    Random random(n_kv_heads);
+    double worst = 0;
+    for (const int32_t n : {500, 500, 500, 500, 500, 500, 500, 500, 500, 1, 1, 3, 1}) {
+      const Qkv in = whole_qkv(random, shape, n);
+      const std::vector<Pages> before = pages_of(*rigs[0]);
+      const std::vector<float> out = rigs[0]->attend({{0, n}}, in);
+      for (size_t i = 1; i < rigs.size(); ++i) {
+        CHECK(same_bits(out, rigs[i]->attend({{0, n}}, in)));
+      }
+      for (int32_t h = 0; h < n_kv_heads; ++h) {
+        for (int32_t row = 0; row < n; ++row) plain[h].add(in, row, h);
+        if (n == 500) continue;
+        const int32_t last = rigs[0]->cache().length(0) - 1;
+        worst = std::max(worst, plain[h].distance(out, in, n - 1, h, last, before[h]));
+      }
+    }
+    CHECK(rigs[0]->cache().length(0) / kPageTokens > kPartPages);
+    CHECK(worst < 1e-5);
+    CHECK(worst > 0);
   }
 }
 

@@ -145,17 +145,44 @@ class Attend {
 
   // What the archive adds to each tile.
   void recall() {
-    pool_.for_each(n_tiles_, [&](int thread, int64_t index) {
-      for_range(
-          index, index + 1, [this](const Segment& segment) { return n_tiles(segment); },
-          [&](const Segment& segment, int64_t i, int64_t) {
-            if (!recalls(segment)) return;
-            const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
-            const int64_t first = i % per_head * tile_rows_;
-            recall_->attend(segment, static_cast<int32_t>(i / per_head), first,
-                            std::min(tile_rows_, segment.n_rows - first), thread);
-          });
-    });
+    const auto rows = [this](const Segment& segment, int64_t i) -> TileRows {
+      const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
+      const int64_t first = i % per_head * tile_rows_;
+      return {segment, static_cast<int32_t>(i / per_head), first,
+              std::min(tile_rows_, segment.n_rows - first)};
+    };
+    const auto tiles = [this](const Segment& segment) { return n_tiles(segment); };
+    if (divides_evenly()) {
+      pool_.for_each(n_tiles_, [&](int thread, int64_t index) {
+        for_range(index, index + 1, tiles, [&](const Segment& segment, int64_t i, int64_t) {
+          if (recalls(segment)) recall_->attend(rows(segment, i), thread);
+        });
+      });
+      return;
+    }
+    int64_t n_recalled = 0;  // tokens
+    int64_t n_searched = 0;  // pages
+    for (const Segment& segment : batch_.segments) {
+      if (!recalls(segment)) continue;
+      n_searched += segment.n_rows * recall_->n_parts(segment) * kPartPages;
+      n_recalled += segment.n_rows * cache_.archive->options().n_recalled * kPageTokens;
+    }
+    const int64_t numbers = 2 * cache_.n_heads * cache_.head_dim;
+    parallel(
+        numbers * n_searched,
+        [&](const Segment& segment) {
+          return recalls(segment) ? n_tiles(segment) * recall_->n_parts(segment) : 0;
+        },
+        [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
+          const int64_t n_parts = recall_->n_parts(segment);
+          recall_->search(rows(segment, i / n_parts), first_tile + i / n_parts, i % n_parts,
+                          thread);
+        });
+    parallel(numbers * n_recalled, tiles,
+             [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
+               if (!recalls(segment)) return;
+               recall_->attend_found(rows(segment, i), first_tile + i, thread);
+             });
   }
 
   // Adds that to the sums of a tile.

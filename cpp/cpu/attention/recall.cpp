@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "cpu/attention/workspace.h"
 
@@ -21,93 +20,110 @@ RecallSpace::RecallSpace(const KvView& shape, int n_threads)
     : workspace_(shape.workspace),
       begin_(Workspace(shape, n_threads).bytes()),
       n_threads_(n_threads),
+      n_tiles_(Workspace(shape, n_threads).n_tiles()),
       group_(shape.n_heads / shape.n_kv_heads),
-      tile_queries_(Tile::rows(group_) * group_),
+      tile_rows_(Tile::rows(group_)),
+      tile_queries_(tile_rows_ * group_),
       head_dim_(shape.head_dim),
-      n_pages_(shape.archive->n_pages()),
+      n_parts_((shape.archive->n_pages() + kPartPages - 1) / kPartPages),
       n_recalled_(std::min(shape.archive->options().n_recalled, shape.archive->n_pages())),
       n_queries_(int64_t{shape.n_heads} * shape.max_rows) {}
 
 int64_t RecallSpace::thread_floats() const {
-  const int64_t floats = tile_queries_ * (2 * head_dim_ + n_pages_) + kPageFloats * n_recalled_ +
-                         group_ * (kKeyBlock + 2 + head_dim_);
-  return (floats + 15) / 16 * 16;  // whole cache lines
+  return whole_cache_lines(tile_queries_ * (2 * head_dim_ + kPartPages) +
+                           tile_rows_ * n_recalled_ * kPageFloats +
+                           group_ * (kKeyBlock + 2 + head_dim_));
 }
 
-void Recall::attend(const Segment& segment, int32_t kv_head, int64_t first, int64_t n,
-                    int thread) const {
+int64_t RecallSpace::tile_floats() const {
+  return whole_cache_lines(tile_rows_ * n_parts_ * std::min(n_recalled_, kPartPages) * kPageFloats);
+}
+
+void Recall::attend(const TileRows& rows, int thread) const {
+  const auto best = [&](int64_t row) { return space_.best(thread, row); };
+  for (int64_t row = 0; row < rows.n; ++row) best(row).clear();
+  for (int64_t part = 0; part < n_parts(rows.segment); ++part) offer_part(rows, part, thread, best);
+  for (int64_t row = 0; row < rows.n; ++row) {
+    attend_pages(rows, row, best(row).in_order(), thread);
+  }
+}
+
+void Recall::search(const TileRows& rows, int64_t tile, int64_t part, int thread) const {
+  const auto best = [&](int64_t row) { return space_.best(tile, row, part); };
+  for (int64_t row = 0; row < rows.n; ++row) best(row).clear();
+  offer_part(rows, part, thread, best);
+}
+
+void Recall::attend_found(const TileRows& rows, int64_t tile, int thread) const {
+  const BestPages best = space_.best(thread, 0);
+  for (int64_t row = 0; row < rows.n; ++row) {
+    best.clear();
+    for (int64_t part = 0; part < n_parts(rows.segment); ++part) {
+      best.offer(space_.best(tile, row, part));
+    }
+    attend_pages(rows, row, best.in_order(), thread);
+  }
+}
+
+// Offers the pages of a part to best(row) of each row.
+template <class Best>
+void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const {
   const KvArchive& archive = *cache_.archive;
-  const ArchiveHead head = archive.head(cache_.layer, segment.sequence, kv_head);
+  const ArchiveHead head = archive.head(cache_.layer, rows.segment.sequence, rows.kv_head);
   const int64_t head_dim = cache_.head_dim;
-  const int64_t n_pages = (segment.position - 1) / kPageTokens + 1;
-  const float* const q = attention_.q.floats() + (segment.row + first) * attention_.q.cols +
-                         kv_head * group_ * head_dim;
+  const int64_t begin = part * kPartPages;
+  const int64_t n = std::min(kPartPages, n_pages(rows.segment) - begin);
 
   // An estimate of the largest q.k, the sum of q (largest + smallest) / 2 and of
   // kReach |q| (largest - smallest) / 2, is a product with both of them.
-  float* const parts = space_.q(thread);
-  for (int64_t i = 0; i < n * group_; ++i) {
-    const float* const from = q + i / group_ * attention_.q.cols + i % group_ * head_dim;
-    float* const to = parts + 2 * i * head_dim;
-    for (int64_t d = 0; d < head_dim; ++d) {
-      to[d] = (from[d] + kReach * std::abs(from[d])) / 2;
-      to[head_dim + d] = (from[d] - kReach * std::abs(from[d])) / 2;
+  float* to = space_.q(thread);
+  for (int64_t row = 0; row < rows.n; ++row) {
+    const float* from = queries(rows, row);
+    for (int64_t i = 0; i < group_; ++i, from += head_dim, to += 2 * head_dim) {
+      for (int64_t d = 0; d < head_dim; ++d) {
+        to[d] = (from[d] + kReach * std::abs(from[d])) / 2;
+        to[head_dim + d] = (from[d] - kReach * std::abs(from[d])) / 2;
+      }
     }
   }
-  float* const estimates = space_.estimates(thread);
+  const float* estimates = space_.estimates(thread);
   kernels_.of(KvArchive::kBoundsType)
-      .matmul({.y = estimates,
-               .x = parts,
-               .w = head.bounds,
+      .matmul({.y = space_.estimates(thread),
+               .x = space_.q(thread),
+               .w = head.bounds + begin * archive.bounds_bytes(),
                .bias = nullptr,
-               .n_rows = n * group_,
+               .n_rows = rows.n * group_,
                .n_in = 2 * head_dim,
                .w_row_bytes = archive.bounds_bytes(),
-               .y_stride = n_pages,
+               .y_stride = kPartPages,
                .add = false},
-              0, n_pages);
+              0, n);
 
-  const TileSums sums = this->sums(segment, kv_head, first);
-  for (int64_t row = 0; row < n; ++row) {
-    const auto pages =
-        choose(head, estimates + row * group_ * n_pages, n_pages, space_.pages(thread));
-    const TileSums to{{sums.softmax.largest + row * group_, sums.softmax.total + row * group_},
-                      sums.out + row * group_ * head_dim};
-    for (size_t begin = 0; begin < pages.size(); begin += kBlockPages) {
-      const TileSums part = begin == 0 ? to : space_.part(thread);
-      attend_block(head, pages.subspan(begin, std::min<size_t>(kBlockPages, pages.size() - begin)),
-                   q + row * attention_.q.cols, space_.powers(thread), part);
-      if (begin > 0) merge_sums(kernels_, attention_, head_dim, part, to, 0, group_);
+  for (int64_t row = 0; row < rows.n; ++row, estimates += group_ * kPartPages) {
+    const BestPages to_row = best(row);
+    for (int64_t page = 0; page < n; ++page) {
+      if (head.counts[begin + page] == 0) continue;
+      float estimate = -std::numeric_limits<float>::max();
+      for (int64_t i = 0; i < group_; ++i) {
+        const float other = estimates[i * kPartPages + page];
+        estimate = other > estimate ? other : estimate;  // not by NaN
+      }
+      to_row.offer({estimate, static_cast<int32_t>(begin + page)});
     }
   }
 }
 
-// The pages of which some query head's estimate is largest, in their order. There is at least one.
-std::span<const EstimatedPage> Recall::choose(const ArchiveHead& head, const float* estimates,
-                                              int64_t n_pages, EstimatedPage* pages) const {
-  const int64_t most = std::min<int64_t>(cache_.archive->options().n_recalled, n_pages);
-  const auto before = [](const EstimatedPage& a, const EstimatedPage& b) { return a.before(b); };
-  int64_t n = 0;
-  for (int64_t page = 0; page < n_pages; ++page) {
-    if (head.counts[page] == 0) continue;
-    float estimate = -std::numeric_limits<float>::max();
-    for (int64_t i = 0; i < group_; ++i) {
-      const float other = estimates[i * n_pages + page];
-      estimate = other > estimate ? other : estimate;  // not by NaN
-    }
-    const EstimatedPage candidate{estimate, static_cast<int32_t>(page)};
-    if (n < most) {
-      pages[n++] = candidate;
-      if (n == most) std::make_heap(pages, pages + n, before);
-    } else if (candidate.before(pages[0])) {  // the last of those chosen so far
-      std::pop_heap(pages, pages + n, before);
-      pages[n - 1] = candidate;
-      std::push_heap(pages, pages + n, before);
-    }
+// There is at least one page.
+void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
+                          int thread) const {
+  const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
+  const TileSums to = sums(rows.segment, rows.kv_head, rows.first + row);
+  for (size_t begin = 0; begin < pages.size(); begin += kBlockPages) {
+    const TileSums part = begin == 0 ? to : space_.part(thread);
+    attend_block(head, pages.subspan(begin, std::min<size_t>(kBlockPages, pages.size() - begin)),
+                 queries(rows, row), space_.powers(thread), part);
+    if (begin > 0) merge_sums(kernels_, attention_, cache_.head_dim, part, to, 0, group_);
   }
-  std::sort(pages, pages + n,
-            [](const EstimatedPage& a, const EstimatedPage& b) { return a.page < b.page; });
-  return {pages, static_cast<size_t>(n)};
 }
 
 // The query heads of one row, q [group, head_dim].

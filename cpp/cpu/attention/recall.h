@@ -2,11 +2,14 @@
 // tokens that the cache keeps.
 //
 // Every row of a segment chooses its own pages, for all query heads that share the kv_head: those
-// for which some head's estimate of their largest q.k is largest. So the bits of a result depend
-// neither on which rows make a tile nor on which thread has them.
+// for which some head's estimate of their largest q.k is largest. They are the same in whichever
+// parts all pages were searched, and are attended to in their order. So the bits of a result depend
+// neither on which rows make a tile nor on which threads have them, or parts of the pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "backend/backend.h"
@@ -16,6 +19,17 @@
 #include "kv/view.h"
 
 namespace h2o {
+
+// Pages that are searched together: their bounds fit in a second-level cache.
+constexpr int64_t kPartPages = 256;
+
+// Rows [first, first + n) of a segment, at most a tile's, with the query heads of one kv_head.
+struct TileRows {
+  const Segment& segment;
+  int32_t kv_head;
+  int64_t first;
+  int64_t n;
+};
 
 // A page that a row may recall.
 struct EstimatedPage {
@@ -28,33 +42,80 @@ struct EstimatedPage {
   }
 };
 
-// What it computes with: of each thread, and the sums of all queries of a batch. Behind Workspace.
+// Of the pages offered since clear() those with the largest estimates, as many as there is room
+// for; at least one.
+class BestPages {
+ public:
+  explicit BestPages(std::span<EstimatedPage> room) : pages_(room) {}
+
+  void clear() const { std::fill(pages_.begin(), pages_.end(), kNone); }
+
+  void offer(const EstimatedPage& page) const {
+    if (!page.before(pages_.front())) return;  // the last of those chosen so far
+    std::pop_heap(pages_.begin(), pages_.end(), before);
+    pages_.back() = page;
+    std::push_heap(pages_.begin(), pages_.end(), before);
+  }
+  void offer(const BestPages& others) const {
+    for (const EstimatedPage& page : others.pages_) offer(page);
+  }
+
+  // By their places. Nothing may be offered until clear().
+  std::span<const EstimatedPage> in_order() const {
+    std::sort(pages_.begin(), pages_.end(),
+              [](const EstimatedPage& a, const EstimatedPage& b) { return a.page < b.page; });
+    const auto none = [](const EstimatedPage& page) { return page.page == kNone.page; };
+    return {pages_.begin(), std::find_if(pages_.begin(), pages_.end(), none)};
+  }
+
+ private:
+  // After every page.
+  static constexpr EstimatedPage kNone{-std::numeric_limits<float>::infinity(),
+                                       std::numeric_limits<int32_t>::max()};
+  static bool before(const EstimatedPage& a, const EstimatedPage& b) { return a.before(b); }
+
+  std::span<EstimatedPage> pages_;  // a heap
+};
+
+// What it computes with: of each thread, of tiles whose pages several threads search, and the sums
+// of all queries of a batch. Behind Workspace.
 class RecallSpace {
  public:
   RecallSpace(const KvView& shape, int n_threads);
 
   size_t bytes() const {
-    return (n_threads_ * thread_floats() + n_queries_ * (2 + head_dim_)) * sizeof(float);
+    return (n_threads_ * thread_floats() + n_tiles_ * tile_floats() +
+            n_queries_ * (2 + head_dim_)) *
+           sizeof(float);
   }
 
   // Of a thread.
   float* q(int thread) const {
     return base() + thread * thread_floats();
   }  // [queries, 2, head_dim]
-  float* estimates(int thread) const { return q(thread) + 2 * tile_queries_ * head_dim_; }
-  EstimatedPage* pages(int thread) const {  // [n_recalled]
-    return reinterpret_cast<EstimatedPage*>(estimates(thread) + tile_queries_ * n_pages_);
+  float* estimates(int thread) const {  // [queries, kPartPages]
+    return q(thread) + 2 * tile_queries_ * head_dim_;
+  }
+  BestPages best(int thread, int64_t row) const {  // of a tile
+    return pages_at(estimates(thread) + tile_queries_ * kPartPages, row, n_recalled_);
   }
   float* powers(int thread) const {  // [group, kKeyBlock]
-    return estimates(thread) + tile_queries_ * n_pages_ + kPageFloats * n_recalled_;
+    return estimates(thread) + tile_queries_ * kPartPages + tile_rows_ * n_recalled_ * kPageFloats;
   }
   TileSums part(int thread) const {  // [group] of a block of keys
     return sums_at(powers(thread) + group_ * kKeyBlock, group_, 0);
   }
 
+  // Of a part of all pages, for a row of a tile whose parts several threads have.
+  BestPages best(int64_t tile, int64_t row, int64_t part) const {
+    return pages_at(base() + n_threads_ * thread_floats() + tile * tile_floats(),
+                    row * n_parts_ + part, std::min(n_recalled_, kPartPages));
+  }
+
   // From a query of the batch on: [n_kv_heads, max_rows, group]
   TileSums sums(int64_t query) const {
-    return sums_at(base() + n_threads_ * thread_floats(), n_queries_, query);
+    return sums_at(base() + n_threads_ * thread_floats() + n_tiles_ * tile_floats(), n_queries_,
+                   query);
   }
 
  private:
@@ -62,6 +123,10 @@ class RecallSpace {
 
   float* base() const { return reinterpret_cast<float*>(workspace_ + begin_); }
   int64_t thread_floats() const;
+  int64_t tile_floats() const;
+  static BestPages pages_at(float* at, int64_t i, int64_t n) {
+    return BestPages({reinterpret_cast<EstimatedPage*>(at) + i * n, static_cast<size_t>(n)});
+  }
   TileSums sums_at(float* at, int64_t n, int64_t query) const {
     return {{at + query, at + n + query}, at + 2 * n + query * head_dim_};
   }
@@ -69,10 +134,12 @@ class RecallSpace {
   std::byte* workspace_;
   size_t begin_;  // there, in bytes
   int64_t n_threads_;
+  int64_t n_tiles_;
   int64_t group_;
+  int64_t tile_rows_;
   int64_t tile_queries_;
   int64_t head_dim_;
-  int64_t n_pages_;
+  int64_t n_parts_;  // of all pages
   int64_t n_recalled_;
   int64_t n_queries_;  // of a batch
 };
@@ -92,8 +159,18 @@ class Recall {
            cache_.policies[segment.sequence].kept(segment.position) < segment.position;
   }
 
-  // Rows [first, first + n) of a segment, at most a tile's.
-  void attend(const Segment& segment, int32_t kv_head, int64_t first, int64_t n, int thread) const;
+  // Parts of all pages in which a segment's may be searched.
+  int64_t n_parts(const Segment& segment) const {
+    return (n_pages(segment) + kPartPages - 1) / kPartPages;
+  }
+
+  // A thread searches all pages, and attends to the best.
+  void attend(const TileRows& rows, int thread) const;
+
+  // The same where parts of the pages are searched first, by any threads: `tile` is the tile's
+  // number in the batch.
+  void search(const TileRows& rows, int64_t tile, int64_t part, int thread) const;
+  void attend_found(const TileRows& rows, int64_t tile, int thread) const;
 
   // What that has given, in the order of a tile's queries.
   TileSums sums(const Segment& segment, int32_t kv_head, int64_t first) const {
@@ -101,8 +178,15 @@ class Recall {
   }
 
  private:
-  std::span<const EstimatedPage> choose(const ArchiveHead& head, const float* estimates,
-                                        int64_t n_pages, EstimatedPage* pages) const;
+  int64_t n_pages(const Segment& segment) const { return (segment.position - 1) / kPageTokens + 1; }
+  const float* queries(const TileRows& rows, int64_t row) const {  // [group, head_dim]
+    return attention_.q.floats() + (rows.segment.row + rows.first + row) * attention_.q.cols +
+           rows.kv_head * group_ * cache_.head_dim;
+  }
+  template <class Best>
+  void offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const;
+  void attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
+                    int thread) const;
   void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const float* q,
                     float* powers, const TileSums& to) const;
 

@@ -31,6 +31,9 @@ struct TileSpace {
   float* powers_of(int64_t block) const { return powers + block * powers_step; }
 };
 
+// So that threads do not share one.
+constexpr int64_t whole_cache_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+
 class Workspace {
  public:
   Workspace(const KvView& shape, int n_threads)
@@ -52,6 +55,9 @@ class Workspace {
     return (n_threads_ * thread_floats() + n_tiles_ * tile_floats()) * sizeof(float);
   }
 
+  // Tiles whose keys several threads have, at most.
+  int64_t n_tiles() const { return n_tiles_; }
+
   // Of a thread.
   float* q(int thread) const { return base_ + thread * thread_floats(); }  // [queries, head_dim]
   float* rotated(int thread) const { return q(thread) + queries_ * head_dim_; }
@@ -71,9 +77,6 @@ class Workspace {
   }
 
  private:
-  // Whole cache lines, so that threads do not share one.
-  static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
-
   int64_t rotated_floats() const { return rolls_ ? kKeyBlock * head_dim_ : 0; }
   int64_t victim_floats() const {
     return std::max(keys_ * int64_t{sizeof(Victim) / sizeof(float)}, head_dim_);
@@ -83,11 +86,11 @@ class Workspace {
   }
   int64_t powers_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
   int64_t thread_floats() const {
-    return padded(queries_ * head_dim_ + rotated_floats() + victim_floats() + sums_floats(1) +
-                  powers_floats(scores_ ? blocks_ : 1));
+    return whole_cache_lines(queries_ * head_dim_ + rotated_floats() + victim_floats() +
+                             sums_floats(1) + powers_floats(scores_ ? blocks_ : 1));
   }
   int64_t tile_floats() const {
-    return padded(sums_floats(blocks_) + powers_floats(scores_ ? blocks_ : 0));
+    return whole_cache_lines(sums_floats(blocks_) + powers_floats(scores_ ? blocks_ : 0));
   }
 
   // Sums for n_blocks at once: one or all of them.
