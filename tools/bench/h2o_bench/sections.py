@@ -18,7 +18,13 @@ from h2o_bench.models import Models, config
 from h2o_bench.records import Record, Results
 from h2o_cpp import KVCache, Policy, _core
 from h2o_cpp.measure import machine
-from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops, weights
+from h2o_cpp.measure.traffic import (
+    decode_weight_bytes,
+    experts_used,
+    kv_bytes,
+    prefill_flops,
+    weights,
+)
 from h2o_cpp.model.session import open_model
 
 FIXED_SLOTS = 1024  # of the cache that does not grow with the context
@@ -236,10 +242,12 @@ def _record_limits(comparison: Comparison, bench: Bench, path: Path) -> None:
     n_seen = bench.plan.context + bench.plan.n_decode / 2
     model = _core.GgufShards(path)
     tensors = weights(model.files)
+    used = experts_used(model.files[0])
     loaded = open_model(path, device="cpu", threads=1)
     per_token = loaded.n_layers * kv_bytes(loaded.n_kv_heads, loaded.head_dim, "f16")
-    comparison.record(OURS, "bytes per token", decode_weight_bytes(tensors) + n_seen * per_token)
-    comparison.record(OURS, "flops per token", prefill_flops(tensors))
+    n_bytes = decode_weight_bytes(tensors, used) + n_seen * per_token
+    comparison.record(OURS, "bytes per token", n_bytes)
+    comparison.record(OURS, "flops per token", prefill_flops(tensors, used))
     comparison.record(OURS, "read bandwidth", machine.read_bandwidth(bench.threads))
 
 
