@@ -133,7 +133,7 @@ def draw_step(pieces: list[str], before: Moment, now: Moment) -> str:
     parts.append(text(16, 116, "2  It attends to all of them", "strong"))
     for i in range(N_SLOTS):
         x = 12 + (i + 0.5) * COLUMN
-        parts.append(text(x, 138, f"{100 * gained[by_slot[i]]:.0f} %", "middle small"))
+        parts.append(text(x, 138, f"{100 * gained[by_slot[i]]:.0f}%", "middle small"))
     parts.append(text(16, 170, "3  Each score grows by the attention received", "strong"))
     base, scale = 262.0, 70 / most
     for i in range(N_SLOTS):
@@ -267,7 +267,7 @@ def draw_needle() -> str:
             parts.append(text(104, y + 5, label, "end small"))
             parts.append(rect(112, y - 8, 330, 17, "var(--cell)", radius=3))
             parts.append(rect(112, y - 8, 330 * share, 17, f"var(--{color})", radius=3))
-            parts.append(text(450, y + 5, f"{100 * share:.0f} %", "small"))
+            parts.append(text(450, y + 5, f"{100 * share:.0f}%", "small"))
         y += 42
     said = "With an early fact evicted the answer is about as unlikely as if it had never been said"
     return picture(said, y - 18, parts)

@@ -126,7 +126,7 @@ class CachePanel(QFrame):
     def _show_budget(self) -> None:
         share = BUDGETS[self.slider.value()]
         n = int(share * self._n_ctx)
-        text = "full cache" if share == 1 else f"{100 * share:.0f} %"
+        text = "full cache" if share == 1 else f"{100 * share:.0f}%"
         self._budget.setText(f"{text} · {n} tokens" if n else text)
 
     def _lay_out(self) -> None:

@@ -28,7 +28,7 @@ from desktop.theme import Colours, palette, style_sheet, system_colours
 from desktop.worker import Opened, Worker
 
 _NARROW = 720  # pixels: below it the cache is under the text
-_BUDGET = 0.2  # the paper's "H2O (20 %)"
+_BUDGET = 0.2  # the paper's "H2O (20%)"
 
 
 class Window(QMainWindow):

@@ -89,7 +89,7 @@ class Generator(Closing):
             Hub's cache; the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision],
             downloaded by the extra `pull`.
         hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
-            hitters and half recent tokens, as the paper's "H2O (20 %)" is hh=0.2. None: the full
+            hitters and half recent tokens, as the paper's "H2O (20%)" is hh=0.2. None: the full
             cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
         cache_memory: instead of hh, the bytes of each sequence's cache: a share of the full cache's
             in f16 (0.1 or "10%"), or "64MiB". As many tokens are kept as fit, in the types that are

@@ -184,7 +184,7 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
     why.append(f"A pass takes {best.pass_seconds * 1e3:.1f} ms: {', '.join(shares)}.")
     same = [one for one in found if one.weight_bytes == best.weight_bytes]
     if best.sequences < max(one.sequences for one in same):
-        why.append("More at once would fit, and gain less than 3 %.")
+        why.append("More at once would fit, and gain less than 3%.")
     elif best.sequences == most:
         why.append("There are no more prompts.")
     else:

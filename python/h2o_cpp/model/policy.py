@@ -175,7 +175,7 @@ def budget_policy(
 ) -> Policy:
     """The policy that `hh` and `recent` ask for, each a fraction of n_ctx or a number of tokens.
 
-    hh is all that is kept, as in the paper's "H2O (20 %)": half heavy hitters, half recent tokens
+    hh is all that is kept, as in the paper's "H2O (20%)": half heavy hitters, half recent tokens
     unless `recent` says otherwise, or by the policy of that name. Fractions are cut to whole
     tokens, as the authors do.
     """

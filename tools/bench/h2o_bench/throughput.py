@@ -233,7 +233,7 @@ def _entries(
 def _openvino(
     bench: Bench, path: Path, whole: ModelShape, n: int, n_vocab: int, f16: int, memory: int
 ) -> Iterator[Entry]:
-    """With all of the cache, in its default u8 with two f32 for each head and token, and with 20 %.
+    """With all of the cache, in its default u8 with two f32 for each head and token, and with 20%.
 
     With eviction a text needs its whole prompt for a while, but one prompt is read after another.
     """

@@ -33,9 +33,9 @@ def render_throughput(records: Sequence[Record]) -> str:
         (SEQUENCES, "Tokens per second against sequences", _SEQUENCES_TEXT, _sequences),
         (ARRIVALS, "Requests that arrive at random", _ARRIVALS_TEXT, _arrivals),
     )
-    for i, (section, title, text, body) in enumerate(sections, start=1):
+    for section, title, text, body in sections:
         if any(record.section == section for record in records):
-            lines += [f"## {i}. {title}", "", text, ""]
+            lines += [f"## {title}", "", text, ""]
             lines += [
                 *body(values_of(records, section)),
                 *not_measured(_shortest(records), section),
@@ -45,22 +45,22 @@ def render_throughput(records: Sequence[Record]) -> str:
 
 
 _TABLE_TEXT = (
-    "As in the paper: random prompts, greedy outputs of a fixed length. Each engine runs as many"
-    " sequences as fit beside its weights in the same memory, computed from its types. Tokens/s:"
-    " generated tokens over the time of prefill and decode. Engines take turns, each in its own"
-    " process; token counts are checked. Resident: peak of the process. Weights are random, in real"
-    f" shapes. **Factors**: tokens/s of {_H2O} over this engine's."
+    "Random weights in real shapes, random prompts, greedy outputs of a fixed length. Each engine runs"
+    " as many sequences as fit beside its weights in the same memory. Tokens/s counts generated"
+    " tokens over the time of prefill and decode. Resident: peak of the process. **Factors**:"
+    f" tokens/s of {_H2O} over this engine's."
 )
 _OFFLOAD_TEXT = (
     "h2o.cpp with the smallest `max_resident`, Accelerate with all weights on disk: both read the"
     " weights again in every pass, from the page cache."
 )
-_SEQUENCES_TEXT = "Decode only. The last row: how many sequences fit in the memory of section 1."
+_SEQUENCES_TEXT = (
+    "Decode only. The last row: how many sequences fit in the memory of the first table."
+)
 _ARRIVALS_TEXT = (
-    "A Poisson process; prompts of 16 to 512 tokens, outputs of 16 to 256, both log-uniform."
-    " Static: waiting requests start together, and others wait until all have ended; continuous:"
-    " the Engine. The full cache's Engine is busy for 70 % of the time, in the memory of section 1."
-    " Times are the client's."
+    "A Poisson process; prompts of 16 to 512 tokens, outputs of 16 to 256, in the memory of the"
+    " first table. Static: waiting requests start together and others wait; continuous: the Engine,"
+    " busy for 70% of the time with the full cache. Times are the client's."
 )
 
 
