@@ -29,10 +29,9 @@ class _Past:
 class Chat:
     """A conversation with a Generator's model, for one thread.
 
-    Each turn reads only what is new: what the model said stays in the cache token by token, and
-    what was evicted stays evicted. If the Generator has streamed something else in between, the
-    next turn reads the whole conversation again, as one prompt. A system prompt is read on its own
-    and remembered (Generator.read), so that another conversation with it begins at once.
+    Each turn reads only what is new; evicted tokens stay evicted. If the Generator has streamed
+    something else in between, the next turn reads the whole conversation again as one prompt. A
+    system prompt is read separately and kept (Generator.read) for other conversations.
     """
 
     def __init__(
@@ -40,8 +39,8 @@ class Chat:
     ) -> None:
         """Begin a conversation.
 
-        system: what the model is told first.
-        template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
+        system: the system prompt.
+        template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
         Raises ValueError if there is no template, or it is invalid.
         """
@@ -60,7 +59,7 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, the last reply as far as it has been heard."""
+        """The conversation so far, the last reply as far as it was read."""
         if self._reply is None:
             return [*self._said]
         return [*self._said, {"role": "assistant", "content": self._reply.text}]
@@ -110,16 +109,16 @@ class Chat:
 
     @property
     def tokens(self) -> list[int]:
-        """All of the conversation, as it was read and said."""
+        """All tokens of the conversation."""
         if self._reply is None:
             return []
         last = self._reply
         return [*last.snapshot.tokens] if isinstance(last, _Past) else last.history
 
     def moved(self, generator: Generator) -> Chat:
-        """The same conversation with another Generator of this model, as of another budget.
+        """The same conversation with another Generator of this model, such as another budget.
 
-        Its next turn reads all of it again.
+        Its next turn reads the whole conversation again.
         """
         other = Chat.__new__(Chat)
         other._generator, other._template = generator, self._template
@@ -127,7 +126,7 @@ class Chat:
         return other
 
     def fork(self) -> Chat:
-        """Another conversation with the same past; from here on they do not know each other.
+        """An independent copy of the conversation.
 
         Raises RuntimeError before the first reply, or if the Generator has streamed something else
         since the last.
@@ -139,14 +138,14 @@ class Chat:
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the conversation and what is kept of it to a file. Raises as fork() does."""
+        """Write the conversation and its cache to a file. Raises as fork() does."""
         self._snapshot().save(path)
 
     @staticmethod
     def load(
         generator: Generator, path: str | os.PathLike[str], *, template: str | None = None
     ) -> Chat:
-        """Go on with a conversation that was saved.
+        """Load a conversation that was saved.
 
         Raises FileNotFoundError, and ValueError for another file, model, policy or cache type.
         """

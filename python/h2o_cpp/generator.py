@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 class Generator(Closing):
     """Streams text from a GGUF model within a fixed memory budget.
 
-    Safe to share between threads. Streams go on together, in one thread or in many. A stream that
-    is dropped, closed or interrupted leaves it usable. Every method raises RuntimeError after
-    close().
+    Threads may share it, and several streams may run at once. It remains usable after a stream is
+    dropped, closed or interrupted. Every method raises RuntimeError after close().
     """
 
     def __init__(
@@ -88,60 +87,58 @@ class Generator(Closing):
         path: a GGUF file; a directory that has one, such as a downloaded repository or one in the
             Hub's cache; the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision],
             downloaded by the extra `pull`.
-        hh: what the cache keeps, a fraction of n_ctx or a number of tokens (2 or more); half heavy
-            hitters and half recent tokens, as the paper's "H2O (20%)" is hh=0.2. None: the full
-            cache. "auto": what the file recommends, stored by `h2o-cpp advise`.
+        hh: the budget, a fraction of n_ctx or a number of tokens (2 or more): half heavy hitters,
+            half recent tokens. The paper's "H2O (20%)" is hh=0.2. None: the full cache. "auto":
+            what `h2o-cpp advise` stored in the file.
         cache_memory: instead of hh, the bytes of each sequence's cache: a share of the full cache's
-            in f16 (0.1 or "10%"), or "64MiB". As many tokens are kept as fit, in the types that are
-            best for it, by `policy`, a name, or "contribution".
+            in f16 (0.1 or "10%"), or "64MiB". Keeps as many tokens as fit, in the types that serve
+            it best, by `policy`, a name, or "contribution".
         recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
-        policy: the name of another way to keep hh ("window", "sinks", "mean", ...: see
+        policy: the name of another way to use hh ("window", "sinks", "mean", ...: see
             h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
-        n_ctx: the context, of which hh is a fraction, and where a text ends, prompt included,
-            unless it is endless; default: as trained, up to 4096; 0, and the most: as trained.
-        positions: of the tokens of a rotary model. "original": where they are in the text.
-            "rolling": their ranks among what the cache keeps, so that a text never ends. "auto":
-            original up to the trained length, and then rolling, where the policy evicts. Models
-            with learned positions, as OPT, have the original ones.
-        n_batch: prompt tokens read at a time. A prompt up to this long is attended to in full and
-            evicted after; a longer one is read in chunks with eviction after each.
+        n_ctx: the context. hh is a fraction of it, and a text, prompt included, ends there unless
+            it is endless. Default: as trained, up to 4096; 0: as trained, which is also the most.
+        positions: of a rotary model. "original": where tokens are in the text. "rolling": their
+            ranks among the kept tokens, so that a text never ends. "auto": original up to the
+            trained length, then rolling, if the policy evicts. Models with learned positions, such
+            as OPT, only have original ones.
+        n_batch: prompt tokens read at a time. Eviction follows each such chunk; within it,
+            attention is full.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
-            where 32 divides the head size, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16, or as
-            cache_memory or, with hh="auto", the file says.
+            if 32 divides the head size, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16, or as
+            cache_memory chooses, or with hh="auto" the file.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
-        threads: of the CPU; default: one for each core.
+        threads: CPU threads; default: one for each core.
         seed: makes the whole series of generations repeatable; default: different each time.
         snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
-        max_sequences: how many prompts are continued at once, each with a cache of its own, all
-            allocated now; default: up to 16, as half of the free memory allows, each allocated when
-            it is first needed. More streams than that take it in turns.
-        memory: instead of max_sequences, as many as their caches fit in: "4GiB", or bytes.
-        max_resident: the most memory for weights on the device, "2GiB" or bytes; layers that do not
-            fit are read again for every forward pass, which all sequences share; of mixtures of
-            experts, those that a pass needs and that are not among the most used. Default: all
-            stay.
-        exact: multiply weights in F16 and BF16 as they are stored, on the CPU, also where it has
-            faster products that round activations, and weights in F16, to bf16 (docs/precision.md).
-        prefix_cache: most memory for states of prompts, 256 MiB, in which others that begin alike
-            go on; an output is the same with and without. 0: none. On a CPU a full cache goes on
-            after any token; others at ends of chunks of n_batch tokens, and at the end of a prompt
-            that several requests have at once.
-        prefix_cache_disk: a directory to which states go that leave memory, or are in it at the
-            end; they are found again after a restart, by the same model, options, kernels and
-            version. prefix_cache_disk_bytes: the most that they take there, 4 GiB.
-        prefix_ends: keep where outputs ended too where there is a budget, so that a conversation
-            goes on in the state that it left, as Chat has it; an output then depends on whether the
-            end is still there.
-        archive: keep what the cache evicts in the host's memory, besides the budget, in a type of
-            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. On the CPU. None: what is
-            evicted is gone.
-        archive_pages: how many pages of 16 archived tokens each token attends to, of every layer
-            and KV head those whose keys may match it best.
-        archive_dir: a directory for the archive instead of memory: each sequence's is a file
-            without a name there, which has room on the disk for n_ctx tokens from the start.
+        max_sequences: how many prompts are decoded at once; all their caches are allocated now.
+            Default: up to 16 within half of the free memory, each allocated when first needed.
+            Further streams take turns.
+        memory: instead of max_sequences, memory for the caches: "4GiB", or bytes.
+        max_resident: most memory for weights on the device, "2GiB" or bytes. Layers that do not
+            fit are read again in every forward pass, once for all sequences; of mixtures of
+            experts, the most used ones stay. Default: all stay.
+        exact: on the CPU, multiply F16 and BF16 weights as they are stored, also where faster
+            products round activations and F16 weights to bf16 (docs/precision.md).
+        prefix_cache: most memory for states of prompts, 256 MiB; prompts that begin alike continue
+            from them, with the same output. 0: none. On a CPU, a full cache continues from any
+            token; otherwise from the ends of chunks of n_batch tokens, and from the end of a prompt
+            that several requests share.
+        prefix_cache_disk: a directory for states that leave memory, or are in it at the end. They
+            are used again after a restart with the same model, options, kernels and version.
+            prefix_cache_disk_bytes: the most bytes there, 4 GiB.
+        prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
+            output then depends on whether such a state is still stored.
+        archive: keep evicted tokens in host memory, in addition to the budget, in a type of
+            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. CPU only. None: evicted
+            tokens are lost.
+        archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
+            head: those whose keys may match best.
+        archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
+            file there, with disk space for n_ctx tokens from the start.
 
-        Raises FileNotFoundError, ValueError and TypeError (a file or an option that is invalid),
-        OSError (the Hub) and MemoryError.
+        Raises FileNotFoundError, ValueError and TypeError (an invalid file or option), OSError
+        (the Hub) and MemoryError.
         """
         if seed is not None:
             check_int("seed", seed, 0, None)
@@ -201,12 +198,12 @@ class Generator(Closing):
 
     @property
     def n_ctx_train(self) -> int:
-        """The most that n_ctx can be: how many tokens the model was trained to read."""
+        """The trained length in tokens, and the largest n_ctx."""
         return self._runtime().model.n_ctx_train
 
     @property
     def endless(self) -> bool:
-        """Whether a text can go on past n_ctx: its positions can roll."""
+        """Whether a text can continue past n_ctx, with rolling positions."""
         return self._runtime().engine.endless
 
     @property
@@ -234,41 +231,41 @@ class Generator(Closing):
     ) -> Stream:
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
-        after: go on from this snapshot; the prompt then follows its text, and may be empty. Without
-            a seed its random numbers go on too: the text is the one that would have been.
+        after: continue from this snapshot; the prompt follows its text and may be empty. Without a
+            seed, random numbers continue too: the output is that of an uninterrupted stream.
 
         Options, and their defaults:
 
-        max_tokens=None: at most this many; None: up to n_ctx, or n_ctx more if the prompt is longer
-            already; -1: until the end of text, or n_ctx unless the Generator is `endless`.
+        max_tokens=None: at most this many; None: up to n_ctx, n_ctx more if the prompt is longer;
+            -1: until the end of text, or n_ctx unless the Generator is `endless`.
         temperature=0.8: 0 is greedy.
-        top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 switch them off.
-        repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 is none.
-        frequency_penalty=0, presence_penalty=0: subtracted from the logits of these tokens, for
-            each time and once.
-        logit_bias=None: what to add to the logits of tokens, {token: bias}.
+        top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 disable them.
+        repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 disables it.
+        frequency_penalty=0, presence_penalty=0: subtracted from the logits of these tokens, per
+            occurrence and once.
+        logit_bias=None: {token: bias}, added to the logits.
         dry_multiplier=0, dry_base=1.75, dry_allowed_length=2: a token that would extend a
             repetition of n tokens loses multiplier * base ** (n - allowed_length).
-        dry_penalty_last_n=-1: how far back repetitions are looked for; -1: the context.
+        dry_penalty_last_n=-1: how far back repetitions are searched; -1: the context.
         dry_sequence_breakers=None: strings whose tokens end a repetition; None: line breaks,
             colons, quotes and asterisks.
-        typical_p=1, top_n_sigma=0: 1 and 0 switch them off.
-        xtc_probability=0, xtc_threshold=0.1: how often all but the least likely of the tokens with
-            this probability are left out.
-        dynatemp_range=0, dynatemp_exponent=1: the temperature, give or take this, by the entropy.
-        mirostat=0, mirostat_tau=5, mirostat_eta=0.1: version 1 or 2, in place of all that cut.
+        typical_p=1, top_n_sigma=0: 1 and 0 disable them.
+        xtc_probability=0, xtc_threshold=0.1: how often the tokens of at least this probability are
+            left out, except the least likely of them.
+        dynatemp_range=0, dynatemp_exponent=1: temperature plus or minus this, by entropy.
+        mirostat=0, mirostat_tau=5, mirostat_eta=0.1: version 1 or 2, instead of all filters.
         samplers=None: only these, in this order, by llama.cpp's names; "llama.cpp": its order.
             None: penalties, dry, top_n_sigma, temperature, top_k, typ_p, top_p, min_p, xtc.
-        seed=None: the same seed, prompt and options give the same text.
-        stop=None: strings that end the text; they are not part of it. It ends at the one that is
-            complete first; of those complete at once, at the longest.
-        ignore_eos=False: go on after the end-of-text token.
-        parse_special=False: special tokens that the prompt spells, as "</s>", are those tokens.
-        constraint=None: a function that says which tokens may follow; see generation.request.
+        seed=None: the same seed, prompt and options give the same output.
+        stop=None: strings that end the output and are not part of it. The one that is complete
+            first counts; of several, the longest.
+        ignore_eos=False: continue after the end-of-text token.
+        parse_special=False: parse special tokens in the prompt's text, such as "</s>".
+        constraint=None: a function that sets the tokens that may follow; see generation.request.
         schema=None: the output is JSON by this schema, a dict, JSON text or a pydantic model;
-            grammar=None: it is of this grammar, llama.cpp's GBNF or llguidance's Lark; regex=None:
-            all of it matches; choice=None: it is one of these strings. One of them at most, with
-            the extra `grammar`. At max_tokens the output ends all the same.
+            grammar=None: it matches this grammar, llama.cpp's GBNF or llguidance's Lark;
+            regex=None: it matches as a whole; choice=None: it is one of these strings. At most one
+            of them, with the extra `grammar`. max_tokens may still cut the output.
 
         Raises ValueError for an empty prompt, one longer than the context, and options out of
         range, TypeError for a prompt that is neither text nor token ids.
@@ -303,8 +300,8 @@ class Generator(Closing):
     ) -> Generation | list[Generation]:
         """Continue `prompt` and return the whole text; options as for stream().
 
-        A list of prompts gives a list of texts, each the one that its prompt gives alone; they are
-        computed, and `each` is, as in stream_many().
+        A list of prompts returns a list of texts, computed together as by stream_many(), which also
+        explains `each`.
         """
         if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
@@ -315,7 +312,7 @@ class Generator(Closing):
         return stream.generation()
 
     def follow(self, last: Stream, prompt: Sequence[int], options: StreamOptions) -> Stream:
-        """For Chat: continue a stream that has ended by more of a prompt, in the cache it left."""
+        """For Chat: feed more of a prompt to the cache of a stream that has ended, and continue."""
         request = self._request([*last.history, *prompt], None, options)
         return Stream(self._runtime, request, follows=last)
 
@@ -328,11 +325,11 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Iterator[tuple[int, str]]:
-        """Continue all prompts, `max_sequences` at a time; gives (index of the prompt, piece).
+        """Continue all prompts, `max_sequences` at a time; yields (index of the prompt, piece).
 
-        Each text is the one that generate() gives, bit for bit, whatever is computed with it.
+        On the CPU each text equals that of generate(), bit for bit.
 
-        each: options of each prompt, that go before those for all; otherwise as for stream().
+        each: options per prompt, which override the common ones; otherwise as for stream().
 
         Raises as stream() does, before anything is computed.
         """
@@ -349,7 +346,7 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Request:
-        """A request for run(), checked; options as for stream(), which says what is raised."""
+        """A checked request for run(); options and errors as for stream()."""
         request = self._request(prompt, after, options)
         request.submit(self._runtime().engine)  # checks it; nothing is computed
         return request
@@ -360,9 +357,9 @@ class Generator(Closing):
         return make_request(self._runtime(), self._seeds, prompt, options, after=after)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
-        """Continue requests, `max_sequences` at a time; gives (index, text) as each text ends.
+        """Continue requests, `max_sequences` at a time; yields (index, text) as each text ends.
 
-        A request is asked for when it can begin, so there may be any number of them.
+        The iterable is read only as fast as requests can start, so it may be endless.
         """
         runtime = self._runtime()
         for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
@@ -372,9 +369,11 @@ class Generator(Closing):
     def engine(self, *, max_queue: int = 64) -> Engine:
         """Serve requests of many threads or tasks at once, until the Engine is closed.
 
-        Streams of the Generator go on beside it. There is one Engine at a time: RuntimeError.
+        The Generator's own streams continue meanwhile.
 
         max_queue: how many requests may wait for a sequence.
+
+        Raises RuntimeError if an Engine is open already.
         """
         engine = self._engine()
         if engine is not None and not engine.closed:
@@ -394,9 +393,9 @@ class Generator(Closing):
         """Stream the assistant's reply to `messages`; options as for stream().
 
         messages: the conversation, each a mapping with "role" and "content".
-        template: a Jinja2 chat template, or a built-in one's name; default: the file's own.
+        template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
-        For a conversation of several turns, Chat keeps the cache from one to the next.
+        For several turns, use Chat, which keeps the cache between them.
 
         Raises ValueError if there is no template or it refuses the messages, and as stream() does.
         """
@@ -416,12 +415,12 @@ class Generator(Closing):
     ) -> Reply:
         """The assistant's whole reply to `messages`: content, reasoning and tool calls.
 
-        tools: {"type": "function", "function": {"name", "description", "parameters"}} of each, for
-            the template; it must have a place for them.
-        tool_choice: "required", or the name of the one that must be called; this needs the extra
-            `grammar`. Default: as the model likes.
-        documents: for the template, too.
-        tool_parser: the format of calls, as h2o_cpp.reply names it; default: by the template.
+        tools: each {"type": "function", "function": {"name", "description", "parameters"}}; the
+            template must support them.
+        tool_choice: "required", or the name of the tool to call; needs the extra `grammar`.
+            Default: the model decides.
+        documents: passed to the template.
+        tool_parser: the format of calls, as named in h2o_cpp.reply; default: from the template.
 
         Otherwise as chat().
         """
@@ -442,8 +441,10 @@ class Generator(Closing):
     def chat_template(
         self, template: str | None = None, *, tool_parser: str | None = None
     ) -> ChatTemplate:
-        """The file's chat template, or another one for the same vocabulary: its text, or the name
-        of a built-in one. tool_parser: as for reply()."""
+        """The file's chat template, or another: its text, or the name of a built-in one.
+
+        tool_parser: as for reply().
+        """
         return ChatTemplate(template, self._runtime().tokenizer, tool_parser=tool_parser)
 
     @property
@@ -456,8 +457,8 @@ class Generator(Closing):
     ) -> list[int]:
         """Tokens of a text.
 
-        add_special: with the tokens that the model wants around a text, as beginning-of-text.
-        parse_special: special tokens that the text spells, as "</s>", are those tokens.
+        add_special: add the tokens that the model expects around a text, such as beginning-of-text.
+        parse_special: parse special tokens in the text, such as "</s>".
         """
         return self._runtime().tokenizer.encode(
             text, add_special=add_special, parse_special=parse_special
@@ -473,7 +474,7 @@ class Generator(Closing):
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each token of a text, float32 [n, n_vocab].
 
-        The text is read as a prompt is: in chunks of n_batch, with eviction after each.
+        The text is read like a prompt: in chunks of n_batch, with eviction after each.
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))
@@ -490,18 +491,18 @@ class Generator(Closing):
         pooling: "mean" or "last", of the hidden states of all tokens after the last norm.
         normalize: to length 1.
 
-        Texts are read as prompts are: in chunks of n_batch, with eviction after each.
+        Texts are read like prompts: in chunks of n_batch, with eviction after each.
 
         Raises as stream() does.
         """
         return embed(self._runtime(), text, pooling, normalize)
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
-        """Read a prompt that texts are going to begin with, as a system prompt, and keep it.
+        """Read a prompt that several texts begin with, such as a system prompt, and keep its state.
 
-        The prompt is read on its own, and evicted to the budget; stream(..., after=snapshot) goes
-        on from there. A prompt that was read before is not read again: its snapshot is still in
-        memory, unless others have needed the room (`snapshot_bytes`).
+        The prompt is evicted to the budget; stream(..., after=snapshot) continues from there. A
+        prompt that was read before is not read again, while its snapshot is in memory
+        (`snapshot_bytes`).
 
         Raises as stream() does.
         """
@@ -517,9 +518,9 @@ class Generator(Closing):
         return found
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
-        """A snapshot of the text that is or was streamed last, also written to `path`.
+        """A snapshot of the last stream, also written to `path`.
 
-        Raises RuntimeError if there is none, or something else has been computed since.
+        Raises RuntimeError if there is none, or something else was computed since.
         """
         state = self._runtime().engine.last()
         if state is None:
@@ -530,7 +531,7 @@ class Generator(Closing):
         return snapshot
 
     def load(self, source: str | os.PathLike[str] | Snapshot) -> Snapshot:
-        """A snapshot, of a file or another Generator, that stream(..., after=...) can go on from.
+        """A snapshot from a file or another Generator, for stream(..., after=...).
 
         Raises FileNotFoundError, and ValueError for a damaged file and for a snapshot of another
         model, policy or cache type.
@@ -543,7 +544,7 @@ class Generator(Closing):
         return snapshot
 
     def stats(self, *, layers: bool = False) -> Stats:
-        """What the cache holds now, measured; layers: with every layer and KV head of it."""
+        """What the cache holds now; layers: also per layer and KV head."""
         runtime = self._runtime()
         engine = runtime.engine
         return Stats.of(runtime.model, engine.session, engine.last_sequence, layers=layers)
@@ -557,6 +558,6 @@ class Generator(Closing):
         return engine.session.kept(layer, kv_head, engine.last_sequence)
 
     def close(self) -> None:
-        """End all streams, after the token that is being computed; free model and caches."""
+        """End all streams after the current token; free model and caches."""
         self._open = None
         self._finalizer()

@@ -234,7 +234,7 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
 
 def test_a_name_for_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--models", str(folder), "--name", "a"]) == 1
-    assert "--models has names of its own" in capsys.readouterr().err
+    assert "with --models, each has its own name" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")

@@ -59,26 +59,26 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
             metavar="X",
             help="instead of --hh: keep what fits in a share of the full cache's bytes (10%%) or "
             "a size (64MiB) for each sequence, in the best types, by --policy or contribution "
-            "(default: not)",
+            "(default: --hh)",
         )
     cache.add_argument(
         "--hh",
         type=budget,
         metavar="X",
         help="keep a fraction (0.2 is 20%%) or a number (400) of tokens: half heavy "
-        "hitters, half recent; auto: what the file recommends (default: keep all)",
+        "hitters, half recent; auto: what the file recommends (default: all)",
     )
     cache.add_argument(
         "--recent",
         type=amount,
         metavar="X",
-        help="how much of it is recent tokens, a fraction or a number (default: half of --hh)",
+        help="recent tokens in --hh, a fraction or a number (default: half of --hh)",
     )
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"keep --hh by another policy, one of {', '.join(POLICIES)}; mean loses less of most "
-        "texts than the paper's (default: h2o, the paper's)",
+        help=f"which tokens to keep: {', '.join(POLICIES)}; mean loses less on most texts "
+        "(default: h2o, as in the paper)",
     )
     add_n_ctx(
         cache,
@@ -89,7 +89,8 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         "--positions",
         choices=("auto", "original", "rolling"),
         default="auto",
-        help="of a rotary model; auto: rolling past the trained length (default: %(default)s)",
+        help="positions of a rotary model; auto: rolling past the trained length (default: "
+        "%(default)s)",
     )
     add_n_batch(cache, n_batch)
     add_kv_dtype(cache, None if memory else "f16")
@@ -98,7 +99,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         cache.add_argument(
             "--archive-dir",
             metavar="DIR",
-            help="the archive is in files in DIR, with room for n-ctx tokens of each sequence "
+            help="keep the archive in files in DIR, with disk space for n-ctx tokens per sequence "
             "(default: in memory)",
         )
 
@@ -108,7 +109,9 @@ def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> Non
     at_once = parser.add_mutually_exclusive_group()
     add_max_sequences(at_once, f"{meaning} (default: {MAX_SEQUENCES})")
     at_once.add_argument(
-        "--memory", metavar="SIZE", help="as many as have their caches in SIZE, such as 4GiB"
+        "--memory",
+        metavar="SIZE",
+        help="as many sequences as have their caches in SIZE, such as 4GiB",
     )
 
 
@@ -119,8 +122,8 @@ def add_policies(parser: Arguments) -> None:
         type=names,
         default=["h2o", "mean", "window", "sinks"],
         metavar="NAME,...",
-        help=f"of {','.join(POLICIES)} (default: h2o,mean,window,sinks); the full cache is always "
-        "measured",
+        help=f"policies to compare: {', '.join(POLICIES)} (default: h2o,mean,window,sinks); the "
+        "full cache is always measured",
     )
 
 
@@ -131,7 +134,7 @@ def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
         type=kv_types,
         default=default,
         metavar="TYPE[,TYPE]",
-        help="of the cached K and V: f16, f32, bf16, q8_0, q5_0 (CPU) or q4_0 (default: f16)",
+        help="types of the cached K and V: f16, f32, bf16, q8_0, q5_0 (CPU) or q4_0 (default: f16)",
     )
     for i, (short, long) in enumerate((("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"))):
         parser.add_argument(
@@ -151,8 +154,8 @@ def add_archive(parser: Arguments) -> None:
         "--archive",
         type=kv_types,
         metavar="TYPE[,TYPE]",
-        help="keep what is evicted in memory besides, K and V in these types of --kv-dtype, to be "
-        "recalled by pages of 16 tokens (default: evicted is gone)",
+        help="keep evicted tokens in host memory, K and V in these types of --kv-dtype, and recall "
+        "them by pages of 16 (default: no archive)",
     )
     parser.add_argument(
         "--archive-pages",

@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
     add_prompt(parser, "TEXT", "text to embed")
     parser.add_argument(
         "--pooling", choices=get_args(Pooling), default="mean",
-        help="of the tokens' hidden states (default: %(default)s)",
+        help="how the tokens' hidden states are combined (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--lines",

@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_kv_dtype(parser)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the scores here too (default: nowhere)"
+        "--json", type=Path, metavar="FILE", help="also write the scores to FILE (default: no)"
     )
     add_machine(parser)
 

@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     add_n_ctx(parser, "tokens that are read together (default: 512)")
     parser.add_argument(
         "--chunks", type=integer, metavar="N",
-        help="read N times as many tokens at most (default: the whole text)",
+        help="read at most N times --n-ctx tokens (default: the whole text)",
     )  # fmt: skip
     add_threads(parser)
     add_force(parser)

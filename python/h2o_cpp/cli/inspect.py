@@ -33,8 +33,8 @@ def add_arguments(parser: Parser) -> None:
     add_machine(parser)
 
     shown = parser.add_argument_group("what to show")
-    shown.add_argument("--layer", type=int, metavar="N", help="of one layer (default: of all)")
-    shown.add_argument("--head", type=int, metavar="N", help="of one KV head (default: of all)")
+    shown.add_argument("--layer", type=int, metavar="N", help="show only layer N (default: all)")
+    shown.add_argument("--head", type=int, metavar="N", help="show only KV head N (default: all)")
     shown.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto",
         help="auto: on a terminal, unless NO_COLOR is set (default: %(default)s)",

@@ -44,7 +44,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
         action="store_const",
         const=ENDLESS,
         default=argparse.SUPPRESS,
-        help="until the model ends the text, past --n-ctx too where its positions roll "
+        help="generate until the model ends the text, past --n-ctx if its positions roll "
         "(default: --max-tokens)",
     )
 
@@ -161,13 +161,13 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
             "--max-resident",
             metavar="SIZE",
             help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
-            "read again for every pass (default: all stay)",
+            "read again in every pass (default: all stay)",
         )
         machine.add_argument(
             "--exact",
             action="store_true",
-            help="multiply F16 and BF16 weights as they are stored, more slowly (default: in bf16, "
-            "on processors that have it)",
+            help="multiply F16 and BF16 weights as stored, more slowly (default: in bf16, on "
+            "processors that have it)",
         )
     add_threads(machine)
 
@@ -179,7 +179,7 @@ def add_threads(parser: Arguments) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="of the CPU (default: one for each core)",
+        help="CPU threads (default: one for each core)",
     )
 
 
@@ -196,7 +196,7 @@ def add_csv(parser: Arguments) -> None:
         "--csv",
         type=Path,
         metavar="FILE",
-        help="write the table here too (default: nowhere)",
+        help="also write the table to FILE (default: no)",
     )
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
     add_csv(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: not)"
+        "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: no)"
     )
 
 

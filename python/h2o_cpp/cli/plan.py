@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add_max_tokens(parser, 128, "each output has N tokens", "--tokens")
     add_max_sequences(
-        parser, "there are at most N prompts to continue at once (default: any number)",
+        parser, "at most N sequences at once (default: any number)",
         "--sequences",
     )  # fmt: skip
     parser.add_argument(

@@ -48,7 +48,11 @@ def add_arguments(parser: Parser) -> None:
         "--length",
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=int, default=20, metavar="N", help="of each task (default: %(default)s)"
+        "--samples",
+        type=int,
+        default=20,
+        metavar="N",
+        help="samples per task (default: %(default)s)",
     )
     add_n_batch(
         parser, 32, "prompt tokens read at a time, with eviction after each (default: %(default)s)",
@@ -60,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-f", "--file", "--text", type=Path, metavar="FILE",
-        help="UTF-8 text that fills the prompts (default: a paragraph, again and again)",
+        help="UTF-8 text that fills the prompts (default: a repeated paragraph)",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="FILE",
@@ -69,7 +73,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--question-apart", action="store_true",
-        help="evict before the question is read, as where a text is read before anybody asks "
+        help="evict before the question is read, as if the text had been read in advance "
         "(default: the question is part of the prompt)",
     )  # fmt: skip
     add_kv_dtype(parser, None)
@@ -80,7 +84,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE",
-        help="plot log-likelihood against budget, a panel for each task (default: not)",
+        help="plot log-likelihood against budget, one panel per task (default: no)",
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         dest="dry_sequence_breakers",
         action="append",
         metavar="TEXT",
-        help='no repetition goes past tokens with TEXT; may be repeated; "none": no such tokens '
+        help='tokens with TEXT end a repetition; may be repeated; "none": no such tokens '
         "(default: line breaks, colons, quotes and asterisks)",
     )
     group.add_argument(
@@ -94,7 +94,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         type=_names,
         metavar="NAME;...",
         help="only these, in this order: penalties, dry, top_n_sigma, temperature, top_k, typ_p, "
-        "top_p, min_p, xtc; llama.cpp: as it has them (default: all, in this order)",
+        "top_p, min_p, xtc; llama.cpp: in its order (default: all, in this order)",
     )
     order.add_argument(
         "--sampling-seq",
@@ -117,18 +117,19 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         "--json-schema-file",
         type=Path,
         metavar="FILE",
-        help="--json-schema of a file (default: none)",
+        help="--json-schema from a file (default: none)",
     )
     form.add_argument(
         "--grammar",
         metavar="GRAMMAR",
-        help="the output is of this grammar, llama.cpp's GBNF or llguidance's Lark (default: none)",
+        help="the output matches this grammar, llama.cpp's GBNF or llguidance's Lark "
+        "(default: none)",
     )
     form.add_argument(
         "--grammar-file",
         type=Path,
         metavar="FILE",
-        help="--grammar of a file (default: none)",
+        help="--grammar from a file (default: none)",
     )
     group.add_argument(
         "-s",

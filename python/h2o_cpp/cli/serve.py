@@ -45,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
         "--name",
         "--alias",
         metavar="NAME",
-        help="of the model (default: its file's, without .gguf)",
+        help="name of the model (default: its file's, without .gguf)",
     )
     add_template(server)
     server.add_argument(
@@ -54,81 +54,86 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     server.add_argument(
         "--models", type=Path, metavar="PATH",
-        help="serve many: the models of a directory, or those of a TOML file, each loaded when it "
-        "is first asked for (default: the one of --model)",
+        help="serve several models, of a directory or a TOML file, each loaded at its first "
+        "request (default: the one of --model)",
     )  # fmt: skip
     server.add_argument(
         "--api-key", action="append", metavar="KEY",
-        help="that clients must send; may be repeated (default: the environment's H2O_API_KEY, or "
-        "none)",
+        help="key that clients must send; may be repeated (default: H2O_API_KEY of the "
+        "environment, or none)",
     )  # fmt: skip
     server.add_argument(
-        "--tls-cert", metavar="FILE", help="PEM of a certificate, for HTTPS (default: plain HTTP)"
+        "--tls-cert",
+        metavar="FILE",
+        help="PEM file of a certificate, for HTTPS (default: plain HTTP)",
     )
     server.add_argument(
-        "--tls-key", metavar="FILE", help="PEM of its private key (default: in --tls-cert)"
+        "--tls-key", metavar="FILE", help="PEM file of its private key (default: in --tls-cert)"
     )
     server.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME",
-        help="a name under which clients reach it; * is any (default: local names and addresses)",
+        help="host name by which clients reach the server; *: any (default: local names and "
+        "addresses)",
     )  # fmt: skip
     server.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN",
-        help="of web pages elsewhere that may use it; * is any (default: none)",
+        help="origin of web pages that may use the server; *: any (default: none)",
     )  # fmt: skip
     server.add_argument(
         "--grace", type=int, default=30, metavar="SECONDS",
-        help="time to finish what is being generated at shutdown (default: %(default)s)",
+        help="time for requests in progress at shutdown (default: %(default)s)",
     )  # fmt: skip
 
     limits = parser.add_argument_group("limits")
-    add_sequences(limits, "sequences that are generated at once")
+    add_sequences(limits, "sequences decoded at once")
     limits.add_argument(
         "--prefix-cache", type=size, default="256MiB", metavar="SIZE",
-        help="most memory for states of prompts, in which others that begin alike go on; outputs "
-        "are the same; 0: none (default: %(default)s)",
+        help="most memory for states of prompts, from which prompts that begin alike continue; "
+        "outputs are the same; 0: none (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk", metavar="DIR",
-        help="where states go that leave memory, and are found after a restart (default: nowhere)",
+        help="directory for states that leave memory, used after a restart too (default: none)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk-bytes", type=size, default="4GiB", metavar="SIZE",
-        help="of those, at most (default: %(default)s)",
+        help="most bytes in that directory (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-ends", action="store_true",
-        help="keep where outputs ended too: conversations go on there, as h2o-cpp chat does "
-        "(default: read again what is no whole chunk)",
+        help="also keep the states at the ends of outputs, as h2o-cpp chat does (default: read "
+        "incomplete chunks again)",
     )  # fmt: skip
     for name, metavar, default, what in (
-        ("max-models", "N", None, "of --models, loaded at once (default: as many as there is "
-         "memory for)"),
-        ("idle-timeout", "SECONDS", None, "of --models, unload those that were not used for so "
+        ("max-models", "N", None, "models of --models loaded at once (default: as many as fit "
+         "in memory)"),
+        ("idle-timeout", "SECONDS", None, "unload a model of --models that was not used for so "
          "long (default: never)"),
-        ("max-requests-per-key", "N", None, "in progress at once; further ones get status 429 "
-         "(default: no limit)"),
+        ("max-requests-per-key", "N", None, "requests of one key in progress; others get status "
+         "429 (default: no limit)"),
         ("max-queue", "N", 64, "requests that may wait; further ones get status 429"),
-        ("max-tokens", "N", None, "the most tokens that a request may ask for (default: the "
-         "context)"),
-        ("max-prompt", "N", None, "the most tokens of a prompt (default: the context)"),
-        ("max-connections", "N", None, "at once (default: 512, or half of the files that may be "
-         "open)"),
-        ("header-timeout", "SECONDS", 10, "for the headers of a request to arrive"),
-        ("body-timeout", "SECONDS", 60, "for its body to arrive"),
-        ("write-timeout", "SECONDS", 60, "in which a client must take something of its answer"),
-        ("keep-alive", "SECONDS", 5, "that a connection may be idle between requests"),
+        ("max-tokens", "N", None, "most tokens of an output (default: the context)"),
+        ("max-prompt", "N", None, "most tokens of a prompt (default: the context)"),
+        ("max-connections", "N", None, "connections (default: 512, or half of the open files "
+         "allowed)"),
+        ("header-timeout", "SECONDS", 10, "time for the headers of a request"),
+        ("body-timeout", "SECONDS", 60, "time for the body of a request"),
+        ("write-timeout", "SECONDS", 60, "time in which a client must read something"),
+        ("keep-alive", "SECONDS", 5, "idle time between requests of a connection"),
     ):  # fmt: skip
         shown = "" if default is None else " (default: %(default)s)"
         limits.add_argument(
             f"--{name}", type=int, default=default, metavar=metavar, help=what + shown
         )
     limits.add_argument(
-        "--max-body", default="4MiB", metavar="SIZE", help="of a request (default: %(default)s)"
+        "--max-body",
+        default="4MiB",
+        metavar="SIZE",
+        help="most bytes of a request (default: %(default)s)",
     )
     limits.add_argument(
         "--max-bodies", default="64MiB", metavar="SIZE",
-        help="of all requests in progress (default: %(default)s)",
+        help="most bytes of all requests in progress (default: %(default)s)",
     )  # fmt: skip
     add_cache(parser, memory=True)
     add_machine(parser, resident=True)
@@ -145,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
     if args.models is not None and args.name is not None:
-        raise ValueError("--name is of one model: --models has names of its own")
+        raise ValueError("--name is for one model: with --models, each has its own name")
     limits = {
         "template": read_template(args.template),
         "tool_parser": args.tool_parser,

@@ -36,7 +36,7 @@ def _held(engine: _core.Engine) -> Iterator[None]:
 def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iterator[BatchPiece]:
     """Continue requests, n at a time; gives pieces as they come.
 
-    A request is asked for when it can begin, so there may be any number of them.
+    The iterable is read only as fast as requests can start, so it may be endless.
 
     Raises ValueError for a request that cannot be started.
     """

@@ -33,9 +33,8 @@ _GROUP = 1  # of requests that end with their Engine; those of the Generator are
 class Engine(Closing):
     """Continues the requests of many threads and tasks at once, with the sequences of a Generator.
 
-    They are computed while there is work, by a thread of the core. Requests wait in a queue and
-    begin in the order in which submit() took them, each as soon as a sequence is free, while the
-    others go on. A request gets the tokens that Generator.generate gives for it alone, bit for bit.
+    A thread of the core computes them. Requests start in the order of submit(), each as soon as a
+    sequence is free. On the CPU, a request's output equals that of Generator.generate bit for bit.
 
     Made by Generator.engine(); a context manager. Safe to use from any thread.
     """
@@ -68,15 +67,15 @@ class Engine(Closing):
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """Have a prompt continued; waits while the queue is full. Options as for stream().
+        """Submit a prompt; blocks while the queue is full. Options as for stream().
 
-        hh, policy: of this request's cache, as Generator has them; default: the Generator's. It
-            must do with the slots, and the scores, that the Generator's policy has.
-        record: a new Record, for what is to be written down of this sequence.
-        spelled: special tokens whose spelling is part of the text, for h2o_cpp.reply.
-        pooling: instead of a text, have the embedding of the prompt computed ("mean" or "last");
-            it is in Completion.embedding at the end.
-        timeout: wait that many seconds at most, 0: not at all.
+        hh, policy: for this request's cache, as in Generator; default: the Generator's. They must
+            fit the slots and scores of the Generator's policy.
+        record: a new Record, which collects data about this sequence.
+        spelled: special tokens to include in the text, for h2o_cpp.reply.
+        pooling: compute the embedding of the prompt ("mean" or "last") instead of a text; the
+            result is Completion.embedding.
+        timeout: block for at most this many seconds; 0: not at all.
 
         Raises ValueError and TypeError as stream() does, queue.Full when the time is up, and
         RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
@@ -109,7 +108,7 @@ class Engine(Closing):
         record: Record | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """submit() for asyncio: other tasks go on while the queue is full."""
+        """submit() for asyncio: does not block the event loop while the queue is full."""
         state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
         try:
             while not state.admitted:
@@ -161,11 +160,11 @@ class Engine(Closing):
         return self._closed or self._runtime.engine.closed
 
     def stats(self) -> EngineStats:
-        """What it is doing, and has done. Waits for nothing."""
+        """Counters of current and past work. Does not block."""
         return EngineStats(*self._runtime.engine.stats())
 
     def close(self) -> None:
-        """Cancel what has not ended, after the step that is being computed."""
+        """Cancel all unfinished requests after the current step."""
         if not self._closed:
             self._closed = True
             self._runtime.engine.cancel_group(_GROUP)

@@ -61,9 +61,9 @@ def next_piece(state: _core.Generation, closed: bool) -> str | None:
 class Stream(Iterator[str], Closing):
     """Pieces of text as they are generated, each valid Unicode.
 
-    Nothing is computed before the first piece is asked for. From then on streams of one Generator,
-    in one thread or in many, go on together: each has a cache of its own. Ending, closing or
-    dropping the stream frees its cache for others.
+    Computation starts when the first piece is requested. Streams of one Generator, in one thread or
+    in many, are decoded together, each with its own cache. Ending, closing or dropping a stream
+    frees its cache.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Stream(Iterator[str], Closing):
 
     @property
     def finish_reason(self) -> str | None:
-        """None while it runs, then as in Generation."""
+        """None while the stream runs, then as in Generation."""
         return self._state.finish_reason
 
     @property
@@ -126,7 +126,7 @@ class Stream(Iterator[str], Closing):
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens that are read."""
+        """Tokens of the prompt."""
         return self._state.prompt_tokens
 
     @property
