@@ -7,6 +7,7 @@
 #include "cuda/attention/attend.h"
 #include "cuda/attention/attend_prefill.h"
 #include "cuda/elementwise.h"
+#include "cuda/largest.h"
 #include "cuda/matmul/matmul.h"
 #include "cuda/matmul/repack.h"
 #include "cuda/runtime/captured_graph.h"
@@ -197,6 +198,12 @@ class CudaBackend final : public Backend {
   }
 
   void argmax(int32_t* tokens, const Tensor& x) override { cuda::argmax(stream_, tokens, x); }
+
+  bool selects_largest() const override { return true; }
+
+  void select_largest(LargestLogits* largest, const Tensor& x, const Batch&) override {
+    cuda::select_largest(stream_, largest, x, batch_.temperatures);
+  }
 
   size_t attend_workspace(const KvView& shape) const override {
     require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,

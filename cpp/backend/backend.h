@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/batch.h"
+#include "backend/largest.h"
 #include "core/buffer.h"
 #include "core/tensor.h"
 
@@ -247,6 +248,11 @@ class Backend {
 
   // tokens[i] = the index of the largest element of row i, of equals the first; NaNs are the least.
   virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
+
+  // largest[i] = those of row i of x, the logits of batch.logits_rows; only where it selects them,
+  // as back ends do whose memory is far from the host.
+  virtual bool selects_largest() const { return false; }
+  virtual void select_largest(LargestLogits* /*largest*/, const Tensor& /*x*/, const Batch&) {}
 
   // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
   // which of them are null.

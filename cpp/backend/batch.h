@@ -21,6 +21,7 @@ struct Batch {
   std::vector<int32_t> tokens;       // [n_rows]
   std::vector<int32_t> positions;    // [n_rows]
   std::vector<int32_t> logits_rows;  // the rows whose logits are wanted
+  std::vector<float> temperatures;   // of each of them, for Backend::select_largest; 0: none
   std::vector<Segment> segments;
 
   int32_t n_rows() const { return static_cast<int32_t>(tokens.size()); }
@@ -29,6 +30,7 @@ struct Batch {
     tokens.clear();
     positions.clear();
     logits_rows.clear();
+    temperatures.clear();
     segments.clear();
   }
 

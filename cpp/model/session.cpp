@@ -107,6 +107,11 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
   logits_ = model_->backend->allocate_host(sizeof(float) * n_logits * n_values);
   picks_ = model_->backend->allocate(sizeof(int32_t) * n_logits);
   picks_read_.resize(n_logits);
+  if (model_->backend->selects_largest()) {
+    largest_ = model_->backend->allocate(sizeof(LargestLogits) * n_logits);
+    largest_read_ = model_->backend->allocate_host(sizeof(LargestLogits) * n_logits);
+    batch_.temperatures.reserve(n_logits);
+  }
   batch_.tokens.reserve(options_.n_batch);
   batch_.positions.reserve(options_.n_batch);
   batch_.logits_rows.reserve(n_logits);
@@ -116,7 +121,7 @@ Session::Session(const std::shared_ptr<Model>& model, const SessionOptions& opti
 
 std::span<const float> Session::step(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
-  compute_logits(inputs, steps_, [] {});
+  compute_logits(inputs, {}, steps_, [] {});
   const size_t n = inputs.size() * model_->config.n_vocab;
   model_->backend->read(logits_.data(), activations_.logits.data, n * sizeof(float));
   return {logits_.as<float>(), n};
@@ -126,16 +131,38 @@ std::span<const int32_t> Session::greedy(std::span<const Input> inputs) {
   const std::lock_guard lock(model_->mutex);
   Backend& b = *model_->backend;
   const Tensor logits = activations_.logits.first(static_cast<int64_t>(inputs.size()));
-  compute_logits(inputs, greedy_, [&] { b.argmax(picks_.as<int32_t>(), logits); });
+  compute_logits(inputs, {}, greedy_, [&] { b.argmax(picks_.as<int32_t>(), logits); });
   b.read(picks_read_.data(), picks_.data(), inputs.size() * sizeof(int32_t));
   return {picks_read_.data(), inputs.size()};
 }
 
-void Session::compute_logits(std::span<const Input> inputs, std::unique_ptr<CapturedGraph>& graph,
+std::span<const LargestLogits> Session::select(std::span<const Input> inputs,
+                                               std::span<const float> temperatures) {
+  const std::lock_guard lock(model_->mutex);
+  Backend& b = *model_->backend;
+  const Tensor logits = activations_.logits.first(static_cast<int64_t>(inputs.size()));
+  auto* const largest = largest_.as<LargestLogits>();
+  compute_logits(inputs, temperatures, select_, [&] { b.select_largest(largest, logits, batch_); });
+  b.read(largest_read_.data(), largest, inputs.size() * sizeof(LargestLogits));
+  return {largest_read_.as<LargestLogits>(), inputs.size()};
+}
+
+std::span<const float> Session::selected_row(size_t i) {
+  const std::lock_guard lock(model_->mutex);
+  const Tensor row = activations_.logits.first(static_cast<int64_t>(i) + 1);
+  const auto n_vocab = static_cast<size_t>(row.cols);
+  float* const to = logits_.as<float>() + i * n_vocab;
+  model_->backend->read(to, row.row(row.rows - 1), n_vocab * sizeof(float));
+  return {to, n_vocab};
+}
+
+void Session::compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
+                             std::unique_ptr<CapturedGraph>& graph,
                              const std::function<void()>& then) {
   check(inputs);
   roll_on(inputs);
   fill_batch(inputs);
+  batch_.temperatures.assign(temperatures.begin(), temperatures.end());
   // Two pointers: what a std::function holds without allocating.
   const std::function<void()> pass = [this, &then] {
     Backend& b = *model_->backend;
@@ -188,6 +215,7 @@ void Session::reserve_sequences(int32_t n) {
   cache_.reserve_sequences(n);
   steps_.reset();  // they were captured with the addresses from before
   greedy_.reset();
+  select_.reset();
   for (; options_.n_sequences < n; ++options_.n_sequences) start(options_.n_sequences);
 }
 

@@ -60,6 +60,16 @@ class Session {
   // step(), of whose logits only the most likely tokens [n_inputs] are wanted.
   std::span<const int32_t> greedy(std::span<const Input> inputs);
 
+  // step(), of whose logits the largest [n_inputs] are wanted, and how much the others weigh at
+  // temperatures [n_inputs], 0 where that does not matter. Only if it selects().
+  bool selects() const { return model_->backend->selects_largest(); }
+  std::span<const LargestLogits> select(std::span<const Input> inputs,
+                                        std::span<const float> temperatures);
+
+  // After select(): the logits [n_vocab] of its i-th input, valid until the next call of another
+  // member.
+  std::span<const float> selected_row(size_t i);
+
   // step() of a single sequence, giving something of every token: sink(i, values of token i), which
   // must not use the model. score(): the logits after it [n_vocab]; hidden(): its hidden state
   // after the last norm [n_embd].
@@ -131,8 +141,8 @@ class Session {
   void check(std::span<const Input> inputs) const;
   void fill_batch(std::span<const Input> inputs);
   void read_every_row(const Input& input, bool logits, const Sink& sink);
-  void compute_logits(std::span<const Input> inputs, std::unique_ptr<CapturedGraph>& graph,
-                      const std::function<void()>& then);
+  void compute_logits(std::span<const Input> inputs, std::span<const float> temperatures,
+                      std::unique_ptr<CapturedGraph>& graph, const std::function<void()>& then);
 
   std::shared_ptr<Model> model_;
   SessionOptions options_;
@@ -142,10 +152,13 @@ class Session {
   Activations activations_;
   Batch batch_;
   Buffer picks_;                           // [n_logits] of greedy(), where the model is computed
+  Buffer largest_;                         // [n_logits] of select(), likewise
   Buffer logits_;                          // [n_logits, n_vocab or n_embd] on the host
+  Buffer largest_read_;                    // [n_logits] likewise
   std::vector<int32_t> picks_read_;        // [n_logits]
   std::unique_ptr<CapturedGraph> steps_;   // of step()
   std::unique_ptr<CapturedGraph> greedy_;  // of greedy()
+  std::unique_ptr<CapturedGraph> select_;  // of select()
 };
 
 }  // namespace h2o

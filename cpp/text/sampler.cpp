@@ -116,16 +116,16 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
   if (options_.uses_dry()) penalise_repetitions();
   find_extremes();
   if (std::isinf(largest_)) make_finite(allowed);
-  if (options_.temperature == 0 && options_.dynatemp_range == 0) {
+  if (is_greedy()) {
     size_t at = 0;
     const auto is_largest = [largest = largest_](float logit) { return logit == largest; };
     while (!any_in_block(&logits_[at], is_largest)) at += kBlock;
     while (logits_[at] != largest_) ++at;
     return static_cast<int32_t>(at);
   }
-  if (by_steps_) return draw_by_steps();
+  if (by_steps_) return draw_by_steps(gather_candidates(), cuts_first());
   const size_t k = options_.top_k > 0 ? std::min<size_t>(options_.top_k, n_vocab) : n_vocab;
-  return k <= size_t{kMaxSorted} ? draw_sorted(k) : draw_bucketed(k);
+  return k <= size_t{kMaxSorted} ? draw_first(gather_largest(k)) : draw_bucketed(k);
 }
 
 void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allowed) {
@@ -147,7 +147,9 @@ void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allo
   for (size_t i = whole; i < logits.size(); ++i) {
     logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
   }
-  for (const auto& [token, bias] : options_.logit_bias) logits_[token] += bias;
+  for (const auto& [token, bias] : options_.logit_bias) {
+    logits_[token] = number(logits_[token] + bias);  // of infinity less infinity
+  }
 }
 
 float Sampler::bias_of(size_t token) const {
@@ -156,20 +158,23 @@ float Sampler::bias_of(size_t token) const {
   return found != options_.logit_bias.end() && found->token == id ? found->bias : 0;
 }
 
-// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as llama.cpp has them. A
-// token that occurs repeatedly is computed again from its own logit, so it is penalised once.
+// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as llama.cpp has them.
+float Sampler::penalised(size_t token, float logit) const {
+  logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
+  if (options_.frequency_penalty != 0 || options_.presence_penalty != 0) {
+    logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
+    logit -= options_.presence_penalty;
+  }
+  return logit;
+}
+
+// A token that occurs repeatedly is computed again from its own logit, so it is penalised once.
 void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  const bool counts = options_.frequency_penalty != 0 || options_.presence_penalty != 0;
   const auto penalise_one = [&](size_t token) {
     if (!allows(allowed, token)) return;
     float logit = number(logits[token]);
-    if (!options_.logit_bias.empty()) logit += bias_of(token);
-    logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
-    if (counts) {
-      logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
-      logit -= options_.presence_penalty;
-    }
-    logits_[token] = logit;
+    if (!options_.logit_bias.empty()) logit = number(logit + bias_of(token));
+    logits_[token] = penalised(token, logit);
   };
   if (recent_.size() <= counts_.size()) {
     for (const int32_t token : recent_) penalise_one(token);
@@ -182,11 +187,14 @@ void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> 
 
 void Sampler::penalise_repetitions() {
   for (const auto& [token, length] : repetitions_.find(options_.dry_allowed_length, breakers_)) {
-    const float growth =
-        std::pow(options_.dry_base, static_cast<float>(length - options_.dry_allowed_length));
-    const float penalty = options_.dry_multiplier * growth;
-    logits_[token] -= std::min(penalty, std::numeric_limits<float>::max());
+    logits_[token] -= dry_penalty(length);
   }
+}
+
+float Sampler::dry_penalty(int32_t length) const {
+  const float growth =
+      std::pow(options_.dry_base, static_cast<float>(length - options_.dry_allowed_length));
+  return std::min(options_.dry_multiplier * growth, std::numeric_limits<float>::max());
 }
 
 void Sampler::find_extremes() {
@@ -221,8 +229,8 @@ double Sampler::random_below(double total) {
   return static_cast<double>(random_() >> 11) * 0x1p-53 * total;
 }
 
-int32_t Sampler::draw_sorted(size_t k) {
-  size_t n = gather_largest(k);
+// From the first n candidates, which top-k has kept.
+int32_t Sampler::draw_first(size_t n) {
   const auto begin = candidates_.begin();
   std::sort(begin, begin + n, likelier);
   double total = 0;

@@ -3,12 +3,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backend/largest.h"
 #include "text/candidates.h"
 #include "text/repetitions.h"
 #include "text/sampler_options.h"
@@ -46,6 +48,14 @@ class Sampler {
   // Throws InvalidArgument for a wrong size, or if no token is allowed.
   int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
+  // The same token from the largest of the logits alone, chosen with the same random numbers; or
+  // nothing, where others may matter: then nothing has changed.
+  std::optional<int32_t> sample(const LargestLogits& largest);
+
+  // Is there a point in trying that; and with which temperature the rest is to be weighed, or 0.
+  bool may_draw_from_largest() const;
+  float rest_temperature() const;
+
  private:
   struct Amount {  // of candidates
     double mass = 0;
@@ -56,6 +66,13 @@ class Sampler {
     float logit;
     int32_t token;
   };
+  // Of the largest logits.
+  struct Known {
+    size_t n = 0;          // in front of candidates_
+    size_t n_certain = 0;  // the first of them: all others are less likely
+    size_t n_lowered = 0;  // tokens that penalties have lowered, at most
+    bool all = false;      // no other has a finite logit
+  };
 
   void choose_steps();
   void remember(int32_t token);
@@ -63,6 +80,8 @@ class Sampler {
   void penalise(std::span<const float> logits, std::span<const uint32_t> allowed);
   void penalise_repetitions();
   float bias_of(size_t token) const;
+  float penalised(size_t token, float logit) const;
+  float dry_penalty(int32_t length) const;
   void find_extremes();
   void make_finite(std::span<const uint32_t> allowed);
 
@@ -71,11 +90,18 @@ class Sampler {
   float weight_of(float logit) const { return std::exp((logit - largest_) / options_.temperature); }
   float weight_if_kept(size_t token, const Limit& limit, float min_weight) const;
 
-  int32_t draw_by_steps();
-  Candidates gather_candidates(bool& has_cut);
+  bool is_greedy() const { return options_.temperature == 0 && options_.dynatemp_range == 0; }
+
+  bool draws_nucleus() const;
+  Known gather_known(const LargestLogits& largest);
+  std::optional<int32_t> draw_nucleus(const Known& known, const LargestLogits& largest);
+
+  bool cuts_first() const;
+  Candidates gather_candidates();
+  int32_t draw_by_steps(Candidates candidates, bool has_cut);
   int32_t draw_mirostat(Candidates& candidates);
 
-  int32_t draw_sorted(size_t k);
+  int32_t draw_first(size_t n);
   size_t gather_largest(size_t k);
   void find_peaks();
   float bar_below(size_t k);

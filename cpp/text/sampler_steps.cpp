@@ -37,9 +37,8 @@ bool Sampler::is_argmax() const {
          !options_.uses_dry() && options_.logit_bias.empty();
 }
 
-int32_t Sampler::draw_by_steps() {
-  bool has_cut = false;
-  Candidates candidates = gather_candidates(has_cut);
+// has_cut: the candidates are those of top-k.
+int32_t Sampler::draw_by_steps(Candidates candidates, bool has_cut) {
   const SamplerOptions& o = options_;
   for (const SamplerStep step : steps_) {
     switch (step) {
@@ -76,17 +75,22 @@ int32_t Sampler::draw_by_steps() {
   return candidates.draw(random_below(1));
 }
 
-// All with finite logits; or only the largest, if top-k comes first, or after nothing but one
-// temperature, which does not change which these are.
-Candidates Sampler::gather_candidates(bool& has_cut) {
+// Does top-k come first, or after nothing but one temperature, which does not change which tokens
+// are the most likely?
+bool Sampler::cuts_first() const {
   for (const SamplerStep step : steps_) {
     if (step == SamplerStep::temperature && options_.dynatemp_range == 0) continue;
-    has_cut = step == SamplerStep::top_k && options_.top_k <= kMaxSorted;
-    break;
+    return step == SamplerStep::top_k && options_.top_k <= kMaxSorted;
   }
-  if (has_cut) {
-    const size_t k = std::min<size_t>(options_.top_k, counts_.size());
-    return {candidates_, gather_largest(k)};
+  return false;
+}
+
+// All with finite logits; or only those of top-k, sorted: sums depend on their order.
+Candidates Sampler::gather_candidates() {
+  if (cuts_first()) {
+    const size_t n = gather_largest(std::min<size_t>(options_.top_k, counts_.size()));
+    std::sort(candidates_.begin(), candidates_.begin() + n, likelier);
+    return {candidates_, n};
   }
   size_t n = 0;
   for (size_t i = 0; i < counts_.size(); ++i) {

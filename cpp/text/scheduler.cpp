@@ -92,7 +92,7 @@ void Scheduler::compute(std::vector<StepOutput>& outputs) {
   for (const Row& row : rows) {
     Generation& g = *row.output->generation;
     if (row.part.empty()) {
-      choose({&row, 1}, g.logits_, {});
+      choose({&row, 1}, {{g.logits_}, {}});
     } else if (needs_every_row(g) && g.reads_prompt()) {
       score(row);
     } else {
@@ -149,21 +149,11 @@ std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& output
 void Scheduler::forward(std::span<const Row> rows) {
   std::vector<Input> inputs;
   for (const Row& row : rows) inputs.push_back({row.sequence, row.part});
-  const bool greedy = std::ranges::all_of(rows, [](const Row& row) {
-    const Generation& g = *row.output->generation;
-    const Request& request = g.request_;
-    return g.sampler_ != nullptr && g.sampler_->is_argmax() && request.constraint == nullptr &&
-           !request.keeps_logits && !g.saves_whole_ &&
-           (request.trace == nullptr || !request.trace->wants_logits());
-  });
-  std::span<const float> logits;
-  std::span<const int32_t> picks;
+  Results results{std::vector<std::span<const float>>(rows.size()),
+                  std::vector<int32_t>(rows.size(), -1)};
+  std::vector<float> temperatures(rows.size());
   try {
-    if (greedy) {
-      picks = session_.greedy(inputs);
-    } else {
-      logits = session_.step(inputs);
-    }
+    pass(rows, inputs, temperatures, results);
   } catch (const InvalidArgument&) {  // nothing has changed, and it may be about one of them
     if (rows.size() == 1) {
       rows[0].output->error = std::current_exception();
@@ -178,7 +168,61 @@ void Scheduler::forward(std::span<const Row> rows) {
     }
     return;
   }
-  choose(rows, logits, picks);
+  choose(rows, results);
+}
+
+// Does it need all the logits for more than to choose a token?
+bool Scheduler::needs_logits(const Generation& g) {
+  const Request& request = g.request_;
+  return request.constraint != nullptr || request.keeps_logits || g.saves_whole_ ||
+         (request.trace != nullptr && request.trace->wants_logits());
+}
+
+// The lists are the caller's: where this fails, nobody knows what the sequences hold.
+void Scheduler::pass(std::span<const Row> rows, std::span<const Input> inputs,
+                     std::span<float> temperatures, Results& results) {
+  const auto may = [](bool (Sampler::*draw)() const) {
+    return [draw](const Row& row) {
+      const Generation& g = *row.output->generation;
+      return g.sampler_ != nullptr && !needs_logits(g) && ((*g.sampler_).*draw)();
+    };
+  };
+  if (std::ranges::all_of(rows, may(&Sampler::is_argmax))) {
+    std::ranges::copy(session_.greedy(inputs), results.picks.begin());
+    return;
+  }
+  if (session_.selects() && std::ranges::any_of(rows, may(&Sampler::may_draw_from_largest))) {
+    return select(rows, inputs, temperatures, results);
+  }
+  const std::span<const float> logits = session_.step(inputs);
+  const size_t n_vocab = logits.size() / rows.size();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    results.logits[i] = logits.subspan(i * n_vocab, n_vocab);
+  }
+}
+
+// Chooses from the largest logits where that is possible, and reads all of a row where it is not.
+void Scheduler::select(std::span<const Row> rows, std::span<const Input> inputs,
+                       std::span<float> temperatures, Results& results) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Sampler* const sampler = rows[i].output->generation->sampler_.get();
+    if (sampler != nullptr) temperatures[i] = sampler->rest_temperature();
+  }
+  const std::span<const LargestLogits> largest = session_.select(inputs, temperatures);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Generation& g = *rows[i].output->generation;
+    const bool chooses = has_read_all(rows[i]) && g.request_.max_tokens != 0;
+    if (chooses && !needs_logits(g)) {
+      results.picks[i] = g.sampler_->sample(largest[i]).value_or(-1);
+    }
+    if (needs_logits(g) || (chooses && results.picks[i] < 0)) {
+      results.logits[i] = session_.selected_row(i);
+    }
+  }
+}
+
+bool Scheduler::has_read_all(const Row& row) const {
+  return session_.tokens_seen(row.sequence) == std::ssize(row.output->generation->tokens_);
 }
 
 // A chunk of a prompt the logits of whose every token are wanted.
@@ -191,7 +235,7 @@ void Scheduler::score(const Row& row) {
   try {
     if (request.pooling != Pooling::none) {
       pool(*row.output->generation, row);
-      return choose({&row, 1}, {}, {});
+      return choose({&row, 1}, {});
     }
     session_.score({row.sequence, row.part}, [&](int32_t i, std::span<const float> logits) {
       const int32_t at = begin + i;
@@ -201,7 +245,7 @@ void Scheduler::score(const Row& row) {
       }
       if (at + 1 == n_tokens) last.assign(logits.begin(), logits.end());
     });
-    choose({&row, 1}, last, {});
+    choose({&row, 1}, {{last}, {}});
   } catch (...) {
     row.output->error = std::current_exception();
   }
@@ -219,8 +263,7 @@ void Scheduler::pool(Generation& g, const Row& row) {
 }
 
 // The next token of each row whose sequence has read all its tokens.
-void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
-                       std::span<const int32_t> picks) {
+void Scheduler::choose(std::span<const Row> rows, const Results& results) {
   const size_t n_vocab = session_.model().config.n_vocab;
   struct Choice {
     StepOutput* output;
@@ -230,29 +273,25 @@ void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
   };
   std::vector<Choice> choices;
   const auto row_logits = [&](size_t i) {
-    return logits.empty() ? logits : logits.subspan(i * n_vocab, n_vocab);
+    return results.logits.empty() ? std::span<const float>() : results.logits[i];
   };
   const auto fail = [&](size_t i) {
     rows[i].output->error = std::current_exception();
     keep_logits(*rows[i].output, row_logits(i));
-  };
-  const auto has_read_all = [&](size_t i) {
-    return session_.tokens_seen(rows[i].sequence) ==
-           std::ssize(rows[i].output->generation->tokens_);
   };
   try {
     choices.reserve(rows.size());
     if (masks_.size() < rows.size()) masks_.resize(rows.size());
   } catch (...) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (has_read_all(i)) fail(i);
+      if (has_read_all(rows[i])) fail(i);
     }
     return;
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     Generation& g = *rows[i].output->generation;
     save_prefixes(g, row_logits(i));
-    if (!has_read_all(i)) continue;
+    if (!has_read_all(rows[i])) continue;
     masks_[i].clear();
     if (g.request_.constraint != nullptr) {
       try {
@@ -264,7 +303,7 @@ void Scheduler::choose(std::span<const Row> rows, std::span<const float> logits,
       }
     }
     g.allowed_ = masks_[i];
-    choices.push_back({rows[i].output, row_logits(i), picks.empty() ? -1 : picks[i],
+    choices.push_back({rows[i].output, row_logits(i), results.picks.empty() ? -1 : results.picks[i],
                        session_.room(rows[i].sequence) > 0});
   }
   const auto choose_at = [&](int64_t i) {

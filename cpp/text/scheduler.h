@@ -102,6 +102,8 @@ class Scheduler {
   void start(StepOutput& output, std::span<const StepOutput> outputs);
   std::span<const KvPolicy> policies_of(const Generation& generation) const;
   static bool needs_every_row(const Generation& generation);
+  static bool needs_logits(const Generation& generation);
+  bool has_read_all(const Row& row) const;
   static uint64_t prefix_scope(const Session& session, int32_t n_batch, const std::string& build);
   bool load_prefix(Generation& generation, const FoundPrefix& prefix, int32_t sequence);
   bool may_begin_in_prefix(const Generation& generation) const;
@@ -114,11 +116,19 @@ class Scheduler {
   void prepare(Generation& generation, bool goes_on, StepOutput& output);
   void compute(std::vector<StepOutput>& outputs);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
+  // A step of the session, by the way that copies least.
+  struct Results {
+    std::vector<std::span<const float>> logits;  // [n_rows], empty where nobody needs them; or none
+    std::vector<int32_t> picks;                  // [n_rows] tokens chosen by then, or -1; or none
+  };
   void forward(std::span<const Row> rows);
+  void pass(std::span<const Row> rows, std::span<const Input> inputs, std::span<float> temperatures,
+            Results& results);
+  void select(std::span<const Row> rows, std::span<const Input> inputs,
+              std::span<float> temperatures, Results& results);
   void score(const Row& row);
   void pool(Generation& g, const Row& row);
-  void choose(std::span<const Row> rows, std::span<const float> logits,
-              std::span<const int32_t> picks);
+  void choose(std::span<const Row> rows, const Results& results);
   void choose_one(StepOutput& output, std::span<const float> logits, int32_t pick, bool has_room);
   static void keep_logits(StepOutput& output, std::span<const float> logits) noexcept;
   void count_evictions(Generation& generation);

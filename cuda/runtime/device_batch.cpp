@@ -11,7 +11,7 @@ namespace h2o::cuda {
 
 BatchCopier::BatchCopier(const Stream& stream) : stream_(stream) {
   Layout most;
-  for (int i = 0; i < 4; ++i) most.place(int64_t{kMaxRows} * sizeof(int32_t));
+  for (int i = 0; i < 5; ++i) most.place(int64_t{kMaxRows} * sizeof(int32_t));
   most.place(int64_t{kMaxRows} * sizeof(Segment));
   host_ = allocate_pinned(most.size());
   device_ = allocate_device(most.size());
@@ -36,6 +36,7 @@ DeviceBatch BatchCopier::copy(const Batch& batch) {
   copy.tokens = place(std::span(batch.tokens));
   copy.positions = place(std::span(batch.positions));
   copy.logits_rows = place(std::span(batch.logits_rows));
+  copy.temperatures = place(std::span(batch.temperatures));
   copy.segments = place(std::span(batch.segments));
   const int64_t offset = layout.place(int64_t{n_rows} * sizeof(int32_t));
   copy.segment_of = reinterpret_cast<const int32_t*>(device_.data() + offset);

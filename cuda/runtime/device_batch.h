@@ -14,6 +14,7 @@ struct DeviceBatch {
   const int32_t* positions;    // [n_rows]
   const int32_t* segment_of;   // [n_rows] index into segments
   const int32_t* logits_rows;  // [n_logits]
+  const float* temperatures;   // [n_logits], or none
   const Segment* segments;     // [n_segments]
 };
 

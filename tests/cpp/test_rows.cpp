@@ -2,6 +2,9 @@
 // device. They have no choice of bits. And memory.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <tuple>
 
 #include "core/error.h"
@@ -122,6 +125,77 @@ TEST_CASE("argmax is the first of the largest; NaN is none") {
     std::vector<int32_t> actual(size.rows);
     backend->read(actual.data(), tokens.data(), size.rows * sizeof(int32_t));
     CHECK(actual == expected);
+  }
+}
+
+// The largest of a row by sorting all of it, and the sum of the weights of the others.
+LargestLogits largest_of(std::span<const float> row, float temperature, double& rest) {
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < std::ssize(row); ++i) {
+    if (row[i] > -INFINITY) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, std::greater<>(), [&](int32_t i) { return row[i]; });
+  LargestLogits out{};
+  out.n = std::min(static_cast<int32_t>(order.size()), LargestLogits::kMost);
+  rest = 0;
+  for (int32_t i = 0; i < std::ssize(order); ++i) {
+    const float logit = row[order[i]];
+    if (i < out.n) {
+      out.logits[i] = {order[i], logit};
+    } else if (temperature > 0) {
+      rest += std::exp((double{logit} - out.logits[0].value) / temperature);
+    }
+  }
+  return out;
+}
+
+TEST_CASE("the largest logits come first, of equals the lower token, and the rest is weighed" *
+          doctest::skip(!on_cuda())) {
+  const auto backend = test_backend();
+  constexpr int64_t kRows = 9;
+  Random random(11);
+  for (const int64_t n : {1, 61, 256, 257, 1000, 5003}) {
+    CAPTURE(n);
+    std::vector<float> values = random.reals(kRows * n, -9, 9);
+    Batch batch;
+    for (int32_t r = 0; r < kRows; ++r) {
+      const auto row = std::span(values).subspan(r * n, n);
+      const auto any = [&]() -> float& {
+        return row[random.integer(0, static_cast<int32_t>(n) - 1)];
+      };
+      if (r == 1) std::ranges::for_each(row, [](float& x) { x = std::round(x * 20) / 20; });
+      if (r == 2) any() = NAN;
+      if (r == 3) any() = INFINITY;
+      if (r == 4) std::ranges::fill(row, -INFINITY);
+      if (r == 5) std::ranges::fill(row, 0.5f);
+      if (r == 6) std::ranges::fill(row.first(row.size() * 9 / 10), -INFINITY);
+      if (r == 7) any() = -0.0f;
+      if (r == 8) std::ranges::sort(row);
+      batch.add(r, 0, std::vector<int32_t>(1));
+      batch.want_last();
+      batch.temperatures.push_back(r % 3 == 1 ? 0 : random.real(0.5f, 2));
+    }
+    const DeviceMatrix x(*backend, values, kRows, n);
+    const Buffer memory = backend->allocate(kRows * sizeof(LargestLogits));
+    auto* const to = memory.as<LargestLogits>();
+    backend->run(batch, [&] { backend->select_largest(to, x, batch); });
+    std::vector<LargestLogits> found(kRows);
+    backend->read(found.data(), to, kRows * sizeof(LargestLogits));
+    for (int32_t r = 0; r < kRows; ++r) {
+      CAPTURE(r);
+      double rest = 0;
+      const float temperature = batch.temperatures[r];
+      const LargestLogits expected =
+          largest_of(std::span(values).subspan(r * n, n), temperature, rest);
+      const bool too_many = r == 5 && n > 1024;  // all are equal
+      CHECK(found[r].n == (too_many ? -1 : expected.n));
+      for (int32_t i = 0; i < found[r].n; ++i) {
+        CHECK(found[r].logits[i].token == expected.logits[i].token);
+        CHECK(found[r].logits[i].value == expected.logits[i].value);
+      }
+      if (too_many || r == 3) continue;  // with an infinity, nothing weighs anything
+      CHECK(std::abs(found[r].rest - rest) <= rest * 0x1p-13);
+    }
   }
 }
 

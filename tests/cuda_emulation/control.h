@@ -19,6 +19,9 @@ struct Launch {
 // device of compute capability 9.0 takes: others are refused as it refuses them.
 std::vector<Launch> take_launches();
 
+// Bytes that were copied to the host since the last call.
+uint64_t take_bytes_read();
+
 // From now on kernels are launched but do nothing.
 void skip_kernels(bool skip);
 

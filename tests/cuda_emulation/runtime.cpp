@@ -60,6 +60,7 @@ size_t used = 0;
 std::set<CUstream_st*> streams;
 
 std::vector<h2o::cuda::emulation::Launch> launches;
+uint64_t bytes_read = 0;
 bool skips = false;
 std::set<h2o::cuda::emulation::Call> failing;
 
@@ -109,6 +110,7 @@ void ask(CUstream_st* stream, Kind kind, CUstream_st::Item item) {
 namespace h2o::cuda::emulation {
 
 std::vector<Launch> take_launches() { return std::exchange(launches, {}); }
+uint64_t take_bytes_read() { return std::exchange(bytes_read, 0); }
 void skip_kernels(bool skip) { skips = skip; }
 void fail_next(Call call) { failing.insert(call); }
 
@@ -256,6 +258,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard lock(mutex);
+  if (kind == cudaMemcpyDeviceToHost) bytes_read += bytes;
   ask(stream, Kind::copy,
       {[=] { std::memcpy(to, from, bytes); }, kind == cudaMemcpyHostToDevice ? from : nullptr});
   return cudaSuccess;

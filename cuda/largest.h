@@ -1,0 +1,14 @@
+// The largest logits of rows, so that a step copies these and not all.
+#pragma once
+
+#include "backend/largest.h"
+#include "core/tensor.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+// to[i] = those of row i; temperatures [x.rows] as Batch has them.
+void select_largest(const Stream& stream, LargestLogits* to, const Tensor& x,
+                    const float* temperatures);
+
+}  // namespace h2o::cuda
