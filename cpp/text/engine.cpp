@@ -46,7 +46,7 @@ void Engine::check_process() const {
       "the model was opened by another process, which this one was forked from: open it again");
 }
 
-Engine::Handle Engine::submit(Request request) {
+Engine::Handle Engine::submit(Request request, bool begin) {
   check_process();
   const auto generation = std::make_shared<Generation>(monitor_, std::move(request));
   Generation& g = *generation;
@@ -55,24 +55,19 @@ Engine::Handle Engine::submit(Request request) {
     if (closed_) throw std::runtime_error("the engine is closed");
   }
   check(g.request_, g);
-  if (!g.request_.eager) return generation;  // it begins when its first piece is asked for
-  const Lock lock(monitor_->mutex);
-  if (closed_) throw std::runtime_error("the engine is closed");
-  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-  enqueue(generation);
-  monitor_->changed.notify_all();
+  // Others begin when their first piece is asked for.
+  if (g.request_.eager && begin) this->begin({&generation, 1});
   return generation;
 }
 
-void Engine::hold() {
+void Engine::begin(std::span<const Handle> generations) {
   check_process();
   const Lock lock(monitor_->mutex);
-  ++n_held_;
-}
-
-void Engine::release() {
-  const Lock lock(monitor_->mutex);
-  --n_held_;
+  if (closed_) throw std::runtime_error("the engine is closed");
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  for (const Handle& generation : generations) {
+    if (!generation->submitted_ && !generation->ended()) enqueue(generation);
+  }
   monitor_->changed.notify_all();
 }
 
@@ -317,10 +312,10 @@ void Engine::await_step(Lock& lock, const Between& between) {
     Lock& lock;
     ~Saving() {
       if (!lock.owns_lock()) lock.lock();
-      --engine.n_held_;
+      --engine.n_saving_;
     }
   };
-  ++n_held_;
+  ++n_saving_;
   const Saving saving{*this, lock};
   while (leading_) {
     monitor_->changed.wait_for(lock, kPatience);

@@ -64,11 +64,11 @@ class Engine {
   // Takes a request; an eager one begins as soon as there is a sequence for it. Throws
   // InvalidArgument for what can be seen to be wrong now, ContextFull for a prompt that is too
   // long.
-  Handle submit(Request request);
+  // `begin`: false for an eager one that begin() begins, with others.
+  Handle submit(Request request, bool begin = true);
 
-  // From hold() to release() no step begins, so that what is submitted meanwhile begins together.
-  void hold();
-  void release();
+  // No step comes between their beginnings: prompts that begin alike are read once.
+  void begin(std::span<const Handle> generations);
 
   // Waits for the next piece; none when it has ended. Throws what has ended it, once.
   std::optional<Piece> next(const Handle& generation, const Between& between);
@@ -189,7 +189,7 @@ class Engine {
   const std::shared_ptr<EngineMonitor> monitor_;
   bool leading_ = false;    // a thread computes
   std::thread::id leader_;  // which one
-  int32_t n_held_ = 0;      // threads that save or submit several; no step begins before they end
+  int32_t n_saving_ = 0;    // threads that wait to save; no step begins before them
   bool closed_ = false;
   std::vector<Handle> active_;     // that began, in order of arrival
   std::vector<Handle> beginning_;  // that get a sequence in the step that is being computed

@@ -17,7 +17,7 @@ thread_local bool Engine::worker_closed_it_ = false;
 
 // One step, if there is anything to compute. What fails ends the generations that it is about.
 bool Engine::lead(Lock& lock) {
-  if (closed_ || n_held_ > 0) return false;
+  if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
   leading_ = true;

@@ -139,7 +139,7 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
               std::vector<std::string> stop, bool ignore_end, std::vector<int32_t> spelled,
               std::vector<KvPolicy> policies, std::shared_ptr<Trace> trace,
               const std::string& pooling, py::object constraint, bool keeps_cache, bool eager,
-              int32_t group) {
+              int32_t group, bool begin) {
   Request request{.prompt = vector_of(prompt),
                   .sampling = sampling,
                   .seeded = seeded,
@@ -160,7 +160,14 @@ Handle submit(const std::shared_ptr<Engine>& engine, const Tokens& prompt,
   }
   if (follows) request.follows = follows->generation;
   const py::gil_scoped_release release;
-  return {engine, engine->submit(std::move(request))};
+  return {engine, engine->submit(std::move(request), begin)};
+}
+
+void begin(Engine& engine, const std::vector<Handle>& handles) {
+  std::vector<Engine::Handle> generations;
+  for (const Handle& handle : handles) generations.push_back(handle.generation);
+  const py::gil_scoped_release release;
+  engine.begin(generations);
 }
 
 // Logits after each token of a text, [n, n_vocab].
@@ -358,9 +365,9 @@ void register_engine(py::module_& m) {
            py::arg("ignore_end") = false, py::arg("spelled") = std::vector<int32_t>{},
            py::arg("policies") = std::vector<KvPolicy>{}, py::arg("trace") = py::none(),
            py::arg("pooling") = "none", py::arg("constraint") = py::none(),
-           py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0)
-      .def("hold", &Engine::hold, py::call_guard<py::gil_scoped_release>())
-      .def("release", &Engine::release, py::call_guard<py::gil_scoped_release>())
+           py::arg("keeps_cache") = false, py::arg("eager") = false, py::arg("group") = 0,
+           py::arg("begin") = true)
+      .def("begin", &begin, py::arg("generations"))
       .def("logits", &logits, py::arg("tokens"))
       .def("close", &Engine::close, py::call_guard<py::gil_scoped_release>())
       .def("cancel_group", &Engine::cancel_group, py::arg("group"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from h2o_cpp import _core
@@ -23,16 +22,6 @@ class BatchPiece:
     last: bool
 
 
-@contextmanager
-def _held(engine: _core.Engine) -> Iterator[None]:
-    """No step begins meanwhile."""
-    engine.hold()
-    try:
-        yield
-    finally:
-        engine.release()
-
-
 def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iterator[BatchPiece]:
     """Continue requests, n at a time; gives pieces as they come.
 
@@ -44,18 +33,21 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
         raise TypeError(f"requests={short(requests)}, {_EXPECTED}")
     mailbox = _core.Mailbox()
     todo = enumerate(requests)
+    together = isinstance(requests, Sequence)  # so that prompts that begin alike are read once
     running: dict[int, tuple[int, _core.Generation]] = {}
     try:
         while True:
-            # What is at hand begins together, so that prompts that begin alike are read once.
-            with _held(engine) if isinstance(requests, Sequence) else nullcontext():
-                while len(running) < n and (following := next(todo, None)) is not None:
-                    i, request = following
-                    if not isinstance(request, Request):
-                        raise TypeError(f"requests[{i}]={short(request)}, {_EXPECTED}")
-                    state = request.submit(engine, eager=True)
-                    running[state.key] = i, state
-                    state.subscribe(mailbox)
+            fresh: list[_core.Generation] = []
+            while len(running) < n and (following := next(todo, None)) is not None:
+                i, request = following
+                if not isinstance(request, Request):
+                    raise TypeError(f"requests[{i}]={short(request)}, {_EXPECTED}")
+                state = request.submit(engine, eager=True, begin=not together)
+                running[state.key] = i, state
+                state.subscribe(mailbox)
+                fresh.append(state)
+            if together and fresh:
+                engine.begin(fresh)
             if not running:
                 return
             next(iter(running.values()))[1].check_may_wait()

@@ -141,9 +141,13 @@ class Request:
         *,
         eager: bool = False,
         group: int = 0,
+        begin: bool = True,
         follows: _core.Generation | None = None,
     ) -> _core.Generation:
-        """Have it continued. Raises ValueError for what the engine refuses."""
+        """Have it continued; if eager and not `begin`, from Engine.begin() on.
+
+        Raises ValueError for what the engine refuses.
+        """
         return engine.submit(
             self.prompt,
             after=None if self.after is None else self.after.data,
@@ -161,6 +165,7 @@ class Request:
             keeps_cache=self.keeps_cache,
             eager=eager,
             group=group,
+            begin=begin,
         )
 
 
