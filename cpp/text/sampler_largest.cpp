@@ -75,10 +75,10 @@ Sampler::Known Sampler::gather_known(const LargestLogits& largest) {
   known.n_lowered = recent_.size() + options_.logit_bias.size();
   if (options_.uses_dry()) {
     const auto repetitions = repetitions_.find(options_.dry_allowed_length, breakers_);
-    for (const auto& [token, length] : repetitions) {
-      const auto found =
-          std::find_if(begin, end, [&](const Candidate& c) { return c.token == token; });
-      if (found != end) found->logit -= dry_penalty(length);
+    for (const auto& repetition : repetitions) {
+      const auto is_it = [&](const Candidate& c) { return c.token == repetition.token; };
+      const auto found = std::find_if(begin, end, is_it);
+      if (found != end) found->logit -= dry_penalty(repetition.length);
     }
     known.n_lowered += repetitions.size();
   }
