@@ -158,6 +158,16 @@ struct BlockIQ1_M {   // the same
   uint8_t scales[8];  // words: 4 times 3 bits of scale, of 16 elements; 4 bits of d
 };
 
+// What the CPU makes of any of these where rows lie side by side (cpu/matmul/interleave.h): four
+// bits an element. d * (2 scale + 1) * step * element; steps and elements are in
+// cpu/matmul/codebooks-inl.h.
+template <int64_t kGroup>
+struct BlockNibbles {
+  uint8_t scales[256 / kGroup / 2];  // of kGroup elements, 4 bits each
+  uint8_t qs[128];                   // 16 bytes for each 32 elements, as in BlockIQ4_NL
+  F16 d;
+};
+
 // ---- Others ----
 
 struct BlockTQ1_0 {  // d * (q - 1)

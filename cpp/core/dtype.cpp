@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/blocks.h"
+
 namespace h2o {
 namespace {
 
@@ -49,6 +51,22 @@ const DTypeInfo* find_dtype(uint32_t id) {
 }
 
 const DTypeInfo& info(DType dtype) { return kTypes[static_cast<uint32_t>(dtype)]; }
+
+int64_t interleaved_block_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::iq1_s:
+    case DType::iq2_xxs:
+    case DType::iq3_xxs:
+    case DType::iq3_s:
+      return sizeof(BlockNibbles<32>);
+    case DType::iq1_m:
+    case DType::iq2_xs:
+    case DType::iq2_s:
+      return sizeof(BlockNibbles<16>);
+    default:
+      return info(dtype).block_bytes;
+  }
+}
 
 std::span<const DType> computable_dtypes() { return kComputable; }
 

@@ -52,6 +52,10 @@ const DTypeInfo* find_dtype(uint32_t id);
 // The layout of a type that h2o computes on.
 const DTypeInfo& info(DType dtype);
 
+// Bytes of a block in an interleaved tensor: as in the file, but for codebooks, whose elements are
+// unpacked to four bits.
+int64_t interleaved_block_bytes(DType dtype);
+
 // The types that the kernels compute on, and whether GGUF type `id` is one of them.
 std::span<const DType> computable_dtypes();
 bool is_computable(uint32_t id);

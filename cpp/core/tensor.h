@@ -15,10 +15,13 @@ struct Tensor {
   DType dtype = DType::f32;
   int64_t rows = 0;
   int64_t cols = 0;
-  bool interleaved = false;  // a back end's own order of the same bytes: there are no rows to view
+  bool interleaved = false;  // in a back end's own order: there are no rows to view
 
   explicit operator bool() const { return data != nullptr; }
-  int64_t row_bytes() const { return byte_size(dtype, cols); }
+  int64_t row_bytes() const {
+    return interleaved ? cols / info(dtype).block_size * interleaved_block_bytes(dtype)
+                       : byte_size(dtype, cols);
+  }
   int64_t bytes() const { return rows * row_bytes(); }
   std::byte* row(int64_t i) const { return data + i * row_bytes(); }
   float* floats() const { return reinterpret_cast<float*>(data); }  // dtype must be f32

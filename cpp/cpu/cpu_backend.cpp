@@ -46,13 +46,15 @@ class CpuBackend final : public Backend {
   Tensor upload(const Tensor& host, std::byte* to) override {
     multiply_.reserve(host);  // here, because nothing allocates in a forward pass
     if (to == nullptr) return host;
-    pool_.parallel_for((host.rows + kInterleaved - 1) / kInterleaved,
-                       [&](int, int64_t begin, int64_t end) {
-                         for (int64_t i = begin; i < end; ++i) {
-                           interleave(to + i * kInterleaved * host.row_bytes(), host, i);
-                         }
-                       });
-    return {to, host.dtype, host.rows, host.cols, true};
+    const Tensor interleaved{to, host.dtype, host.rows, host.cols, true};
+    pool_.parallel_for(
+        (host.rows + kInterleaved - 1) / kInterleaved,
+        [&, unpack = kernels_.of(host.dtype).unpack](int, int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            interleave(interleaved, host, i, unpack);
+          }
+        });
+    return interleaved;
   }
 
   void read(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
@@ -79,13 +81,13 @@ class CpuBackend final : public Backend {
   void embed(Tensor x, const Tensor& table, const Batch& batch) override {
     const TypeKernels& type = kernels_.of(table.dtype);
     for (int64_t i = 0; i < x.rows; ++i) {
-      const std::byte* values = multiply_.scratch();
-      if (table.interleaved) {
-        read_interleaved_row(multiply_.scratch(), table, batch.tokens[i]);
-      } else {
-        values = table.row(batch.tokens[i]);
+      if (!table.interleaved) {
+        type.decode(row(x, i), table.row(batch.tokens[i]), x.cols);
+        continue;
       }
-      type.decode(row(x, i), values, x.cols);
+      read_interleaved_row(multiply_.scratch(), table, batch.tokens[i]);
+      const auto decode = type.decode_unpacked != nullptr ? type.decode_unpacked : type.decode;
+      decode(row(x, i), multiply_.scratch(), x.cols);
     }
   }
 

@@ -359,6 +359,16 @@ constexpr TypeKernels unpacked() {
           nullptr};
 }
 
+// Of codebooks.
+template <class Type>
+constexpr TypeKernels codebook() {
+  TypeKernels kernels = unpacked<Type>();
+  kernels.interleaved_matmul = interleaved_matmul<Int8Nibbles<Type>>();
+  kernels.unpack = unpack_block<Type>;
+  kernels.decode_unpacked = decode<Unpacked<Int8Nibbles<Type>>>;
+  return kernels;
+}
+
 constexpr CpuKernels kernels_for(const char* isa) {
   return {
       .isa = isa,
@@ -378,13 +388,13 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .iq4_nl = weights<IQ4_NL, Int8IQ4_NL>(),
       .iq4_xs = weights<IQ4_XS, Int8IQ4_XS>(),
       .mxfp4 = weights<MXFP4, Int8MXFP4>(),
-      .iq1_s = unpacked<Int8IQ1_S>(),
-      .iq1_m = unpacked<Int8IQ1_M>(),
-      .iq2_xxs = unpacked<Int8IQ2_XXS>(),
-      .iq2_xs = unpacked<Int8IQ2_XS>(),
-      .iq2_s = unpacked<Int8IQ2_S>(),
-      .iq3_xxs = unpacked<Int8IQ3_XXS>(),
-      .iq3_s = unpacked<Int8IQ3_S>(),
+      .iq1_s = codebook<Int8IQ1_S>(),
+      .iq1_m = codebook<Int8IQ1_M>(),
+      .iq2_xxs = codebook<Int8IQ2_XXS>(),
+      .iq2_xs = codebook<Int8IQ2_XS>(),
+      .iq2_s = codebook<Int8IQ2_S>(),
+      .iq3_xxs = codebook<Int8IQ3_XXS>(),
+      .iq3_s = codebook<Int8IQ3_S>(),
       .tq1_0 = unpacked<Int8TQ1_0>(),
       .tq2_0 = unpacked<Int8TQ2_0>(),
       .nvfp4 = unpacked<Int8NVFP4>(),

@@ -85,7 +85,7 @@ class Bench {
     const TypeKernels& type = table.of(dtype);
     const Int8Rows x{q_.data(), scales_.data(), sums_.data(), n_rows_, kDepth, type.int8_group};
     table.quantize_rows(x, x_.data(), 0, n_rows_);
-    const int64_t row_bytes = byte_size(dtype, kDepth);
+    const int64_t row_bytes = Tensor{nullptr, dtype, 1, kDepth, interleaved}.row_bytes();
     const int64_t n_out =
         static_cast<int64_t>(weights_.size()) / row_bytes / kInt8Columns * kInt8Columns;
     const Matmul m{.y = y_.data(),

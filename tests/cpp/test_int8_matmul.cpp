@@ -15,21 +15,33 @@ namespace {
 struct Type {
   DType dtype;
   std::vector<int64_t> halves;  // where the f16 numbers of a block are
+  uint16_t unit = 0x3c00;       // what makes integers of elements, as f16: 1
 };
 
 const Type kTypes[] = {
-    {DType::q4_0, {0}},    {DType::q4_1, {0, 2}},   {DType::q5_0, {0}},   {DType::q5_1, {0, 2}},
-    {DType::q8_0, {0}},    {DType::q2_k, {80, 82}}, {DType::q3_k, {108}}, {DType::q4_k, {0, 2}},
-    {DType::q5_k, {0, 2}}, {DType::q6_k, {208}},    {DType::iq4_nl, {0}}, {DType::iq4_xs, {0}},
-    {DType::mxfp4, {}},
+    {DType::q4_0, {0}},           {DType::q4_1, {0, 2}},
+    {DType::q5_0, {0}},           {DType::q5_1, {0, 2}},
+    {DType::q8_0, {0}},           {DType::q2_k, {80, 82}},
+    {DType::q3_k, {108}},         {DType::q4_k, {0, 2}},
+    {DType::q5_k, {0, 2}},        {DType::q6_k, {208}},
+    {DType::iq4_nl, {0}},         {DType::iq4_xs, {0}},
+    {DType::mxfp4, {}},           {DType::iq1_m, {}},
+    {DType::iq3_s, {0}},          {DType::iq3_xxs, {0}, 0x4400},
+    {DType::iq1_s, {0}, 0x4800},  {DType::iq2_xxs, {0}, 0x4800},
+    {DType::iq2_xs, {0}, 0x4800}, {DType::iq2_s, {0}, 0x4800},
 };
 
-// Makes 1 of the scales of blocks: elements are integers.
+// Makes integers of the elements of blocks.
 void set_scales(std::vector<std::byte>& blocks, const Type& type) {
-  const uint16_t one = 0x3c00;
   for (int64_t i = 0; i < std::ssize(blocks); i += info(type.dtype).block_bytes) {
-    for (const int64_t at : type.halves) std::memcpy(&blocks[i + at], &one, sizeof(one));
+    for (const int64_t at : type.halves)
+      std::memcpy(&blocks[i + at], &type.unit, sizeof(type.unit));
     if (type.dtype == DType::mxfp4) blocks[i] = std::byte{128};
+    if (type.dtype == DType::iq1_m) {  // 0x4800, in the high bits of four words
+      for (const int64_t at : {49, 51, 53}) blocks[i + at] &= std::byte{15};
+      blocks[i + 53] |= std::byte{0x80};
+      blocks[i + 55] = (blocks[i + 55] & std::byte{15}) | std::byte{0x40};
+    }
   }
 }
 
@@ -65,13 +77,15 @@ void multiply(const CpuKernels& table, DType dtype, Matmul m, int64_t begin, int
   type.int8_matmul(m, x, begin, end, workspace.data());
   if (begin % kInterleaved != 0 || type.interleaved_matmul == nullptr) return;
   const Tensor rows{const_cast<std::byte*>(m.w), dtype, m.y_stride, m.n_in};
-  const Buffer interleaved = backend->allocate(interleaved_bytes(rows));
+  const Buffer buffer = backend->allocate(interleaved_bytes(rows));
+  const Tensor interleaved{buffer.data(), dtype, rows.rows, rows.cols, true};
   for (int64_t i = 0; i * kInterleaved < rows.rows; ++i) {
-    interleave(interleaved.data() + i * kInterleaved * rows.row_bytes(), rows, i);
+    interleave(interleaved, rows, i, type.unpack);
   }
   const std::span<const float> expected(m.y, again.size());
   m.y = again.data();
-  m.w = interleaved.data();
+  m.w = interleaved.data;
+  m.w_row_bytes = interleaved.row_bytes();
   type.interleaved_matmul(m, x, begin, end, workspace.data());
   CHECK(same_bits(again, expected));
 }

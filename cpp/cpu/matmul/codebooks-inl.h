@@ -2,10 +2,12 @@
 // (TQ1_0), and NVFP4; and TQ2_0. Compiled once per instruction set, under the rules at the top of
 // cpu/kernels-inl.h.
 //
-// They are multiplied in integers as the others are, but never lie side by side. Each type says
+// They are multiplied in integers as the others are. Each type says
 //   quants(&q, source, i)         as in int8_blocks-inl.h, of rows of the file
 //   factor(block), step(block, g) whose product is the scale of group g
 // so that an element is scale * (q - kOffset), a product that fits a float exactly.
+//
+// Columns of codebooks lie side by side as BlockNibbles: the q's of each type are 16 at most.
 #pragma once
 
 #include "core/unpack_tables.h"
@@ -24,7 +26,7 @@ uint64_t load_eight(const uint8_t* p) {
   __builtin_memcpy(&eight, p, sizeof(eight));
   return eight;
 }
-int32_t half_byte(const uint8_t* p, int64_t i) { return p[i / 2] >> i % 2 * 4 & 15; }
+uint32_t half_byte(const uint8_t* p, int64_t i) { return p[i / 2] >> i % 2 * 4 & 15; }
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
 
@@ -51,13 +53,46 @@ struct UnpackedType : Int8Type<BlockType, kElements, kGroupElements, false, kQua
   static constexpr bool kUnpacked = true;
   static constexpr bool kUnrolled = false;
 
+  static F16 d(const BlockType& b) { return b.d; }
   static float factor(const BlockType& b) { return to_float(b.d); }
 };
 
-// Magnitudes and signs: magnitudes(block, i, e) are the eight from i + 8 e, of at most kZero, and
+// The q's of codebooks: kQuants[q >> kShift] is q. Scales are factor * (2 * scale(block, g) + 1) *
+// kStep.
+struct Iq1Quants {
+  static constexpr float kStep = 0.125f;
+  static constexpr int kBits = 5, kOffset = 9, kShift = 1;
+  static constexpr int8_t kQuants[16] = {0, 2, 0, 0, 8, 10, 0, 0, 16, 18};
+};
+struct Iq2Quants {
+  static constexpr float kStep = 0.125f;
+  static constexpr int kBits = 7, kOffset = 43, kShift = 4;
+  static constexpr int8_t kQuants[16] = {0, 18, 35, 51, 68, 86};
+};
+struct Iq3XxsQuants {
+  static constexpr float kStep = 0.25f;
+  static constexpr int kBits = 7, kOffset = 62, kShift = 3;
+  static constexpr int8_t kQuants[16] = {0,  10, 18, 26, 34, 42,  50,  58,
+                                         66, 74, 82, 90, 98, 106, 114, 124};
+};
+struct Iq3SQuants {
+  static constexpr float kStep = 1;
+  static constexpr int kBits = 5, kOffset = 15, kShift = 1;
+  static constexpr int8_t kQuants[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+};
+
+template <class Type, class BlockType, int64_t kGroupElements, class QuantsOf>
+struct Codebook : UnpackedType<BlockType, 256, kGroupElements, QuantsOf::kBits, QuantsOf::kOffset> {
+  using Values = QuantsOf;
+  static float step(const BlockType& b, int64_t g) {
+    return static_cast<float>(2 * Type::scale(b, g) + 1) * Values::kStep;
+  }
+};
+
+// Magnitudes and signs: magnitudes(block, i, e) are the eight from i + 8 e, of at most kOffset, and
 // signs(block, i, e) has all bits of the bytes of those that are negative.
-template <class Type, class BlockType, int64_t kGroupElements, int kQuantBits, int32_t kZero>
-struct SignedType : UnpackedType<BlockType, 256, kGroupElements, kQuantBits, kZero> {
+template <class Type, class BlockType, int64_t kGroupElements, class QuantsOf>
+struct SignedCodebook : Codebook<Type, BlockType, kGroupElements, QuantsOf> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights magnitudes, signs;
     make_eights<BlockType>(&magnitudes, source, [i](const BlockType& b, int64_t e) {
@@ -66,7 +101,7 @@ struct SignedType : UnpackedType<BlockType, 256, kGroupElements, kQuantBits, kZe
     make_eights<BlockType>(&signs, source,
                            [i](const BlockType& b, int64_t e) { return Type::signs(b, i, e); });
     const Quants negative = (Quants)signs;
-    *q = ((Quants)magnitudes ^ negative) - negative + int8_t{kZero};
+    *q = ((Quants)magnitudes ^ negative) - negative + int8_t{QuantsOf::kOffset};
   }
 };
 
@@ -100,7 +135,7 @@ struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
 
 // ---- Two bits ----
 
-struct Int8IQ2_XXS : SignedType<Int8IQ2_XXS, BlockIQ2_XXS, 32, 7, 43> {
+struct Int8IQ2_XXS : SignedCodebook<Int8IQ2_XXS, BlockIQ2_XXS, 32, Iq2Quants> {
   // Of 32 elements four indices, then signs and scale.
   static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
     return kIq2XxsGrid[b.qs[i / 4 + e]];
@@ -108,37 +143,31 @@ struct Int8IQ2_XXS : SignedType<Int8IQ2_XXS, BlockIQ2_XXS, 32, 7, 43> {
   static uint64_t signs(const Block& b, int64_t i, int64_t e) {
     return kEvenSigns[load_word(b.qs + i / 4 + 4) >> 7 * e & 127];
   }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * (load_word(b.qs + 8 * g + 4) >> 28) + 1) * 0.125f;
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return load_word(b.qs + 8 * g + 4) >> 28; }
 };
 
-struct Int8IQ2_XS : SignedType<Int8IQ2_XS, BlockIQ2_XS, 16, 7, 43> {
+struct Int8IQ2_XS : SignedCodebook<Int8IQ2_XS, BlockIQ2_XS, 16, Iq2Quants> {
   static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
     return kIq2XsGrid[load_half(b.qs + i / 4 + 2 * e) & 511];
   }
   static uint64_t signs(const Block& b, int64_t i, int64_t e) {
     return kEvenSigns[b.qs[i / 4 + 2 * e + 1] >> 1];
   }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * 0.125f;
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return half_byte(b.scales, g); }
 };
 
-struct Int8IQ2_S : SignedType<Int8IQ2_S, BlockIQ2_S, 16, 7, 43> {
+struct Int8IQ2_S : SignedCodebook<Int8IQ2_S, BlockIQ2_S, 16, Iq2Quants> {
   static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
     const uint32_t high = b.qh[i / 32] >> 2 * e & 3;
     return kIq2SGrid[b.qs[i / 8 + e] | high << 8];
   }
   static uint64_t signs(const Block& b, int64_t i, int64_t e) { return kSigns[b.signs[i / 8 + e]]; }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * 0.125f;
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return half_byte(b.scales, g); }
 };
 
 // ---- Three bits ----
 
-struct Int8IQ3_XXS : SignedType<Int8IQ3_XXS, BlockIQ3_XXS, 32, 7, 62> {
+struct Int8IQ3_XXS : SignedCodebook<Int8IQ3_XXS, BlockIQ3_XXS, 32, Iq3XxsQuants> {
   static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
     const uint8_t* two = b.qs + i / 4 + 2 * e;
     return kIq3XxsGrid[two[0]] | uint64_t{kIq3XxsGrid[two[1]]} << 32;
@@ -146,12 +175,10 @@ struct Int8IQ3_XXS : SignedType<Int8IQ3_XXS, BlockIQ3_XXS, 32, 7, 62> {
   static uint64_t signs(const Block& b, int64_t i, int64_t e) {
     return kEvenSigns[load_word(b.scales + i / 8) >> 7 * e & 127];
   }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * (load_word(b.scales + 4 * g) >> 28) + 1) * 0.25f;
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return load_word(b.scales + 4 * g) >> 28; }
 };
 
-struct Int8IQ3_S : SignedType<Int8IQ3_S, BlockIQ3_S, 32, 5, 15> {
+struct Int8IQ3_S : SignedCodebook<Int8IQ3_S, BlockIQ3_S, 32, Iq3SQuants> {
   static uint32_t four(const Block& b, int64_t i, int64_t e) {
     const uint32_t high = b.qh[i / 32] >> e & 1;
     return kIq3SGrid[b.qs[i / 4 + e] | high << 8];
@@ -160,9 +187,7 @@ struct Int8IQ3_S : SignedType<Int8IQ3_S, BlockIQ3_S, 32, 5, 15> {
     return four(b, i, 2 * e) | uint64_t{four(b, i, 2 * e + 1)} << 32;
   }
   static uint64_t signs(const Block& b, int64_t i, int64_t e) { return kSigns[b.signs[i / 8 + e]]; }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * half_byte(b.scales, g) + 1);
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return half_byte(b.scales, g); }
 };
 
 // ---- One bit: g + delta, where delta is an eighth of either sign, in eighths ----
@@ -171,7 +196,7 @@ uint64_t eighths(uint32_t index, bool negative) {
   return kIq1Grid[index] + (negative ? -kEachByte : kEachByte);
 }
 
-struct Int8IQ1_S : UnpackedType<BlockIQ1_S, 256, 32, 5, 9> {
+struct Int8IQ1_S : Codebook<Int8IQ1_S, BlockIQ1_S, 32, Iq1Quants> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights all;
     make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
@@ -180,32 +205,81 @@ struct Int8IQ1_S : UnpackedType<BlockIQ1_S, 256, 32, 5, 9> {
     });
     *q = (Quants)all;
   }
-  static float step(const Block& b, int64_t g) {
-    const uint32_t s = load_half(b.qh + 2 * g) >> 12 & 7;
-    return static_cast<float>(2 * s + 1) * 0.125f;
-  }
+  static uint32_t scale(const Block& b, int64_t g) { return load_half(b.qh + 2 * g) >> 12 & 7; }
 };
 
-struct Int8IQ1_M : UnpackedType<BlockIQ1_M, 256, 16, 5, 9> {
+struct Int8IQ1_M : Codebook<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights all;
     make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
-      const auto high = static_cast<uint32_t>(half_byte(b.qh, i / 8 + e));
+      const uint32_t high = half_byte(b.qh, i / 8 + e);
       return eighths(b.qs[i / 8 + e] | (high & 7) << 8, (high & 8) != 0);
     });
     *q = (Quants)all;
   }
   // The high four bits of the words of scales, together, are the f16 of the block.
-  static float factor(const Block& b) {
+  static F16 d(const Block& b) {
     uint32_t d = 0;
     for (int64_t i = 0; i < 4; ++i) d |= load_half(b.scales + 2 * i) >> 12 << 4 * i;
-    return to_float(F16{static_cast<uint16_t>(d)});
+    return {static_cast<uint16_t>(d)};
   }
-  static float step(const Block& b, int64_t g) {
-    const uint32_t s = load_half(b.scales + g / 4 * 2) >> 3 * (g % 4) & 7;
-    return static_cast<float>(2 * s + 1) * 0.125f;
+  static float factor(const Block& b) { return to_float(d(b)); }
+  static uint32_t scale(const Block& b, int64_t g) {
+    return load_half(b.scales + g / 4 * 2) >> 3 * (g % 4) & 7;
   }
 };
+
+// ---- Codebooks side by side ----
+
+template <class From>
+struct Int8Nibbles
+    : Int8Type<BlockNibbles<From::kGroup>, 256, From::kGroup, false, From::kBits, From::kOffset> {
+  using Block = BlockNibbles<From::kGroup>;
+  using Values = typename From::Values;
+
+  template <class Source>
+  H2O_INLINE static void quants(Quants* q, const Source& source, int i) {
+    source.nibbles(q, offsetof(Block, qs) + i / 2);
+    lookup_quants(q, Values::kQuants);
+  }
+  template <class Source>
+  static Vec d(const Source& s) {
+    return mul(s.half(offsetof(Block, d)), broadcast(Values::kStep));
+  }
+  template <class Source>
+  static Ints scale(const Source& s, int64_t g) {
+    const Ints half = bits_of(s.word(offsetof(Block, scales) + g / 8 * 4), g % 8 * 4, 15);
+    return add(shift_left(half, ints(1)), ints(1));
+  }
+
+  // Of a block that is alone.
+  static float factor(const Block& b) { return to_float(b.d); }
+  static float step(const Block& b, int64_t g) {
+    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * Values::kStep;
+  }
+};
+
+// `block` of the file as BlockNibbles.
+template <class From>
+void unpack_block(std::byte* to, const std::byte* block) {
+  const auto& b = *reinterpret_cast<const typename From::Block*>(block);
+  BlockNibbles<From::kGroup> nibbles;
+  nibbles.d = From::d(b);
+  for (int64_t g = 0; g < 256 / From::kGroup; g += 2) {
+    nibbles.scales[g / 2] = static_cast<uint8_t>(From::scale(b, g) | From::scale(b, g + 1) << 4);
+  }
+  for (int i = 0; i < 256; i += 32) {
+    Quants q;
+    From::quants(&q, BlocksInRows{{block, 0}, 0}, i);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&q);
+    for (int e = 0; e < 16; ++e) {
+      const int low = bytes[e] >> From::Values::kShift;
+      const int high = bytes[e + 16] >> From::Values::kShift;
+      nibbles.qs[i / 2 + e] = static_cast<uint8_t>(low | high << 4);
+    }
+  }
+  __builtin_memcpy(to, &nibbles, sizeof(nibbles));
+}
 
 // ---- Minus one, zero and one ----
 

@@ -279,8 +279,11 @@ template <class Type, bool kIsInterleaved>
 void int8_matmul(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
                  std::byte* workspace) {
   if (m.n_rows == 1) {
-    if constexpr (kIsInterleaved) return interleaved_row<Type>(m, x, begin, end);
-    return int8_row<Type>(m, x, begin, end, workspace);
+    if constexpr (kIsInterleaved) {
+      return interleaved_row<Type>(m, x, begin, end);
+    } else {
+      return int8_row<Type>(m, x, begin, end, workspace);
+    }
   }
   const Panel panel(workspace);
   for (int64_t o = begin; o < end; o += kColumns) {

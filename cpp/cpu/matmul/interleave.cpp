@@ -18,10 +18,11 @@ struct BlockParts {
   int64_t n_quads;
   int64_t size_of_scale;
 
-  explicit BlockParts(DType dtype) : bytes(info(dtype).block_bytes) {
+  explicit BlockParts(DType dtype) : bytes(interleaved_block_bytes(dtype)) {
     size_of_scale = bytes % kQuad;
     n_quads = bytes / kQuad;
-    const bool is_last = dtype == DType::q3_k || dtype == DType::q6_k;
+    const bool is_last =
+        dtype == DType::q3_k || dtype == DType::q6_k || bytes != info(dtype).block_bytes;
     scale = is_last ? bytes - size_of_scale : 0;
     quads = is_last ? 0 : size_of_scale;
   }
@@ -32,25 +33,35 @@ int64_t strip_bytes(const Tensor& tensor) { return kInterleaved * tensor.row_byt
 }  // namespace
 
 int64_t interleaved_bytes(const Tensor& rows) {
-  return (rows.rows + kInterleaved - 1) / kInterleaved * strip_bytes(rows);
+  Tensor to = rows;
+  to.interleaved = true;
+  return (rows.rows + kInterleaved - 1) / kInterleaved * strip_bytes(to);
 }
 
-void interleave(std::byte* to, const Tensor& from, int64_t strip) {
+void interleave(const Tensor& to, const Tensor& from, int64_t strip,
+                decltype(TypeKernels::unpack) unpack) {
   const BlockParts parts(from.dtype);
   const int64_t first = strip * kInterleaved;
   const int64_t n_rows = std::min(kInterleaved, from.rows - first);
-  const int64_t n_blocks = from.row_bytes() / parts.bytes;
-  if (n_rows < kInterleaved) std::memset(to, 0, strip_bytes(from));
+  const int64_t from_bytes = info(from.dtype).block_bytes;
+  const int64_t n_blocks = from.row_bytes() / from_bytes;
+  std::byte* at = to.data + strip * strip_bytes(to);
+  if (n_rows < kInterleaved) std::memset(at, 0, strip_bytes(to));
   for (int64_t b = 0; b < n_blocks; ++b) {
     for (int64_t r = 0; r < n_rows; ++r) {
-      const std::byte* block = from.row(first + r) + b * parts.bytes;
-      std::memcpy(to + r * parts.size_of_scale, block + parts.scale, parts.size_of_scale);
-      std::byte* quads = to + kInterleaved * parts.size_of_scale + r * kQuad;
+      const std::byte* block = from.row(first + r) + b * from_bytes;
+      alignas(4) std::byte unpacked[sizeof(BlockNibbles<16>)];
+      if (unpack != nullptr) {
+        unpack(unpacked, block);
+        block = unpacked;
+      }
+      std::memcpy(at + r * parts.size_of_scale, block + parts.scale, parts.size_of_scale);
+      std::byte* quads = at + kInterleaved * parts.size_of_scale + r * kQuad;
       for (int64_t q = 0; q < parts.n_quads; ++q) {
         std::memcpy(quads + q * kInterleaved * kQuad, block + parts.quads + q * kQuad, kQuad);
       }
     }
-    to += kInterleaved * parts.bytes;
+    at += kInterleaved * parts.bytes;
   }
 }
 
