@@ -186,6 +186,12 @@ struct BlockNVFP4 {  // of 64 elements: d * kMxfp4Values[q]
   uint8_t qs[32];    // of 16 elements 8 bytes: the low halves, then the high ones
 };
 
+// What the CPU makes of it where rows lie side by side: the same with scales in f16.
+struct BlockNvfp4Halves {
+  F16 d[4];
+  uint8_t qs[32];  // 16 bytes for each 32 elements, as in BlockIQ4_NL
+};
+
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
               sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18 &&
               sizeof(BlockMXFP4) == 17);

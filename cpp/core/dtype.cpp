@@ -63,6 +63,10 @@ int64_t interleaved_block_bytes(DType dtype) {
     case DType::iq2_xs:
     case DType::iq2_s:
       return sizeof(BlockNibbles<16>);
+    case DType::tq1_0:
+      return sizeof(BlockTQ2_0);
+    case DType::nvfp4:
+      return sizeof(BlockNvfp4Halves);
     default:
       return info(dtype).block_bytes;
   }

@@ -52,8 +52,8 @@ const DTypeInfo* find_dtype(uint32_t id);
 // The layout of a type that h2o computes on.
 const DTypeInfo& info(DType dtype);
 
-// Bytes of a block in an interleaved tensor: as in the file, but for codebooks, whose elements are
-// unpacked to four bits.
+// Bytes of a block in an interleaved tensor: as in the file, but for types that take longer to
+// unpack than to read.
 int64_t interleaved_block_bytes(DType dtype);
 
 // The types that the kernels compute on, and whether GGUF type `id` is one of them.

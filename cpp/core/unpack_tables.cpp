@@ -17,15 +17,22 @@ constexpr Codebook<uint64_t, kSize> signs() {
   return masks;
 }
 
-constexpr Codebook<float, 256> nvfp4_scales() {
-  Codebook<float, 256> scales{};
+// Of a number that is normal and has no more bits than an f16.
+constexpr F16 half(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return {value == 0 ? uint16_t{0} : static_cast<uint16_t>((bits - (112u << 23)) >> 13)};
+}
+
+constexpr Codebook<F16, 256> nvfp4_scales() {
+  Codebook<F16, 256> scales{};
   for (int bits = 0; bits < 256; ++bits) {
     const int exponent = bits >> 3 & 15;
     const auto fraction = static_cast<float>(bits & 7);
     const auto power = static_cast<float>(1 << exponent);
-    scales.entries[bits] = exponent == 0 ? fraction * 0x1p-10f : (8 + fraction) * power * 0x1p-11f;
+    scales.entries[bits] =
+        half(exponent == 0 ? fraction * 0x1p-10f : (8 + fraction) * power * 0x1p-11f);
   }
-  scales.entries[0x7f] = 0;
+  scales.entries[0x7f] = {0};
   return scales;
 }
 
@@ -33,6 +40,6 @@ constexpr Codebook<float, 256> nvfp4_scales() {
 
 const Codebook<uint64_t, 256> kSigns = signs<256>();
 const Codebook<uint64_t, 128> kEvenSigns = signs<128>();
-const Codebook<float, 256> kNvfp4Scales = nvfp4_scales();
+const Codebook<F16, 256> kNvfp4Scales = nvfp4_scales();
 
 }  // namespace h2o

@@ -1,6 +1,7 @@
 // What is faster read from a table when blocks are unpacked.
 #pragma once
 
+#include "core/blocks.h"
 #include "core/iq_grids.h"
 
 namespace h2o {
@@ -12,6 +13,6 @@ extern const Codebook<uint64_t, 128> kEvenSigns;
 
 // NVFP4's scales: four bits of exponent, three of fraction, no sign; halved, for the values are
 // doubled.
-extern const Codebook<float, 256> kNvfp4Scales;
+extern const Codebook<F16, 256> kNvfp4Scales;
 
 }  // namespace h2o

@@ -13,8 +13,8 @@
 #include "cpu/elementwise-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/matmul/blocks-inl.h"
-#include "cpu/matmul/codebooks-inl.h"
 #include "cpu/matmul/int8_matmul-inl.h"
+#include "cpu/matmul/interleaved_codebooks-inl.h"
 #include "cpu/matmul/superblocks-inl.h"
 
 namespace h2o {
@@ -352,21 +352,22 @@ constexpr TypeKernels weights() {
           nullptr};
 }
 
-// Of a type whose blocks never lie side by side.
-template <class Type>
-constexpr TypeKernels unpacked() {
-  return {nullptr, int8_matmul<Type, false>, nullptr, Type::kGroup, decode<Unpacked<Type>>, nullptr,
-          nullptr};
+// Of a type that takes longer to unpack than to read: what it is side by side, and who unpacks it.
+template <class Type, class Interleaved>
+constexpr TypeKernels unpacked(decltype(TypeKernels::unpack) unpack) {
+  return {.matmul = nullptr,
+          .int8_matmul = int8_matmul<Type, false>,
+          .interleaved_matmul = interleaved_matmul<Interleaved>(),
+          .int8_group = Type::kGroup,
+          .decode = decode<Unpacked<Type>>,
+          .encode = nullptr,
+          .add_rows = nullptr,
+          .unpack = unpack,
+          .decode_unpacked = unpack == nullptr ? nullptr : decode<Unpacked<Interleaved>>};
 }
-
-// Of codebooks.
 template <class Type>
 constexpr TypeKernels codebook() {
-  TypeKernels kernels = unpacked<Type>();
-  kernels.interleaved_matmul = interleaved_matmul<Int8Nibbles<Type>>();
-  kernels.unpack = unpack_block<Type>;
-  kernels.decode_unpacked = decode<Unpacked<Int8Nibbles<Type>>>;
-  return kernels;
+  return unpacked<Type, InterleavedCodebook<Type>>(unpack_codebook<Type>);
 }
 
 constexpr CpuKernels kernels_for(const char* isa) {
@@ -395,9 +396,9 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .iq2_s = codebook<Int8IQ2_S>(),
       .iq3_xxs = codebook<Int8IQ3_XXS>(),
       .iq3_s = codebook<Int8IQ3_S>(),
-      .tq1_0 = unpacked<Int8TQ1_0>(),
-      .tq2_0 = unpacked<Int8TQ2_0>(),
-      .nvfp4 = unpacked<Int8NVFP4>(),
+      .tq1_0 = unpacked<Int8TQ1_0, Int8TQ2_0>(unpack_tq1_0),
+      .tq2_0 = unpacked<Int8TQ2_0, Int8TQ2_0>(nullptr),
+      .nvfp4 = unpacked<Int8NVFP4, InterleavedNVFP4>(unpack_nvfp4),
       .quantize_rows = quantize_rows,
       .add = add_to,
       .scale = scale,

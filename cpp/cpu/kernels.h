@@ -103,8 +103,8 @@ struct TypeKernels {
   // sets without such products.
   void (*bf16_matmul)(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
                       std::byte* workspace) = nullptr;
-  // Of codebooks, whose blocks are not as in the file where they are interleaved: makes such a
-  // block of one of the file, and reads n elements of them. nullptr for other types.
+  // Where interleaved blocks are not those of the file: makes one of a block of the file, and reads
+  // n elements of such blocks. nullptr for other types.
   void (*unpack)(std::byte* to, const std::byte* block) = nullptr;
   void (*decode_unpacked)(float* y, const std::byte* x, int64_t n) = nullptr;
 };

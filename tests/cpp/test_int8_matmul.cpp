@@ -29,6 +29,8 @@ const Type kTypes[] = {
     {DType::iq3_s, {0}},          {DType::iq3_xxs, {0}, 0x4400},
     {DType::iq1_s, {0}, 0x4800},  {DType::iq2_xxs, {0}, 0x4800},
     {DType::iq2_xs, {0}, 0x4800}, {DType::iq2_s, {0}, 0x4800},
+    {DType::tq1_0, {52}},         {DType::tq2_0, {64}},
+    {DType::nvfp4, {}},
 };
 
 // Makes integers of the elements of blocks.
@@ -37,6 +39,8 @@ void set_scales(std::vector<std::byte>& blocks, const Type& type) {
     for (const int64_t at : type.halves)
       std::memcpy(&blocks[i + at], &type.unit, sizeof(type.unit));
     if (type.dtype == DType::mxfp4) blocks[i] = std::byte{128};
+    for (int64_t at = 0; at < 4 && type.dtype == DType::nvfp4; ++at)
+      blocks[i + at] = std::byte{0x40};
     if (type.dtype == DType::iq1_m) {  // 0x4800, in the high bits of four words
       for (const int64_t at : {49, 51, 53}) blocks[i + at] &= std::byte{15};
       blocks[i + 53] |= std::byte{0x80};

@@ -7,7 +7,7 @@
 //   factor(block), step(block, g) whose product is the scale of group g
 // so that an element is scale * (q - kOffset), a product that fits a float exactly.
 //
-// Columns of codebooks lie side by side as BlockNibbles: the q's of each type are 16 at most.
+// How columns of them lie side by side is in cpu/matmul/interleaved_codebooks-inl.h.
 #pragma once
 
 #include "core/unpack_tables.h"
@@ -53,7 +53,6 @@ struct UnpackedType : Int8Type<BlockType, kElements, kGroupElements, false, kQua
   static constexpr bool kUnpacked = true;
   static constexpr bool kUnrolled = false;
 
-  static F16 d(const BlockType& b) { return b.d; }
   static float factor(const BlockType& b) { return to_float(b.d); }
 };
 
@@ -82,8 +81,10 @@ struct Iq3SQuants {
 };
 
 template <class Type, class BlockType, int64_t kGroupElements, class QuantsOf>
-struct Codebook : UnpackedType<BlockType, 256, kGroupElements, QuantsOf::kBits, QuantsOf::kOffset> {
+struct CodebookType
+    : UnpackedType<BlockType, 256, kGroupElements, QuantsOf::kBits, QuantsOf::kOffset> {
   using Values = QuantsOf;
+  static F16 d(const BlockType& b) { return b.d; }
   static float step(const BlockType& b, int64_t g) {
     return static_cast<float>(2 * Type::scale(b, g) + 1) * Values::kStep;
   }
@@ -92,7 +93,7 @@ struct Codebook : UnpackedType<BlockType, 256, kGroupElements, QuantsOf::kBits, 
 // Magnitudes and signs: magnitudes(block, i, e) are the eight from i + 8 e, of at most kOffset, and
 // signs(block, i, e) has all bits of the bytes of those that are negative.
 template <class Type, class BlockType, int64_t kGroupElements, class QuantsOf>
-struct SignedCodebook : Codebook<Type, BlockType, kGroupElements, QuantsOf> {
+struct SignedCodebook : CodebookType<Type, BlockType, kGroupElements, QuantsOf> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights magnitudes, signs;
     make_eights<BlockType>(&magnitudes, source, [i](const BlockType& b, int64_t e) {
@@ -196,7 +197,7 @@ uint64_t eighths(uint32_t index, bool negative) {
   return kIq1Grid[index] + (negative ? -kEachByte : kEachByte);
 }
 
-struct Int8IQ1_S : Codebook<Int8IQ1_S, BlockIQ1_S, 32, Iq1Quants> {
+struct Int8IQ1_S : CodebookType<Int8IQ1_S, BlockIQ1_S, 32, Iq1Quants> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights all;
     make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
@@ -208,7 +209,7 @@ struct Int8IQ1_S : Codebook<Int8IQ1_S, BlockIQ1_S, 32, Iq1Quants> {
   static uint32_t scale(const Block& b, int64_t g) { return load_half(b.qh + 2 * g) >> 12 & 7; }
 };
 
-struct Int8IQ1_M : Codebook<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
+struct Int8IQ1_M : CodebookType<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights all;
     make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
@@ -228,58 +229,6 @@ struct Int8IQ1_M : Codebook<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
     return load_half(b.scales + g / 4 * 2) >> 3 * (g % 4) & 7;
   }
 };
-
-// ---- Codebooks side by side ----
-
-template <class From>
-struct Int8Nibbles
-    : Int8Type<BlockNibbles<From::kGroup>, 256, From::kGroup, false, From::kBits, From::kOffset> {
-  using Block = BlockNibbles<From::kGroup>;
-  using Values = typename From::Values;
-
-  template <class Source>
-  H2O_INLINE static void quants(Quants* q, const Source& source, int i) {
-    source.nibbles(q, offsetof(Block, qs) + i / 2);
-    lookup_quants(q, Values::kQuants);
-  }
-  template <class Source>
-  static Vec d(const Source& s) {
-    return mul(s.half(offsetof(Block, d)), broadcast(Values::kStep));
-  }
-  template <class Source>
-  static Ints scale(const Source& s, int64_t g) {
-    const Ints half = bits_of(s.word(offsetof(Block, scales) + g / 8 * 4), g % 8 * 4, 15);
-    return add(shift_left(half, ints(1)), ints(1));
-  }
-
-  // Of a block that is alone.
-  static float factor(const Block& b) { return to_float(b.d); }
-  static float step(const Block& b, int64_t g) {
-    return static_cast<float>(2 * half_byte(b.scales, g) + 1) * Values::kStep;
-  }
-};
-
-// `block` of the file as BlockNibbles.
-template <class From>
-void unpack_block(std::byte* to, const std::byte* block) {
-  const auto& b = *reinterpret_cast<const typename From::Block*>(block);
-  BlockNibbles<From::kGroup> nibbles;
-  nibbles.d = From::d(b);
-  for (int64_t g = 0; g < 256 / From::kGroup; g += 2) {
-    nibbles.scales[g / 2] = static_cast<uint8_t>(From::scale(b, g) | From::scale(b, g + 1) << 4);
-  }
-  for (int i = 0; i < 256; i += 32) {
-    Quants q;
-    From::quants(&q, BlocksInRows{{block, 0}, 0}, i);
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&q);
-    for (int e = 0; e < 16; ++e) {
-      const int low = bytes[e] >> From::Values::kShift;
-      const int high = bytes[e + 16] >> From::Values::kShift;
-      nibbles.qs[i / 2 + e] = static_cast<uint8_t>(low | high << 4);
-    }
-  }
-  __builtin_memcpy(to, &nibbles, sizeof(nibbles));
-}
 
 // ---- Minus one, zero and one ----
 
@@ -320,12 +269,21 @@ struct Int8TQ1_0 : UnpackedType<BlockTQ1_0, 256, 32, 2, 1> {
 struct Int8TQ2_0 : UnpackedType<BlockTQ2_0, 256, 32, 2, 1> {
   static constexpr bool kUnrolled = true;
 
-  H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
+  template <class Source>
+  H2O_INLINE static void quants(Quants* q, const Source& source, int i) {
     Bits bits;
     source.bits(&bits, offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
     *q = (Quants)bits;
   }
   static float step(const Block&, int64_t) { return 1; }
+  template <class Source>
+  static Vec d(const Source& s) {
+    return s.half(offsetof(Block, d));
+  }
+  template <class Source>
+  static Ints scale(const Source&, int64_t) {
+    return ints(1);
+  }
 };
 
 // ---- NVFP4 ----
@@ -340,7 +298,7 @@ struct Int8NVFP4 : UnpackedType<BlockNVFP4, 64, 16, 5, 12> {
     lookup_quants(q, kMxfp4Quants);
   }
   static float factor(const Block&) { return 1; }
-  static float step(const Block& b, int64_t g) { return kNvfp4Scales[b.d[g]]; }
+  static float step(const Block& b, int64_t g) { return to_float(kNvfp4Scales[b.d[g]]); }
 };
 
 }  // namespace

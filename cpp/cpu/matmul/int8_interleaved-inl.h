@@ -89,6 +89,9 @@ struct BlockScales {
   }
   H2O_INLINE Vec scale(int64_t g) const {
     if constexpr (Type::kBlock == 256) return mul(d, to_float(Type::scale(source, g)));
+    if constexpr (Type::kGroup < Type::kBlock) {
+      return source.half(offsetof(typename Type::Block, d) + 2 * g);
+    }
     return d;
   }
   H2O_INLINE Vec min(int64_t g) const {

@@ -21,10 +21,9 @@ struct BlockParts {
   explicit BlockParts(DType dtype) : bytes(interleaved_block_bytes(dtype)) {
     size_of_scale = bytes % kQuad;
     n_quads = bytes / kQuad;
-    const bool is_last =
-        dtype == DType::q3_k || dtype == DType::q6_k || bytes != info(dtype).block_bytes;
-    scale = is_last ? bytes - size_of_scale : 0;
-    quads = is_last ? 0 : size_of_scale;
+    const bool is_first = info(dtype).block_size < 256;
+    scale = is_first ? 0 : bytes - size_of_scale;
+    quads = is_first ? size_of_scale : 0;
   }
 };
 

@@ -1,7 +1,7 @@
 // Weights in the order in which matmul reads them fastest: the blocks of kInterleaved rows side by
 // side, so that one load gives four elements of each row. Only the order of bytes differs, but for
-// types of codebooks: looking elements up takes longer than reading more bytes, so that these
-// blocks become BlockNibbles first.
+// types that take longer to unpack than to read: their blocks are unpacked first, to blocks of more
+// bytes (cpu/matmul/interleaved_codebooks-inl.h).
 //
 // Of each block of kInterleaved rows in turn: the scale that makes the size of a block no multiple
 // of four, of each row, if there is one; then the first four bytes of what is left, of each row;
