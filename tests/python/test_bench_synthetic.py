@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from h2o_bench.shapes import SHAPES, Config
-from h2o_bench.synthetic import N_SPECIAL, TYPES, write_model
+from h2o_bench.synthetic import N_SPECIAL, RANDOM, write_model
 from h2o_cpp import Generator, _core
 from h2o_cpp.convert.conversion import FAMILIES
 from h2o_cpp.quantize import quantize
+from h2o_cpp.quantize.mix import MIXES
 from support.llama_gguf import types
 from support.needs import packages
 
@@ -48,11 +49,14 @@ def test_shapes_are_those_of_real_models(shape: str) -> None:
     assert sum(map(prod, sizes)) == PARAMETERS[shape]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_files_load_and_compute(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "type"),
+    [*((shape, "Q4_K_M") for shape in SHAPES), *(("TinyLlama-1.1B", type) for type in RANDOM)],
+)
+def test_files_load_and_compute(shape: str, type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     config = small(shape)
-    write_model(path, config, "Q4_K_M")
+    write_model(path, config, type)
     with Generator(path, n_ctx=64) as generator:
         assert generator.n_vocab == 1000
         logits = generator.logits(np.random.default_rng(0).integers(N_SPECIAL, 1000, 64))
@@ -65,7 +69,7 @@ def test_files_load_and_compute(shape: str, tmp_path: Path) -> None:
     assert len(metadata["tokenizer.ggml.tokens"]) == 1000
 
 
-@pytest.mark.parametrize("type_name", [name for name in TYPES if name != "F32"])
+@pytest.mark.parametrize("type_name", ("F16", *MIXES))
 def test_types_are_those_of_the_quantiser(type_name: str, tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.gguf" for name in ("F32", "expected", "found")}
     write_model(paths["found"], small("SmolLM2-135M"), type_name)

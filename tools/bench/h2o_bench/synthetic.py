@@ -23,6 +23,7 @@ from gguf import (
     LlamaFileType,
     TokenType,
 )
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from h2o_bench.shapes import Config
@@ -32,8 +33,20 @@ from h2o_cpp.convert.family import TensorSpec
 from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
 
-# Types of the weight matrices: those that the converter and the quantiser write.
-TYPES = ("F32", "F16", *MIXES)
+# Types that nothing here quantises: random bytes, but for the f16 scale of a block, at this byte.
+RANDOM = {
+    "IQ1_S": 0,
+    "IQ2_XXS": 0,
+    "IQ2_XS": 0,
+    "IQ2_S": 0,
+    "IQ3_XXS": 0,
+    "IQ3_S": 0,
+    "TQ1_0": 52,
+    "TQ2_0": 64,
+}
+
+# Types of the weight matrices: besides those, what the converter and the quantiser write.
+TYPES = ("F32", "F16", *MIXES, *RANDOM)
 
 # <s>, <pad>, </s> and <unk>, with ids as OPT has them.
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -51,6 +64,7 @@ _FILE_TYPES = {
     "F32": LlamaFileType.ALL_F32,
     "F16": LlamaFileType.MOSTLY_F16,
     **{name: mix.file_type for name, mix in MIXES.items()},
+    **{name: LlamaFileType[f"MOSTLY_{name}"] for name in RANDOM},
 }
 
 
@@ -178,6 +192,8 @@ def _rows(
     n_rows = min(most, max(1, _PIECE // n_cols))
     if type is GGMLQuantizationType.MXFP4:
         return _mxfp4_rows(random, n_rows, n_cols)
+    if type.name in RANDOM:
+        return _random_rows(random, n_rows, n_cols, type)
     values = random.standard_normal((n_rows, n_cols), np.float32)
     values /= np.float32(n_cols**0.5)
     if type is GGMLQuantizationType.F32:
@@ -192,6 +208,20 @@ def _mxfp4_rows(random: np.random.Generator, n_rows: int, n_cols: int) -> NDArra
     size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType.MXFP4]
     blocks = random.integers(0, 256, (n_rows, n_cols // size, nbytes), np.uint8)
     blocks[..., 0] = 127 + round(log2((8.6 * n_cols) ** -0.5))
+    return blocks.reshape(n_rows, -1)
+
+
+def _random_rows(
+    random: np.random.Generator, n_rows: int, n_cols: int, type: GGMLQuantizationType
+) -> NDArray[np.uint8]:
+    """Blocks whose scale is found by reading some of them with a scale of one."""
+    size, nbytes = GGML_QUANT_SIZES[type]
+    blocks = random.integers(0, 256, (n_rows, n_cols // size, nbytes), np.uint8)
+    at = RANDOM[type.name]
+    scale = blocks[..., at : at + 2].view(np.float16)
+    scale[:] = 1
+    deviation = dequantize(blocks[: 1 + 4096 // n_cols].reshape(-1, nbytes), type).std()
+    scale[:] = n_cols**-0.5 / deviation
     return blocks.reshape(n_rows, -1)
 
 
