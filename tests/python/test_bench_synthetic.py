@@ -69,7 +69,7 @@ def test_files_load_and_compute(shape: str, type: str, tmp_path: Path) -> None:
     assert len(metadata["tokenizer.ggml.tokens"]) == 1000
 
 
-@pytest.mark.parametrize("type_name", ("F16", *MIXES))
+@pytest.mark.parametrize("type_name", ["F16", *MIXES])
 def test_types_are_those_of_the_quantiser(type_name: str, tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.gguf" for name in ("F32", "expected", "found")}
     write_model(paths["found"], small("SmolLM2-135M"), type_name)
