@@ -247,23 +247,26 @@ def draw_memory() -> str:
 def draw_needle() -> str:
     """How likely the answer is, by what is kept: from the table in docs/quality.md."""
     page = (DOCS / "quality.md").read_text(encoding="utf-8")
+    _, section = page.split("\n## What is found again\n")
     rows = {}
-    for line in re.findall(r"^\| (needle|recency) \|(.+)\|$", page, re.MULTILINE):
-        full, absent, budget, h2o, *_ = (cell.strip() for cell in line[1].split("|"))
-        rows[line[0], budget] = (float(full), float(absent), float(h2o))
+    for name in ("h2o", "full cache", "fact absent"):
+        row = re.search(rf"^\| {name} \|(.+)\|$", section, re.MULTILINE)
+        assert row is not None, name
+        rows[name] = [cell.strip() for cell in row[1].split("|")]
     parts = []
     y = 26.0
-    for task, title in (
-        ("needle", "A number said once, somewhere in the first half"),
-        ("recency", "A number said just before the question"),
+    for first, title in (
+        (0, "A number said once, somewhere in the first half"),
+        (3, "A number said just before the question"),
     ):
         parts.append(text(16, y, title, "strong"))
-        bars = [("full cache", rows[task, "20%"][0], "full")]
-        bars += [(f"h2o, {b}", rows[task, b][2], "heavy") for b in ("40%", "20%", "10%")]
-        bars += [("never said", rows[task, "20%"][1], "dim")]
+        bars = [("full cache", rows["full cache"][first], "full")]
+        for i, budget in ((2, "40%"), (1, "20%"), (0, "10%")):
+            bars.append((f"h2o, {budget}", rows["h2o"][first + i], "heavy"))
+        bars.append(("never said", rows["fact absent"][first], "dim"))
         for label, log_likelihood, color in bars:
             y += 25
-            share = math.exp(log_likelihood)
+            share = math.exp(float(log_likelihood))
             parts.append(text(104, y + 5, label, "end small"))
             parts.append(rect(112, y - 8, 330, 17, "var(--cell)", radius=3))
             parts.append(rect(112, y - 8, 330 * share, 17, f"var(--{color})", radius=3))

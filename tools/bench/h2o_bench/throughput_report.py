@@ -46,9 +46,9 @@ def render_throughput(records: Sequence[Record]) -> str:
 
 _TABLE_TEXT = (
     "Random weights in real shapes, random prompts, greedy outputs of a fixed length. Each engine"
-    " runs as many sequences as fit beside its weights in the same memory. Tokens/s counts"
-    " generated tokens over the time of prefill and decode. Resident: peak of the process."
-    f" **Factors**: tokens/s of {_H2O} over this engine's."
+    " runs as many sequences as fit beside its weights in the same memory. Tokens/s: generated"
+    " tokens divided by the time of prefill and decode. Resident: peak of the process."
+    f" **Bold**: tokens/s of {_H2O} divided by this engine's."
 )
 _OFFLOAD_TEXT = (
     "h2o.cpp with the smallest `max_resident`, Accelerate with all weights on disk: both read the"
