@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import tarfile
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from zipfile import ZipFile
 
 import pytest
 
@@ -68,6 +69,63 @@ def test_pythons_that_can_be_built_for(release: ModuleType, tmp_path: Path) -> N
     assert usable(str(script(tmp_path / "good", "echo /the/python"))) == "/the/python"
     assert usable(str(script(tmp_path / "bad", "exit 1"))) is None  # too old, or without headers
     assert usable(str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "suffix"),
+    [
+        ((3, 12), "linux-x86_64", ".cpython-312-x86_64-linux-gnu.so"),
+        ((3, 12), "linux-aarch64", ".cpython-312-aarch64-linux-gnu.so"),
+        ((3, 11), "linux-musl-x86_64", ".cpython-311-x86_64-linux-musl.so"),
+        ((3, 10), "linux-musl-x86_64", ".cpython-310-x86_64-linux-gnu.so"),  # as CPython had it
+    ],
+)
+def test_extension_modules_are_named_for_their_python(
+    release: ModuleType, version: tuple[int, int], target: str, suffix: str
+) -> None:
+    assert release.module_suffix(version, target) == suffix
+
+
+def test_this_python_names_extension_modules_so(release: ModuleType) -> None:
+    version, suffix = release.version_and_suffix(sys.executable)
+    assert version == sys.version_info[:2]
+    assert suffix == EXTENSION_SUFFIXES[0]
+
+
+def wheel(path: Path, tags: str, *names: str) -> Path:
+    path = path / f"h2o_cpp-0.2.0-cp311-cp311-{tags}.whl"
+    with ZipFile(path, "w") as files:
+        for name in names:
+            files.writestr(name, "")
+    return path
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        "manylinux_2_27_x86_64.manylinux_2_28_x86_64",
+        "manylinux_2_28_aarch64",
+        "musllinux_1_2_x86_64",
+    ],
+)
+def test_wheels_that_fit_old_systems(release: ModuleType, tmp_path: Path, tags: str) -> None:
+    release.check_audited(wheel(tmp_path, tags, "h2o_cpp/_core.so"))
+
+
+@pytest.mark.parametrize(
+    ("tags", "names", "message"),
+    [
+        ("manylinux_2_29_x86_64", ["h2o_cpp/_core.so"], "expected a wheel for one of"),
+        ("musllinux_1_3_x86_64", ["h2o_cpp/_core.so"], "expected a wheel for one of"),
+        ("linux_x86_64", ["h2o_cpp/_core.so"], "expected a wheel for one of"),
+        ("musllinux_1_2_x86_64", ["h2o_cpp.libs/libstdc++.so.6"], r"got h2o_cpp\.libs/libstdc"),
+    ],
+)
+def test_wheels_that_ask_for_more(
+    release: ModuleType, tmp_path: Path, tags: str, names: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        release.check_audited(wheel(tmp_path, tags, *names))
 
 
 def test_an_archive_depends_on_its_files_and_the_time_alone(release: ModuleType) -> None:
