@@ -6,7 +6,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <semaphore>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -172,5 +175,55 @@ inline void begin_and_leave(Engine& engine, const Engine::Handle& generation) {
   } catch (const Interrupted&) {
   }
 }
+
+// Random requests, with what they give alone.
+struct Expected {
+  Request request;
+  Outcome outcome;
+};
+
+inline std::vector<Expected> expected_requests(const std::shared_ptr<Model>& model, uint64_t seed,
+                                               int n) {
+  Random random(seed);
+  std::vector<Expected> all(n);
+  for (Expected& one : all) {
+    one.request = random_request(random);
+    one.outcome = alone(model, one.request);
+  }
+  return all;
+}
+
+// Runs `body(i)` in n threads, and waits.
+template <class Body>
+void in_threads(int n, const Body& body) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < n; ++i) threads.emplace_back([&body, i] { body(i); });
+}
+
+// For ever "a".
+inline Request endless() {
+  Request request;
+  request.prompt = {3, 4};
+  request.max_tokens = kEndless;
+  request.constraint = only_a();
+  return request;
+}
+
+// A request the first token of which waits until it may go on.
+struct Gate {
+  std::counting_semaphore<> computing{0}, may_go_on{0};
+
+  Request request() {
+    Request request = endless();
+    request.max_tokens = 3;
+    request.constraint = [this, n = 0](auto tokens, std::span<uint32_t> allowed) mutable {
+      only_a()(tokens, allowed);
+      if (n++ > 0) return;
+      computing.release();
+      may_go_on.acquire();
+    };
+    return request;
+  }
+};
 
 }  // namespace h2o
