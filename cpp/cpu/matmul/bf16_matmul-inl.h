@@ -9,8 +9,7 @@
 namespace h2o {
 namespace {
 
-// Rows and columns of a tile: few rows, as they come from the second-level cache, while the columns
-// stay in the first.
+// Rows and columns of a tile.
 constexpr int kBf16Rows = 3;
 constexpr int kBf16Columns = 8;
 
@@ -74,11 +73,19 @@ void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& co
     }
   }
   for (int i = 0; i < R; ++i) {
+    float values[O];
+    if constexpr (O % 4 == 0) {
+      const Vec* all = sums[i];
+      for (int j = 0; j < O; j += 4) {
+        store_sums(values + j, all[j], all[j + 1], all[j + 2], all[j + 3]);
+      }
+    } else {
+      for (int j = 0; j < O; ++j) values[j] = sum(sums[i][j]);
+    }
+    float* y = m.y + (r + i) * m.y_stride + o;
     for (int j = 0; j < O; ++j) {
-      float value = sum(sums[i][j]);
-      if (m.bias != nullptr) value += m.bias[o + j];
-      float* y = m.y + (r + i) * m.y_stride + o + j;
-      *y = m.add ? *y + value : value;
+      if (m.bias != nullptr) values[j] += m.bias[o + j];
+      y[j] = m.add ? y[j] + values[j] : values[j];
     }
   }
 }
@@ -98,33 +105,29 @@ WeightColumns<T> columns_from(const Matmul& m, int64_t o) {
   return {reinterpret_cast<const T*>(m.w + o * m.w_row_bytes), m.w_row_bytes, m.n_in};
 }
 
-// O columns of rows [first, last).
+// O columns of all rows.
 template <class T, int O>
-void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns,
-                int64_t first, int64_t last, int64_t o) {
-  for (int64_t r = first; r < last; r += kBf16Rows) {
-    bf16_tile_of<T, kBf16Rows, O>(last - r, m, rows, columns, r, o);
+void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t o) {
+  for (int64_t r = 0; r < m.n_rows; r += kBf16Rows) {
+    bf16_tile_of<T, kBf16Rows, O>(m.n_rows - r, m, rows, columns, r, o);
   }
 }
 
-// The same of weights in the file. Those in f16 are rounded once for all of these rows, if they
-// are several tiles and the workspace has room.
+// The same of weights in the file. For several tiles they are gathered first, if the workspace has
+// room: f16 is rounded once, and rows of 4096 bytes would lie in the same lines of the cache.
 template <class T, int O>
-void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t first, int64_t last, int64_t o,
-                  std::byte* workspace) {
+void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, std::byte* workspace) {
   const WeightColumns<T> columns = columns_from<T>(m, o);
   const int64_t n = padded_to(m.n_in, kPairWidth);
-  const int64_t row_bytes = n * static_cast<int64_t>(sizeof(BF16));
-  if (__is_same(T, BF16) || last - first <= kBf16Rows || O * row_bytes > kBf16Workspace) {
-    return bf16_tiles<T, O>(m, rows, columns, first, last, o);
+  const int64_t stride = n + kPairWidth;
+  const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(BF16));
+  if (m.n_rows <= kBf16Rows || O * row_bytes > kBf16Workspace) {
+    return bf16_tiles<T, O>(m, rows, columns, o);
   }
-  BF16* rounded = reinterpret_cast<BF16*>(workspace);
-  for (int64_t j = 0; j < O; ++j) round_row(rounded + j * n, columns.row(j), m.n_in);
-  bf16_tiles<BF16, O>(m, rows, {rounded, row_bytes, n}, first, last, o);
+  BF16* gathered = reinterpret_cast<BF16*>(workspace);
+  for (int64_t j = 0; j < O; ++j) round_row(gathered + j * stride, columns.row(j), m.n_in);
+  bf16_tiles<BF16, O>(m, rows, {gathered, row_bytes, n}, o);
 }
-
-// Of x, what stays in a second-level cache while the columns go by.
-constexpr int64_t kCachedPairs = 256 * 1024;
 
 template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
@@ -137,15 +140,10 @@ void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t e
     }
     return;
   }
-  const int64_t n_tiles = 2 * kCachedPairs / (m.n_in * kBf16Rows);
-  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kBf16Rows;
-  for (int64_t first = 0; first < m.n_rows; first += n_cached) {
-    const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
-    for (o = begin; o + kBf16Columns <= end; o += kBf16Columns) {
-      bf16_columns<T, kBf16Columns>(m, rows, first, last, o, workspace);
-    }
-    for (; o < end; ++o) bf16_columns<T, 1>(m, rows, first, last, o, workspace);
+  for (; o + kBf16Columns <= end; o += kBf16Columns) {
+    bf16_columns<T, kBf16Columns>(m, rows, o, workspace);
   }
+  for (; o < end; ++o) bf16_columns<T, 1>(m, rows, o, workspace);
 }
 
 }  // namespace
