@@ -40,8 +40,10 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
     for (int j = 0; j < O; ++j) sums[i][j] = zero();
   }
 
+  // Unrolled so early, or GCC 12 stores all sums to memory in every step.
   int64_t k = 0;
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
+#pragma GCC unroll 8
     for (int j = 0; j < O; ++j) {
       const Type block = Type::block(w[j], k);
       if constexpr (R == 1) block.prefetch(ahead);
@@ -49,6 +51,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
         const auto group = block.group(g);
         for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
           const Vec wv = group.at(l);
+#pragma GCC unroll 8
           for (int i = 0; i < R; ++i) sums[i][j] = fma(load(x[i] + k + g + l), wv, sums[i][j]);
         }
       }
