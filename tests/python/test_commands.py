@@ -47,7 +47,7 @@ def test_help_lists_every_module(
             )
     assert max(map(len, text.splitlines())) <= 80
     assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
-    assert re.search(r"exit status:\n  0 +done\n  1 .*\n  2 .*\n  130 ", text)
+    assert re.search(r"exit status:\n  0 +success\n  1 .*\n  2 .*\n  130 ", text)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
