@@ -78,7 +78,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "imatrix": _Command(
             imatrix,
-            "measure which columns of the weights matter, for quantize --imatrix",
+            "measure which weights matter, for quantize --imatrix",
             "imatrix model.gguf book.txt -o imatrix.gguf",
         ),
     },
@@ -113,7 +113,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "plan": _Command(
             plan,
-            "plan how many sequences to decode, and which weights stay in memory",
+            "plan how many sequences run, and which weights stay in memory",
             "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
         ),
         "completion": _Command(
