@@ -60,7 +60,7 @@
 extern "C" {
 #endif
 
-/* A program works with every library that has the ABI version it was built with. */
+/* Programs built with one version work with every library that has the same. */
 #define H2O_ABI_VERSION 1
 H2O_API uint32_t h2o_abi_version(void) H2O_NOEXCEPT; /* the library's */
 H2O_API const char* h2o_version(void) H2O_NOEXCEPT;  /* the library's, such as "0.2.0" */
