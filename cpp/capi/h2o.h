@@ -12,8 +12,9 @@
  *   h2o_model_free(model);
  *
  * Memory. The caches and activations of a session or an engine are allocated when it is opened, and
- * do not grow. The list of tokens grows, by 4 bytes per token (8 if repeat_last_n is -1). A call
- * that generates or reads copies it and allocates the logits, and frees those of the call before.
+ * do not grow. The list of tokens grows, by 4 bytes per token (up to 8 if repeat_last_n covers them
+ * all). A call that generates or reads copies it and allocates the logits, and frees those of the
+ * call before.
  *
  * Handles. One thread at a time may use a handle; only h2o_cancel, h2o_request_cancel and the calls
  * with an engine may be made at any time, from any thread. A call while another one with the same
