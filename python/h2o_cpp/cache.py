@@ -31,11 +31,12 @@ class SupportsDLPack(Protocol):
 class Rope:
     """Rotary position embedding of queries and keys (RoFormer, arXiv 2104.09864).
 
-    theta: base of the frequencies. n_rot: rotated dimensions of a head, default: all.
-    layout: dimensions that turn together are (i, i + n_rot / 2), "halves" (GPT-NeoX), or
-        (2 i, 2 i + 1), "pairs" (Llama's GGUF files).
-    positions: "original", in the text; or "rolling", ranks among what is kept, by which keys are
-        rotated as they are read.
+    theta: base of the frequencies.
+    n_rot: rotated dimensions of a head, an even number; default: all.
+    layout: which dimensions are rotated together: "halves", (i, i + n_rot / 2), as in GPT-NeoX; or
+        "pairs", (2 i, 2 i + 1), as in Llama's GGUF files.
+    positions: "original", the place in the text; or "rolling", the rank among the kept tokens, by
+        which keys are rotated when they are read.
     """
 
     theta: float = 10000.0
@@ -64,9 +65,9 @@ class Rope:
 
 
 class KVCache:
-    """One layer's cache, for one sequence or several, running the attention code of the engine.
+    """The cache of one layer, for one or more sequences, with the engine's attention code.
 
-    Raises ValueError for invalid shapes and policies, MemoryError when it does not fit.
+    Methods raise ValueError for invalid shapes, policies, KV heads and sequences.
     """
 
     def __init__(
@@ -88,17 +89,24 @@ class KVCache:
     ) -> None:
         """Allocate the slots.
 
-        n_heads / n_kv_heads query heads share a KV head. max_tokens bounds a sequence: required
-        with Policy.full(); otherwise only needed where it is smaller than the policy's budget.
+        n_heads: query heads, a multiple of n_kv_heads; n_heads / n_kv_heads share a KV head.
+        policy: what each sequence keeps.
+        n_sequences: how many sequences the cache holds.
+        max_tokens: most tokens of a sequence. Required with Policy.full(); otherwise only needed
+            if it is smaller than the policy's budget.
         rope: how queries and keys are rotated; default: not at all.
-        output_weight: W_O [n, n_heads * head_dim], by which attend()'s result would be multiplied;
-        for policies with value_norm="output".
-        sink_logits: [n_heads], of each head an attention sink (gpt-oss): a logit that joins every
-        softmax without a value, so that tokens receive less than 1 in all, and score less.
-        alibi_slopes: [n_heads], by how much a head's logits fall for each token of distance (ALiBi,
-        arXiv 2108.12409). Both are computed on the CPU only.
-        kv_dtype: "f32", "f16", "bf16" or, where 32 divides head_dim, "q8_0", "q5_0" (CPU) or
-        "q4_0"; or a pair, for K and V.
+        output_weight: W_O, [n, n_heads * head_dim], which the model multiplies with attend()'s
+            result. Required by policies with value_norm="output".
+        sink_logits: [n_heads], an attention sink per head, as in gpt-oss (CPU): a logit without a
+            value in every softmax, so that the tokens together receive less than 1.
+        alibi_slopes: [n_heads], how much a head's logits fall per token of distance (ALiBi, arXiv
+            2108.12409; CPU).
+        kv_dtype: "f32", "f16", "bf16" or, if head_dim is divisible by 32, "q8_0", "q5_0" (CPU) or
+            "q4_0"; or a pair (K, V).
+        device: "cpu", "cuda" or "cuda:N".
+        threads: CPU threads; default: one per core.
+
+        Raises ValueError for invalid arguments, MemoryError if the slots do not fit.
         """
         _check_policy(policy)
         if max_tokens is None:
@@ -128,7 +136,7 @@ class KVCache:
 
     @property
     def policy(self) -> Policy:
-        """What bounds sequence 0."""
+        """The policy of sequence 0."""
         return self._policies[0]
 
     def __repr__(self) -> str:
@@ -141,19 +149,20 @@ class KVCache:
         v: ArrayLike | SupportsDLPack,
         lengths: Mapping[int, int] | None = None,
     ) -> NDArray[np.float32]:
-        """Feed the next n >= 1 tokens; return their attention output, then evict.
+        """Read the next n >= 1 tokens, return their attention output, then evict.
 
-        q is [n, n_heads, head_dim]; k and v are [n, n_kv_heads, head_dim]; all float32. Token i
-        sees what was kept before and the tokens of this call up to itself. Logits are scaled by
-        1 / sqrt(head_dim). Returns [n, n_heads, head_dim] float32. Arrays are numpy's, or any that
-        know DLPack; those on a GPU come by way of the host.
+        q: float32 [n, n_heads, head_dim], from numpy or any library with DLPack. Arrays on a GPU
+            are copied to the host.
+        k, v: float32 [n, n_kv_heads, head_dim].
+        lengths: {sequence: number of its rows}, in the order of the rows; default: all rows are of
+            sequence 0. Each sequence gets the result that it gets alone.
 
-        Raises ValueError, and has changed nothing, for NaN and infinities, for numbers above
-        sqrt(3.4e38 / head_dim) / 2, whose products could leave float32, and for keys and values
-        beyond kv_dtype: 65504 in f16, less by sqrt(2) under a rope.
+        Returns float32 [n, n_heads, head_dim]. Token i attends to the tokens kept before and to
+        those of this call up to itself, with logits scaled by 1 / sqrt(head_dim).
 
-        lengths: how many of the rows each sequence has, by sequence, in the order of the rows;
-        default: all are of sequence 0. The result is that of each sequence alone.
+        Raises ValueError, without a change, for NaN and infinities; for numbers above
+        sqrt(3.4e38 / head_dim) / 2, whose products could exceed float32; and for keys and values
+        that kv_dtype cannot hold: above 65504 in f16, above 65504 / sqrt(2) with a rope.
         """
         q, k, v = map(_floats, (q, k, v))
         if lengths is None:
@@ -161,21 +170,22 @@ class KVCache:
         return self._cache.attend(q, k, v, list(lengths.items()))
 
     def positions(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.int32]:
-        """Kept positions, ascending."""
+        """Kept positions of a KV head, ascending, int32 [n]."""
         return self._cache.kept(kv_head, sequence)[0]
 
     def scores(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.float32]:
-        """Attention each kept position has received, summed over the query heads of the group.
+        """Scores of the kept tokens, float32 [n], in the order of positions().
 
-        In the order of positions(); zeros under a policy without heavy hitters.
+        By default, the attention that each has received from all query heads that share the KV
+        head. Zeros for a policy without heavy hitters.
         """
         return self._cache.kept(kv_head, sequence)[1]
 
     def reset(self, sequence: int = 0, policy: Policy | None = None) -> None:
         """Forget a sequence; its slots are free for another text.
 
-        policy: what bounds it from now on; it must do with the slots and the scores that the
-        policy of the cache has.
+        policy: its policy from now on, which must fit the slots and scores of the cache's policy;
+            default: the same.
         """
         if policy is not None:
             _check_policy(policy)
@@ -189,7 +199,7 @@ class KVCache:
         return self._cache.nbytes
 
     def tokens_seen(self, sequence: int = 0) -> int:
-        """Tokens of a sequence so far, kept or not."""
+        """Number of tokens that a sequence has read, kept or not."""
         return self._cache.length(sequence)
 
     def __len__(self) -> int:

@@ -29,9 +29,9 @@ class _Past:
 class Chat:
     """A conversation with a Generator's model, for one thread.
 
-    Each turn reads only what is new; evicted tokens stay evicted. If the Generator has streamed
+    Each turn reads only the new message; evicted tokens stay evicted. If the Generator has streamed
     something else in between, the next turn reads the whole conversation again as one prompt. A
-    system prompt is read separately and kept (Generator.read) for other conversations.
+    system prompt is read once and kept for other conversations, as by Generator.read().
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Chat:
     ) -> None:
         """Begin a conversation.
 
-        system: the system prompt.
+        system: the system prompt; default: none.
         template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
-        Raises ValueError if there is no template, or it is invalid.
+        Raises ValueError if there is no template or it is invalid, TypeError for another type.
         """
         if not hasattr(generator, "chat_template"):
             raise TypeError(
@@ -59,19 +59,19 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, the last reply as far as it was read."""
+        """The conversation so far; of an unfinished reply, the text read so far."""
         if self._reply is None:
             return [*self._said]
         return [*self._said, {"role": "assistant", "content": self._reply.text}]
 
     @show_options
     def say(self, text: str, **options: Unpack[StreamOptions]) -> Stream:
-        """Send a message and stream the reply; options as for Generator.stream.
+        """Send a message and stream the reply; options as for Generator.stream().
 
-        A reply that is still being streamed ends here.
+        This ends the last reply, if it is still being streamed.
 
         Raises ValueError for a conversation longer than n_ctx, a message that the template
-        refuses, and options out of range; the conversation is then as before.
+        refuses, and options out of range; the conversation is then unchanged.
         """
         message: Message = {"role": "user", "content": check_str("text", text)}
         last = self._reply
@@ -116,7 +116,7 @@ class Chat:
         return [*last.snapshot.tokens] if isinstance(last, _Past) else last.history
 
     def moved(self, generator: Generator) -> Chat:
-        """The same conversation with another Generator of this model, such as another budget.
+        """The same conversation with another Generator of this model, for another budget.
 
         Its next turn reads the whole conversation again.
         """
@@ -128,8 +128,8 @@ class Chat:
     def fork(self) -> Chat:
         """An independent copy of the conversation.
 
-        Raises RuntimeError before the first reply, or if the Generator has streamed something else
-        since the last.
+        Raises RuntimeError before the first reply, and if the Generator has streamed something else
+        since the last one.
         """
         other = Chat.__new__(Chat)
         other._generator, other._template = self._generator, self._template

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 class Generator(Closing):
-    """Streams text from a GGUF model within a fixed memory budget.
+    """Generates text from a GGUF model with a KV cache of bounded size.
 
     Threads may share it, and several streams may run at once. It remains usable after a stream is
-    dropped, closed or interrupted. Every method raises RuntimeError after close().
+    dropped, closed or interrupted. After close(), every method raises RuntimeError.
     """
 
     def __init__(
@@ -84,61 +84,60 @@ class Generator(Closing):
     ) -> None:
         """Load a model.
 
-        path: a GGUF file; a directory that has one, such as a downloaded repository or one in the
-            Hub's cache; the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision],
-            downloaded by the extra `pull`.
+        path: a GGUF file; a directory with one, such as a downloaded repository or the Hub's cache;
+            the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision], which the
+            extra `pull` downloads.
         hh: the budget, a fraction of n_ctx or a number of tokens (2 or more): half heavy hitters,
             half recent tokens. The paper's "H2O (20%)" is hh=0.2. None: the full cache. "auto":
             what `h2o-cpp advise` stored in the file.
-        cache_memory: instead of hh, the bytes of each sequence's cache: a share of the full cache's
-            in f16 (0.1 or "10%"), or "64MiB". Keeps as many tokens as fit, in the types that serve
-            it best, by `policy`, a name, or "contribution".
-        recent: how much of hh is recent tokens instead of half, a fraction of n_ctx or a number.
-        policy: the name of another way to use hh ("window", "sinks", "mean", ...: see
-            h2o_cpp.model.policy.POLICIES); or, instead of hh, a Policy, or one for each layer.
-        n_ctx: the context. hh is a fraction of it, and a text, prompt included, ends there unless
-            it is endless. Default: as trained, up to 4096; 0: as trained, which is also the most.
-        positions: of a rotary model. "original": where tokens are in the text. "rolling": their
-            ranks among the kept tokens, so that a text never ends. "auto": original up to the
-            trained length, then rolling, if the policy evicts. Models with learned positions, such
-            as OPT, only have original ones.
-        n_batch: prompt tokens read at a time. Eviction follows each such chunk; within it,
-            attention is full.
+        cache_memory: instead of hh, the bytes of each sequence's cache: a fraction of a full f16
+            cache (0.1 or "10%") or a size ("64MiB"). Keeps all tokens, in f16 or else q8_0, if they
+            fit; otherwise as many as fit in q8_0, chosen by `policy` (default "contribution").
+        recent: the recent part of hh, a fraction of n_ctx or a number of tokens; default: half.
+        policy: a name, for another choice of the hh tokens ("window", "sinks", "mean", ...: see
+            h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or a list of one per layer.
+        n_ctx: the context in tokens. A fraction hh refers to it, and a text, prompt included, ends
+            there unless it is endless. Default: the trained length, at most 4096. 0: the trained
+            length, which is also the maximum.
+        positions: of a rotary model. "original": the place in the text. "rolling": the rank among
+            the kept tokens, so that a text never ends. "auto": original up to the trained length,
+            then rolling, if the policy evicts. Models with learned positions, such as OPT, only
+            have original ones.
+        n_batch: prompt tokens per chunk. Eviction follows each chunk; within it, attention is full.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
-            if 32 divides the head size, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16, or as
-            cache_memory chooses, or with hh="auto" the file.
+            if the head size is divisible by 32, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16,
+            unless cache_memory or hh="auto" chooses.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
-        threads: CPU threads; default: one for each core.
-        seed: makes the whole series of generations repeatable; default: different each time.
-        snapshot_bytes: most memory for snapshots of texts that were read(), 256 MiB.
-        max_sequences: how many prompts are decoded at once; all their caches are allocated now.
-            Default: up to 16 within half of the free memory, each allocated when first needed.
-            Further streams take turns.
-        memory: instead of max_sequences, memory for the caches: "4GiB", or bytes.
+        threads: CPU threads; default: one per core.
+        seed: makes the whole series of generations repeatable; default: random.
+        snapshot_bytes: most bytes, or a size, for the snapshots that read() keeps.
+        max_sequences: how many prompts are decoded at once; their caches are allocated now. Further
+            ones wait. Default: up to 16 within half of the free memory, each allocated when needed.
+        memory: instead of max_sequences, the memory for all caches: "4GiB", or bytes.
         max_resident: most memory for weights on the device, "2GiB" or bytes. Layers that do not
-            fit are read again in every forward pass, once for all sequences; of mixtures of
-            experts, the most used ones stay. Default: all stay.
-        exact: on the CPU, multiply F16 and BF16 weights as they are stored, also where faster
-            products round activations and F16 weights to bf16 (docs/precision.md).
-        prefix_cache: most memory for states of prompts, 256 MiB; prompts that begin alike continue
-            from them, with the same output. 0: none. On a CPU, a full cache continues from any
-            token; otherwise from the ends of chunks of n_batch tokens, and from the end of a prompt
-            that several requests share.
-        prefix_cache_disk: a directory for states that leave memory, or are in it at the end. They
-            are used again after a restart with the same model, options, kernels and version.
-            prefix_cache_disk_bytes: the most bytes there, 4 GiB.
+            fit are read again in every forward pass, once for all sequences; of a mixture of
+            experts, the most used experts stay. Default: all weights stay.
+        exact: on the CPU, multiply F16 and BF16 weights in float32, also where faster products
+            round activations and F16 weights to bf16 (docs/precision.md).
+        prefix_cache: most bytes, or a size, for states of prompts; 0: none. A prompt that begins
+            like an earlier one continues from its state, with the same output: after any token
+            with a full cache on a CPU, otherwise after a chunk of n_batch tokens or the end of a
+            prompt that several requests share.
+        prefix_cache_disk: a directory for states that leave memory, and for all when the Generator
+            closes. The same model, options, kernels and version use them again after a restart.
+        prefix_cache_disk_bytes: most bytes, or a size, in that directory.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of
             kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. CPU only. None: evicted
             tokens are lost.
         archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
-            head: those whose keys may match best.
+            head: those with the largest estimate of q.k.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
             file there, with disk space for n_ctx tokens from the start.
 
-        Raises FileNotFoundError, ValueError and TypeError (an invalid file or option), OSError
-        (the Hub) and MemoryError.
+        Raises FileNotFoundError; ValueError and TypeError for an invalid file or option; OSError if
+        the Hub fails; MemoryError.
         """
         if seed is not None:
             check_int("seed", seed, 0, None)
@@ -232,12 +231,12 @@ class Generator(Closing):
         """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
 
         after: continue from this snapshot; the prompt follows its text and may be empty. Without a
-            seed, random numbers continue too: the output is that of an uninterrupted stream.
+            seed, its random numbers continue too: the output is that of an uninterrupted stream.
 
         Options, and their defaults:
 
-        max_tokens=None: at most this many; None: up to n_ctx, n_ctx more if the prompt is longer;
-            -1: until the end of text, or n_ctx unless the Generator is `endless`.
+        max_tokens=None: at most this many; None: up to n_ctx, or n_ctx more if the prompt is
+            longer; -1: until the end of text, or up to n_ctx if the Generator is not `endless`.
         temperature=0.8: 0 is greedy.
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 disable them.
         repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 disables it.
@@ -246,29 +245,29 @@ class Generator(Closing):
         logit_bias=None: {token: bias}, added to the logits.
         dry_multiplier=0, dry_base=1.75, dry_allowed_length=2: a token that would extend a
             repetition of n tokens loses multiplier * base ** (n - allowed_length).
-        dry_penalty_last_n=-1: how far back repetitions are searched; -1: the context.
+        dry_penalty_last_n=-1: how many tokens back repetitions are searched; -1: the context.
         dry_sequence_breakers=None: strings whose tokens end a repetition; None: line breaks,
             colons, quotes and asterisks.
         typical_p=1, top_n_sigma=0: 1 and 0 disable them.
-        xtc_probability=0, xtc_threshold=0.1: how often the tokens of at least this probability are
-            left out, except the least likely of them.
-        dynatemp_range=0, dynatemp_exponent=1: temperature plus or minus this, by entropy.
+        xtc_probability=0, xtc_threshold=0.1: how often all tokens of at least this probability,
+            except the least likely of them, are left out.
+        dynatemp_range=0, dynatemp_exponent=1: temperature plus or minus the range, by entropy.
         mirostat=0, mirostat_tau=5, mirostat_eta=0.1: version 1 or 2, instead of all filters.
         samplers=None: only these, in this order, by llama.cpp's names; "llama.cpp": its order.
             None: penalties, dry, top_n_sigma, temperature, top_k, typ_p, top_p, min_p, xtc.
         seed=None: the same seed, prompt and options give the same output.
-        stop=None: strings that end the output and are not part of it. The one that is complete
-            first counts; of several, the longest.
+        stop=None: strings that end the output and are not part of it. The first to be complete
+            counts; if several are, the longest.
         ignore_eos=False: continue after the end-of-text token.
         parse_special=False: parse special tokens in the prompt's text, such as "</s>".
         constraint=None: a function that sets the tokens that may follow; see generation.request.
-        schema=None: the output is JSON by this schema, a dict, JSON text or a pydantic model;
-            grammar=None: it matches this grammar, llama.cpp's GBNF or llguidance's Lark;
-            regex=None: it matches as a whole; choice=None: it is one of these strings. At most one
-            of them, with the extra `grammar`. max_tokens may still cut the output.
+        schema=None: the output is JSON that fits this schema: a dict, JSON text or a pydantic
+            model. grammar=None: it matches this grammar, llama.cpp's GBNF or llguidance's Lark.
+            regex=None: all of it matches. choice=None: it is one of these strings. Give at most
+            one; needs the extra `grammar`. max_tokens may still cut the output short.
 
-        Raises ValueError for an empty prompt, one longer than the context, and options out of
-        range, TypeError for a prompt that is neither text nor token ids.
+        Raises ValueError for an empty prompt, a prompt longer than the context, and options out of
+        range; TypeError for a prompt that is neither text nor token ids.
         """
         return Stream(self._runtime, self._request(prompt, after, options))
 
@@ -325,7 +324,7 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Iterator[tuple[int, str]]:
-        """Continue all prompts, `max_sequences` at a time; yields (index of the prompt, piece).
+        """Continue all prompts, `max_sequences` at a time; yields (prompt's index, piece of text).
 
         On the CPU each text equals that of generate(), bit for bit.
 
@@ -346,7 +345,7 @@ class Generator(Closing):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Request:
-        """A checked request for run(); options and errors as for stream()."""
+        """Check a request for run(), and return it; options and errors as for stream()."""
         request = self._request(prompt, after, options)
         request.submit(self._runtime().engine)  # checks it; nothing is computed
         return request
@@ -367,9 +366,9 @@ class Generator(Closing):
                 yield piece.index, Generation.of(piece.state)
 
     def engine(self, *, max_queue: int = 64) -> Engine:
-        """Serve requests of many threads or tasks at once, until the Engine is closed.
+        """Serve requests of many threads or asyncio tasks, until the Engine is closed.
 
-        The Generator's own streams continue meanwhile.
+        The Generator's own streams still work.
 
         max_queue: how many requests may wait for a sequence.
 
@@ -395,7 +394,7 @@ class Generator(Closing):
         messages: the conversation, each a mapping with "role" and "content".
         template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
-        For several turns, use Chat, which keeps the cache between them.
+        For several turns, use Chat, which keeps the cache from one to the next.
 
         Raises ValueError if there is no template or it refuses the messages, and as stream() does.
         """
@@ -472,9 +471,11 @@ class Generator(Closing):
         return runtime.tokenizer.decode(ids)
 
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
-        """Logits after each token of a text, float32 [n, n_vocab].
+        """Logits after each of the n tokens of a text, float32 [n, n_vocab].
 
         The text is read like a prompt: in chunks of n_batch, with eviction after each.
+
+        Raises ValueError for no tokens, tokens outside the vocabulary, and more than n_ctx of them.
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))
@@ -486,10 +487,10 @@ class Generator(Closing):
         pooling: Pooling = "mean",
         normalize: bool = True,
     ) -> NDArray[np.float32]:
-        """Embedding of a text or its tokens, float32 [n_embd]; of a list of them [n, n_embd].
+        """Embedding of a text or its tokens, float32 [n_embd]; of a list of n, [n, n_embd].
 
-        pooling: "mean" or "last", of the hidden states of all tokens after the last norm.
-        normalize: to length 1.
+        pooling: the "mean" of the hidden states after the last norm, or that of the "last" token.
+        normalize: scale to length 1.
 
         Texts are read like prompts: in chunks of n_batch, with eviction after each.
 
@@ -498,11 +499,10 @@ class Generator(Closing):
         return embed(self._runtime(), text, pooling, normalize)
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
-        """Read a prompt that several texts begin with, such as a system prompt, and keep its state.
+        """Read the common beginning of several texts, such as a system prompt, and keep its state.
 
-        The prompt is evicted to the budget; stream(..., after=snapshot) continues from there. A
-        prompt that was read before is not read again, while its snapshot is in memory
-        (`snapshot_bytes`).
+        Its tokens are evicted down to the budget; stream(..., after=snapshot) continues from there.
+        While its snapshot is in memory (`snapshot_bytes`), the same prompt is not read again.
 
         Raises as stream() does.
         """
@@ -520,7 +520,7 @@ class Generator(Closing):
     def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
         """A snapshot of the last stream, also written to `path`.
 
-        Raises RuntimeError if there is none, or something else was computed since.
+        Raises RuntimeError without a last stream, or if something else was computed since.
         """
         state = self._runtime().engine.last()
         if state is None:
@@ -544,13 +544,16 @@ class Generator(Closing):
         return snapshot
 
     def stats(self, *, layers: bool = False) -> Stats:
-        """What the cache holds now; layers: also per layer and KV head."""
+        """What the cache of the last stream holds; layers: also per layer and KV head."""
         runtime = self._runtime()
         engine = runtime.engine
         return Stats.of(runtime.model, engine.session, engine.last_sequence, layers=layers)
 
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Kept positions of a layer and KV head, ascending, and their scores."""
+        """Kept positions of one KV head, ascending, int32 [n], and their scores, float32 [n].
+
+        Of the last stream. Raises ValueError for a layer or KV head that the model does not have.
+        """
         runtime = self._runtime()
         model, engine = runtime.model, runtime.engine
         layer = check_int("layer", layer, 0, model.n_layers - 1)
@@ -558,6 +561,6 @@ class Generator(Closing):
         return engine.session.kept(layer, kv_head, engine.last_sequence)
 
     def close(self) -> None:
-        """End all streams after the current token; free model and caches."""
+        """End all streams after the current token; free the model and the caches."""
         self._open = None
         self._finalizer()

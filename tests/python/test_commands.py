@@ -42,10 +42,12 @@ def test_help_lists_every_module(
     for group in _GROUPS.values():
         for name, (_, summary, _) in group.items():
             assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
-            assert f"| `{name}` | {summary} |" in page
+            assert re.search(
+                rf"^\| \[`{name}`\]\(\S+\) \| {re.escape(summary)} \|$", page, re.MULTILINE
+            )
     assert max(map(len, text.splitlines())) <= 80
     assert text.index("generate text:") < text.index("  run ") < text.index("model files:")
-    assert re.search(r"exit status:\n  0 +done\n  1 .*\n  2 .*\n  130 ", text)
+    assert re.search(r"exit status:\n  0 +success\n  1 .*\n  2 .*\n  130 ", text)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

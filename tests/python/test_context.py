@@ -53,7 +53,7 @@ def test_the_command_line_says_so(
         assert main(["run", "a", "-m", str(model), "-n", "1", *arguments]) == 0
         note = (
             "note: the context is 4096 of the 131072 tokens that the model was trained for; "
-            "-c N sets it, -c 0 takes all\n"
+            "-c N sets it, -c 0 uses all\n"
         )
         assert (note in capsys.readouterr().err) == told
 

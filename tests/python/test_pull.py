@@ -154,7 +154,7 @@ class TestPull:
         hub.files["small.gguf"] = hub.files["small.gguf"].replace(b"opt", b"owl")
         status, out, err = h2o(capsys, "pull", "hf://org/name")
         assert (status, out) == (0, "small\n")
-        assert "owl, cannot be run here; those that can: opt, llama, " in err
+        assert "owl, is not supported; these are: opt, llama, " in err
         assert "owl (cannot be run)" in h2o(capsys, "models")[1]
 
     def test_without_a_network(

@@ -53,10 +53,12 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "continue many prompts, from a file to a file",
             "generate --input prompts.jsonl --output outputs.jsonl -m model.gguf --hh 0.2",
         ),
-        "embed": _Command(embed, "make a vector of a text", 'embed "The old man" -m model.gguf'),
+        "embed": _Command(
+            embed, "print the embedding of a text", 'embed "The old man" -m model.gguf'
+        ),
         "serve": _Command(
             serve,
-            "serve a model by OpenAI's API, with a page to chat",
+            "serve models over OpenAI's API, with a page to chat",
             "serve -m model.gguf --hh 0.2 --memory 4GiB",
         ),
     },
@@ -64,7 +66,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         "pull": _Command(
             pull, "download a model from the Hugging Face Hub", "pull hf://OWNER/REPO:Q4_K_M"
         ),
-        "models": _Command(models, "list the models that were pulled", "models"),
+        "models": _Command(models, "list the pulled models", "models"),
         "info": _Command(info, "describe a GGUF file", "info model.gguf --memory 4GiB"),
         "convert": _Command(
             convert,
@@ -76,7 +78,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "imatrix": _Command(
             imatrix,
-            "measure which weights count, for quantize --imatrix",
+            "measure which weights matter, for quantize --imatrix",
             "imatrix model.gguf book.txt -o imatrix.gguf",
         ),
     },
@@ -92,10 +94,12 @@ _GROUPS: dict[str, dict[str, _Command]] = {
             "perplexity model.gguf book.txt --budget 0.1,0.2",
         ),
         "inspect": _Command(
-            inspect, "show what the cache kept of a text", "inspect -f book.txt --hh 0.2 -c 512"
+            inspect, "show what the cache keeps of a text", "inspect -f book.txt --hh 0.2 -c 512"
         ),
         "retrieve": _Command(
-            retrieve, "see what eviction loses of a prompt", "retrieve model.gguf --budget 0.2"
+            retrieve,
+            "measure which facts of a prompt are found again",
+            "retrieve model.gguf --budget 0.2",
         ),
         "eval": _Command(
             eval,
@@ -105,11 +109,11 @@ _GROUPS: dict[str, dict[str, _Command]] = {
     },
     "this machine": {
         "bench": _Command(
-            bench, "measure how fast a model file is", "bench -m model.gguf --hh 0.2 --json"
+            bench, "measure the speed of a model", "bench -m model.gguf --hh 0.2 --json"
         ),
         "plan": _Command(
             plan,
-            "plan how many sequences to run, and which weights stay in memory",
+            "plan how many sequences run, and which weights stay in memory",
             "plan model.gguf --memory 4GiB -p 512 -n 512 --hh 0.2",
         ),
         "completion": _Command(
@@ -123,10 +127,10 @@ _GROUPS: dict[str, dict[str, _Command]] = {
 _EPILOG = """example, with the bundled model:
   h2o-cpp run "The old man" --hh 0.2 -n 300
 
-"h2o-cpp COMMAND --help" has the options of a command, and an example.
+"h2o-cpp COMMAND --help" shows the options of a command, and an example.
 
 exit status:
-  0    done
+  0    success
   1    an error, in one line on stderr
   2    invalid arguments
   130  interrupted by Ctrl-C"""

@@ -1,8 +1,9 @@
 """Find the smallest cache that costs little on your text: the budget for --hh.
 
-The perplexity of the text is measured with the full cache, and with less and less of it, by
-bisection: where more budget is not always better, a smaller one may be as good. The types of
-K and V are compared by bytes. --write stores the budget in the file, for --hh auto.
+It measures the perplexity of the text with the full cache, and bisects the budget of each policy.
+If perplexity does not always fall as the budget grows, a smaller budget than the advised one may
+be as good. Types of K and V are compared by bytes. --write stores the budget in the file, for
+--hh auto.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ def add_arguments(parser: Parser) -> None:
     add_n_ctx(parser, "window length in tokens (default: as trained, at most 2048)")
     add_text_tokens(parser, "two windows")
     add_n_batch(
-        parser, 1, "tokens read at a time, with eviction after each: more is faster, 1 is what "
-        "generation does (default: %(default)s)", "--chunk",
+        parser, 1, "tokens per chunk, each followed by eviction: more is faster, 1 is as in decode "
+        "(default: %(default)s)", "--chunk",
     )  # fmt: skip
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
-        "--write", action="store_true", help="store the budget in the model's file (default: off)"
+        "--write", action="store_true", help="store the budget in the model file (default: off)"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
-        help="store it in a copy of the model's file instead (default: none)",
+        help="store it in a copy of the model file instead (default: none)",
     )  # fmt: skip
 
 

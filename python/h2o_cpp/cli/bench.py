@@ -1,7 +1,7 @@
-"""Measure how fast a model file is: prefill, decode, memory, and their share of the limits.
+"""Measure the speed of a model: prefill and decode, memory, and the share of memory bandwidth.
 
-Decoding a token reads all weights except lookup tables, and K and V of the kept tokens; "of
-reading" compares that with reading a large array with as many threads.
+Decoding a token reads all weights except lookup tables, and K and V of the kept tokens. "of
+reading" is the speed of that divided by the speed of reading a large array with as many threads.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         cache.add_argument(
             "--cache-memory",
             metavar="X",
-            help="instead of --hh: keep what fits in a share of the full cache's bytes (10%%) or "
-            "a size (64MiB) for each sequence, in the best types, by --policy or contribution "
-            "(default: --hh)",
+            help="instead of --hh: bytes of each sequence's cache, a share of a full f16 cache "
+            "(10%%) or a size (64MiB); keeps as many tokens as fit, in f16 or q8_0, by --policy or "
+            "else contribution (default: --hh)",
         )
     cache.add_argument(
         "--hh",
@@ -72,7 +72,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         "--recent",
         type=amount,
         metavar="X",
-        help="recent tokens in --hh, a fraction or a number (default: half of --hh)",
+        help="recent part of --hh, a fraction or a number of tokens (default: half of --hh)",
     )
     cache.add_argument(
         "--policy",
@@ -82,15 +82,15 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     )
     add_n_ctx(
         cache,
-        "the context: the most tokens of a sequence unless it is --endless, and what fractions of "
-        f"--hh refer to; 0: as trained (default: as trained, up to {_core.DEFAULT_N_CTX})",
+        "the context: most tokens of a sequence, unless it is --endless; a fraction --hh refers "
+        f"to it; 0: the trained length (default: the trained length, up to {_core.DEFAULT_N_CTX})",
     )
     cache.add_argument(
         "--positions",
         choices=("auto", "original", "rolling"),
         default="auto",
-        help="positions of a rotary model; auto: rolling past the trained length (default: "
-        "%(default)s)",
+        help="positions of a rotary model: in the text (original), or ranks among the kept tokens "
+        "(rolling); auto: rolling past the trained length (default: %(default)s)",
     )
     add_n_batch(cache, n_batch)
     add_kv_dtype(cache, None if memory else "f16")
@@ -111,7 +111,7 @@ def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> Non
     at_once.add_argument(
         "--memory",
         metavar="SIZE",
-        help="as many sequences as have their caches in SIZE, such as 4GiB",
+        help="as many sequences as have caches that fit in SIZE, such as 4GiB",
     )
 
 
@@ -154,15 +154,15 @@ def add_archive(parser: Arguments) -> None:
         "--archive",
         type=kv_types,
         metavar="TYPE[,TYPE]",
-        help="keep evicted tokens in host memory, K and V in these types of --kv-dtype, and recall "
-        "them by pages of 16 (default: no archive)",
+        help="keep evicted tokens in host memory, in these types of --kv-dtype, in pages of 16 "
+        "(default: no archive)",
     )
     parser.add_argument(
         "--archive-pages",
         type=int,
         default=ARCHIVE_PAGES,
         metavar="N",
-        help="pages that each token recalls (default: %(default)s)",
+        help="archived pages that each token attends to (default: %(default)s)",
     )
 
 
@@ -171,8 +171,8 @@ def add_equal_bytes(parser: Arguments) -> None:
     parser.add_argument(
         "--equal-bytes",
         action="store_true",
-        help="budgets are shares of the full cache's bytes in f16, as many tokens as fit, in "
-        "--kv-dtype or the best types (default: shares of n-ctx)",
+        help="budgets are shares of the bytes of a full f16 cache; keep as many tokens as fit, in "
+        "--kv-dtype or else f16 or q8_0 (default: shares of --n-ctx)",
     )
 
 

@@ -1,7 +1,7 @@
-"""Converse with a model; Ctrl-C stops an answer, Ctrl-D ends the conversation.
+"""Converse with a model; Ctrl-C stops a reply, Ctrl-D ends the program.
 
-A line is a message; one of several lines begins and ends with three double quotes. Lines that begin
-with / are commands: /help, /budget, /stats, /inspect, /save, /load, /reset, /exit.
+Each line is a message; a message of several lines begins and ends with three double quotes. Lines
+that begin with / are commands: /help, /budget, /stats, /inspect, /save, /load, /reset, /exit.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def add_arguments(parser: Parser) -> None:
         "-sys",
         "--system-prompt",
         metavar="TEXT",
-        help="the system prompt (default: nothing)",
+        help="the system prompt (default: none)",
     )
     add_template(parser)
     history = parser.add_mutually_exclusive_group()
     history.add_argument(
         "--history", type=Path, metavar="FILE",
-        help="where typed lines are kept (default: ~/.local/state/h2o-cpp/history)",
+        help="file that stores the lines you type (default: ~/.local/state/h2o-cpp/history)",
     )  # fmt: skip
     history.add_argument(
-        "--no-history", action="store_true", help="do not keep them (default: keep)"
+        "--no-history", action="store_true", help="do not store them (default: store)"
     )
     add_generation(parser, max_tokens=None)
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is BUNDLED_MODEL and args.template is None:
         raise ValueError(
             "the bundled model has no chat template, it only continues texts (h2o-cpp run): give a "
-            "model that was trained to converse, by -m MODEL, or a template, by --template NAME"
+            "model that was trained to converse, with -m MODEL, or a template, with --template NAME"
         )
     status = 0
     history = None if args.no_history else args.history or history_file()

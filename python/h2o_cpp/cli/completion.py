@@ -1,4 +1,4 @@
-"""Print a script that makes a shell complete commands, options and file names.
+"""Print a script that completes commands, options and file names in a shell.
 
 Where to put it: bash, ~/.local/share/bash-completion/completions/h2o-cpp; zsh, _h2o-cpp in a
 directory of $fpath; fish, ~/.config/fish/completions/h2o-cpp.fish. Needs the extra `completion`.

@@ -1,6 +1,7 @@
-"""Print the embedding of a text: a vector, as JSON.
+"""Print the embedding of a text, as a JSON array.
 
-It pools the hidden states of the text's tokens after the last norm.
+It is the mean of the hidden states of the text's tokens after the last norm, or that of the last
+token.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ def add_arguments(parser: Parser) -> None:
     add_prompt(parser, "TEXT", "text to embed")
     parser.add_argument(
         "--pooling", choices=get_args(Pooling), default="mean",
-        help="how the tokens' hidden states are combined (default: %(default)s)",
+        help="the mean over all tokens, or the last token (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--lines",
         action="store_true",
-        help="embed each line (default: one text)",
+        help="embed each line by itself (default: the whole text)",
     )
     parser.add_argument(
         "--raw", action="store_true", help="do not normalise (default: scale to length 1)"

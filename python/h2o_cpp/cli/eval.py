@@ -1,4 +1,4 @@
-"""Score a model on benchmark tasks under eviction, through lm-evaluation-harness."""
+"""Score a model on tasks of lm-evaluation-harness under eviction. Needs the extra `eval`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", required=True, metavar="NAME,...",
-        help="with --data of copa,openbookqa,piqa,rte,winogrande,mathqa; without, any of lm_eval's",
+        help="tasks of lm_eval; with --data, of copa,openbookqa,piqa,rte,winogrande,mathqa",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
-        help="take the tasks from files in DIR (default: from the Hugging Face Hub)",
+        help="read the tasks' data from files in DIR (default: download it)",
     )  # fmt: skip
     parser.add_argument(
         "--hh",
         type=float,
         metavar="X",
-        help="the fraction of each request that is kept (default: all)",
+        help="fraction of each request that is kept (default: all)",
     )
     parser.add_argument(
         "--policy", default="h2o", metavar="NAME",
@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add_n_ctx(parser, "most tokens of a request (default: as trained)")
     add_n_batch(
         parser, None,
-        "read contexts N tokens at a time, with eviction after each (default: in one piece)",
+        "tokens per chunk, each followed by eviction (default: the whole context)",
         "--chunk",
     )  # fmt: skip
     add_kv_dtype(parser)

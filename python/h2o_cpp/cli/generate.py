@@ -1,9 +1,9 @@
-"""Continue many prompts, from a file to a file. A job that was stopped, or killed, resumes when
-it is started again: lines that the output has are not computed again.
+"""Continue many prompts, from a file to a file. Repeat the command to resume a job that was stopped
+or killed: lines that are in the output are not computed again.
 
-A line of the input is a JSON object: {"prompt": "The old man", "id": 7, "max_tokens": 50}. Options
-in it, by the names that Python has, are those of the line. Lines that cannot be continued are
-reported and passed over, and the exit status is then 1.
+A line of the input is a JSON object: {"prompt": "The old man", "id": 7, "max_tokens": 50}. Its
+options, named as in Python, apply to this line. Invalid lines are reported and skipped, and the
+exit status is then 1.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE",
-        help='add a JSON object to FILE for each prompt that is done; "-" is stdout',
+        help='append a JSON object to FILE for each finished prompt; "-" is stdout',
     )  # fmt: skip
     parser.add_argument(
         "--allow-other-options", action="store_true",
-        help="resume an output that another model or other options made (default: refuse)",
+        help="resume an output of another model or other options (default: refuse)",
     )  # fmt: skip
     parser.add_argument(
         "--field", default="prompt", metavar="NAME",
-        help="where the prompt is in an object (default: %(default)s)",
+        help="key of the prompt in a line's object (default: %(default)s)",
     )  # fmt: skip
     add_sequences(parser, "continue N prompts at once")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Measure how much the inputs of each weight count, for `quantize --imatrix`."""
+"""Measure how important the columns of each weight are on a text, for `quantize --imatrix`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add_arguments(parser: Parser) -> None:
         "-o", "--output", type=Path, metavar="FILE", default=Path("imatrix.gguf"),
         help="the importance matrix to write (default: %(default)s)",
     )  # fmt: skip
-    add_n_ctx(parser, "tokens that are read together (default: 512)")
+    add_n_ctx(parser, "tokens per chunk of the text (default: 512)")
     parser.add_argument(
         "--chunks", type=integer, metavar="N",
-        help="read at most N times --n-ctx tokens (default: the whole text)",
+        help="read at most N chunks (default: the whole text)",
     )  # fmt: skip
     add_threads(parser)
     add_force(parser)

@@ -1,4 +1,4 @@
-"""Describe a GGUF file: the model, its types and tokenizer, and what its cache would take."""
+"""Describe a GGUF file: the model, its types and tokenizer, and the size of its cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show what the bounded cache keeps of a text: in the terminal, as a page, as JSON.
+"""Show which tokens of a text the cache keeps: in the terminal, as a page or as JSON.
 
 The text is read one token at a time (--n-batch) and may be continued greedily (-n).
 """
@@ -39,8 +39,8 @@ def add_arguments(parser: Parser) -> None:
         "--color", choices=("auto", "always", "never"), default="auto",
         help="auto: on a terminal, unless NO_COLOR is set (default: %(default)s)",
     )  # fmt: skip
-    shown.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore it")
-    shown.add_argument("--json", type=Path, metavar="FILE", help="write all of it as JSON")
+    shown.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore")
+    shown.add_argument("--json", type=Path, metavar="FILE", help="write all data as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ _ANSWERS = {
     "-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive "
     "-if --interactive-first": "h2o-cpp chat converses, h2o-cpp run continues a text",
     "-ub --ubatch-size": "prompts are read --n-batch tokens at a time",
-    "-tb --threads-batch": "--threads is of prompts too",
+    "-tb --threads-batch": "--threads is for prompts too",
     "-r --reverse-prompt": "--stop TEXT ends a text before TEXT",
     "-hff --hf-file": "give the file as -m hf://OWNER/REPO/FILE",
     "-mu --model-url": "give a file that you downloaded, or -m hf://OWNER/REPO",
@@ -17,13 +17,14 @@ _ANSWERS = {
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "one device computes all of it: --device",
     "-fa --flash-attn --mlock --mmap --no-mmap -nkvo --no-kv-offload -kvu --kv-unified "
     "-cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --warmup --no-warmup "
-    "--metrics --slots --no-slots --props": "there is nothing to choose here; leave it out",
+    "--metrics --slots --no-slots --props": "there is no such choice here; leave it out",
     "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
     "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
-    "--mmproj -mm --image": "models read text alone",
-    "--embedding --embeddings --rerank --reranking": "there are texts, no embeddings",
+    "--mmproj -mm --image": "models read only text",
+    "--embedding --embeddings": "h2o-cpp embed prints embeddings, h2o-cpp serve has /v1/embeddings",
+    "--rerank --reranking": "there is no reranking",
     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
-    "--yarn-ext-factor --yarn-attn-factor": "rotation is as the file says",
+    "--yarn-ext-factor --yarn-attn-factor": "the file determines the rotation",
 }
 
 ANSWERS: Final = {flag: answer for flags, answer in _ANSWERS.items() for flag in flags.split()}

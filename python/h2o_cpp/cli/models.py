@@ -1,4 +1,4 @@
-"""List the models that were pulled: those below $H2O_MODELS, by default ~/.cache/h2o-cpp/models.
+"""List the pulled models, those in $H2O_MODELS, by default ~/.cache/h2o-cpp/models.
 
 Every command takes one by its name, or by the beginning of it: -m NAME.
 """

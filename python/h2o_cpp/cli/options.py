@@ -29,7 +29,7 @@ class _Prefixes(TypedDict):
 
 
 # What find_model takes.
-MODEL = "GGUF file, a directory that has one, the name of a pulled model, or hf://org/name"
+MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
 
 _BUNDLED = "(default: the bundled tiny model)"
 
@@ -37,14 +37,14 @@ _BUNDLED = "(default: the bundled tiny model)"
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
     """Add all that StreamOptions and Generator take, but the model; max_tokens is the default."""
     limits = parser.add_mutually_exclusive_group()
-    add_max_tokens(limits, max_tokens, "generate at most N tokens; -1: as --endless")
+    add_max_tokens(limits, max_tokens, "generate at most N tokens; -1 is --endless")
     limits.add_argument(
         "--endless",
         dest="max_tokens",
         action="store_const",
         const=ENDLESS,
         default=argparse.SUPPRESS,
-        help="generate until the model ends the text, past --n-ctx if its positions roll "
+        help="generate until the model ends the text, past --n-ctx with rolling positions "
         "(default: --max-tokens)",
     )
 
@@ -161,12 +161,12 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
             "--max-resident",
             metavar="SIZE",
             help="most memory for weights on the device, such as 2GiB; layers that do not fit are "
-            "read again in every pass (default: all stay)",
+            "read again in every pass (default: all weights stay)",
         )
         machine.add_argument(
             "--exact",
             action="store_true",
-            help="multiply F16 and BF16 weights as stored, more slowly (default: in bf16, on "
+            help="multiply F16 and BF16 weights in float32, more slowly (default: in bf16, on "
             "processors that have it)",
         )
     add_threads(machine)
@@ -179,7 +179,7 @@ def add_threads(parser: Arguments) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (default: one for each core)",
+        help="CPU threads (default: one per core)",
     )
 
 
@@ -221,7 +221,7 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
             f"note: the context is {generator.n_ctx} of the {generator.n_ctx_train} tokens that "
-            "the model was trained for; -c N sets it, -c 0 takes all",
+            "the model was trained for; -c N sets it, -c 0 uses all",
             file=sys.stderr,
         )
     return generator
@@ -279,6 +279,6 @@ class _GpuLayers(argparse.Action):
     ) -> None:
         print(
             f"note: {option_string} {values} has no effect: --device (auto, cpu, cuda or cuda:N) "
-            "says where all layers are computed",
+            "chooses where all layers are computed",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""Measure the perplexity of a text under eviction: every policy at every budget, at equal slots."""
+"""Measure the perplexity of a text under eviction, with every policy at every budget."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def add_arguments(parser: Parser) -> None:
         help="predict the last N tokens of each window (default: all but the first)",
     )  # fmt: skip
     add_n_batch(
-        parser, 1, "tokens read at a time, with eviction after each (default: 1, as generation "
-        "does)", "--chunk",
+        parser, 1, "tokens per chunk, each followed by eviction (default: 1, as in decode)",
+        "--chunk",
     )  # fmt: skip
     add_text_tokens(parser, "all")
     parser.add_argument(
         "--streaming", action="store_true",
-        help="read the text in one pass and show each tenth of it by itself (default: windows)",
+        help="read the text in one pass, and show each tenth of it (default: in windows)",
     )  # fmt: skip
     add_kv_dtype(parser, None)
     add_equal_bytes(parser)

@@ -1,7 +1,7 @@
-"""Choose how many sequences to generate at once, and which weights stay in memory, on the CPU.
+"""Choose how many sequences to decode at once, and which weights stay in memory, on the CPU.
 
-Bandwidths of memory and storage and the speed of arithmetic are measured unless given; the speed
-of each choice is predicted from them.
+The speed of each choice is predicted from the bandwidths of memory and storage and the speed of
+arithmetic, which are measured unless given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--memory", required=True, metavar="SIZE",
-        help="for weights, caches and activations together, such as 4GiB",
+        help="memory for weights, caches and activations together, such as 4GiB",
     )  # fmt: skip
     parser.add_argument(
         "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",

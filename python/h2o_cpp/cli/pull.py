@@ -1,8 +1,8 @@
 """Download a model from the Hugging Face Hub; every command then takes it by name.
 
-SOURCE is hf://OWNER/REPO, with /FILE or :TYPE where the repository has several models, of which
-Q4_K_M is otherwise taken. An interrupted download continues when it is started again. Models are
-kept in $H2O_MODELS, by default ~/.cache/h2o-cpp/models. Needs the extra `pull`.
+SOURCE is hf://OWNER/REPO, with /FILE or :TYPE to choose one of several models (otherwise Q4_K_M).
+Repeat the command to continue an interrupted download. Models are stored in $H2O_MODELS, by default
+~/.cache/h2o-cpp/models. Needs the extra `pull`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _what_next(model: Described) -> str:
     if model.can_run:
         return f"h2o-cpp {'chat' if model.chat else 'run'} -m {model.name}"
     return (
-        f"but its architecture, {model.architecture}, cannot be run here; those that can: "
+        f"but its architecture, {model.architecture}, is not supported; these are: "
         f"{', '.join(_core.architectures())}"
     )
 

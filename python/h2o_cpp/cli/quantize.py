@@ -1,4 +1,4 @@
-"""Quantise a GGUF file: the same model with its matrices in fewer bits."""
+"""Quantise a GGUF file: write the same model with fewer bits per weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help="a GGUF file, best of type F32, F16 or BF16; of a split model the first",
+        help="GGUF file, best of type F32, F16 or BF16; of a split model the first part",
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="the GGUF file to write")
     parser.add_argument("type", metavar="TYPE", help=f"one of {', '.join(MIXES)}")
@@ -27,13 +27,12 @@ def add_arguments(parser: Parser) -> None:
         "--imatrix",
         type=Path,
         metavar="FILE",
-        help="importance matrix of the model, as llama.cpp writes it, by which errors count "
-        "(default: none)",
+        help="importance matrix of the model, by h2o-cpp imatrix or llama.cpp (default: none)",
     )
     parser.add_argument(
         "--allow-requantize",
         action="store_true",
-        help="take tensors that are already quantised to fewer than 8 bits (default: refuse them)",
+        help="accept tensors that are already quantised to fewer than 8 bits (default: refuse)",
     )
     add_force(parser)
 

@@ -1,4 +1,4 @@
-"""Measure what is still found in a prompt under eviction: every policy at every budget."""
+"""Measure which facts of a prompt are found again under eviction, with every policy and budget."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", type=names, default=list(TASKS), metavar="NAME,...",
-        help=f"of {','.join(TASKS)} (default: all)",
+        help=f"tasks, of {','.join(TASKS)} (default: all)",
     )  # fmt: skip
     add_policies(parser)
     parser.add_argument(
@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
         help="samples per task (default: %(default)s)",
     )
     add_n_batch(
-        parser, 32, "prompt tokens read at a time, with eviction after each (default: %(default)s)",
+        parser, 32, "prompt tokens per chunk, each followed by eviction (default: %(default)s)",
         "--chunk",
     )  # fmt: skip
     parser.add_argument(
@@ -68,8 +68,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="FILE",
-        help="samples of kv, a JSON object with context and answer on each line "
-        "(default: made at random)",
+        help="samples of kv: on each line a JSON object with context and answer (default: random)",
     )  # fmt: skip
     parser.add_argument(
         "--question-apart", action="store_true",

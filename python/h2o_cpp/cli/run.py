@@ -1,4 +1,4 @@
-"""Continue a text as a stream; say at the end how fast it was and how much the cache held."""
+"""Continue a text. A summary at the end, on stderr, has the speed and the size of the cache."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--parse-special",
         action="store_true",
-        help='special tokens that the text spells, as "</s>", are those tokens (default: text)',
+        help='parse special tokens in the text, such as "</s>" (default: they are ordinary text)',
     )
     parser.add_argument(
         "--json", action="store_true",
-        help="print one JSON object at the end: the text and the summary line's numbers "
+        help="print one JSON object at the end, with the text and the numbers of the summary "
         "(default: the text as it comes)",
     )  # fmt: skip
     add_generation(parser)

@@ -20,14 +20,14 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
     "top_k": ((), "choose from the N likeliest tokens; 0 is all"),
     "top_p": ((), "choose from the likeliest tokens of total probability X; 1 is all"),
     "min_p": ((), "leave out tokens less than X times as likely as the likeliest; 0 is none"),
-    "repeat_penalty": ((), "for tokens that repeat; 1 is none"),
-    "repeat_last_n": ((), "how many tokens back a repeat counts; -1 is all"),
+    "repeat_penalty": ((), "penalise tokens that repeat, by this factor; 1 is none"),
+    "repeat_last_n": ((), "look for repeats in the last N tokens; -1 is all"),
     "frequency_penalty": ((), "subtracted from the logit of a token for each repeat"),
     "presence_penalty": ((), "subtracted once from the logit of a token that repeats"),
     "dry_multiplier": ((), "penalty of tokens that extend a repetition; 0 is none"),
-    "dry_base": ((), "how it grows with each token of the repetition"),
-    "dry_allowed_length": ((), "repetitions of fewer tokens than N are not penalised"),
-    "dry_penalty_last_n": ((), "how many tokens back repetitions are; -1 is all"),
+    "dry_base": ((), "factor of the penalty for each further token of the repetition"),
+    "dry_allowed_length": ((), "repetitions of fewer than N tokens are not penalised"),
+    "dry_penalty_last_n": ((), "look for repetitions in the last N tokens; -1 is all"),
     "typical_p": (
         ("--typical",),
         "choose from the most typical tokens of total probability X; 1 is all",
@@ -36,13 +36,13 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--top-nsigma",),
         "leave out logits more than X standard deviations below the largest; 0 is none",
     ),
-    "xtc_probability": ((), "how often likely tokens are left out, but for the least likely"),
-    "xtc_threshold": ((), "the probability from which a token is likely"),
-    "dynatemp_range": ((), "--temperature, give or take X, by how uncertain the model is"),
-    "dynatemp_exponent": (("--dynatemp-exp",), "of the uncertainty"),
-    "mirostat": ((), "version 1 or 2 of Mirostat, in place of all that leave out tokens; 0 is off"),
-    "mirostat_tau": (("--mirostat-ent",), "the surprise that Mirostat aims at, in bits"),
-    "mirostat_eta": (("--mirostat-lr",), "how fast Mirostat learns"),
+    "xtc_probability": ((), "how often all likely tokens except the least likely are left out"),
+    "xtc_threshold": ((), "a token is likely from this probability on"),
+    "dynatemp_range": ((), "vary --temperature by up to X, by the entropy; 0 is off"),
+    "dynatemp_exponent": (("--dynatemp-exp",), "exponent of the entropy"),
+    "mirostat": ((), "version 1 or 2 of Mirostat, instead of all filters; 0 is off"),
+    "mirostat_tau": (("--mirostat-ent",), "Mirostat's target surprise, in bits"),
+    "mirostat_eta": (("--mirostat-lr",), "Mirostat's learning rate"),
 }
 
 # llama.cpp's letters.
@@ -77,7 +77,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         dest="dry_sequence_breakers",
         action="append",
         metavar="TEXT",
-        help='tokens with TEXT end a repetition; may be repeated; "none": no such tokens '
+        help='tokens that contain TEXT end a repetition; may be repeated; "none": no tokens do '
         "(default: line breaks, colons, quotes and asterisks)",
     )
     group.add_argument(
@@ -94,7 +94,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         type=_names,
         metavar="NAME;...",
         help="only these, in this order: penalties, dry, top_n_sigma, temperature, top_k, typ_p, "
-        "top_p, min_p, xtc; llama.cpp: in its order (default: all, in this order)",
+        "top_p, min_p, xtc; or llama.cpp, for its order (default: all, in this order)",
     )
     order.add_argument(
         "--sampling-seq",
@@ -103,14 +103,14 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         type=_sequence,
         default=argparse.SUPPRESS,
         metavar="LETTERS",
-        help="--samplers by llama.cpp's letters, as edskypmxt (default: --samplers)",
+        help="--samplers as llama.cpp's letters, such as edskypmxt (default: --samplers)",
     )
     form = group.add_mutually_exclusive_group()
     form.add_argument(
         "-j",
         "--json-schema",
         metavar="SCHEMA",
-        help="the output is JSON by this schema, {} for any (default: any text)",
+        help="the output is JSON that fits this schema; {}: any JSON (default: any text)",
     )
     form.add_argument(
         "-jf",

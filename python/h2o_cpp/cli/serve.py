@@ -1,6 +1,6 @@
 """Serve models to clients of OpenAI, Anthropic and Ollama, and a page to chat and watch the cache.
 
-SIGTERM and Ctrl-C end it: requests in progress may go on for --grace seconds; with --models SIGHUP
+After SIGTERM or Ctrl-C, requests in progress have --grace seconds to finish. With --models, SIGHUP
 reads the list again. Needs the extra `serve`.
 """
 
@@ -38,29 +38,33 @@ def add_arguments(parser: Parser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
     server.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)"
+        "--port",
+        type=int,
+        default=8000,
+        metavar="N",
+        help="port to listen on; 0: a free one (default: %(default)s)",
     )
     server.add_argument(
         "-a",
         "--name",
         "--alias",
         metavar="NAME",
-        help="name of the model (default: its file's, without .gguf)",
+        help="name of the model in requests (default: its file's, without .gguf)",
     )
     add_template(server)
     server.add_argument(
         "--tool-parser", choices=tuple(FORMATS),
-        help="how the model writes tool calls (default: as its chat template shows)",
+        help="format of the model's tool calls (default: recognised from its chat template)",
     )  # fmt: skip
     server.add_argument(
         "--models", type=Path, metavar="PATH",
-        help="serve several models, of a directory or a TOML file, each loaded at its first "
-        "request (default: the one of --model)",
+        help="serve the models of a directory or a TOML file, each loaded at its first request "
+        "(default: --model)",
     )  # fmt: skip
     server.add_argument(
         "--api-key", action="append", metavar="KEY",
-        help="key that clients must send; may be repeated (default: H2O_API_KEY of the "
-        "environment, or none)",
+        help="key that clients must send; may be repeated (default: the environment variable "
+        "H2O_API_KEY, or none)",
     )  # fmt: skip
     server.add_argument(
         "--tls-cert",
@@ -72,12 +76,11 @@ def add_arguments(parser: Parser) -> None:
     )
     server.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME",
-        help="host name by which clients reach the server; *: any (default: local names and "
-        "addresses)",
+        help="host name in requests; may be repeated; *: any (default: local names and addresses)",
     )  # fmt: skip
     server.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN",
-        help="origin of web pages that may use the server; *: any (default: none)",
+        help="origin of web pages that may use the server; may be repeated; *: any (default: none)",
     )  # fmt: skip
     server.add_argument(
         "--grace", type=int, default=30, metavar="SECONDS",
@@ -88,12 +91,12 @@ def add_arguments(parser: Parser) -> None:
     add_sequences(limits, "sequences decoded at once")
     limits.add_argument(
         "--prefix-cache", type=size, default="256MiB", metavar="SIZE",
-        help="most memory for states of prompts, from which prompts that begin alike continue; "
-        "outputs are the same; 0: none (default: %(default)s)",
+        help="most memory for states of prompts; a prompt that begins like an earlier one "
+        "continues from its state, with the same output; 0: none (default: %(default)s)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk", metavar="DIR",
-        help="directory for states that leave memory, used after a restart too (default: none)",
+        help="directory for states that leave memory, also used after a restart (default: none)",
     )  # fmt: skip
     limits.add_argument(
         "--prefix-cache-disk-bytes", type=size, default="4GiB", metavar="SIZE",
@@ -101,20 +104,20 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--prefix-ends", action="store_true",
-        help="also keep the states at the ends of outputs, as h2o-cpp chat does (default: read "
-        "incomplete chunks again)",
+        help="also keep the states at the ends of outputs, as h2o-cpp chat does; outputs then "
+        "depend on what is stored (default: read incomplete chunks again)",
     )  # fmt: skip
     for name, metavar, default, what in (
-        ("max-models", "N", None, "models of --models loaded at once (default: as many as fit "
-         "in memory)"),
-        ("idle-timeout", "SECONDS", None, "unload a model of --models that was not used for so "
-         "long (default: never)"),
-        ("max-requests-per-key", "N", None, "requests of one key in progress; others get status "
-         "429 (default: no limit)"),
-        ("max-queue", "N", 64, "requests that may wait; further ones get status 429"),
+        ("max-models", "N", None, "most models of --models loaded at once (default: as many as "
+         "fit in memory)"),
+        ("idle-timeout", "SECONDS", None, "unload a model of --models after this time without "
+         "requests (default: never)"),
+        ("max-requests-per-key", "N", None, "most requests of one key in progress; others get "
+         "status 429 (default: no limit)"),
+        ("max-queue", "N", 64, "most requests that wait; others get status 429"),
         ("max-tokens", "N", None, "most tokens of an output (default: the context)"),
         ("max-prompt", "N", None, "most tokens of a prompt (default: the context)"),
-        ("max-connections", "N", None, "connections (default: 512, or half of the open files "
+        ("max-connections", "N", None, "most connections (default: 512, or half of the open files "
          "allowed)"),
         ("header-timeout", "SECONDS", 10, "time for the headers of a request"),
         ("body-timeout", "SECONDS", 60, "time for the body of a request"),

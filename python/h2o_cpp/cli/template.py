@@ -17,8 +17,8 @@ def add_template(parser: Arguments) -> None:
         "--chat-template",
         "--chat-template-file",
         metavar="NAME",
-        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; or a file with one in Jinja2, "
-        "or its text (default: the model's own)",
+        help=f"chat template: one of {', '.join(BUILTIN_TEMPLATES)}; or a Jinja2 file, or its text "
+        "(default: the model's own)",
     )
 
 
@@ -34,6 +34,6 @@ def read_template(given: str | None) -> str | None:
     if Path(given).is_file():
         return read_text(Path(given))
     raise ValueError(
-        f"--template {given}: there is no such file, and no such built-in template; "
-        f"there are: {', '.join(BUILTIN_TEMPLATES)}"
+        f"--template {given}: there is no such file, and no such built-in template; expected a "
+        f"file or one of {', '.join(BUILTIN_TEMPLATES)}"
     )

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Completion(Iterator[str], AsyncIterator[str], Closing):
-    """The text that an Engine makes of a request: iterate over it for pieces, each valid Unicode.
+    """The output of a request to an Engine: iterate over it for pieces of text, each valid Unicode.
 
     In a thread: `for piece in completion`, or `completion.result()` for the whole. In a task:
     `async for piece in completion`, or `await completion`. A reader that is slower than the engine
-    gets several tokens' text in one piece.
+    gets the text of several tokens in one piece.
 
-    The text is written whether it is read or not. Closing or dropping the Completion, and
-    interrupting or cancelling a wait for a piece, cancels it: its sequence is free for another
-    request at the next step. What is wrong with a request is raised where its pieces are read.
+    The engine generates whether anybody reads or not. Closing or dropping the Completion, and
+    interrupting or cancelling a wait for a piece, cancels the request: its sequence is free for
+    another at the next step. Errors of the request are raised where its pieces are read.
     """
 
     def __init__(self, engine: object, state: _core.Generation, loops: EventLoops) -> None:
@@ -44,7 +44,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     @property
     def finish_reason(self) -> str | None:
-        """None until it has ended, then as in Generation."""
+        """None while the request runs, then as in Generation."""
         return self._state.finish_reason
 
     @property
@@ -54,27 +54,27 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     @property
     def embedding(self) -> NDArray[np.float32]:
-        """When it has ended, float32 [n_embd], if Engine.submit was told a pooling; else empty."""
+        """float32 [n_embd] at the end, if Engine.submit() was given a pooling; otherwise empty."""
         return self._state.embedding
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that did not have to be read: the prefix cache had them."""
+        """Tokens of the prompt that came from the prefix cache."""
         return self._state.cached_tokens
 
     @property
     def n_read(self) -> int:
-        """How many tokens the pieces that have been read are made of; all of them, at the end."""
+        """Tokens in the pieces read so far; at the end, all generated tokens."""
         return self._state.n_tokens_read
 
     def result(self) -> Generation:
-        """Wait until it has ended; what it amounted to, pieces that were read before included."""
+        """Wait for the end and return the whole output, pieces that were read before included."""
         for _ in self:
             pass
         return Generation.of(self._state)
 
     def close(self) -> None:
-        """Cancel it, unless it has ended. What has not been read is lost."""
+        """Cancel the request, unless it has ended. Text that was not read is lost."""
         self._closed = True
         self._state.cancel()
 

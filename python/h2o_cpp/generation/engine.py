@@ -31,12 +31,11 @@ _GROUP = 1  # of requests that end with their Engine; those of the Generator are
 
 
 class Engine(Closing):
-    """Continues the requests of many threads and tasks at once, with the sequences of a Generator.
+    """Continues the requests of many threads and asyncio tasks, with the sequences of a Generator.
 
-    A thread of the core computes them. Requests start in the order of submit(), each as soon as a
-    sequence is free. On the CPU, a request's output equals that of Generator.generate bit for bit.
-
-    Made by Generator.engine(); a context manager. Safe to use from any thread.
+    Generator.engine() makes it. It is a context manager, and any thread may use it. A thread of the
+    core computes the requests; they start in the order of submit(), each as soon as a sequence is
+    free. On the CPU, an output equals that of Generator.generate() bit for bit.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Engine(Closing):
         timeout: float | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """Submit a prompt; blocks while the queue is full. Options as for stream().
+        """Submit a prompt; blocks while the queue is full. Options as for Generator.stream().
 
         hh, policy: for this request's cache, as in Generator; default: the Generator's. They must
             fit the slots and scores of the Generator's policy.
@@ -75,11 +74,11 @@ class Engine(Closing):
         spelled: special tokens to include in the text, for h2o_cpp.reply.
         pooling: compute the embedding of the prompt ("mean" or "last") instead of a text; the
             result is Completion.embedding.
-        timeout: block for at most this many seconds; 0: not at all.
+        timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
-        Raises ValueError and TypeError as stream() does, queue.Full when the time is up, and
-        RuntimeError when the Engine is closed. A policy that does not fit is a ValueError where the
-        pieces are read.
+        Raises ValueError and TypeError as stream() does, queue.Full after `timeout`, and
+        RuntimeError if the Engine is closed. If the policy does not fit, reading the Completion
+        raises ValueError.
         """
         if timeout is not None and not check_float("timeout", timeout) >= 0:
             raise ValueError(f"timeout={timeout!r}, expected seconds, 0 or more")
@@ -108,7 +107,7 @@ class Engine(Closing):
         record: Record | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """submit() for asyncio: does not block the event loop while the queue is full."""
+        """As submit(), for asyncio: waits for the queue without blocking the event loop."""
         state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
         try:
             while not state.admitted:
@@ -156,15 +155,15 @@ class Engine(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """Whether close() was called, on the Engine or its Generator."""
         return self._closed or self._runtime.engine.closed
 
     def stats(self) -> EngineStats:
-        """Counters of current and past work. Does not block."""
+        """What it computes now, and counters of what it has computed. Does not block."""
         return EngineStats(*self._runtime.engine.stats())
 
     def close(self) -> None:
-        """Cancel all unfinished requests after the current step."""
+        """Cancel all unfinished requests, after the current step."""
         if not self._closed:
             self._closed = True
             self._runtime.engine.cancel_group(_GROUP)

@@ -16,7 +16,7 @@ class HeadStats:
 
     oldest: int  # the lowest position; -1 when nothing has been read
     heaviest: int  # the position with the largest score, the oldest of equals; -1 without scores
-    score: float  # attention that the kept tokens have received, in all
+    score: float  # sum of the scores of the kept tokens
 
     @staticmethod
     def of(positions: NDArray[np.int32], scores: NDArray[np.float32]) -> HeadStats:
@@ -53,12 +53,12 @@ class Stats:
     evictions: int  # tokens_seen - tokens_kept
     cache_bytes: int  # allocated for K, V, positions and scores, all layers
     full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
-    archive_bytes: int  # of what was evicted, of all sequences, where there is an archive
+    archive_bytes: int  # of the archives of all sequences
     n_ctx: int
     n_layers: int
     n_kv_heads: int
     backend: str
-    layers: tuple[LayerStats, ...] = ()  # if they were asked for
+    layers: tuple[LayerStats, ...] = ()  # with stats(layers=True)
 
     @staticmethod
     def of(model: _core.Model, session: _core.Session, sequence: int, *, layers: bool) -> Stats:
@@ -86,10 +86,10 @@ class EngineStats:
     """What an Engine is doing, and what it has done since it began."""
 
     n_sequences: int
-    n_active: int  # texts that have a sequence
+    n_active: int  # requests that have a sequence
     n_waiting: int  # requests in the queue
     prompt_tokens: int  # read
     generated_tokens: int
     evictions: int  # in the layer that keeps most
-    cached_tokens: int  # of prompts, not read again: the prefix cache had them
+    cached_tokens: int  # tokens of prompts that came from the prefix cache
     prefix_bytes: int  # of the prefix cache

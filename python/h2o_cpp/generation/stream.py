@@ -20,7 +20,7 @@ class Generation:
     """A finished generation; print() shows its text.
 
     finish_reason is "stop" (end of text, or a stop string), "length" (max_tokens, or the end of
-    the context) or "cancelled"; finish_message says why the context ended, or is empty.
+    the context) or "cancelled". finish_message explains an end of the context; otherwise it is "".
     """
 
     text: str
@@ -30,7 +30,7 @@ class Generation:
     completion_tokens: int
     prompt_seconds: float
     decode_seconds: float
-    cached_tokens: int = 0  # of the prompt, not read again: the prefix cache had them
+    cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
 
     def __str__(self) -> str:
         return self.text
@@ -59,11 +59,14 @@ def next_piece(state: _core.Generation, closed: bool) -> str | None:
 
 
 class Stream(Iterator[str], Closing):
-    """Pieces of text as they are generated, each valid Unicode.
+    """An iterator over pieces of text as they are generated, each valid Unicode.
 
     Computation starts when the first piece is requested. Streams of one Generator, in one thread or
-    in many, are decoded together, each with its own cache. Ending, closing or dropping a stream
-    frees its cache.
+    in many, are decoded together, each with its own cache. A stream frees its cache when it ends,
+    is closed or dropped.
+
+    Errors of the computation, such as MemoryError, are raised while iterating; RuntimeError if the
+    Generator was closed.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Stream(Iterator[str], Closing):
 
     @property
     def text(self) -> str:
-        """The pieces so far."""
+        """The text read so far: all pieces together."""
         return self._state.text_read
 
     @property
@@ -131,21 +134,21 @@ class Stream(Iterator[str], Closing):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that did not have to be read: the prefix cache had them."""
+        """Tokens of the prompt that came from the prefix cache."""
         return self._state.cached_tokens
 
     @property
     def prompt_seconds(self) -> float:
-        """Spent reading them."""
+        """Seconds spent on the prompt and the first token."""
         return self._state.prompt_seconds
 
     @property
     def decode_seconds(self) -> float:
-        """Spent computing tokens after the first."""
+        """Seconds spent on the tokens after the first."""
         return self._state.decode_seconds
 
     def generation(self) -> Generation:
-        """What it amounted to so far."""
+        """The generation so far; "cancelled" while it runs."""
         return Generation.of(self._state)
 
     @property
@@ -164,12 +167,12 @@ class Stream(Iterator[str], Closing):
         return self._request
 
     def save(self, path: str | os.PathLike[str] | None = None, *, note: Any = None) -> Snapshot:
-        """A snapshot of the text so far, also written to `path`; the stream can go on.
+        """A snapshot of the text so far, also written to `path`; the stream can continue.
 
-        note: what JSON can hold, to be found again in Snapshot.note.
+        note: any value that JSON can hold; Snapshot.note returns it.
 
-        Raises RuntimeError if nothing has been read yet, or the stream has ended and another one
-        has used its cache since.
+        Raises RuntimeError if nothing has been read yet, or if the stream has ended and another one
+        has used its cache since; OSError if the file cannot be written.
         """
         self._runtime()
         snapshot = Snapshot.take(self._state, note)
@@ -189,7 +192,7 @@ class Stream(Iterator[str], Closing):
         return (n - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     def close(self) -> None:
-        """End the stream: now, or after the token that is being computed."""
+        """End the stream, after the token or prompt chunk that is being computed."""
         self._closed = True
         self._state.cancel()
 

@@ -12,37 +12,37 @@ from h2o_cpp.model.arguments import check_int
 
 
 class TokenLogprob(NamedTuple):
-    """How likely the model finds a token after those before it.
+    """The probability of a token after those before it.
 
-    Logarithms are natural, and of the model's own distribution: temperature, top_k and the other
-    options of sampling have no part in it.
+    Natural logarithms of the model's own distribution, before temperature and all other sampling
+    options.
     """
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens with theirs, likeliest first
+    top: tuple[tuple[int, float], ...]  # (token, logprob) of the likeliest, likeliest first
 
 
 class Kept(NamedTuple):
-    """What a sequence keeps at one moment."""
+    """What the cache keeps of a sequence at one moment."""
 
     tokens_kept: int  # in the layer that keeps most
-    shares: NDArray[np.float32]  # [tokens seen]: of all layers' KV heads, those that keep the token
+    shares: NDArray[np.float32]  # [tokens seen]: share of all KV heads that keep the token
 
 
 class Record:
-    """What Engine.submit is to write down of one sequence. It can be read at any time."""
+    """Data that Engine.submit() collects about one sequence. It can be read at any time."""
 
     def __init__(
         self, *, n_top: int | None = None, prompt: bool = False, kept_every: int | None = None
     ) -> None:
-        """Nothing is written down unless it is asked for.
+        """Nothing is collected by default.
 
-        n_top: log-probabilities of the generated tokens, and of this many of the likeliest at each.
-        prompt: those of the prompt's tokens first, from its second on, as they are read: in chunks
-            of n_batch, which see each other in full.
-        kept_every: record what is kept after the first generated token, then every this many,
-            and at the end. Each record costs a call per layer and KV head.
+        n_top: log-probabilities of the generated tokens, and of the n_top likeliest at each.
+        prompt: first those of the prompt's tokens, from the second on, as read in chunks of
+            n_batch with full attention within each.
+        kept_every: what is kept after the first generated token, then every kept_every tokens, and
+            at the end. Each record costs a call per layer and KV head.
 
         Raises ValueError for numbers out of range.
         """
@@ -55,7 +55,7 @@ class Record:
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Of the tokens so far."""
+        """Those of all tokens so far."""
         return self.logprobs_between(0, self.core.n_logprobs)
 
     def logprobs_between(self, begin: int, end: int) -> list[TokenLogprob]:
@@ -64,6 +64,6 @@ class Record:
 
     @property
     def kept(self) -> Kept | None:
-        """What was kept when last looked at, None before."""
+        """What was kept at the last record; None before the first."""
         found = self.core.kept()
         return None if found is None else Kept(*found)

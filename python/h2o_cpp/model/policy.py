@@ -17,24 +17,24 @@ ValueNorm = Literal["l1", "output"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What survives a step: the first `n_sinks`, the newest `n_recent` and `n_heavy` heavy hitters.
+    """What a cache keeps: the first `n_sinks` tokens, the newest `n_recent`, and heavy hitters.
 
-    Counts are of tokens, per layer and KV head, and do not include the token being decoded.
-    Use one of the constructors: `full`, `window`, `sinks`, `h2o`.
+    Counts are tokens per layer and KV head, without the token being decoded. Use one of the
+    constructors: `full`, `window`, `sinks`, `h2o`.
 
-    Heavy hitters are those with the largest score, by default the sum of the attention received,
-    as in the paper. Options beyond it:
+    Heavy hitters are the `n_heavy` of the other tokens with the largest scores. By default a score
+    is the sum of the attention that the token has received, as in the paper. Options beyond it:
 
-    score: "sum"; "mean" per token that could give it (RoCo, arXiv 2402.06262); "inverse" keeps
-        those with the smallest sum instead, an ablation; "question" (CPU only): the sum over the
-        last 32 tokens of each chunk, where a prompt has its question, and when a chunk evicts more
-        than one token, the largest sum of those within 3 places of it among the tokens that may be
-        evicted (SnapKV, arXiv 2404.14469).
-    decay: what is left of a score after each token, 0 to 1 (A2SF, arXiv 2407.20485); with 0 a score
-        is the attention of the newest token alone.
-    value_norm: a score counts times a norm of its value v: "l1", |v|_1 (VATP, arXiv 2406.12335);
-        "output", |W_O v|_2, how far it can move the layer's output, over the columns of W_O of all
-        query heads that share the KV head.
+    score: "sum"; "mean": the sum divided by the number of tokens that could attend to it (RoCo,
+        arXiv 2402.06262); "inverse": keep the smallest sums, for comparison; "question" (CPU): sum
+        only over the last 32 tokens of each chunk. If a chunk evicts more than one token, a token
+        then takes the largest score among those that may be evicted within 3 places of it (SnapKV,
+        arXiv 2404.14469).
+    decay: factor by which each token reduces all scores, 0 to 1 (A2SF, arXiv 2407.20485). With 0, a
+        score is the attention of the newest token alone.
+    value_norm: multiply scores by a norm of the token's value v: "l1": |v|_1 (VATP, arXiv
+        2406.12335); "output": |W_O v|_2, how far v can move the layer's output, over the columns of
+        W_O of all query heads that share the KV head.
     """
 
     n_sinks: int = 0
@@ -67,7 +67,7 @@ class Policy:
 
     @property
     def budget(self) -> int | None:
-        """How many tokens are kept; None when all are."""
+        """How many tokens are kept per KV head; None: all."""
         return None if self.n_recent is None else self.n_sinks + self.n_heavy + self.n_recent
 
     def core(self) -> _core.KvPolicy:
@@ -83,12 +83,12 @@ class Policy:
 
     @staticmethod
     def full() -> Policy:
-        """Keep everything."""
+        """Keep all tokens."""
         return Policy()
 
     @staticmethod
     def window(n: int) -> Policy:
-        """Keep the newest n >= 1 tokens."""
+        """Keep the newest n >= 1 tokens. Raises ValueError for n < 1."""
         return _non_empty(Policy(n_recent=n), "window: n")
 
     @staticmethod
@@ -106,9 +106,12 @@ class Policy:
         decay: float = 1.0,
         value_norm: ValueNorm | None = None,
     ) -> Policy:
-        """Keep the newest tokens and, of the others, those with the most accumulated attention.
+        """Keep the newest `recent` tokens, and of the others the `heavy` with the largest scores.
 
-        The defaults are the paper's; the options are explained in the class.
+        sinks: also keep this many tokens at the beginning.
+        score, decay, value_norm: as in the class; the defaults are the paper's.
+
+        Raises ValueError for numbers out of range, and if heavy + recent is 0.
         """
         _non_empty(Policy(n_heavy=heavy, n_recent=recent), "h2o: heavy + recent")
         return Policy(sinks, heavy, recent, score, decay, value_norm)

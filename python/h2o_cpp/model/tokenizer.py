@@ -9,11 +9,13 @@ from h2o_cpp.model.arguments import short
 
 
 class Tokenizer:
-    """The tokenizer of the C++ core.
+    """The tokenizer in a model's file; Generator.tokenizer returns it.
 
-    Attributes: `n_vocab`; `bos` and `eos`, tokens or None; `end_tokens`, any of which ends a turn;
-    `special_texts`, which text spells without becoming those tokens; `chat_template`, Jinja2 or
-    None.
+    n_vocab: number of tokens in the vocabulary.
+    bos, eos: the tokens at the beginning and end of a text, or None.
+    end_tokens: frozenset of the tokens that end a text or a turn.
+    special_texts: the spellings of special tokens, which are ordinary text unless parsed.
+    chat_template: Jinja2, or None.
 
     Methods raise ValueError for text that is not valid Unicode and for tokens that are not in the
     vocabulary.
@@ -50,10 +52,10 @@ class Tokenizer:
     ) -> list[int]:
         """Tokens of `text`.
 
-        add_special: with the tokens that the model wants at the beginning and the end of a text.
-        parse_special: special tokens that `text` spells are those tokens instead of text.
-        begins: it does not continue another text, so a space may belong in front.
-        most: raise ContextFullError for more tokens, which takes less time than reading them all.
+        add_special: add the tokens that the model expects around a text, such as beginning-of-text.
+        parse_special: parse special tokens in `text`, such as "</s>".
+        begins: `text` does not continue another, so some models put a space in front of it.
+        most: raise ContextFullError for more tokens than this, without making all of them.
         """
         if not isinstance(text, str):
             raise ValueError(f"text={short(text)}, expected a str")
@@ -62,9 +64,9 @@ class Tokenizer:
         )
 
     def encode_chat(self, parts: Iterable[int | str], *, most: int | None = None) -> list[int]:
-        """A conversation as a template wrote it: begins as a text does, and does not end.
+        """Tokens of a conversation that a template wrote: those that begin a text, then `parts`.
 
-        most: as for encode(), but for the tokens that a text begins with.
+        most: as for encode(), not counting the tokens that begin a text.
         """
         ids = self.encode_parts(parts, most=most)
         return ids if ids[:1] == self._beginning else [*self._beginning, *ids]
@@ -72,7 +74,7 @@ class Tokenizer:
     def encode_parts(
         self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
     ) -> list[int]:
-        """Tokens of a text given as tokens and texts; begins: it does not continue another."""
+        """Tokens of a text given as tokens and texts; begins, most: as for encode()."""
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
@@ -85,17 +87,17 @@ class Tokenizer:
         return ids
 
     def split_special(self, text: str) -> list[int | str]:
-        """The special tokens that `text` spells, and the texts between them that are not empty."""
+        """`text` as the special tokens in it and the non-empty texts between them, in order."""
         return self.core.split_special(text)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
+        """Text of `tokens`, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(tokens)
 
     def token_bytes(self, token: int, *, begins: bool = False) -> bytes:
-        """The bytes of a token: part of a character, or several; none for special tokens.
+        """The bytes of a token, which may be part of a character; none for special tokens.
 
-        begins: it is the first with any bytes, so without the space put in front of a text.
+        begins: it is the first of a text, so the space put in front of a text is left out.
         """
         return self.core.token_bytes(token, begins=begins)
 
