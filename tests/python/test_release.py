@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -126,6 +127,26 @@ def test_wheels_that_ask_for_more(
 ) -> None:
     with pytest.raises(SystemExit, match=message):
         release.check_audited(wheel(tmp_path, tags, *names))
+
+
+def test_wheels_with_cuda_may_ask_for_this_machines_libc(
+    release: ModuleType, tmp_path: Path
+) -> None:
+    release.check_audited(wheel(tmp_path, "manylinux_2_36_x86_64", "_core.so"), any_libc=True)
+    other = wheel(tmp_path, "linux_x86_64", "_core.so")  # auditwheel knows no libc that it needs
+    with pytest.raises(SystemExit, match="expected a wheel for one of"):
+        release.check_audited(other, any_libc=True)
+
+
+def test_wheels_with_cuda_have_a_version_of_their_own(release: ModuleType, tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    shutil.copy(TOOL.parents[1] / "pyproject.toml", project)
+    before = set(project.read_text().splitlines())
+    release.name_cuda(tmp_path)
+    after = set(project.read_text().splitlines())
+    [version] = before - after
+    assert version.startswith('version = "')
+    assert after - before == {f'{version[:-1]}+cuda"'}
 
 
 def test_an_archive_depends_on_its_files_and_the_time_alone(release: ModuleType) -> None:
