@@ -81,6 +81,49 @@ def test_needle(advice: Advice, tiny_opt: Path) -> None:
     assert Needle(-2, -2.6, -3).share is None
 
 
+def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
+    """The edge of the same policy and types with an archive, and what was measured there."""
+    pages = 2
+    found = advise(
+        tiny_opt, text, loss=LOSS, n_ctx=N_CTX, text_tokens=N_CTX, policies=[advice.policy],
+        kv_dtypes=["q8_0"], threads=1, archive="q8_0", archive_pages=pages,
+    )  # fmt: skip
+    archived = found.archived
+    assert archived is not None
+    assert (found.hh, found.kv_dtype) == (advice.hh, "q8_0")  # the same without
+    assert (archived.archive, archived.archive_pages) == ("q8_0", pages)
+    points = {round(100 * one.budget): one for one in found.curve if one.archive is not None}
+    most = found.full_perplexity * (1 + LOSS)
+    edge = min(percent for percent, one in points.items() if one.perplexity <= most)
+    assert round(100 * archived.hh) == edge < round(100 * advice.hh)
+    assert points[edge - 1].perplexity > most
+    assert points[edge].cache_bytes == archived.cache_bytes < advice.cache_bytes
+
+    with Generator(tiny_opt, threads=1) as generator:
+        first, *tokens = generator.tokenize(text)
+    model = _core.Model(tiny_opt, device="cpu", threads=1)
+    value, _, n_bytes = perplexity(
+        model, tokens[:N_CTX], named_policy(advice.policy, archived.kept), n_ctx=N_CTX,
+        beginning=[first], kv_dtype="q8_0", archive="q8_0", archive_pages=pages,
+    )  # fmt: skip
+    assert archived.perplexity == pytest.approx(value, rel=1e-12)
+    assert archived.loss == pytest.approx(value / found.full_perplexity - 1)
+    assert archived.cache_bytes == n_bytes
+    # K and V of what n_ctx tokens leave to the archive, in q8_0, and the bounds of its pages.
+    heads, row = model.n_layers * model.n_kv_heads, model.head_dim * 34 // 32
+    bounds = 2 * model.head_dim * 2
+    least = heads * (N_CTX - archived.kept) * 2 * row
+    assert least < archived.archive_bytes <= least + heads * (N_CTX // 16 + 1) * bounds
+
+    samples = make_samples(Tokenizer.of_model(model), "needle", n=4, length=N_CTX)
+    *_, needle = measure(
+        model, {"needle": samples}, policies=[advice.policy], budgets=[archived.hh], n_ctx=N_CTX,
+        n_batch=32, kv_dtype="q8_0", question_apart=True, archive="q8_0", archive_pages=pages,
+    )  # fmt: skip
+    assert archived.needle.found == pytest.approx(needle.log_likelihood, rel=1e-12)
+    assert archived.tokens_per_second > 0
+
+
 def test_is_what_was_measured(
     advice: Advice, model: _core.Model, text: str, tiny_opt: Path
 ) -> None:
@@ -148,6 +191,7 @@ def test_command_writes_and_auto_reads(
     assert f"advice: --hh {advice.hh:g} --policy {advice.policy} --kv-dtype q8_0" in out
     assert "  needle " in out
     assert "measured here" in out
+    assert "with an archive" not in out
     assert err == f"wrote {model}, for --hh auto\n"
     with Generator(model, hh="auto", n_ctx=200, threads=1) as generator:
         assert generator.policy == named_policy(advice.policy, int(advice.hh * 200))
@@ -158,6 +202,22 @@ def test_command_writes_and_auto_reads(
     assert capacity(model, "1GiB", hh="auto") == expected
     assert main(["run", "The", "-m", str(model), "--hh", "auto", "-n", "1"]) == 0
     assert main(["inspect", "The", "-m", str(model), "--hh", "auto", "-c", "400"]) == 0
+
+
+def test_command_with_an_archive(
+    tiny_opt: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text(text)
+    options = ["--loss", str(LOSS), "-c", str(N_CTX), "--max-tokens", str(N_CTX)]
+    options += ["--policy", "mean", "--kv-dtypes", "q8_0", "--archive", "q8_0,q4_0"]
+    assert main(["advise", str(tiny_opt), str(tmp_path / "text"), *options]) == 0
+    out = capsys.readouterr().out
+    assert "| mean | q8_0, archive q8_0,q4_0 | " in out
+    without, within = out.split("with an archive: ")
+    assert "--archive" not in without
+    assert " --policy mean --kv-dtype q8_0 --archive q8_0,q4_0\n" in within
+    assert "MiB, archive " in within
+    assert "  needle " in within
 
 
 @pytest.mark.parametrize("alignment", [32, 256])
@@ -240,6 +300,8 @@ def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
         ({"kv_dtypes": []}, "kv_dtypes"),
         ({"kv_dtypes": ["q9"]}, "q9"),
         ({"n_ctx": 50}, "n_ctx"),
+        ({"archive": "q9"}, "archive"),
+        ({"archive": "q8_0", "archive_pages": 0}, "archive_pages"),
         ({"n_ctx": 200, "text_tokens": 100}, "text_tokens"),
     ],
 )

@@ -2,7 +2,8 @@
 
 It measures the perplexity of the text with the full cache, and bisects the budget of each policy.
 If perplexity does not always fall as the budget grows, a smaller budget than the advised one may
-be as good. Types of K and V are compared by bytes. --write stores the budget in the file, for
+be as good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
+evicted tokens are archived. --write stores the budget without an archive in the file, for
 --hh auto.
 """
 
@@ -15,13 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from h2o_cpp.cli.argument_types import names
-from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
+from h2o_cpp.cli.cache_options import add_archive, add_n_batch, add_n_ctx
 from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
 from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_threads
 from h2o_cpp.cli.parser import Parser
-from h2o_cpp.measure.advice import Advice, advise
+from h2o_cpp.measure.advice import Advice, Archived, advise
 from h2o_cpp.model.cache_memory import KvDType
+from h2o_cpp.model.session import ARCHIVE_PAGES
 from h2o_cpp.model.stored_budget import store_budget
 
 
@@ -48,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
         parser, 1, "tokens per chunk, each followed by eviction: more is faster, 1 is as in decode "
         "(default: %(default)s)", "--chunk",
     )  # fmt: skip
+    add_archive(parser)
     add_threads(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
     parser.add_argument(
@@ -73,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         text_tokens=args.text_tokens,
         n_batch=args.n_batch,
         threads=args.threads,
+        archive=args.archive,
+        archive_pages=args.archive_pages,
     )
     if args.json:
         print(json.dumps(asdict(found), indent=2))
@@ -96,28 +101,45 @@ def _print(found: Advice) -> None:
     print("| policy | K, V | budget | kept | perplexity | of full | cache |")
     print("|---|---|---|---|---|---|---|")
     for row in found.curve:
+        archive = "" if row.archive is None else f", archive {_name(row.archive)}"
         print(
-            f"| {row.policy} | {_name(row.kv_dtype)} | {row.budget:g} | {row.kept} "
+            f"| {row.policy} | {_name(row.kv_dtype)}{archive} | {row.budget:g} | {row.kept} "
             f"| {row.perplexity:.3f} | {row.perplexity / found.full_perplexity:.3f} "
             f"| {mebibytes(row.cache_bytes)} |"
         )
     print(f"\n{found.tokens} tokens predicted, in windows of {found.n_ctx}")
+    types = "" if found.kv_dtype == "f16" else f" --kv-dtype {_name(found.kv_dtype)}"
     if found.hh == 1 and found.kv_dtype == "f16":
         print(f"advice: the full cache; every smaller one costs more than {found.most_loss:.1%}")
-        return
-    types = "" if found.kv_dtype == "f16" else f" --kv-dtype {_name(found.kv_dtype)}"
-    print(f"advice: --hh {found.hh:g} --policy {found.policy}{types}")
-    perplexities = f"{found.perplexity:.3f}, full {found.full_perplexity:.3f}"
-    print(f"  perplexity  {perplexities} ({found.loss:+.2%})")
-    print(f"  cache       {mebibytes(found.cache_bytes)}, full {mebibytes(found.full_cache_bytes)}")
-    needle, share = found.needle, found.needle.share
+    else:
+        print(f"advice: --hh {found.hh:g} --policy {found.policy}{types}")
+        _print_costs(found, found, mebibytes(found.cache_bytes))
+    if (with_archive := found.archived) is not None:
+        pages = (
+            ""
+            if with_archive.archive_pages == ARCHIVE_PAGES
+            else (f" --archive-pages {with_archive.archive_pages}")
+        )
+        print(
+            f"with an archive: --hh {with_archive.hh:g} --policy {found.policy}{types} "
+            f"--archive {_name(with_archive.archive)}{pages}"
+        )
+        archived = f"archive {mebibytes(with_archive.archive_bytes)}"
+        _print_costs(found, with_archive, f"{mebibytes(with_archive.cache_bytes)}, {archived}")
+
+
+def _print_costs(found: Advice, one: Advice | Archived, memory: str) -> None:
+    perplexities = f"{one.perplexity:.3f}, full {found.full_perplexity:.3f}"
+    print(f"  perplexity  {perplexities} ({one.loss:+.2%})")
+    print(f"  cache       {memory}, full {mebibytes(found.full_cache_bytes)}")
+    needle, share = one.needle, one.needle.share
     found_text = f"{needle.found:.2f}, full {needle.full:.2f}, absent {needle.absent:.2f}"
     print(
         f"  needle      {found_text}: "
         + ("the model does not find it" if share is None else f"{share:.0%} is left")
     )
     print(
-        f"  speed       {found.tokens_per_second:.0f} tokens/s, full "
+        f"  speed       {one.tokens_per_second:.0f} tokens/s, full "
         f"{found.full_tokens_per_second:.0f}, measured here after {found.n_ctx} tokens "
         f"({found.backend})"
     )

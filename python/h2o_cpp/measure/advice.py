@@ -17,8 +17,8 @@ from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.cache_memory import KvDType
-from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import open_model, open_session
+from h2o_cpp.model.policy import Policy, named_policy
+from h2o_cpp.model.session import ARCHIVE_PAGES, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _N_CTX = 2048  # most tokens of a window
@@ -37,6 +37,7 @@ class Trial(Measurement):
     """Perplexity under one policy with K and V in one type, or two."""
 
     kv_dtype: KvDType = "f16"
+    archive: KvDType | None = None  # of what is evicted; None: there is none
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,22 @@ class Needle:
         """Of what the number's mention is worth; None where the full cache hardly finds it."""
         worth = self.full - self.absent
         return (self.found - self.absent) / worth if worth > 0.5 else None
+
+
+@dataclass(frozen=True)
+class Archived:
+    """The smallest cache with the policy and types of an Advice whose evictions are archived."""
+
+    hh: float  # of n_ctx
+    archive: KvDType  # of K and V
+    archive_pages: int
+    kept: int  # tokens, per layer and KV head
+    loss: float  # perplexity over that of the full cache, less 1
+    perplexity: float
+    cache_bytes: int
+    archive_bytes: int  # after n_ctx tokens, besides those of the cache
+    needle: Needle
+    tokens_per_second: float  # as in Advice
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,7 @@ class Advice:
     full_tokens_per_second: float
     backend: str
     curve: tuple[Trial, ...]  # all that was measured, by policy, type and budget; first the full
+    archived: Archived | None = None  # if an archive was to be tried
 
 
 def advise(
@@ -90,6 +108,8 @@ def advise(
     text_tokens: int | None = None,
     n_batch: int = 1,
     threads: int | None = None,
+    archive: KvDType | None = None,
+    archive_pages: int = ARCHIVE_PAGES,
 ) -> Advice:
     """The cache of fewest bytes, its budget in whole percents, that costs `text` little perplexity.
 
@@ -104,6 +124,8 @@ def advise(
     text_tokens: of the text; default: two windows.
     n_batch: tokens read at a time, with eviction after each; 1 is generation's own rhythm, more is
         faster.
+    archive, archive_pages: as for Generator. Given, the search is repeated with an archive, for the
+        policy and types that are best without one: its bytes are not the cache's.
 
     Each policy's budget is found by bisection, which is right where the perplexity falls as the
     budget grows; where it wavers, it may miss a budget that is smaller still. What it advises has
@@ -136,29 +158,35 @@ def advise(
         _WINDOWS * n_ctx if text_tokens is None else check_int("text_tokens", text_tokens, n_ctx)
     )
     tokens = tokens[:n_text]
+    if archive is not None:  # not every model can have one
+        open_session(
+            model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive,
+            archive_pages=archive_pages,
+        )  # fmt: skip
 
-    n_searches = len(policies) + len(types) - 1
+    n_searches = len(policies) + len(types) - 1 + (archive is not None)
     n_most = (len(types) + 1 + _SEARCH * n_searches) * len(tokens)
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
-        def measure(one: Budgeted, kv_dtype: KvDType) -> Trial:
+        def measure(one: Budgeted, kv_dtype: KvDType, archive: KvDType | None) -> Trial:
             value, n, nbytes = perplexity(
                 model, tokens, one.policy, n_ctx=n_ctx, beginning=beginning, n_batch=n_batch,
-                kv_dtype=kv_dtype, progress=bar.update,
+                kv_dtype=kv_dtype, archive=archive, archive_pages=archive_pages,
+                progress=bar.update,
             )  # fmt: skip
-            return Trial(one.name, one.budget, one.kept, value, n, nbytes, kv_dtype=kv_dtype)
+            return Trial(one.name, one.budget, one.kept, value, n, nbytes, (), kv_dtype, archive)
 
         def costs_little(one: Trial) -> bool:
             return one.perplexity <= full.perplexity * (1 + loss)
 
-        def search(name: str, whole: Trial) -> list[Trial]:
+        def search(name: str, whole: Trial, archive: KvDType | None = None) -> list[Trial]:
             """The budgets measured; `whole` evicts nothing."""
-            found = {100: replace(whole, policy=name)}
+            found = {100: replace(whole, policy=name, archive=archive)}
             bad, good = ceil(100 / n_ctx) - 1, 100  # percents; the first has no token, or too few
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx)
-                found[percent] = measure(one, whole.kv_dtype)
+                found[percent] = measure(one, whole.kv_dtype, archive)
                 if costs_little(found[percent]):
                     good = percent
                 else:
@@ -171,11 +199,12 @@ def advise(
             )
 
         whole = Budgeted("full", 1.0, n_ctx, Policy.full())
-        full = measure(whole, "f16")
+        full = measure(whole, "f16", None)
         curve, n_done = [full], 0
+        archived: Archived | None = None
         best = full
         for kv_dtype in types:
-            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype)
+            all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype, None)
             if not costs_little(all_kept):  # nor does any that keeps less
                 curve.append(all_kept)
                 continue
@@ -184,7 +213,17 @@ def advise(
                 n_done += 1
                 bar.total = bar.n + _SEARCH * (n_searches - n_done) * len(tokens)
             best = smallest(curve[1:])
-    (advised,) = at_budgets([best.policy], [best.budget], n_ctx)
+        if archive is not None:
+            all_kept = next(
+                one for one in curve if (one.budget, one.kv_dtype) == (1, best.kv_dtype)
+            )
+            with_archive = search(best.policy, all_kept, archive)
+            curve += with_archive
+            archived = _archived(
+                model, tokenizer, smallest(with_archive), full, n_ctx, archive_pages
+            )
+    speed, _ = _speed(model, best, n_ctx)
+    full_speed, _ = _speed(model, full, n_ctx)
     return Advice(
         model=model.file.path,
         hh=best.budget,
@@ -200,27 +239,56 @@ def advise(
         cache_bytes=best.cache_bytes,
         full_cache_bytes=full.cache_bytes,
         needle=_find_needles(model, tokenizer, best, n_ctx),
-        tokens_per_second=_speed(model, advised.policy, n_ctx, best.kv_dtype),
-        full_tokens_per_second=_speed(model, Policy.full(), n_ctx, "f16"),
+        tokens_per_second=speed,
+        full_tokens_per_second=full_speed,
         backend=model.backend,
         curve=tuple(curve),
+        archived=archived,
     )
 
 
-def _find_needles(model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int) -> Needle:
+def _archived(
+    model: _core.Model, tokenizer: Tokenizer, best: Trial, full: Trial, n_ctx: int, pages: int
+) -> Archived:
+    assert best.archive is not None
+    speed, archive_bytes = _speed(model, best, n_ctx, pages)
+    return Archived(
+        hh=best.budget,
+        archive=best.archive,
+        archive_pages=pages,
+        kept=best.kept,
+        loss=best.perplexity / full.perplexity - 1,
+        perplexity=best.perplexity,
+        cache_bytes=best.cache_bytes,
+        archive_bytes=archive_bytes,
+        needle=_find_needles(model, tokenizer, best, n_ctx, pages),
+        tokens_per_second=speed,
+    )
+
+
+def _find_needles(
+    model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int, pages: int = ARCHIVE_PAGES
+) -> Needle:
     """Under what is advised; the number is asked for after the text was evicted."""
     length = min(n_ctx, _NEEDLE_TOKENS)
     samples = make_samples(tokenizer, "needle", n=_NEEDLES, length=length)
     full, absent, found = measure_retrieval(
         model, {"needle": samples}, policies=[advised.policy], budgets=[advised.budget],
         n_ctx=length, n_batch=min(_NEEDLE_BATCH, length), kv_dtype=advised.kv_dtype,
-        question_apart=True,
+        question_apart=True, archive=advised.archive, archive_pages=pages,
     )  # fmt: skip
     return Needle(found.log_likelihood, full.log_likelihood, absent.log_likelihood)
 
 
-def _speed(model: _core.Model, policy: Policy, n_ctx: int, kv_dtype: KvDType) -> float:
-    """Tokens per second at the end of the context."""
+def _speed(
+    model: _core.Model, one: Trial, n_ctx: int, pages: int = ARCHIVE_PAGES
+) -> tuple[float, int]:
+    """Tokens per second at the end of the context, and bytes that are archived there."""
+    policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
-    session = open_session(model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=kv_dtype)
-    return 1 / median(decode_seconds(session, tokens, n_ctx - _DECODED))
+    session = open_session(
+        model, policy, n_ctx=n_ctx, n_batch=min(512, n_ctx), kv_dtype=one.kv_dtype,
+        archive=one.archive, archive_pages=pages,
+    )  # fmt: skip
+    seconds = median(decode_seconds(session, tokens, n_ctx - _DECODED))
+    return 1 / seconds, session.archive_bytes

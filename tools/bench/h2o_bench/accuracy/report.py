@@ -1,0 +1,99 @@
+"""A table and a picture of accuracy against budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from h2o_cpp.measure.plots import new_figure
+
+# What a guess scores.
+CHANCE = {
+    "copa": 0.5,
+    "piqa": 0.5,
+    "openbookqa": 0.25,
+    "winogrande": 0.5,
+    "rte": 0.5,
+    "mathqa": 0.2,
+}
+
+
+class Record(NamedTuple):
+    """A task under a policy at a budget."""
+
+    task: str
+    policy: str
+    budget: float
+    tokens: float  # of a request, in the mean
+    kept: float
+    metrics: dict[str, list[float]]  # of each document
+
+    @property
+    def metric(self) -> str:
+        """The one that is shown."""
+        return next(name for name in ("rougeL", "acc_norm", "acc") if name in self.metrics)
+
+    @property
+    def mean(self) -> float:
+        """Over the documents."""
+        return float(np.mean(self.metrics[self.metric]))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        values = self.metrics[self.metric]
+        return float(np.std(values, ddof=1) / sqrt(len(values)))
+
+
+def print_table(records: Sequence[Record]) -> None:
+    """Print a row for each task, policy and budget, with the difference from the full cache."""
+    full = {record.task: record for record in records if record.policy == "full"}
+    print(
+        "| task | n | metric | policy | budget | kept of tokens | value | ± | less than full | ± |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for record in records:
+        values = np.array(record.metrics[record.metric])
+        less = np.array(full[record.task].metrics[record.metric]) - values
+        print(
+            f"| {record.task} | {len(values)} | {record.metric} | {record.policy} "
+            f"| {record.budget:.0%} | {record.kept:.0f} of {record.tokens:.0f} "
+            f"| {record.mean:.3f} | {record.error:.3f} | {less.mean():.3f} "
+            f"| {less.std(ddof=1) / sqrt(len(less)):.3f} |"
+        )
+
+
+def plot(records: Sequence[Record], path: Path) -> None:
+    """Draw a panel for each task: a line for each policy, dashed the full cache, dotted a guess."""
+    tasks = list(dict.fromkeys(record.task for record in records))
+    columns = 4
+    figure = new_figure(3.2 * columns, 2.9 * -(-len(tasks) // columns))
+    grid = figure.subplots(-(-len(tasks) // columns), columns, squeeze=False).flat
+    for axes, task in zip(grid, tasks, strict=False):
+        of_task = [record for record in records if record.task == task]
+        [full] = [record for record in of_task if record.policy == "full"]
+        for policy in dict.fromkeys(record.policy for record in of_task if record is not full):
+            line = sorted((r for r in of_task if r.policy == policy), key=lambda r: r.budget)
+            points = [*line, full]  # a budget of everything is the full cache
+            axes.errorbar(
+                [100 * r.budget for r in points],
+                [r.mean for r in points],
+                [r.error for r in points],
+                marker="o",
+                markersize=3,
+                elinewidth=0.6,
+                label=policy,
+            )
+        axes.axhline(full.mean, linestyle="--", color="black", linewidth=0.8, label="full")
+        if task in CHANCE:
+            axes.axhline(CHANCE[task], linestyle=":", color="gray", label="a guess")
+        axes.set_title(f"{task}, {full.metric}, n={len(full.metrics[full.metric])}", fontsize=9)
+        axes.set_xlabel("budget, % of the tokens", fontsize=8)
+    for axes in list(grid)[len(tasks) :]:
+        axes.set_axis_off()
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=120)
