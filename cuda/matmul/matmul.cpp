@@ -147,7 +147,7 @@ void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, b
     }
     const QuantizedRows all(quantized.memory.data(), kMatvecRows, x.cols);
     if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
-    matvec(stream, products, {i, some.rows, add}, all);
+    matvec(stream, products, {i, some.rows, add, std::nullopt}, all);
   }
 }
 
