@@ -210,7 +210,7 @@ inline Request endless() {
 }
 
 // A request the first token of which waits until it may go on.
-struct Gate {
+struct PausedRequest {
   std::counting_semaphore<> computing{0}, may_go_on{0};
 
   Request request() {

@@ -144,11 +144,11 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(1));
   engine->set_max_queue(1);
-  Gate gate;
-  Request first = gate.request();
+  PausedRequest paused;
+  Request first = paused.request();
   first.eager = true;
   const auto running = engine->submit(std::move(first));
-  gate.computing.acquire();
+  paused.computing.acquire();
   std::vector<int> order;  // of first tokens, which one thread at a time computes
   std::vector<Engine::Handle> handles;
   for (int i = 0; i < 6; ++i) {
@@ -176,7 +176,7 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   engine->set_max_queue(2);
   CHECK(handles[3]->admitted());
   CHECK(!handles[4]->admitted());
-  gate.may_go_on.release();
+  paused.may_go_on.release();
   CHECK(engine->wait_admitted(handles[5], -1, go_on));
   for (const auto& handle : handles) finished(*engine, handle);
   CHECK(order == std::vector{2, 3, 4, 5});
@@ -205,13 +205,13 @@ TEST_CASE("the engine's own thread hears of a queue that grows") {
 }
 
 TEST_CASE("a wait may be as long as numbers are, and sleeps") {
-  Gate gate;  // which the engine still calls when it is closed
+  PausedRequest paused;  // which the engine still calls when it is closed
   const auto engine = make_engine(rotary_model(), engine_options(1));
   engine->set_max_queue(1);
-  Request request = gate.request();
+  Request request = paused.request();
   request.eager = true;
   engine->submit(request);
-  gate.computing.acquire();
+  paused.computing.acquire();
   engine->submit(request);
   const auto outside = engine->submit(request);
   for (const double seconds : {1e300, std::numeric_limits<double>::infinity()}) {
@@ -224,23 +224,23 @@ TEST_CASE("a wait may be as long as numbers are, and sleeps") {
     // Five tenths of a second; less if it was woken, and next to nothing if it never slept.
     CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100));
   }
-  gate.may_go_on.release(3);
+  paused.may_go_on.release(3);
 }
 
 TEST_CASE("a generation that is left in the queue gets in line again") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
-  Gate gate;
-  Request first = gate.request();
+  PausedRequest paused;
+  Request first = paused.request();
   first.eager = true;
   const auto running = engine->submit(std::move(first));
-  gate.computing.acquire();
+  paused.computing.acquire();
   Request request = endless();
   request.max_tokens = 2;
   const auto stream = engine->submit(std::move(request));
   begin_and_leave(*engine, stream);
   CHECK(!stream->began());
   CHECK(engine->stats().n_waiting == 0);
-  gate.may_go_on.release();
+  paused.may_go_on.release();
   CHECK(finished(*engine, stream).text == "aa");
   CHECK(finished(*engine, running).text == "aaa");
 }

@@ -51,16 +51,16 @@ TEST_CASE("cancelling from other threads at any time leaves the others as they a
 TEST_CASE("what begins in the step that is being computed is cancelled too") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   for (const bool closes : {false, true}) {
-    Gate gate;
-    Request request = gate.request();
+    PausedRequest paused;
+    Request request = paused.request();
     request.prompt = {3};
     request.max_tokens = kEndless;
     request.eager = true;
     const auto generation = engine->submit(std::move(request));
-    gate.computing.acquire();  // in its first step
+    paused.computing.acquire();  // in its first step
     std::jthread cancelling([&] { closes ? engine->close() : engine->cancel_group(0); });
     while (closes && !engine->closed()) std::this_thread::yield();
-    gate.may_go_on.release();
+    paused.may_go_on.release();
     cancelling.join();
     engine->wait_ended(generation);
     CHECK(generation->progress().finish == Finish::cancelled);
@@ -192,13 +192,13 @@ TEST_CASE("a callback that would wait for its own engine is refused") {
         messages.emplace_back(error.what());
       }
     };
-    Gate gate;
+    PausedRequest paused;
     Request request = endless();
     request.eager = eager;
     request.max_tokens = 2;
     request.constraint = [&, n = 0](auto tokens, std::span<uint32_t> allowed) mutable {
       only_a()(tokens, allowed);
-      if (eager) gate.may_go_on.acquire();
+      if (eager) paused.may_go_on.acquire();
       if (n++ > 0) return;
       CHECK(engine->in_callback());
       Request eager_one = endless();
@@ -217,7 +217,7 @@ TEST_CASE("a callback that would wait for its own engine is refused") {
       CHECK(engine->stats().n_waiting == 0);
     };
     own = engine->submit(std::move(request));
-    if (eager) gate.may_go_on.release(2);
+    if (eager) paused.may_go_on.release(2);
     CHECK(finished(*engine, own).text == "aa");
     CHECK(!engine->in_callback());
     REQUIRE(messages.size() == 6);
