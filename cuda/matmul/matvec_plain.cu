@@ -117,16 +117,6 @@ struct Unaligned {
   }
 };
 
-template <class Type>
-void matvec_by(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-               const FloatRows& x) {
-  if (rows.gate) {
-    launch_matvec<Type, true>(stream, products, rows, x);
-  } else {
-    launch_matvec<Type>(stream, products, rows, x);
-  }
-}
-
 template <class T>
 void matvec_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                const FloatRows& x) {
@@ -136,9 +126,9 @@ void matvec_of(const Stream& stream, std::span<const Matvec> products, const Mat
   const bool all = std::ranges::all_of(
       products, [&](const Matvec& m) { return aligned(m.w.data, m.w.row_bytes); });
   if (all && aligned(x.x, x.stride * 4)) {
-    matvec_by<Plain<T>>(stream, products, rows, x);
+    launch_matvec<Plain<T>>(stream, products, rows, x);
   } else {
-    matvec_by<Unaligned<T>>(stream, products, rows, x);
+    launch_matvec<Unaligned<T>>(stream, products, rows, x);
   }
 }
 

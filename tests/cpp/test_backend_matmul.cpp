@@ -239,54 +239,6 @@ TEST_CASE("products of the same rows have the bits that each has alone") {
   }
 }
 
-TEST_CASE("gated products have the bits of two products and a gate") {
-  const auto backend = test_backend(2);
-  Random random(9);
-  constexpr int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 70};
-  // Columns that warps share, whose rows of 16 bits are not aligned to 16 bytes, and others.
-  constexpr std::pair<int64_t, int64_t> kShapes[] = {{70, 4096}, {33, 60}, {4300, 256}};
-  for (const DType dtype : device_dtypes()) {
-    for (const auto& [n_out, columns] : kShapes) {
-      const int64_t block = info(dtype).block_size;
-      const int64_t n_in = (columns + block - 1) / block * block;
-      std::vector<Buffer> owner;
-      std::vector<std::byte> bytes[2];
-      Affine weights[2];
-      const std::vector<float> biases = random.reals(n_out);
-      const DeviceMatrix bias(*backend, biases, 1, n_out);
-      for (int i = 0; i < 2; ++i) {
-        bytes[i] = random_weights(random, dtype, n_out * n_in, real_scales);
-        weights[i].weight = backend->upload(tensor_of(bytes[i], dtype, n_out, n_in), owner);
-      }
-      weights[1].bias = bias;
-      for (const int64_t n_rows : kRows) {
-        if (n_out > 4096 && n_rows != 1 && n_rows != 8) continue;  // enough to see their order
-        const DeviceMatrix x(*backend, random.reals(n_rows * n_in, -0.1f, 0.1f), n_rows, n_in);
-        const auto matrix = [&] { return DeviceMatrix(*backend, n_rows, n_out); };
-        for (const Gate kind : {Gate::swiglu, Gate::swiglu_clamped, Gate::geglu}) {
-          CAPTURE(info(dtype).name);
-          CAPTURE(n_out);
-          CAPTURE(n_rows);
-          CAPTURE(static_cast<int>(kind));
-          // The gate has the bias, and then what is gated.
-          for (int i = 0; i < 2; ++i) {
-            const DeviceMatrix up = matrix(), gate = matrix(), fused = matrix(), scratch = matrix();
-            run_rows(*backend, n_rows, [&](const Batch&) {
-              backend->matmul({{up, weights[i]}, {gate, weights[1 - i]}}, x);
-              backend->apply_gate(kind, up, gate);
-              backend->matmul_gated(kind, {fused, weights[i]}, {scratch, weights[1 - i]}, x);
-            });
-            const std::vector<float> y = fused.read();
-            CHECK(std::ranges::all_of(y, [](float value) { return std::isfinite(value); }));
-            CHECK(same_bits(y, up.read()));
-            scratch.read();  // what is around it is as it was
-          }
-        }
-      }
-    }
-  }
-}
-
 // Each expert's rows are those of the copies that went to it: none, one, or more than are rounded
 // together.
 TEST_CASE("products of experts have the bits that each has alone" * doctest::skip(on_cuda())) {
@@ -407,7 +359,7 @@ TEST_CASE("operations of one pass are those operations, one pass each") {
           operations.insert(
               operations.end(),
               {[&] { device.rms_norm(h, x, norm, 1e-5f); }, [&] { device.matmul(a, h, gate); },
-               [&] { device.matmul(b, h, up); }, [&] { device.apply_gate(Gate::swiglu, b, a); },
+               [&] { device.matmul(b, h, up); }, [&] { device.swiglu(b, a); },
                [&] { device.matmul_add(x, b, down); }, [&] { device.rms_norm(x, x, norm, 1e-5f); },
                [&] { device.matmul(y, x, square); }, [&] { device.relu(x); },
                [&] { device.matmul(h, x, square); }, [&] { device.rms_norm(h, h, norm, 1e-5f); },
