@@ -173,7 +173,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.mixture = find_mixture(find, c, blk);
     return layer;
   }
-  const bool gated = is_gated(c.family->activation);
+  const bool gated = c.family->activation == Activation::gated;
   if (gated && !find.has(blk + "ffn_gate.weight")) {
     const Affine both = find.linear(blk + "ffn_up", int64_t{2} * c.n_ff, c.n_embd, biases);
     layer.ffn_gate = slice(both, 0, c.n_ff);
