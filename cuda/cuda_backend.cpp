@@ -174,8 +174,6 @@ class CudaBackend final : public Backend {
     cuda::softcap(stream_, x, cap);
   }
 
-  bool changes_logits() const override { return false; }
-
   bool scores_questions() const override { return false; }
 
   bool caches(DType dtype) const override { return dtype != DType::q5_0; }
@@ -212,9 +210,6 @@ class CudaBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    require(
-        attention.softcap == 0 && !attention.sinks && !attention.slopes,
-        "[cuda] soft-caps of attention, attention sinks and ALiBi are computed on the CPU only");
     matmul_.forget();
     cuda::enter(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);

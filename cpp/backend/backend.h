@@ -217,9 +217,6 @@ class Backend {
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
 
-  // Does attend() know soft-caps, sinks and slopes?
-  virtual bool changes_logits() const = 0;
-
   // Does attend() know Scoring::question?
   virtual bool scores_questions() const = 0;
 

@@ -287,14 +287,6 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
-  const char* const changes = c.attn_softcap > 0     ? "soft-caps of attention"
-                              : c.family->attn_sinks ? "attention sinks"
-                              : c.alibi_max_bias > 0 ? "ALiBi"
-                                                     : nullptr;
-  if (changes != nullptr && !backend.changes_logits()) {
-    throw InvalidArgument(text("[weights] ", model.path(), " has ", changes, ", which ",
-                               backend.name(), " does not compute; use device=cpu"));
-  }
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c.rope, w.rope.frequencies, backend, w.owned);
