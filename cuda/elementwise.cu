@@ -258,7 +258,14 @@ void scale(const Stream& stream, Tensor x, float factor) { map(stream, x, Scale{
 void softcap(const Stream& stream, Tensor x, float cap) { map(stream, x, Softcap{cap}); }
 void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
                 const QuantizedRows& rounded) {
-  with_gate(kind, [&](auto function) { activate(stream, rounded, function, up, gate); });
+  switch (kind) {
+    case Gate::swiglu:
+      return activate(stream, rounded, Swiglu{}, up, gate);
+    case Gate::swiglu_clamped:
+      return activate(stream, rounded, SwigluClamped{}, up, gate);
+    case Gate::geglu:
+      return activate(stream, rounded, Geglu{}, up, gate);
+  }
 }
 void add(const Stream& stream, Tensor y, const Tensor& x) { zip(stream, y, x, Add{}); }
 

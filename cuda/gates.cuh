@@ -35,12 +35,10 @@ struct Geglu {
   __device__ float operator()(float up, float gate) const { return up * GeluTanh{}(gate); }
 };
 
-// body(function) with that of a kind.
-template <class Body>
-__host__ __device__ inline auto with_gate(Gate kind, const Body& body) {
-  if (kind == Gate::swiglu) return body(Swiglu{});
-  if (kind == Gate::geglu) return body(Geglu{});
-  return body(SwigluClamped{});
+__device__ inline float gated(Gate kind, float up, float gate) {
+  if (kind == Gate::swiglu) return Swiglu{}(up, gate);
+  if (kind == Gate::geglu) return Geglu{}(up, gate);
+  return SwigluClamped{}(up, gate);
 }
 
 }  // namespace h2o::cuda

@@ -168,9 +168,7 @@ __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::k
   sum += start;
   if constexpr (kGated) {
     const float gate = __shfl_xor_sync(kAllLanes, sum, kWarp / 2);
-    if (lane < kWarp / 2 && is_written()) {
-      *y = with_gate(m.gate, [&](auto function) { return function(sum, gate); });
-    }
+    if (lane < kWarp / 2 && is_written()) *y = gated(m.gate, sum, gate);
   } else {
     if (is_written()) *y = sum;
   }
