@@ -151,12 +151,12 @@ class CudaBackend final : public Backend {
 
   void gelu_erf(Tensor x) override { cuda::gelu_erf(stream_, x, matmul_.rounded(x)); }
 
-  void swiglu(Tensor up, const Tensor& gate) override {
-    cuda::swiglu(stream_, up, gate, matmul_.rounded(up));
+  void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
+    cuda::apply_gate(stream_, kind, up, gate, matmul_.rounded(up));
   }
 
-  void geglu(Tensor up, const Tensor& gate) override {
-    cuda::geglu(stream_, up, gate, matmul_.rounded(up));
+  void matmul_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) override {
+    if (!matmul_.multiply_gated(kind, up, gate, x)) Backend::matmul_gated(kind, up, gate, x);
   }
 
   void add(Tensor y, const Tensor& x) override {
@@ -174,8 +174,6 @@ class CudaBackend final : public Backend {
     cuda::softcap(stream_, x, cap);
   }
 
-  bool changes_logits() const override { return false; }
-
   bool scores_questions() const override { return false; }
 
   bool caches(DType dtype) const override { return dtype != DType::q5_0; }
@@ -190,7 +188,6 @@ class CudaBackend final : public Backend {
   }
   void combine_add(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
   void gate_rows(Tensor, const Tensor&) override { no_mixtures(); }
-  void swiglu_clamped(Tensor, const Tensor&) override { no_mixtures(); }
 
   void gather(Tensor y, const Tensor& x, const Batch&) override {
     matmul_.forget();
@@ -213,9 +210,6 @@ class CudaBackend final : public Backend {
   }
 
   void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
-    require(
-        attention.softcap == 0 && !attention.sinks && !attention.slopes,
-        "[cuda] soft-caps of attention, attention sinks and ALiBi are computed on the CPU only");
     matmul_.forget();
     cuda::enter(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/elementwise.h"
+#include "cuda/gates.cuh"
 #include "cuda/matmul/round_group.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -138,19 +139,6 @@ struct Relu {
   __device__ float operator()(float x) const { return x > 0 ? x : 0; }
 };
 
-// e^-|x| never overflows.
-__device__ float sigmoid(float x) {
-  const float e = expf(-fabsf(x));
-  return (x < 0 ? e : 1) / (1 + e);
-}
-
-// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u)
-struct GeluTanh {
-  __device__ float operator()(float x) const {
-    return x * sigmoid(2 * 0.7978845608f * fmaf(0.044715f * x * x, x, x));
-  }
-};
-
 struct GeluErf {
   __device__ float operator()(float x) const { return x * 0.5f * (1 + erff(x * 0.70710678f)); }
 };
@@ -172,14 +160,6 @@ struct Scale {
 struct Softcap {
   float cap;
   __device__ float operator()(float x) const { return cap * tanhf(x / cap); }
-};
-
-struct Swiglu {
-  __device__ float operator()(float up, float gate) const { return up * (gate * sigmoid(gate)); }
-};
-
-struct Geglu {
-  __device__ float operator()(float up, float gate) const { return up * GeluTanh{}(gate); }
 };
 
 struct Add {
@@ -276,11 +256,16 @@ void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded) {
 
 void scale(const Stream& stream, Tensor x, float factor) { map(stream, x, Scale{factor}); }
 void softcap(const Stream& stream, Tensor x, float cap) { map(stream, x, Softcap{cap}); }
-void swiglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded) {
-  activate(stream, rounded, Swiglu{}, up, gate);
-}
-void geglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded) {
-  activate(stream, rounded, Geglu{}, up, gate);
+void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
+                const QuantizedRows& rounded) {
+  switch (kind) {
+    case Gate::swiglu:
+      return activate(stream, rounded, Swiglu{}, up, gate);
+    case Gate::swiglu_clamped:
+      return activate(stream, rounded, SwigluClamped{}, up, gate);
+    case Gate::geglu:
+      return activate(stream, rounded, Geglu{}, up, gate);
+  }
 }
 void add(const Stream& stream, Tensor y, const Tensor& x) { zip(stream, y, x, Add{}); }
 

@@ -17,8 +17,8 @@ void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& wei
 void relu(const Stream& stream, Tensor x, const QuantizedRows& rounded);
 void gelu_tanh(const Stream& stream, Tensor x, const QuantizedRows& rounded);
 void gelu_erf(const Stream& stream, Tensor x, const QuantizedRows& rounded);
-void swiglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded);
-void geglu(const Stream& stream, Tensor up, const Tensor& gate, const QuantizedRows& rounded);
+void apply_gate(const Stream& stream, Gate kind, Tensor up, const Tensor& gate,
+                const QuantizedRows& rounded);
 
 void add(const Stream& stream, Tensor y, const Tensor& x);
 void scale(const Stream& stream, Tensor x, float factor);

@@ -71,6 +71,13 @@ struct Routes {
   int32_t* offsets;  // [n_experts + 1]
 };
 
+// What two products become together, `up` and `gate`.
+enum class Gate {
+  swiglu,          // gate / (1 + e^-gate) * up
+  swiglu_clamped,  // (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
+  geglu,           // gelu_tanh(gate) * up
+};
+
 // Uploaded matrices are divided between rows that are multiples of this.
 inline constexpr int32_t kRowGroup = 32;
 
@@ -191,14 +198,15 @@ class Backend {
   // x = x / 2 * (1 + erf(x / sqrt(2)))
   virtual void gelu_erf(Tensor x) = 0;
 
-  // up = gate / (1 + e^-gate) * up
-  virtual void swiglu(Tensor up, const Tensor& gate) = 0;
+  // up = kind(gate, up)
+  virtual void apply_gate(Gate kind, Tensor up, const Tensor& gate) = 0;
 
-  // up = (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
-  virtual void swiglu_clamped(Tensor up, const Tensor& gate) = 0;
-
-  // up = gelu_tanh(gate) * up
-  virtual void geglu(Tensor up, const Tensor& gate) = 0;
+  // Of two products of x as of what matmul() would give, to the same bits. What gate.y has then is
+  // not said.
+  virtual void matmul_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) {
+    matmul({up, gate}, x);
+    apply_gate(kind, up.y, gate.y);
+  }
 
   // y += x
   virtual void add(Tensor y, const Tensor& x) = 0;
@@ -208,9 +216,6 @@ class Backend {
 
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
-
-  // Does attend() know soft-caps, sinks and slopes?
-  virtual bool changes_logits() const = 0;
 
   // Does attend() know Scoring::question?
   virtual bool scores_questions() const = 0;

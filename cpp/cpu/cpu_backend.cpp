@@ -133,20 +133,11 @@ class CpuBackend final : public Backend {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.gelu_erf(x.floats() + i, n); });
   }
 
-  void swiglu(Tensor up, const Tensor& gate) override {
-    for_elements(
-        up, [&](int64_t i, int64_t n) { kernels_.swiglu(up.floats() + i, gate.floats() + i, n); });
-  }
-
-  void swiglu_clamped(Tensor up, const Tensor& gate) override {
-    for_elements(up, [&](int64_t i, int64_t n) {
-      kernels_.swiglu_clamped(up.floats() + i, gate.floats() + i, n);
-    });
-  }
-
-  void geglu(Tensor up, const Tensor& gate) override {
-    for_elements(
-        up, [&](int64_t i, int64_t n) { kernels_.geglu(up.floats() + i, gate.floats() + i, n); });
+  void apply_gate(Gate kind, Tensor up, const Tensor& gate) override {
+    const auto kernel = kind == Gate::swiglu           ? kernels_.swiglu
+                        : kind == Gate::swiglu_clamped ? kernels_.swiglu_clamped
+                                                       : kernels_.geglu;
+    for_elements(up, [&](int64_t i, int64_t n) { kernel(up.floats() + i, gate.floats() + i, n); });
   }
 
   void add(Tensor y, const Tensor& x) override {
@@ -160,8 +151,6 @@ class CpuBackend final : public Backend {
   void softcap(Tensor x, float cap) override {
     for_elements(x, [&](int64_t i, int64_t n) { kernels_.softcap(x.floats() + i, n, cap); });
   }
-
-  bool changes_logits() const override { return true; }
 
   bool scores_questions() const override { return true; }
 

@@ -129,9 +129,9 @@ struct CpuKernels {
   void (*relu)(float* x, int64_t n);                                // x = max(x, 0)
   void (*gelu_tanh)(float* x, int64_t n);                           // as Backend::gelu_tanh
   void (*gelu_erf)(float* x, int64_t n);                            // as Backend::gelu_erf
-  void (*swiglu)(float* up, const float* gate, int64_t n);          // as Backend::swiglu
-  void (*swiglu_clamped)(float* up, const float* gate, int64_t n);  // as Backend::swiglu_clamped
-  void (*geglu)(float* up, const float* gate, int64_t n);           // as Backend::geglu
+  void (*swiglu)(float* up, const float* gate, int64_t n);          // as Gate::swiglu
+  void (*swiglu_clamped)(float* up, const float* gate, int64_t n);  // as Gate::swiglu_clamped
+  void (*geglu)(float* up, const float* gate, int64_t n);           // as Gate::geglu
   void (*softcap)(float* x, int64_t n, float cap);                  // as Backend::softcap
   void (*layer_norm)(float* y, const float* x, const float* weight, const float* bias, int64_t n,
                      float eps);  // weight, bias [n]

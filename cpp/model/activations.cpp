@@ -53,7 +53,7 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
   const int64_t q_width = int64_t{c.n_heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.n_kv_heads} * c.head_dim;
   const bool experts = c.mixture.n_experts > 0;
-  const bool gated = is_gated(c.family->activation) && !experts;
+  const bool gated = c.family->activation == Activation::gated && !experts;
   Activations a{
       .x = matrix(n_rows, c.n_embd),
       .h = matrix(n_rows, c.n_embd),

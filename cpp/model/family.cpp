@@ -96,7 +96,7 @@ constexpr Family kFamilies[] = {
      .shared_norm = true},
     // gpt-oss (attention sinks, every other layer with a window, biases everywhere)
     {.architecture = "gpt-oss",
-     .activation = Activation::swiglu_clamped,
+     .gate = Gate::swiglu_clamped,
      .biases = Biases::all,
      .window_period = 2,
      .attn_sinks = true,
@@ -104,16 +104,16 @@ constexpr Family kFamilies[] = {
      .ffn_norm = "post_attention_norm",
      .experts = true},
     // Gemma
-    {.architecture = "gemma", .activation = Activation::geglu, .embedding_by_width = true},
+    {.architecture = "gemma", .gate = Gate::geglu, .embedding_by_width = true},
     {.architecture = "gemma2",
-     .activation = Activation::geglu,
+     .gate = Gate::geglu,
      .window_period = 2,
      .post_norms = true,
      .embedding_by_width = true,
      .scale_by_width = 46,  // 27B
      .softcaps = true},
     {.architecture = "gemma3",
-     .activation = Activation::geglu,
+     .gate = Gate::geglu,
      .qk_norm = QkNorm::heads,
      .window_period = 6,
      .window_base = 10000,

@@ -9,11 +9,7 @@
 namespace h2o {
 
 enum class NormKind { layer, rms };
-enum class Activation { relu, gelu, swiglu, swiglu_clamped, geglu };
-
-inline bool is_gated(Activation activation) {
-  return activation != Activation::relu && activation != Activation::gelu;
-}
+enum class Activation { relu, gelu, gated };
 
 // What {a}.logit_scale does to the logits.
 enum class LogitScale { unknown, multiplies, divides };
@@ -29,7 +25,8 @@ struct Family {
   std::string_view architecture;  // general.architecture, and the prefix of the metadata keys
   NormKind norm = NormKind::rms;
   RopeLayout rope = RopeLayout::halves;  // none: learned positions
-  Activation activation = Activation::swiglu;
+  Activation activation = Activation::gated;
+  Gate gate = Gate::swiglu;  // if it is gated
   Biases biases = Biases::optional;
   QkNorm qk_norm = QkNorm::none;
   bool parallel_residual = false;  // unless {a}.use_parallel_residual says otherwise

@@ -22,27 +22,15 @@ void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weig
 
 // a.up gets what the last matrix of the feed-forward block reads.
 void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
-  if (layer.ffn_gate.weight) {
-    b.matmul({{a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}}, a.h);
-  } else {
-    b.matmul(a.up, a.h, layer.ffn_up);
+  if (c.family->activation == Activation::gated) {
+    b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, a.h);
+    return;
   }
-  switch (c.family->activation) {
-    case Activation::relu:
-      b.relu(a.up);
-      break;
-    case Activation::gelu:
-      c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
-      break;
-    case Activation::swiglu:
-      b.swiglu(a.up, a.gate);
-      break;
-    case Activation::swiglu_clamped:
-      b.swiglu_clamped(a.up, a.gate);
-      break;
-    case Activation::geglu:
-      b.geglu(a.up, a.gate);
-      break;
+  b.matmul(a.up, a.h, layer.ffn_up);
+  if (c.family->activation == Activation::relu) {
+    b.relu(a.up);
+  } else {
+    c.gelu_erf ? b.gelu_erf(a.up) : b.gelu_tanh(a.up);
   }
 }
 

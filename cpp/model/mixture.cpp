@@ -13,17 +13,12 @@ void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
   }
   b.dispatch(e.x, a.h, e.routes);
   b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, e.routes);
-  if (c.family->activation == Activation::swiglu_clamped) {
-    b.swiglu_clamped(e.up, e.gate);
-  } else {
-    b.swiglu(e.up, e.gate);
-  }
+  b.apply_gate(c.family->gate, e.up, e.gate);
   b.matmul_experts({{e.x, m.down}}, e.up, e.routes);
   b.combine_add(a.x, e.x, e.routes);
 
   if (c.mixture.n_ff_shared == 0) return;
-  b.matmul({{e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}}, a.h);
-  b.swiglu(e.shared_up, e.shared_gate);
+  b.matmul_gated(c.family->gate, {e.shared_up, m.shared_up}, {e.shared_gate, m.shared_gate}, a.h);
   if (m.shared_router.weight) {
     b.matmul(e.shared_logit, a.h, m.shared_router);
     b.gate_rows(e.shared_up, e.shared_logit);

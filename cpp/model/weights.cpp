@@ -173,7 +173,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
     layer.mixture = find_mixture(find, c, blk);
     return layer;
   }
-  const bool gated = is_gated(c.family->activation);
+  const bool gated = c.family->activation == Activation::gated;
   if (gated && !find.has(blk + "ffn_gate.weight")) {
     const Affine both = find.linear(blk + "ffn_up", int64_t{2} * c.n_ff, c.n_embd, biases);
     layer.ffn_gate = slice(both, 0, c.n_ff);
@@ -285,14 +285,6 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
                      size_t max_resident, const LoadProgress& progress) {
   if (c.mixture.n_experts > 0 && !backend.computes_mixtures()) {
     throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
-                               backend.name(), " does not compute; use device=cpu"));
-  }
-  const char* const changes = c.attn_softcap > 0     ? "soft-caps of attention"
-                              : c.family->attn_sinks ? "attention sinks"
-                              : c.alibi_max_bias > 0 ? "ALiBi"
-                                                     : nullptr;
-  if (changes != nullptr && !backend.changes_logits()) {
-    throw InvalidArgument(text("[weights] ", model.path(), " has ", changes, ", which ",
                                backend.name(), " does not compute; use device=cpu"));
   }
   Weights w = find_weights(model, c);

@@ -24,14 +24,18 @@ struct Softmax {
 };
 
 // By one warp.
-__device__ Softmax merge(const Partials& partials, int64_t query, int n_splits) {
+__device__ Softmax merge(const Partials& partials, const LogitChanges& changes, int head,
+                         int64_t query, int n_splits) {
   const float* largest = partials.largest + query * partials.splits.n;
   const float* total = partials.total + query * partials.splits.n;
   const int lane = threadIdx.x % kWarp;
   float most = -INFINITY;
   for (int s = lane; s < n_splits; s += kWarp) most = fmaxf(most, largest[s]);
   most = warp_max(most);
-  float sum = 0;
+  const bool sinks = changes.sinks != nullptr;
+  const float sink = sinks ? changes.sink(head) : 0;
+  if (sinks) most = fmaxf(most, sink);
+  float sum = sinks && lane == 0 ? exp_negative(sink - most) : 0;
   for (int s = lane; s < n_splits; s += kWarp) {
     sum = fmaf(exp_negative(largest[s] - most), total[s], sum);
   }
@@ -95,7 +99,8 @@ __global__ void __launch_bounds__(kFinishThreads)
 
   auto* softmax = reinterpret_cast<Softmax*>(shared);
   for (int h = threadIdx.x / kWarp; h < group; h += kFinishThreads / kWarp) {
-    const Softmax merged = merge(partials, query + h, n_splits);
+    const int query_head = kv_head * group + h;
+    const Softmax merged = merge(partials, decode.changes, query_head, query + h, n_splits);
     if (threadIdx.x % kWarp == 0) softmax[h] = merged;
   }
   __syncthreads();
@@ -169,7 +174,8 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
                 attention.scale,
                 static_cast<int32_t>(attention.rope.frequencies.cols),
                 attention.rope.layout == RopeLayout::pairs,
-                false};
+                false,
+                LogitChanges(attention, 1)};
   const DecodeSplits whole = whole_rows(cache);
   decode.only_rolling = whole != nullptr;
   if (kinds.fixed && whole != nullptr) whole(stream, decode, cache, batch, n_segments);

@@ -66,6 +66,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .rope = attention.rope.layout,
       .n_rot = rotates ? static_cast<int32_t>(attention.rope.n_rot()) : 0,
       .scale = attention.scale * std::numbers::log2e_v<float>,
+      .changes = LogitChanges(attention, std::numbers::log2e_v<float>),
       .window = attention.window,
       .width = width,
       .q = attention.q.floats() + segment.row * width,
@@ -75,7 +76,7 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
       .k_halves = unpacks ? work.k_halves : nullptr,
       .v_halves = unpacks ? work.v_halves : nullptr,
   };
-  if (suits_tiles(cache) && attention.window == 0) {
+  if (suits_tiles(cache) && attention.window == 0 && !attention.slopes) {
     if (unpacks) dequantize_rows(stream, step);
     prefill_mma(stream, step);
     if (cache.scores != nullptr) score_tiles(stream, step);

@@ -47,11 +47,12 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
   float* logits = partials.logits + query * partials.stride;
   Team<kLanes, kOctets, kHeads> team;
   team.load_queries(q, n_heads, cache.head_dim, decode.scale);
+  const SlotLogits changed{decode.changes, head, segment, first_head};
   if constexpr (kSingle) {
-    team.attend(Single{cache, head, decode, segment.rolling}, begin, end, n_heads, logits,
+    team.attend(Single{cache, head, decode, segment.rolling}, changed, begin, end, n_heads, logits,
                 partials.stride);
   } else {
-    team.attend(Rows{cache, head}, begin, end, n_heads, logits, partials.stride);
+    team.attend(Rows{cache, head}, changed, begin, end, n_heads, logits, partials.stride);
   }
   team.merge(shared, partials, split, query, n_heads, cache.head_dim);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/kv_types.cuh"
+#include "cuda/attention/logit_changes.cuh"
 #include "cuda/runtime/reduce.cuh"
 #include "kv/view.h"
 
@@ -51,6 +52,24 @@ struct Decode {
   int32_t half;  // n_rot / 2 of rolling sequences
   bool pairs;
   bool only_rolling;  // segments, by Single: the others are another kernel's
+  LogitChanges changes;
+};
+
+// What becomes of the logits of the newest token of a sequence, its query heads from `first_head`
+// on.
+struct SlotLogits {
+  const LogitChanges& changes;
+  const KvHead& head;
+  const Segment& segment;
+  int first_head;
+
+  // Of query head h and the key in a slot. Where positions roll, distances are those of ranks.
+  __device__ float operator()(float logit, int h, int slot) const {
+    return changes.changed(logit, first_head + h, [&] {
+      return segment.rolling ? head.policy.kept(segment.position) - head.ranks[slot]
+                             : segment.position - head.positions[slot];
+    });
+  }
 };
 
 // How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
@@ -152,8 +171,8 @@ struct Team {
 
   // Slots [begin, end), every kTeams-th of them; logits [n_heads, stride].
   template <class Rows>
-  __device__ void attend(const Rows& rows, int begin, int end, int n_heads, float* logits,
-                         int64_t stride) {
+  __device__ void attend(const Rows& rows, const SlotLogits& changed, int begin, int end,
+                         int n_heads, float* logits, int64_t stride) {
     constexpr int kAhead = Rows::template kAhead<kHeads>;
     constexpr int kRound = kTeams * kAhead;
     typename Rows::Key k[kAhead][kOctets];
@@ -197,11 +216,24 @@ struct Team {
       }
       if (round + kRound < end) load_keys(round + kRound);
 #pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) p[i][h] = warp_sum<kLanes>(p[i][h]);
+      }
+      if (changed.changes.any()) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+          for (int h = 0; h < kHeads; ++h) {
+            p[i][h] = changed(p[i][h], min(h, n_heads - 1), min(first + i * kTeams, end - 1));
+          }
+        }
+      }
+#pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float most = largest[h];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          p[i][h] = warp_sum<kLanes>(p[i][h]);
           const int slot = first + i * kTeams;
           if (slot < end) {
             most = fmaxf(most, p[i][h]);

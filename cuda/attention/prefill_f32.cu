@@ -79,6 +79,15 @@ __device__ void multiply_tile(const PrefillStep& step, const SegmentKeys& keys, 
   }
 #pragma unroll
   for (float& logit : logits) logit *= step.scale;
+  if (!step.changes.any()) return;
+  const int32_t key = min(first_key + lane_index(), n_keys - 1);
+#pragma unroll
+  for (int i = 0; i < kOwnQueries; ++i) {
+    const int32_t t = min(first_query + warp_index() * kOwnQueries + i, step.n_queries() - 1);
+    logits[i] = step.changes.changed(logits[i], step.head(kv_head, t), [&] {
+      return keys.distance(step.segment, t / step.group, key);
+    });
+  }
 }
 
 // The last key that query t sees; -1 if there is no such query.
@@ -112,8 +121,9 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   float largest[kOwnQueries], total[kOwnQueries];
 #pragma unroll
   for (int i = 0; i < kOwnQueries; ++i) {
-    largest[i] = -INFINITY;
-    total[i] = 0.0f;
+    const bool sinks = step.changes.sinks != nullptr;
+    largest[i] = sinks ? step.changes.sink(step.head(kv_head, first_query + own + i)) : -INFINITY;
+    total[i] = sinks ? 1.0f : 0.0f;
     for (int32_t c = lane_index(); c < head_dim; c += kWarp) sums[i * head_dim + c] = 0.0f;
   }
 

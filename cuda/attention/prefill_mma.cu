@@ -98,6 +98,21 @@ __device__ __forceinline__ void multiply_keys(uint32_t q_tile, uint32_t k_tile, 
   }
 }
 
+// The factor that is left to come.
+template <class S>
+__device__ __forceinline__ float cap(const PrefillStep& step, Logits<S>& logits) {
+  if (step.changes.softcap == 0) return step.scale;
+#pragma unroll
+  for (auto& strip : logits) {
+#pragma unroll
+    for (auto& logit : strip) {
+#pragma unroll
+      for (float& x : logit) x = step.changes.capped(x * step.scale);
+    }
+  }
+  return 1;
+}
+
 // No query sees what comes after it.
 template <class S>
 __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept,
@@ -196,10 +211,19 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
   for (int strip = 0; strip < S::kStrips; ++strip) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float total = warp_sum<4>(own.total[strip][half]);
+      float total = warp_sum<4>(own.total[strip][half]);
+      float shift = own.shift[strip][half];
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
-      const float inverse = 1.0f / total;
+      float weight = 1.0f;  // of what was summed up
+      if (step.changes.sinks != nullptr) {
+        const float sink = step.changes.sink(step.head(kv_head, t));
+        const float largest = fmaxf(shift, sink);
+        weight = exp2_fast(shift - largest);
+        total = total * weight + exp2_fast(sink - largest);
+        shift = largest;
+      }
+      const float inverse = weight / total;
       float* out = step.out + step.offset(kv_head, t) + quarter * 2;
 #pragma unroll
       for (int j = 0; j < S::kDim / 8; ++j) {
@@ -208,7 +232,7 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
                                                    sums[2 * half + 1] * inverse};
       }
       if (step.lse != nullptr && quarter == 0) {
-        step.lse[step.first_query(kv_head) + t] = own.shift[strip][half] + log2f(total);
+        step.lse[step.first_query(kv_head) + t] = shift + log2f(total);
       }
     }
   }
@@ -248,6 +272,7 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
     commit_copies();
     Logits<S> logits;
     multiply_keys<S>(q_tile, k_tile, logits);
+    const float scale = cap<S>(step, logits);
     wait_for_copies<0>();
     __syncthreads();  // the values are there, and nobody reads the keys that were
     if (first_key + S::kKeys < n_keys) {
@@ -257,7 +282,7 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
     if (first_key + S::kKeys > n_seen_by_all) {
       hide_later<S>(step, keys.kept, first_query, first_key, logits);
     }
-    weigh<S>(step.scale, logits, own);
+    weigh<S>(scale, logits, own);
     add_values<S>(v_tile, logits, own);
   }
   write_out<S>(step, kv_head, first_query, own);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "cuda/attention/logit_changes.cuh"
 #include "cuda/attention/segment_keys.cuh"
 #include "cuda/runtime/ptx.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -16,16 +17,17 @@ namespace h2o::cuda {
 struct PrefillStep {
   KvView cache;
   Segment segment;
-  int32_t group;    // query heads that share a kv_head
-  RopeLayout rope;  // how the keys of a rolling segment are rotated as they are read
-  int32_t n_rot;    // 0: none are
-  float scale;      // of the logits, which are powers of two: includes log2(e)
-  int32_t window;   // as in Attention; only prefill_f32 knows it
-  int64_t width;    // of q and out
-  const float* q;   // [segment.n_rows, width]
-  float* out;       // [segment.n_rows, width]
-  float* lse;       // [n_kv_heads, max_rows * group]: log2 of the sum of a query's 2^logits;
-                    // nullptr if no policy keeps scores
+  int32_t group;         // query heads that share a kv_head
+  RopeLayout rope;       // how the keys of a rolling segment are rotated as they are read
+  int32_t n_rot;         // 0: none are
+  float scale;           // of the logits, which are powers of two: includes log2(e)
+  LogitChanges changes;  // slopes are known to prefill_f32 alone
+  int32_t window;        // as in Attention; only prefill_f32 knows it
+  int64_t width;         // of q and out
+  const float* q;        // [segment.n_rows, width]
+  float* out;            // [segment.n_rows, width]
+  float* lse;            // [n_kv_heads, max_rows * group]: log2 of the sum of a query's 2^logits;
+                         // nullptr if no policy keeps scores
 
   // For tensor cores, f16 in the workspace.
   uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are wanted
@@ -39,10 +41,12 @@ struct PrefillStep {
     return (segment.position < cache.slots ? segment.position : cache.slots) + segment.n_rows;
   }
 
-  // Where query t of a kv_head begins in q and out.
+  // The query head of query t of a kv_head.
+  H2O_HD int32_t head(int32_t kv_head, int32_t t) const { return kv_head * group + t % group; }
+
+  // Where that query begins in q and out.
   H2O_HD int64_t offset(int32_t kv_head, int32_t t) const {
-    const int32_t head = kv_head * group + t % group;
-    return t / group * width + int64_t{head} * cache.head_dim;
+    return t / group * width + int64_t{head(kv_head, t)} * cache.head_dim;
   }
 
   // Where the queries of a kv_head begin in lse.

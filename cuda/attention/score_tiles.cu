@@ -85,6 +85,18 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
         }
       }
     }
+    float scale = step.scale;
+    if (step.changes.softcap > 0) {
+#pragma unroll
+      for (auto& strip : logits) {
+#pragma unroll
+        for (auto& logit : strip) {
+#pragma unroll
+          for (float& x : logit) x = step.changes.capped(x * scale);
+        }
+      }
+      scale = 1;
+    }
 #pragma unroll
     for (int j = 0; j < S::kAtOnce / 8; ++j) {
 #pragma unroll
@@ -98,7 +110,7 @@ __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, 
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const float logit = logits[strip][j][2 * half + i];
-            float p = exp2_negative(fmaf(logit, step.scale, -lse));
+            float p = exp2_negative(fmaf(logit, scale, -lse));
             if (later && first_key + strip * 16 + half * 8 + lane / 4 > last) p = 0.0f;
             received[strip][half] = fmaf(p, weight, received[strip][half]);
           }

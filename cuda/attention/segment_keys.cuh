@@ -35,6 +35,11 @@ struct SegmentKeys {
   // What `rope_table` a rolling segment's key is rotated by.
   __device__ int32_t rank(int32_t i) const { return i >= kept ? i : head.ranks[slot(i)]; }
 
+  // How far a row of the segment is from key i; where positions roll, in ranks.
+  __device__ int32_t distance(const Segment& segment, int32_t row, int32_t i) const {
+    return segment.rolling ? kept + row - rank(i) : segment.position + row - position(segment, i);
+  }
+
   KvHead head;
   KvStaging chunk;
   int32_t kept;   // tokens of the sequence that were there before

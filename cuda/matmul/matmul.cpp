@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "core/error.h"
@@ -30,6 +31,11 @@ bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 // At most n rows, from row `begin`.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
+}
+
+Matvec matvec_of(const Product& product, const Weights& w) {
+  const Tensor& bias = product.w.bias;
+  return {product.y.floats(), bias ? bias.floats() : nullptr, w};
 }
 
 // Memory that grows. What was recorded before goes on with the smaller one, which is kept.
@@ -77,10 +83,12 @@ struct Matmul::State {
   Weights find(const Tensor& tensor) const;
   bool takes_matvecs(const Weights& w, int64_t n_rows) const;
   bool takes_cublas(const Weights& w, int64_t n_rows) const;
-  void matvecs(std::span<const Matvec> products, const Tensor& x, bool add);
+  void matvecs(std::span<const Matvec> products, const Tensor& x, bool add,
+               std::optional<Gate> gate = {});
   const void* factors(const Tensor& x, DType type);
   void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
   void cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  void forget_if_in(const Tensor& y);
 
   const Stream& stream;
   Cublas cublas;
@@ -128,17 +136,19 @@ bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
   return cublas && (n_rows > most || !gemm_takes(w));
 }
 
-void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, bool add) {
+void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, bool add,
+                            std::optional<Gate> gate) {
   const bool rounds = is_quantised(products.front().w.dtype);
   for (int64_t i = 0; i < x.rows; i += kMatvecRows) {
     const Tensor some = rows_of(x, i, kMatvecRows);
+    const MatvecRows rows{i, some.rows, add, gate};
     if (!rounds) {
-      matvec(stream, products, {i, some.rows, add}, some.floats());
+      matvec(stream, products, rows, some.floats());
       continue;
     }
     const QuantizedRows all(quantized.memory.data(), kMatvecRows, x.cols);
     if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
-    matvec(stream, products, {i, some.rows, add, std::nullopt}, all);
+    matvec(stream, products, rows, all);
   }
 }
 
@@ -181,6 +191,11 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
   }
 }
 
+void Matmul::State::forget_if_in(const Tensor& y) {
+  quantized.forget_if_in(y);
+  halves.forget_if_in(y);
+}
+
 Matmul::Matmul(const Stream& stream) : state_(std::make_unique<State>(stream)) {}
 
 Matmul::~Matmul() = default;
@@ -196,8 +211,8 @@ void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool a
     std::array<Matvec, kMostProducts> few{};
     size_t n = 0;
     for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
-      const auto& [y, w] = products[i];
-      const Matvec m{y.floats(), w.bias ? w.bias.floats() : nullptr, state_->find(w.weight)};
+      const Tensor& y = products[i].y;
+      const Matvec m = matvec_of(products[i], state_->find(products[i].w.weight));
       if (state_->takes_matvecs(m.w, x.rows)) {
         few[n++] = m;
       } else if (state_->takes_cublas(m.w, x.rows)) {
@@ -208,10 +223,19 @@ void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool a
     }
     if (n > 0) state_->matvecs({few.data(), n}, x, add);
   }
-  for (const Product& product : products) {
-    state_->quantized.forget_if_in(product.y);
-    state_->halves.forget_if_in(product.y);
+  for (const Product& product : products) state_->forget_if_in(product.y);
+}
+
+bool Matmul::multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) {
+  const Weights weights[] = {state_->find(up.w.weight), state_->find(gate.w.weight)};
+  for (const Weights& w : weights) {
+    if (is_quantised(w.dtype) || !state_->takes_matvecs(w, x.rows)) return false;
   }
+  if (weights[0].dtype != weights[1].dtype) return false;
+  const Matvec both[] = {matvec_of(up, weights[0]), matvec_of(gate, weights[1])};
+  state_->matvecs(both, x, false, kind);
+  state_->forget_if_in(up.y);
+  return true;
 }
 
 void Matmul::embed(Tensor x, const Tensor& table, const int32_t* tokens) {

@@ -28,6 +28,10 @@ class Matmul {
   // one launch for as many products as have weights of one type.
   void multiply(std::span<const Product> products, const Tensor& x, bool add);
 
+  // As Backend::matmul_gated in one launch, for few rows and weights that are not quantised: of
+  // those the kernel that applies the gate rounds the result as well. False if it did nothing.
+  bool multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x);
+
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);
 

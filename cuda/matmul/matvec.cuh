@@ -14,7 +14,11 @@
 //   Raw load(row, n_units, i)      unit i of a row of weights
 //   Unpacked unpack(raw, i, valid)
 //   X                              rows of x, and
-//   multiply<n>(sums, w, x, n_units, chunk, lane)   sums[j][r] += w[j] * row r of x, r < n
+//   multiply<n, wide>(sums, w, x, n_units, chunk, lane)
+//                                  sums[j][r] += w[j] * row r of x, j < wide, r < n
+// With a gate, half of a warp's rows of weights are those of the gate: the halves of its lanes end
+// up with the two sums of one result.
+//
 // Where there is no unit, the last one is loaded, but is not valid: it adds nothing. That is
 // without a branch, so that what is loaded of x for one unit does not wait for another.
 #pragma once
@@ -22,6 +26,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "cuda/gates.cuh"
 #include "cuda/matmul/matvec.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -49,6 +54,18 @@ __device__ inline float sum_each(const float* values) {
   }
 }
 
+// What a warp has of a launch: kWide rows of weights, for kOuts columns of y, of which each lane
+// loads kAhead units at a time.
+template <class Type, int n, bool kGated>
+struct WarpShare {
+  static constexpr int kAlone = Type::template kWide<n>;  // without a gate
+  static constexpr int kWide = kGated ? std::max(kAlone, 2) : kAlone;
+  static constexpr int kOuts = kGated ? kWide / 2 : kWide;
+  static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
+  // That a multiprocessor holds: what that leaves of its registers.
+  static constexpr int kBlocks = Type::blocks(n) - (kGated && n == 1);
+};
+
 // One of the products of a launch.
 struct MatvecPart {
   float* y;               // its first row
@@ -65,30 +82,33 @@ struct MatvecParts {
   int64_t row_bytes;
   int n_rows;
   bool add;
+  Gate gate;
 };
 
 // m.n_rows <= n
-template <class Type, int n>
-__global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
+template <class Type, int n, bool kGated>
+__global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::kBlocks))
     matvec_kernel(MatvecParts m, typename Type::X x) {
   let_next_start();
   MatvecPart w = m.parts[0];
 #pragma unroll
-  for (int i = 1; i < kMostProducts; ++i) {
+  for (int i = 1; i < kMostProducts && !kGated; ++i) {
     if (blockIdx.x >= m.parts[i].first_block) w = m.parts[i];
   }
-  constexpr int kWide = Type::template kWide<n>;
-  constexpr int kAhead = Type::template kAhead<n>;
+  using Share = WarpShare<Type, n, kGated>;
+  constexpr int kWide = Share::kWide;
+  constexpr int kAhead = Share::kAhead;
   constexpr int kSums = kWide * n;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int share = warp & ((1 << w.log_shares) - 1);
   const int64_t first_warp = int64_t{blockIdx.x - w.first_block} * kMatvecWarps;
-  const int64_t first_row = ((first_warp + warp) >> w.log_shares) * kWide;
+  const int64_t first_row = ((first_warp + warp) >> w.log_shares) * Share::kOuts;
   const std::byte* rows[kWide];
 #pragma unroll
   for (int j = 0; j < kWide; ++j) {
-    rows[j] = w.data + min(first_row + j, w.rows - 1) * m.row_bytes;
+    const std::byte* const data = j < Share::kOuts ? w.data : m.parts[1].data;
+    rows[j] = data + min(first_row + j % Share::kOuts, w.rows - 1) * m.row_bytes;
     asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
   }
 
@@ -107,7 +127,7 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
     typename Type::Unpacked unpacked[kWide];
 #pragma unroll
     for (int j = 0; j < kWide; ++j) unpacked[j] = Type::unpack(raw[a][j], i, i < n_units);
-    Type::template multiply<n>(sums, unpacked, x, n_units, chunk + a * step, lane);
+    Type::template multiply<n, kWide>(sums, unpacked, x, n_units, chunk + a * step, lane);
   };
 
   int chunk = share;
@@ -115,13 +135,16 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
   for (int a = 0; a < kAhead; ++a) load(a, chunk);
   // What this lane is to write: a sum, if it is the first of those that know it.
   constexpr int kLanes = kWarp / kSums;
-  const int64_t o = first_row + lane / kLanes / n;
+  const int64_t o = first_row + lane / kLanes / n % Share::kOuts;
   const int r = lane / kLanes % n;
   const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
-  float* const y = w.y + r * w.rows + o;
-  float start = writes && w.bias != nullptr ? w.bias[o] : 0;
+  // With a gate registers suffice if the pointer says whether; without, if it does not.
+  float* const y = kGated && !writes ? nullptr : w.y + r * w.rows + o;
+  const auto is_written = [&] { return kGated ? y != nullptr : writes; };
+  const float* const bias = kGated && lane >= kWarp / 2 ? m.parts[1].bias : w.bias;
+  float start = writes && bias != nullptr ? bias[o] : 0;
   wait_for_previous();
-  if (writes && m.add) start += *y;
+  if (!kGated && writes && m.add) start += *y;
 
   for (; chunk + kAhead * step < n_chunks; chunk += kAhead * step) {
 #pragma unroll
@@ -138,51 +161,67 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::blocks(n))
     __shared__ float of_shares[kMatvecWarps][kWarp];
     of_shares[warp][lane] = sum;
     __syncthreads();
-    if (writes) {
+    if (is_written()) {
       for (int s = 1; s < 1 << w.log_shares; ++s) sum += of_shares[warp + s][lane];
     }
   }
-  if (writes) *y = start + sum;
+  sum += start;
+  if constexpr (kGated) {
+    const float gate = __shfl_xor_sync(kAllLanes, sum, kWarp / 2);
+    if (lane < kWarp / 2 && is_written()) *y = gated(m.gate, sum, gate);
+  } else {
+    if (is_written()) *y = sum;
+  }
 }
 
+// A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
+// they share, as long as each has its units to load ahead. With a gate as many as without, for the
+// same bits.
 template <class Type, int n>
-void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                   const typename Type::X& x) {
-  // A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
-  // they share, as long as each has its units to load ahead.
+int log_shares(const Stream& stream, const Weights& w) {
   constexpr int kWide = Type::template kWide<n>;
   constexpr int64_t kUnits = Type::template kAhead<n> * kWarp;
   const int64_t enough = int64_t{stream.n_multiprocessors()} * 16;
+  const int64_t n_warps = (w.rows + kWide - 1) / kWide;
+  int log = 0;
+  while (1 << log < kMatvecWarps && n_warps << log < enough &&
+         w.cols / Type::kUnit > kUnits << log) {
+    ++log;
+  }
+  return log;
+}
+
+template <class Type, bool kGated, int n>
+void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+                   const typename Type::X& x) {
+  constexpr int kOuts = WarpShare<Type, n, kGated>::kOuts;
   const Weights& first = products.front().w;
-  MatvecParts m{{}, first.cols, first.row_bytes, static_cast<int>(rows.n), rows.add};
+  MatvecParts m{{}, first.cols, first.row_bytes, static_cast<int>(rows.n), rows.add, {}};
   for (MatvecPart& part : m.parts) part.first_block = UINT_MAX;
   unsigned n_blocks = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const auto& [y, bias, w] = products[i];
-    const int64_t n_warps = (w.rows + kWide - 1) / kWide;
-    int log_shares = 0;
-    while (1 << log_shares < kMatvecWarps && n_warps << log_shares < enough &&
-           w.cols / Type::kUnit > kUnits << log_shares) {
-      ++log_shares;
-    }
-    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, n_blocks, log_shares};
-    const int64_t of_block = kMatvecWarps >> log_shares;
-    n_blocks += static_cast<unsigned>((n_warps + of_block - 1) / of_block);
+    const int log = log_shares<Type, n>(stream, w);
+    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, n_blocks, log};
+    if (kGated && i > 0) break;  // in the blocks of the first
+    const int64_t of_block = int64_t{kOuts} * (kMatvecWarps >> log);
+    n_blocks += static_cast<unsigned>((w.rows + of_block - 1) / of_block);
   }
-  launch(stream, matvec_kernel<Type, n>, n_blocks, kMatvecThreads, 0, m, x);
+  if constexpr (kGated) m.gate = *rows.gate;
+  launch(stream, matvec_kernel<Type, n, kGated>, n_blocks, kMatvecThreads, 0, m, x);
 }
 
-template <class Type>
+template <class Type, bool kGated = false>
 void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                    const typename Type::X& x) {
   if (rows.n <= 1) {
-    launch_matvec<Type, 1>(stream, products, rows, x);
+    launch_matvec<Type, kGated, 1>(stream, products, rows, x);
   } else if (rows.n <= 2) {
-    launch_matvec<Type, 2>(stream, products, rows, x);
+    launch_matvec<Type, kGated, 2>(stream, products, rows, x);
   } else if (rows.n <= 4) {
-    launch_matvec<Type, 4>(stream, products, rows, x);
+    launch_matvec<Type, kGated, 4>(stream, products, rows, x);
   } else {
-    launch_matvec<Type, 8>(stream, products, rows, x);
+    launch_matvec<Type, kGated, 8>(stream, products, rows, x);
   }
 }
 

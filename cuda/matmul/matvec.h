@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
-#include "core/tensor.h"
+#include "backend/backend.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/matmul/weights.h"
 #include "cuda/runtime/device.h"
@@ -23,11 +24,13 @@ struct Matvec {
   Weights w;
 };
 
-// The rows of y that a call computes.
+// The rows of y that a call computes, and what becomes of them.
 struct MatvecRows {
   int64_t begin;
   int64_t n;
   bool add;
+  std::optional<Gate> gate;  // of two products, up and gate, of one shape: up.y gets both as one,
+                             // gate.y nothing. Not of a quantised type.
 };
 
 // Products of the same x, in one launch: their weights have the same type, not a quantised one, and

@@ -31,7 +31,7 @@ struct Quantised {
   // As for units that are not valid: that i % 8 is that of the lane is enough; and x is zero there.
   __device__ static Unpacked unpack(const Raw& raw, int i, bool) { return Format::unpack(raw, i); }
 
-  template <int n>
+  template <int n, int wide>
   __device__ static void multiply(float* sums, const Unpacked* w, const QuantizedRows& x, int,
                                   int chunk, int lane) {
     const int at = min(chunk, x.n_chunks - 1);
@@ -45,7 +45,7 @@ struct Quantised {
       const int second_sum = packed.y >> 16;
       const int sum = first_sum + second_sum;
 #pragma unroll
-      for (int j = 0; j < kWide<n>; ++j) {
+      for (int j = 0; j < wide; ++j) {
         float& total = sums[j * n + r];
         const uint32_t* q = w[j].q;
         if constexpr (kScales == 1) {

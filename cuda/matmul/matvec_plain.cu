@@ -63,7 +63,7 @@ struct Plain {
     }
     return u;
   }
-  template <int n>
+  template <int n, int wide>
   __device__ static void multiply(float* sums, const Unpacked* w, const FloatRows& x, int n_units,
                                   int chunk, int lane) {
     const int i = min(chunk * kWarp + lane, n_units - 1);
@@ -74,7 +74,7 @@ struct Plain {
       for (int k = 0; k < kUnit; k += 4) {
         const auto v = *reinterpret_cast<const float4*>(from + k);
 #pragma unroll
-        for (int j = 0; j < kWide<n>; ++j) {
+        for (int j = 0; j < wide; ++j) {
           float& total = sums[j * n + r];
           total += w[j].w[k] * v.x;
           total += w[j].w[k + 1] * v.y;
@@ -104,7 +104,7 @@ struct Unaligned {
     return reinterpret_cast<const T*>(row)[i];
   }
   __device__ static float unpack(T raw, int, bool valid) { return valid ? as_float(raw) : 0; }
-  template <int n>
+  template <int n, int wide>
   __device__ static void multiply(float* sums, const float* w, const FloatRows& x, int n_units,
                                   int chunk, int lane) {
     const int i = min(chunk * kWarp + lane, n_units - 1);
@@ -112,10 +112,20 @@ struct Unaligned {
     for (int r = 0; r < n; ++r) {
       const float v = x.row(r)[i];
 #pragma unroll
-      for (int j = 0; j < kWide<n>; ++j) sums[j * n + r] += w[j] * v;
+      for (int j = 0; j < wide; ++j) sums[j * n + r] += w[j] * v;
     }
   }
 };
+
+template <class Type>
+void matvec_by(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+               const FloatRows& x) {
+  if (rows.gate) {
+    launch_matvec<Type, true>(stream, products, rows, x);
+  } else {
+    launch_matvec<Type>(stream, products, rows, x);
+  }
+}
 
 template <class T>
 void matvec_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
@@ -126,9 +136,9 @@ void matvec_of(const Stream& stream, std::span<const Matvec> products, const Mat
   const bool all = std::ranges::all_of(
       products, [&](const Matvec& m) { return aligned(m.w.data, m.w.row_bytes); });
   if (all && aligned(x.x, x.stride * 4)) {
-    launch_matvec<Plain<T>>(stream, products, rows, x);
+    matvec_by<Plain<T>>(stream, products, rows, x);
   } else {
-    launch_matvec<Unaligned<T>>(stream, products, rows, x);
+    matvec_by<Unaligned<T>>(stream, products, rows, x);
   }
 }
 

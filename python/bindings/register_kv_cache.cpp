@@ -136,8 +136,6 @@ class AttentionCache {
     if (of_heads.empty()) return {};
     require(std::ssize(of_heads) == n_heads, of_heads.size(), " numbers, expected one for each of ",
             n_heads, " heads");
-    require(backend_->changes_logits(), "attention sinks and ALiBi are not computed by ",
-            backend_->name(), "; use device=cpu");
     Buffer buffer = backend_->allocate(n_heads * sizeof(float));
     backend_->write(buffer.data(), of_heads.data(), buffer.size());
     return buffer;

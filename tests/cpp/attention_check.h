@@ -30,7 +30,8 @@ struct Totals {
 // `n_steps` batches of random rows; next_pieces(random, cache) says of which sequences.
 template <class NextPieces>
 void check_against_reference(Random& random, const KvPolicy& policy, const KvShape& shape,
-                             int n_steps, const NextPieces& next_pieces, Totals& totals) {
+                             int n_steps, const NextPieces& next_pieces, Totals& totals,
+                             const LogitRules& rules = {}) {
   CAPTURE(policy.sinks);
   CAPTURE(policy.heavy);
   CAPTURE(policy.recent);
@@ -40,8 +41,13 @@ void check_against_reference(Random& random, const KvPolicy& policy, const KvSha
   CAPTURE(shape.max_tokens);
   CAPTURE(info(shape.k_dtype).name);
   Rig rig(policy, shape);
+  rig.set_logits(rules);
   const int32_t group = shape.n_heads / shape.n_kv_heads;
-  std::vector<ReferenceHead> heads(shape.n_sequences * shape.n_kv_heads, {policy, shape});
+  std::vector<ReferenceHead> heads;
+  for (int32_t i = 0; i < shape.n_sequences * shape.n_kv_heads; ++i) {
+    const int32_t first = i % shape.n_kv_heads * group;
+    heads.emplace_back(policy, shape, rules.of_heads(first, first + group));
+  }
   std::vector<int32_t> lengths(shape.n_sequences);
 
   for (int step = 0; step < n_steps; ++step) {

@@ -37,9 +37,10 @@ inline bool uses_tensor_cores(const KvShape& shape) {
 // from them f32 may be; adopt() says which tokens survive.
 class ReferenceHead {
  public:
-  ReferenceHead(const KvPolicy& policy, const KvShape& shape)
+  ReferenceHead(const KvPolicy& policy, const KvShape& shape, const LogitRules& rules = {})
       : policy_(policy),
         shape_(shape),
+        rules_(rules),
         k_type_(&choose_kernels("scalar").of(shape.k_dtype)),
         v_type_(&choose_kernels("scalar").of(shape.v_dtype)) {}
 
@@ -51,7 +52,7 @@ class ReferenceHead {
   // `prefill`: the batch has a chunk of more than one row.
   Output step(int64_t n, const std::vector<float>& q, const std::vector<float>& k,
               const std::vector<float>& v, bool prefill) {
-    const bool tensor_cores = prefill && uses_tensor_cores(shape_);
+    const bool tensor_cores = prefill && uses_tensor_cores(shape_) && rules_.slopes.empty();
     const int64_t before = std::ssize(kept_);
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     for (int64_t i = 0; i < n; ++i) {
@@ -60,7 +61,7 @@ class ReferenceHead {
     Output out;
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t h = 0; h < group; ++h) {
-        attend(q.data() + (i * group + h) * shape_.head_dim, before + i + 1, tensor_cores, out);
+        attend(q.data() + (i * group + h) * shape_.head_dim, h, before + i + 1, tensor_cores, out);
       }
     }
     return out;
@@ -136,8 +137,15 @@ class ReferenceHead {
     return {back.begin(), back.end()};
   }
 
-  // One query over the first n_visible tokens.
-  void attend(const float* q, int64_t n_visible, bool tensor_cores, Output& out) {
+  // How far the last of n_visible tokens is from token j.
+  double distance(int64_t n_visible, int64_t j) const {
+    const int64_t last = n_visible - 1;
+    return static_cast<double>(rules_.of_ranks ? last - j
+                                               : kept_[last].position - kept_[j].position);
+  }
+
+  // One query, of a head, over the first n_visible tokens.
+  void attend(const float* q, int64_t head, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
     const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
@@ -152,18 +160,41 @@ class ReferenceHead {
         logit += product;
         magnitude += std::abs(product);
       }
-      a[j] = logit;
+      if (!rules_.slopes.empty()) {  // by two roundings, and those of the slope's factor
+        const double fall = double{rules_.slopes[head]} * distance(n_visible, j);
+        logit -= fall;
+        magnitude += std::abs(fall);
+      }
       double factors = 0;  // what rounding q, with its scale or without, and k comes to
       for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
         const double error = rounding_error(DType::f16, k[d]);
         factors += scale * (std::abs(q[d]) * error + 0x1p-11 * std::abs(q[d] * k[d]));
       }
       const double sum = sum_error(head_dim) + gamma(head_dim + 6);
-      logit_error = std::max(logit_error, sum * magnitude + 1.001 * factors);  // and their product
+      double error = sum * magnitude + 1.001 * factors;  // and their product
+      if (rules_.softcap > 0) {
+        // Its slope is at most 1. It is off by 16 units on the CPU, see test_operations. On CUDA,
+        // c - 2 c / (1 + e^(2 x / c)), by 15 of c: 2 for four roundings of the exponent, 2 for a
+        // power off by 4, 2 for 1 + e, 8 for a quotient off by 4, 1 for the difference. And c is
+        // rounded, where it is divided by the scale.
+        logit = rules_.softcap * std::tanh(logit / rules_.softcap);
+        error += 18 * kUnit * rules_.softcap;
+      }
+      a[j] = logit;
+      logit_error = std::max(logit_error, error);
     }
-    const double largest = *std::max_element(a.begin(), a.end());
+    double largest = *std::max_element(a.begin(), a.end());
     double total = 0;
     double power = 0;  // relative error of a power
+    int64_t n_terms = n_visible;
+    if (!rules_.sinks.empty()) {  // a logit that is rounded as often as that of a token is scaled
+      const double sink = rules_.sinks[head];
+      power = power_error(std::abs(sink - largest));
+      largest = std::max(largest, sink);
+      total = std::exp(sink - largest);
+      logit_error = std::max(logit_error, gamma(4) * std::abs(sink));
+      n_terms += 4;  // and what is put together with it: powers, products, a sum
+    }
     for (double& x : a) {
       power = std::max(power, power_error(largest - x));
       x = std::exp(x - largest);
@@ -172,7 +203,7 @@ class ReferenceHead {
     // The exponent a_j - largest is off by two logits' errors, as is each term of the sum; then the
     // roundings of softmax, see test_kernels, and as many where parts with maxima of their own are
     // put together.
-    const double sums = gamma(2 * n_visible + 2);
+    const double sums = gamma(2 * n_terms + 2);
     const double relative = std::expm1(2 * (2 * logit_error + power) + sums);
     std::vector<double> value(head_dim);
     std::vector<double> bound(head_dim);
@@ -199,6 +230,7 @@ class ReferenceHead {
 
   KvPolicy policy_;
   KvShape shape_;
+  LogitRules rules_;           // of the query heads of the group
   const TypeKernels* k_type_;  // round to the cache's types
   const TypeKernels* v_type_;
   int32_t length_ = 0;

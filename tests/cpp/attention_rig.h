@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,21 @@ inline float attention_scale(const KvShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
+// What becomes of logits, as Attention has it.
+struct LogitRules {
+  float softcap = 0;
+  std::vector<float> sinks = {}, slopes = {};  // of each query head, or empty
+  bool of_ranks = false;                       // the distances that slopes are times
+
+  // Those of the query heads [begin, end).
+  LogitRules of_heads(int32_t begin, int32_t end) const {
+    const auto some = [&](const std::vector<float>& x) {
+      return x.empty() ? x : std::vector<float>(x.begin() + begin, x.begin() + end);
+    };
+    return {softcap, some(sinks), some(slopes), of_ranks};
+  }
+};
+
 // Rotary positions of any head; the frequencies are in the host's memory.
 inline Rope rope_of(int32_t head_dim) {
   static const std::vector<float> frequencies = [] {
@@ -77,6 +93,14 @@ class Rig {
 
   // Of each row, as Attention has it.
   void set_window(int32_t window) { window_ = window; }
+  void set_logits(const LogitRules& rules) {
+    const auto uploaded = [&](std::optional<DeviceMatrix>& to, const std::vector<float>& x) {
+      if (!x.empty()) to.emplace(*backend_, x, 1, std::ssize(x));
+    };
+    softcap_ = rules.softcap;
+    uploaded(sinks_, rules.sinks);
+    uploaded(slopes_, rules.slopes);
+  }
 
   void roll(int32_t sequence) { cache_.roll(sequence); }
 
@@ -104,8 +128,9 @@ class Rig {
                                 .rope = shape.rope,
                                 .scale = attention_scale(shape),
                                 .window = window_,
-                                .sinks = {},
-                                .slopes = {}};
+                                .softcap = softcap_,
+                                .sinks = sinks_ ? Tensor(*sinks_) : Tensor(),
+                                .slopes = slopes_ ? Tensor(*slopes_) : Tensor()};
       backend_->run(batch, [&] { backend_->attend(attention, cache_.layer(layer), batch); });
     }
     cache_.advance(batch);
@@ -139,6 +164,8 @@ class Rig {
   KvCache cache_;
   const bool rolling_;
   int32_t window_ = 0;
+  float softcap_ = 0;
+  std::optional<DeviceMatrix> sinks_, slopes_;
 };
 
 inline bool same_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b) {

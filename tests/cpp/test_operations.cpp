@@ -108,7 +108,7 @@ void check_gated(const Operation& operation,
     CAPTURE(size.rows);
     CAPTURE(size.cols);
     const std::vector<float> gate = inputs(random, size);
-    const std::vector<float> up = random.reals(size.rows * size.cols);
+    const std::vector<float> up = random.reals(size.rows * size.cols, -9, 9);
     const DeviceMatrix device_gate(*run.backend, gate, size.rows, size.cols);
     const std::vector<float> y =
         run(size, up, [&](const Tensor& t) { operation(*run.backend, t, device_gate); });
@@ -119,7 +119,8 @@ void check_gated(const Operation& operation,
 }
 
 TEST_CASE("swiglu") {
-  check_gated([](Backend& b, const Tensor& up, const Tensor& gate) { b.swiglu(up, gate); },
+  check_gated([](Backend& b, const Tensor& up,
+                 const Tensor& gate) { b.apply_gate(Gate::swiglu, up, gate); },
               [](double gate, double up, double y) {
                 const double expected = gate * sigmoid(gate) * up;
                 // A power, a sum, a quotient of up to two places, two products.
@@ -129,17 +130,31 @@ TEST_CASE("swiglu") {
               });
 }
 
-TEST_CASE("geglu") {
-  check_gated([](Backend& b, const Tensor& up, const Tensor& gate) { b.geglu(up, gate); },
-              [](double x, double up, double y) {
-                const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
-                const double expected = x * sigmoid(z) * up;
-                // As gelu_tanh, and a product.
-                const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
-                return in_bounds(
-                    y, expected,
-                    relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up));
+TEST_CASE("swiglu_clamped") {
+  check_gated([](Backend& b, const Tensor& up,
+                 const Tensor& gate) { b.apply_gate(Gate::swiglu_clamped, up, gate); },
+              [](double gate, double up, double y) {
+                const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+                const double expected = (u + 1) * g * sigmoid(1.702 * g);
+                // 1.702 is rounded, and the argument; then as swiglu, and a sum of up and 1.
+                const double relative =
+                    2 * std::abs(1.702 * g) * kUnit + power_error(1.702 * g) + 9 * kUnit;
+                return in_bounds(y, expected,
+                                 relative * std::abs(expected) + kNothing * std::abs(g * (u + 1)));
               });
+}
+
+TEST_CASE("geglu") {
+  check_gated(
+      [](Backend& b, const Tensor& up, const Tensor& gate) { b.apply_gate(Gate::geglu, up, gate); },
+      [](double x, double up, double y) {
+        const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+        const double expected = x * sigmoid(z) * up;
+        // As gelu_tanh, and a product.
+        const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
+        return in_bounds(y, expected,
+                         relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up));
+      });
 }
 
 TEST_CASE("softcap") {

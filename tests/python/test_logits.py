@@ -31,6 +31,8 @@ GOLDEN = [
     "gptneox",
     "qwen3",
     "qwen3moe",
+    "gemma2",
+    "bloom",
 ]
 
 
