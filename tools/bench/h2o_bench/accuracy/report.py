@@ -70,10 +70,10 @@ def print_table(records: Sequence[Record]) -> None:
 def plot(records: Sequence[Record], path: Path) -> None:
     """Draw a panel for each task: a line for each policy, dashed the full cache, dotted a guess."""
     tasks = list(dict.fromkeys(record.task for record in records))
-    columns = 4
-    figure = new_figure(3.2 * columns, 2.9 * -(-len(tasks) // columns))
-    grid = figure.subplots(-(-len(tasks) // columns), columns, squeeze=False).flat
-    for axes, task in zip(grid, tasks, strict=False):
+    columns, rows = 4, len(tasks) // 4 + 1  # so that a panel is left for the legend
+    figure = new_figure(3.2 * columns, 2.9 * rows)
+    first, *_ = panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, task in zip(panels, tasks, strict=False):
         of_task = [record for record in records if record.task == task]
         [full] = [record for record in of_task if record.policy == "full"]
         for policy in dict.fromkeys(record.policy for record in of_task if record is not full):
@@ -85,7 +85,8 @@ def plot(records: Sequence[Record], path: Path) -> None:
                 [r.error for r in points],
                 marker="o",
                 markersize=3,
-                elinewidth=0.6,
+                linewidth=1.2,
+                elinewidth=0.5,
                 label=policy,
             )
         axes.axhline(full.mean, linestyle="--", color="black", linewidth=0.8, label="full")
@@ -93,7 +94,8 @@ def plot(records: Sequence[Record], path: Path) -> None:
             axes.axhline(CHANCE[task], linestyle=":", color="gray", label="a guess")
         axes.set_title(f"{task}, {full.metric}, n={len(full.metrics[full.metric])}", fontsize=9)
         axes.set_xlabel("budget, % of the tokens", fontsize=8)
-    for axes in list(grid)[len(tasks) :]:
+        axes.tick_params(labelsize=8)
+    for axes in panels[len(tasks) :]:
         axes.set_axis_off()
-    figure.axes[0].legend(fontsize=7)
+    panels[len(tasks)].legend(*first.get_legend_handles_labels(), loc="center", fontsize=9)
     figure.savefig(path, dpi=120)
