@@ -70,22 +70,25 @@ def print_table(records: Sequence[Record]) -> None:
 def plot(records: Sequence[Record], path: Path) -> None:
     """Draw a panel for each task: a line for each policy, dashed the full cache, dotted a guess."""
     tasks = list(dict.fromkeys(record.task for record in records))
-    columns = 4
-    figure = new_figure(3.2 * columns, 2.9 * -(-len(tasks) // columns))
-    grid = figure.subplots(-(-len(tasks) // columns), columns, squeeze=False).flat
-    for axes, task in zip(grid, tasks, strict=False):
+    n_budgets = len({record.budget for record in records if record.policy != "full"})
+    columns, rows = 4, len(tasks) // 4 + 1  # so that a panel is left for the legend
+    figure = new_figure(3.2 * columns, 2.9 * rows)
+    first, *_ = panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, task in zip(panels, tasks, strict=False):
         of_task = [record for record in records if record.task == task]
         [full] = [record for record in of_task if record.policy == "full"]
         for policy in dict.fromkeys(record.policy for record in of_task if record is not full):
             line = sorted((r for r in of_task if r.policy == policy), key=lambda r: r.budget)
-            points = [*line, full]  # a budget of everything is the full cache
+            # A budget of everything is the full cache; where budgets are missing, lines end before.
+            points = [*line, full] if len(line) == n_budgets else line
             axes.errorbar(
                 [100 * r.budget for r in points],
                 [r.mean for r in points],
                 [r.error for r in points],
                 marker="o",
                 markersize=3,
-                elinewidth=0.6,
+                linewidth=1.2,
+                elinewidth=0.5,
                 label=policy,
             )
         axes.axhline(full.mean, linestyle="--", color="black", linewidth=0.8, label="full")
@@ -93,7 +96,9 @@ def plot(records: Sequence[Record], path: Path) -> None:
             axes.axhline(CHANCE[task], linestyle=":", color="gray", label="a guess")
         axes.set_title(f"{task}, {full.metric}, n={len(full.metrics[full.metric])}", fontsize=9)
         axes.set_xlabel("budget, % of the tokens", fontsize=8)
-    for axes in list(grid)[len(tasks) :]:
+        axes.set_xlim(0, 105)
+        axes.tick_params(labelsize=8)
+    for axes in panels[len(tasks) :]:
         axes.set_axis_off()
-    figure.axes[0].legend(fontsize=7)
+    panels[len(tasks)].legend(*first.get_legend_handles_labels(), loc="center", fontsize=9)
     figure.savefig(path, dpi=120)
