@@ -22,7 +22,7 @@ struct LogitChanges {
 
   __device__ bool any() const { return softcap > 0 || slopes != nullptr; }
 
-  // softcap * tanh(logit / softcap), off by at most a few units of softcap.
+  // softcap * tanh(logit / softcap), off by at most 15 roundings of softcap.
   __device__ float capped(float logit) const {
     return softcap - __fdividef(2 * softcap, 1 + exp2_fast(logit * softcap_rate));
   }

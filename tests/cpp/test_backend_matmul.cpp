@@ -239,55 +239,6 @@ TEST_CASE("products of the same rows have the bits that each has alone") {
   }
 }
 
-TEST_CASE("gated products have the bits of two products and a gate") {
-  const auto backend = test_backend(2);
-  Random random(9);
-  constexpr int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 70};
-  constexpr Gate kKinds[] = {Gate::swiglu, Gate::swiglu_clamped, Gate::geglu};
-  // Columns that warps share; rows of 16 bits that are not aligned to 16 bytes; more rows of
-  // weights than warps share.
-  constexpr std::pair<int64_t, int64_t> kShapes[] = {{38, 2112}, {33, 60}, {4300, 64}};
-  size_t turn = 0;
-  for (const DType dtype : device_dtypes()) {
-    const int64_t block = info(dtype).block_size;
-    for (const auto& [n_out, columns] : kShapes) {
-      if (n_out > 4096 && block > 1) continue;  // these have no kernel of their own
-      const int64_t n_in = (columns + block - 1) / block * block;
-      std::vector<Buffer> owner;
-      std::vector<std::byte> bytes[2];
-      Affine weights[2];
-      for (int i = 0; i < 2; ++i) {
-        bytes[i] = random_weights(random, dtype, n_out * n_in, real_scales);
-        weights[i].weight = backend->upload(tensor_of(bytes[i], dtype, n_out, n_in), owner);
-      }
-      const DeviceMatrix bias(*backend, random.reals(n_out), 1, n_out);
-      weights[1].bias = bias;  // of the gate, and then of what is gated
-      for (const int64_t n_rows : kRows) {
-        if (n_out > 4096 && n_rows != 1 && n_rows != 8) continue;
-        const DeviceMatrix x(*backend, random.reals(n_rows * n_in, -0.1f, 0.1f), n_rows, n_in);
-        for (int i = 0; i < 2; ++i) {
-          const Gate kind = kKinds[turn++ % 3];
-          CAPTURE(info(dtype).name);
-          CAPTURE(n_out);
-          CAPTURE(n_rows);
-          CAPTURE(static_cast<int>(kind));
-          const DeviceMatrix up(*backend, n_rows, n_out), gate(*backend, n_rows, n_out);
-          const DeviceMatrix fused(*backend, n_rows, n_out), scratch(*backend, n_rows, n_out);
-          run_rows(*backend, n_rows, [&](const Batch&) {
-            backend->matmul({{up, weights[i]}, {gate, weights[1 - i]}}, x);
-            backend->apply_gate(kind, up, gate);
-            backend->matmul_gated(kind, {fused, weights[i]}, {scratch, weights[1 - i]}, x);
-          });
-          const std::vector<float> y = fused.read();
-          CHECK(std::ranges::all_of(y, [](float value) { return std::isfinite(value); }));
-          CHECK(same_bits(y, up.read()));
-          scratch.read();  // what is around it is as it was
-        }
-      }
-    }
-  }
-}
-
 // Each expert's rows are those of the copies that went to it: none, one, or more than are rounded
 // together.
 TEST_CASE("products of experts have the bits that each has alone" * doctest::skip(on_cuda())) {
