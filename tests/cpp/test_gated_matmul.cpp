@@ -17,7 +17,8 @@ TEST_CASE("gated products have the bits of two products and a gate") {
   size_t turn = 0;
   for (const DType dtype : device_dtypes()) {
     const int64_t block = info(dtype).block_size;
-    for (const auto& [n_out, columns] : kShapes) {
+    for (const auto& shape : kShapes) {
+      const int64_t n_out = shape.first, columns = shape.second;
       if (block > 1 && columns > 60) continue;  // these have no kernel of their own
       const int64_t n_in = (columns + block - 1) / block * block;
       std::vector<Buffer> owner;
