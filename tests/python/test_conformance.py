@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,9 +77,10 @@ def test_case(name: str, kv_dtype: str, device: str) -> None:
         out = driver.feed(done, done + n)
         done += n
         for g in range(driver.n_kv_heads):
-            # Where exact sums are equal, rounding decides on a GPU; the same scores stay.
-            # That the older of equal ones stays is tested in C++, on sums that are exact.
-            if device == "cpu" or case.get("selection_margin") != 0:
+            # Where exact sums are equal, rounding decides on a GPU and on ARM; the same scores
+            # stay. That the older of equal ones stays is tested in C++, on sums that are exact.
+            as_recorded = device == "cpu" and platform.machine().lower() in ("x86_64", "amd64")
+            if as_recorded or case.get("selection_margin") != 0:
                 assert driver.kept(g) == expected["kept"][g]
             if case["policy"] == "h2o" and case["heavy"] > 0:
                 np.testing.assert_allclose(
