@@ -148,5 +148,21 @@ struct MXFP4 : OneGroup<MXFP4, BlockMXFP4> {
   Vec at(int64_t l) const { return mul(d, lookup(kMxfp4Values, nibbles(qs, l))); }
 };
 
+// The n elements of a row, as float.
+template <class Type>
+void decode(float* y, const std::byte* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + Type::kBlock <= n; i += Type::kBlock) {
+    const Type block = Type::block(x, i);
+    for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
+      const auto group = block.group(g);
+      for (int64_t l = 0; l < Type::kGroup; l += kWidth) store(y + i + g + l, group.at(l));
+    }
+  }
+  if constexpr (Type::kBlock == kWidth) {
+    if (i < n) store_first(y + i, Type::tail(x, i, n - i), n - i);
+  }
+}
+
 }  // namespace
 }  // namespace h2o

@@ -1,0 +1,119 @@
+// Matmul with x in float, under the rules at the top of cpu/kernels-inl.h, whatever the type of the
+// weights.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/matmul/blocks-inl.h"
+
+namespace h2o {
+namespace {
+
+// Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
+// its value does not depend on R and O. Weights `ahead` bytes further on will be wanted next.
+template <class Type, int R, int O>
+void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
+  const float* x[R];
+  const std::byte* w[O];
+  constexpr int kSums = (O + 3) / 4 * 4;  // four are stored at a time
+  Vec sums[R][O];
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) x[i] = m.x + (r + i) * m.n_in;
+#pragma GCC unroll 8
+  for (int j = 0; j < O; ++j) w[j] = m.w + (o + j) * m.w_row_bytes;
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < O; ++j) sums[i][j] = zero();
+  }
+
+  // Unrolled so early, or GCC 12 stores all sums to memory in every step.
+  int64_t k = 0;
+  for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
+#pragma GCC unroll 8
+    for (int j = 0; j < O; ++j) {
+      const Type block = Type::block(w[j], k);
+      if constexpr (R == 1) block.prefetch(ahead);
+      for (int64_t g = 0; g < Type::kBlock; g += Type::kGroup) {
+        const auto group = block.group(g);
+        for (int64_t l = 0; l < Type::kGroup; l += kWidth) {
+          const Vec wv = group.at(l);
+#pragma GCC unroll 8
+          for (int i = 0; i < R; ++i) sums[i][j] = fma(load(x[i] + k + g + l), wv, sums[i][j]);
+        }
+      }
+    }
+  }
+  if constexpr (Type::kBlock == kWidth) {
+    if (k < m.n_in) {
+#pragma GCC unroll 8
+      for (int j = 0; j < O; ++j) {
+        const Vec wv = Type::tail(w[j], k, m.n_in - k);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) {
+          sums[i][j] = fma(load_first(x[i] + k, m.n_in - k), wv, sums[i][j]);
+        }
+      }
+    }
+  }
+
+  const bool plain = m.bias == nullptr && !m.add;
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+    float* y = m.y + (r + i) * m.y_stride + o;
+    float values[kSums];
+#pragma GCC unroll 2
+    for (int j = 0; j < kSums; j += 4) {
+      const auto at = [&](int l) { return sums[i][l < O ? l : O - 1]; };
+      store_sums(O == kSums && plain ? y + j : values + j, at(j), at(j + 1), at(j + 2), at(j + 3));
+    }
+    if (O == kSums && plain) continue;
+    for (int j = 0; j < O; ++j) {
+      const float value = m.bias != nullptr ? values[j] + m.bias[o + j] : values[j];
+      y[j] = m.add ? y[j] + value : value;
+    }
+  }
+}
+
+// The same for n <= R rows.
+template <class Type, int R, int O>
+void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
+  if constexpr (R > 1) {
+    if (n < R) return matmul_tile_of<Type, R - 1, O>(n, m, r, o);
+  }
+  matmul_tile<Type, R, O>(m, r, o);
+}
+
+// Of x, what stays in a second-level cache while the columns go by.
+constexpr int64_t kCachedFloats = 192 * 1024;
+
+template <class Type>
+void matmul(const Matmul& m, int64_t begin, int64_t end) {
+  if (m.n_rows == 1) {  // many columns at once hide the latency of fma
+    int64_t o = begin;
+    for (; o + 8 <= end; o += 8) {
+      matmul_tile<Type, 1, 8>(m, 0, o, o + 16 <= end ? 8 * m.w_row_bytes : 0);
+    }
+    for (; o + 4 <= end; o += 4) matmul_tile<Type, 1, 4>(m, 0, o);
+    for (; o < end; ++o) matmul_tile<Type, 1, 1>(m, 0, o);
+    return;
+  }
+  const int64_t n_tiles = kCachedFloats / (m.n_in * kTileRows);
+  const int64_t n_cached = (n_tiles > 1 ? n_tiles : 1) * kTileRows;
+  for (int64_t first = 0; first < m.n_rows; first += n_cached) {
+    const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
+    int64_t o = begin;
+    for (; o + kTileColumns <= end; o += kTileColumns) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, kTileColumns>(last - r, m, r, o);
+      }
+    }
+    for (; o < end; ++o) {
+      for (int64_t r = first; r < last; r += kTileRows) {
+        matmul_tile_of<Type, kTileRows, 1>(last - r, m, r, o);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace h2o
