@@ -100,12 +100,12 @@ struct BlockScales {
   }
 };
 
-// Of so many bytes all lines. A processor has room for some requests only: those of a block of 256
-// at once hold up what comes after them.
+// All lines of so many bytes, into the second-level cache: it takes more requests at once than the
+// first, which then hold up what comes after them. Hardware does not follow the streams of a block.
 template <int64_t kBytes>
 H2O_INLINE void prefetch_lines(const std::byte* from) {
 #pragma GCC unroll 16
-  for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at);
+  for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
 // A row of x and kInterleaved columns.
@@ -115,7 +115,7 @@ struct Strip {
   // Elements whose instructions are written out: those of a whole block of 256 are too many to be
   // scheduled well.
   static constexpr int kStep = Type::kBlock < 64 ? Type::kBlock : 64;
-  static constexpr int64_t kAhead = 4096;  // bytes from what is multiplied to what is prefetched
+  static constexpr int64_t kAhead = 8192;  // bytes from what is multiplied to what is prefetched
 
   const int8_t* x_q;
   const float* x_scales;
