@@ -22,7 +22,9 @@ struct Matmul {
   int64_t w_row_bytes;
   int64_t y_stride;
   bool add;
+  float* workspace = nullptr;  // kMatmulWorkspace floats, aligned to 64 bytes, for many rows
 };
+constexpr int64_t kMatmulWorkspace = 128 * 1024;
 
 // So many rows of x at most are rounded at once.
 constexpr int64_t kRoundedRows = 512;

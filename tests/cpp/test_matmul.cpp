@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/cpu_backend.h"
 #include "cpu/isa/detect.h"
 #include "testing.h"
 
@@ -152,7 +153,8 @@ TEST_CASE("matmul is the sum of products, and writes its columns only") {
   }
 }
 
-TEST_CASE("an output of matmul has the same bits in every batch and range of columns") {
+TEST_CASE("an output of matmul has the same bits in any batch or range, with a workspace or not") {
+  const Buffer workspace = make_cpu_backend(1, "scalar")->allocate(kMatmulWorkspace * 4);
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : kAllTypes) {
       CAPTURE(std::string_view(table->isa));
@@ -161,7 +163,7 @@ TEST_CASE("an output of matmul has the same bits in every batch and range of col
       for (int trial = 0; trial < 20; ++trial) {
         const int64_t n_in = random_width(random, dtype);
         const int64_t n_out = random.integer(1, 27);
-        const int64_t n_rows = random.integer(1, 9);
+        const int64_t n_rows = random.integer(1, 16);
         const Rows w = random_rows(random, dtype, n_out, n_in);
         const std::vector<float> x = random.reals(n_rows * n_in);
         const std::vector<float> bias = random.reals(n_out);
@@ -177,7 +179,9 @@ TEST_CASE("an output of matmul has the same bits in every batch and range of col
         const std::vector<float> before = random.reals(n_rows * n_out);
         std::vector<float> whole = before;
         m.y = whole.data();
+        m.workspace = workspace.as<float>();
         table->of(dtype).matmul(m, 0, n_out);
+        m.workspace = nullptr;
 
         int n_different = 0;
         const auto check = [&](int64_t row, int64_t rows, int64_t begin, int64_t end) {

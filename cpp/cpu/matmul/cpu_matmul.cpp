@@ -8,7 +8,8 @@ namespace h2o {
 namespace {
 
 // Of a thread. What it does not use is never touched, and takes no memory.
-constexpr int64_t kWorkspace = std::max(kInt8Workspace, kBf16Workspace);
+constexpr int64_t kWorkspace =
+    std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
 // Rows of a product that are not divided: a thread reads a panel of weights for them.
 constexpr int64_t kLeastRows = 48;
@@ -218,7 +219,9 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
       part.type->bf16_matmul(part.m, bf16_rows(part.m.n_rows, part.m.n_in), column, end_column,
                              workspace);
     } else {
-      part.type->matmul(part.m, column, end_column);
+      Matmul all = part.m;
+      all.workspace = reinterpret_cast<float*>(workspace);
+      part.type->matmul(all, column, end_column);
     }
   };
   if (part.per_panel == 1) {

@@ -86,6 +86,35 @@ void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
 // Of x, what stays in a second-level cache while the columns go by.
 constexpr int64_t kCachedFloats = 192 * 1024;
 
+// O columns of the rows [first, last).
+template <class Type, int O>
+void matmul_rows(const Matmul& m, int64_t first, int64_t last, int64_t o) {
+  for (int64_t r = first; r < last; r += kTileRows) {
+    matmul_tile_of<Type, kTileRows, O>(last - r, m, r, o);
+  }
+}
+
+// The same. For several tiles, weights are gathered as floats first, if there is room: f16 is
+// converted once, and rows of 4096 bytes would lie in the same lines of the cache.
+template <class Type, int O>
+void matmul_columns(const Matmul& m, int64_t first, int64_t last, int64_t o) {
+  if constexpr (Type::kBlock == kWidth) {
+    const int64_t stride = m.n_in + 64 / static_cast<int64_t>(sizeof(float));
+    if (m.workspace != nullptr && last - first > kTileRows && O * stride <= kMatmulWorkspace) {
+      for (int64_t j = 0; j < O; ++j) {
+        decode<Type>(m.workspace + j * stride, m.w + (o + j) * m.w_row_bytes, m.n_in);
+      }
+      Matmul gathered = m;
+      gathered.w = reinterpret_cast<const std::byte*>(m.workspace);
+      gathered.w_row_bytes = stride * static_cast<int64_t>(sizeof(float));
+      gathered.y += o;
+      if (m.bias != nullptr) gathered.bias += o;
+      return matmul_rows<Plain<float>, O>(gathered, first, last, 0);
+    }
+  }
+  matmul_rows<Type, O>(m, first, last, o);
+}
+
 template <class Type>
 void matmul(const Matmul& m, int64_t begin, int64_t end) {
   if (m.n_rows == 1) {  // many columns at once hide the latency of fma
@@ -103,15 +132,9 @@ void matmul(const Matmul& m, int64_t begin, int64_t end) {
     const int64_t last = m.n_rows - first < n_cached ? m.n_rows : first + n_cached;
     int64_t o = begin;
     for (; o + kTileColumns <= end; o += kTileColumns) {
-      for (int64_t r = first; r < last; r += kTileRows) {
-        matmul_tile_of<Type, kTileRows, kTileColumns>(last - r, m, r, o);
-      }
+      matmul_columns<Type, kTileColumns>(m, first, last, o);
     }
-    for (; o < end; ++o) {
-      for (int64_t r = first; r < last; r += kTileRows) {
-        matmul_tile_of<Type, kTileRows, 1>(last - r, m, r, o);
-      }
-    }
+    for (; o < end; ++o) matmul_columns<Type, 1>(m, first, last, o);
   }
 }
 
