@@ -153,3 +153,10 @@ FALCON = replace(
     embeddings=(_WORDS,),
     kv_heads=_falcon_kv_heads,
 )
+
+FAMILIES = {
+    "GPT2LMHeadModel": GPT2,
+    "GPTJForCausalLM": GPTJ,
+    "BloomForCausalLM": BLOOM,
+    "FalconForCausalLM": FALCON,
+}

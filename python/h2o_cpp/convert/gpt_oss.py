@@ -94,3 +94,5 @@ GPT_OSS = Family(
     ignored=re.compile(r"lm_head\.weight"),
     mxfp4=True,
 )
+
+FAMILIES = {"GptOssForCausalLM": GPT_OSS}

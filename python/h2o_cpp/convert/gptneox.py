@@ -71,3 +71,5 @@ GPTNEOX = Family(
     # Old checkpoints hold the causal mask, what it adds, and the frequencies of each layer.
     ignored=re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
 )
+
+FAMILIES = {"GPTNeoXForCausalLM": GPTNEOX}

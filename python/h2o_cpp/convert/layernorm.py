@@ -88,3 +88,9 @@ COMMAND_R = Family(
     details=lambda config, sizes: {"logit_scale": number(config, "logit_scale", 0.0625)},
     tied=True,
 )
+
+FAMILIES = {
+    "Starcoder2ForCausalLM": STARCODER2,
+    "StableLmForCausalLM": STABLELM,
+    "CohereForCausalLM": COMMAND_R,
+}

@@ -217,10 +217,21 @@ def _family(variant: _Variant) -> Family:
     )
 
 
-LLAMA, MISTRAL = _family(_LLAMA), _family(_MISTRAL)
-QWEN2, QWEN3 = _family(_QWEN2), _family(_QWEN3)
-PHI3, SMOLLM3 = _family(_PHI3), _family(_SMOLLM3)
-GRANITE, GRANITE_MOE = _family(_GRANITE), _family(_GRANITE_MOE)
-GEMMA, GEMMA2, GEMMA3 = _family(_GEMMA), _family(_GEMMA2), _family(_GEMMA3)
-MIXTRAL, OLMOE = _family(_MIXTRAL), _family(_OLMOE)
-QWEN2_MOE, QWEN3_MOE = _family(_QWEN2_MOE), _family(_QWEN3_MOE)
+FAMILIES = {
+    "LlamaForCausalLM": _family(_LLAMA),
+    "LLaMAForCausalLM": _family(_LLAMA),  # the first checkpoints of Llama 1
+    "MistralForCausalLM": _family(_MISTRAL),
+    "MixtralForCausalLM": _family(_MIXTRAL),
+    "GraniteForCausalLM": _family(_GRANITE),
+    "GraniteMoeForCausalLM": _family(_GRANITE_MOE),
+    "SmolLM3ForCausalLM": _family(_SMOLLM3),
+    "Qwen2ForCausalLM": _family(_QWEN2),
+    "Qwen2MoeForCausalLM": _family(_QWEN2_MOE),
+    "Qwen3ForCausalLM": _family(_QWEN3),
+    "Qwen3MoeForCausalLM": _family(_QWEN3_MOE),
+    "OlmoeForCausalLM": _family(_OLMOE),
+    "Phi3ForCausalLM": _family(_PHI3),
+    "GemmaForCausalLM": _family(_GEMMA),
+    "Gemma2ForCausalLM": _family(_GEMMA2),
+    "Gemma3ForCausalLM": _family(_GEMMA3),
+}

@@ -69,3 +69,5 @@ OPT = Family(
     add_bos=True,
     control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),
 )
+
+FAMILIES = {"OPTForCausalLM": OPT}
