@@ -8,46 +8,35 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from h2o_cpp.generation.batch import run_batch
-from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.embedding import embed
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.grammar import form_of
 from h2o_cpp.generation.request import (
-    Pooling,
     Request,
     StreamOptions,
-    check_vocabulary,
     is_batch,
     make_request,
     make_requests,
     show_options,
-    text_tokens,
-    token_ids,
 )
 from h2o_cpp.generation.snapshot import Snapshot, SnapshotCache
-from h2o_cpp.generation.stats import Stats
 from h2o_cpp.generation.stream import Generation, Stream
-from h2o_cpp.model.arguments import INT64_MAX, bytes_of, check_bool, check_int
+from h2o_cpp.loaded_model import LoadedModel
+from h2o_cpp.model.arguments import bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.runtime import Runtime, open_runtime
+from h2o_cpp.model.runtime import open_runtime
 from h2o_cpp.model.session import ARCHIVE_PAGES, Positions
 from h2o_cpp.model.stored_budget import Budget
-from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import Reply, parse_reply
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Generator(Closing):
+class Generator(LoadedModel):
     """Generates text from a GGUF model with a KV cache of bounded size.
 
     Threads may share it, and several streams may run at once. It remains usable after a stream is
@@ -141,16 +130,8 @@ class Generator(Closing):
         """
         if seed is not None:
             check_int("seed", seed, 0, None)
-        if isinstance(snapshot_bytes, str):
-            snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes)
-        check_int("snapshot_bytes", snapshot_bytes, 0, None)
-        if isinstance(prefix_cache, str):
-            prefix_cache = bytes_of("prefix_cache", prefix_cache)
-        check_int("prefix_cache", prefix_cache, 0, INT64_MAX)
-        if isinstance(prefix_cache_disk_bytes, str):
-            prefix_cache_disk_bytes = bytes_of("prefix_cache_disk_bytes", prefix_cache_disk_bytes)
-        check_int("prefix_cache_disk_bytes", prefix_cache_disk_bytes, 0, INT64_MAX)
-        self._open: Runtime | None = open_runtime(
+        snapshot_bytes = bytes_of("snapshot_bytes", snapshot_bytes, 0)
+        runtime = open_runtime(
             path,
             hh=hh,
             cache_memory=cache_memory,
@@ -166,54 +147,18 @@ class Generator(Closing):
             memory=memory,
             max_resident=max_resident,
             exact=exact,
-            prefix_cache=prefix_cache,
+            prefix_cache=bytes_of("prefix_cache", prefix_cache, 0),
             prefix_cache_disk=prefix_cache_disk,
-            prefix_cache_disk_bytes=prefix_cache_disk_bytes,
+            prefix_cache_disk_bytes=bytes_of("prefix_cache_disk_bytes", prefix_cache_disk_bytes, 0),
             prefix_ends=check_bool("prefix_ends", prefix_ends),
             archive=archive,
             archive_pages=archive_pages,
             archive_dir=archive_dir,
         )
-        self.policy = self._open.policy
-        self._finalizer = weakref.finalize(self, self._open.engine.close)  # at exit of Python, too
+        super().__init__(runtime)
         self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
         self._seeds = random.Random(seed)
         self._snapshots = SnapshotCache(snapshot_bytes)
-
-    def _runtime(self) -> Runtime:
-        if self._open is None:
-            raise RuntimeError("this Generator is closed")
-        return self._open
-
-    @property
-    def path(self) -> Path:
-        """The GGUF file."""
-        return Path(self._runtime().model.file.path)
-
-    @property
-    def n_ctx(self) -> int:
-        """The context: the most tokens of a text, prompt included, unless it is endless."""
-        return self._runtime().engine.session.n_ctx
-
-    @property
-    def n_ctx_train(self) -> int:
-        """The trained length in tokens, and the largest n_ctx."""
-        return self._runtime().model.n_ctx_train
-
-    @property
-    def endless(self) -> bool:
-        """Whether a text can continue past n_ctx, with rolling positions."""
-        return self._runtime().engine.endless
-
-    @property
-    def max_sequences(self) -> int:
-        """How many prompts can be continued at once."""
-        return self._runtime().n_sequences
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens in the vocabulary."""
-        return self._runtime().model.n_vocab
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -446,58 +391,6 @@ class Generator(Closing):
         """
         return ChatTemplate(template, self._runtime().tokenizer, tool_parser=tool_parser)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer."""
-        return self._runtime().tokenizer
-
-    def tokenize(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Tokens of a text.
-
-        add_special: add the tokens that the model expects around a text, such as beginning-of-text.
-        parse_special: parse special tokens in the text, such as "</s>".
-        """
-        return self._runtime().tokenizer.encode(
-            text, add_special=add_special, parse_special=parse_special
-        )
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        runtime = self._runtime()
-        ids = token_ids("tokens", tokens)
-        check_vocabulary(ids, runtime.model.n_vocab)
-        return runtime.tokenizer.decode(ids)
-
-    def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
-        """Logits after each of the n tokens of a text, float32 [n, n_vocab].
-
-        The text is read like a prompt: in chunks of n_batch, with eviction after each.
-
-        Raises ValueError for no tokens, tokens outside the vocabulary, and more than n_ctx of them.
-        """
-        runtime = self._runtime()
-        return runtime.engine.logits(text_tokens(runtime, tokens))
-
-    def embed(
-        self,
-        text: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        pooling: Pooling = "mean",
-        normalize: bool = True,
-    ) -> NDArray[np.float32]:
-        """Embedding of a text or its tokens, float32 [n_embd]; of a list of n, [n, n_embd].
-
-        pooling: the "mean" of the hidden states after the last norm, or that of the "last" token.
-        normalize: scale to length 1.
-
-        Texts are read like prompts: in chunks of n_batch, with eviction after each.
-
-        Raises as stream() does.
-        """
-        return embed(self._runtime(), text, pooling, normalize)
-
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
         """Read the common beginning of several texts, such as a system prompt, and keep its state.
 
@@ -542,25 +435,3 @@ class Generator(Closing):
             for _ in stream:
                 pass
         return snapshot
-
-    def stats(self, *, layers: bool = False) -> Stats:
-        """What the cache of the last stream holds; layers: also per layer and KV head."""
-        runtime = self._runtime()
-        engine = runtime.engine
-        return Stats.of(runtime.model, engine.session, engine.last_sequence, layers=layers)
-
-    def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Kept positions of one KV head, ascending, int32 [n], and their scores, float32 [n].
-
-        Of the last stream. Raises ValueError for a layer or KV head that the model does not have.
-        """
-        runtime = self._runtime()
-        model, engine = runtime.model, runtime.engine
-        layer = check_int("layer", layer, 0, model.n_layers - 1)
-        kv_head = check_int("kv_head", kv_head, 0, model.n_kv_heads - 1)
-        return engine.session.kept(layer, kv_head, engine.last_sequence)
-
-    def close(self) -> None:
-        """End all streams after the current token; free the model and the caches."""
-        self._open = None
-        self._finalizer()

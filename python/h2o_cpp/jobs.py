@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions
-from h2o_cpp.generation.sampling import FLOATS, INTEGERS
 from h2o_cpp.generation.stream import Generation
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.atomic import atomic_output
@@ -22,22 +21,8 @@ Row = TypeVar("Row")
 
 _BEGINNING = b'{"index": '  # of every line of output
 
-# The options that a line may have, with the types of their values as JSON has them.
-_LINE_OPTIONS: Mapping[str, tuple[type, ...]] = {
-    "max_tokens": (int,),
-    **dict.fromkeys(FLOATS, (int, float)),
-    **dict.fromkeys(INTEGERS, (int,)),
-    "dry_sequence_breakers": (list,),
-    "samplers": (list, str),
-    "schema": (dict, str),
-    "grammar": (str,),
-    "regex": (str,),
-    "choice": (list,),
-    "seed": (int,),
-    "stop": (str, list),
-    "ignore_eos": (bool,),
-    "parse_special": (bool,),
-}
+# The options that a line may have: all that JSON can say.
+_LINE_OPTIONS = StreamOptions.__annotations__.keys() - {"constraint", "logit_bias"}
 
 
 class Sink(Protocol):
@@ -251,16 +236,11 @@ def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]
         raise ValueError(f"it has no {field!r}")
     fields = {"id": value["id"]} if "id" in value else {}
     json.dumps(fields, ensure_ascii=False).encode()  # raises for half a surrogate pair
-    options = {}
-    for name, types in _LINE_OPTIONS.items():
-        option = value.get(name)
-        if option is None or name == field:
-            continue
-        if type(option) not in types:
-            raise ValueError(
-                f"{name}={option!r}, expected {' or '.join(t.__name__ for t in types)}"
-            )
-        options[name] = option
+    options = {
+        option: value[option]
+        for option in _LINE_OPTIONS
+        if option != field and value.get(option) is not None
+    }
     return value[field], fields, cast(StreamOptions, options)
 
 

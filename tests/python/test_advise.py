@@ -19,6 +19,7 @@ from h2o_cpp.measure.perplexity import perplexity
 from h2o_cpp.measure.retrieval.measurement import measure
 from h2o_cpp.measure.retrieval.tasks import make_samples
 from h2o_cpp.model.policy import named_policy
+from h2o_cpp.model.session import open_session
 from h2o_cpp.model.stored_budget import store_budget
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.short_text import TEXT
@@ -102,13 +103,14 @@ def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
     with Generator(tiny_opt, threads=1) as generator:
         first, *tokens = generator.tokenize(text)
     model = _core.Model(tiny_opt, device="cpu", threads=1)
-    value, _, n_bytes = perplexity(
-        model, tokens[:N_CTX], named_policy(advice.policy, archived.kept), n_ctx=N_CTX,
-        beginning=[first], kv_dtype="q8_0", archive="q8_0", archive_pages=pages,
+    session = open_session(
+        model, named_policy(advice.policy, archived.kept), n_ctx=N_CTX, n_batch=1,
+        kv_dtype="q8_0", archive="q8_0", archive_pages=pages,
     )  # fmt: skip
+    value, _ = perplexity(session, tokens[:N_CTX], beginning=[first])
     assert archived.perplexity == pytest.approx(value, rel=1e-12)
     assert archived.loss == pytest.approx(value / found.full_perplexity - 1)
-    assert archived.cache_bytes == n_bytes
+    assert archived.cache_bytes == session.cache_bytes
     # K and V of what n_ctx tokens leave to the archive, in q8_0, and the bounds of its pages.
     heads, row = model.n_layers * model.n_kv_heads, model.head_dim * 34 // 32
     bounds = 2 * model.head_dim * 2
@@ -139,10 +141,9 @@ def test_is_what_was_measured(
          advice.cache_bytes),
         (Policy.full(), "f16", advice.full_perplexity, advice.full_cache_bytes),
     ):  # fmt: skip
-        value, n, n_bytes = perplexity(
-            model, tokens[:N_CTX], policy, n_ctx=N_CTX, beginning=[first], kv_dtype=kv_dtype
-        )
-        assert n_bytes == expected_bytes
+        session = open_session(model, policy, n_ctx=N_CTX, n_batch=1, kv_dtype=kv_dtype)
+        value, n = perplexity(session, tokens[:N_CTX], beginning=[first])
+        assert session.cache_bytes == expected_bytes
         assert value == pytest.approx(found, rel=1e-12)
         assert n == advice.tokens
     assert advice.loss == pytest.approx(advice.perplexity / advice.full_perplexity - 1)
@@ -162,19 +163,27 @@ def test_bisection(
 ) -> None:
     """It finds an edge anywhere, in nine looks; at 100 % it is the full cache."""
 
-    def known(*arguments: Any, **_: Any) -> tuple[float, int, int]:
-        budget = arguments[2].budget  # n_ctx is 200
-        return (10.0, 7, 4000) if budget is None or budget >= 2 * edge else (10.2, 7, 10 * budget)
+    opened: list[Policy] = []
 
+    def remember(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
+        opened.append(policy)
+        return open_session(model, policy, **options)
+
+    def known(*_: Any, **__: Any) -> tuple[float, int]:
+        budget = opened[-1].budget  # n_ctx is 200
+        return (10.0, 7) if budget is None or budget >= 2 * edge else (10.2, 7)
+
+    monkeypatch.setattr("h2o_cpp.measure.advice.open_session", remember)
     monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", known)
     (tmp_path / "text").write_text(text)
     arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
+    arguments += ["--kv-dtypes", "f16"]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["hh"], document["kept"]) == (edge / 100, 2 * edge)
     assert document["loss"] == 0
-    assert document["cache_bytes"] == 4000
-    assert len(document["curve"]) <= 1 + 2 * (1 + 9)
+    assert (document["cache_bytes"] == document["full_cache_bytes"]) == (edge == 100)
+    assert len(document["curve"]) <= 1 + 1 + 9
     assert main(arguments) == 0
     assert ("advice: the full cache" in capsys.readouterr().out) == (edge == 100)
 

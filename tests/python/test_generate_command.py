@@ -142,9 +142,11 @@ class TestOptionsOfALine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"max_tokens": "3"}, "max_tokens='3', expected int"),
-            ({"ignore_eos": 1}, "ignore_eos=1, expected bool"),
-            ({"top_p": [0.5]}, "top_p=[0.5], expected int or float"),
+            ({"max_tokens": "3"}, "max_tokens='3', expected a whole number"),
+            ({"ignore_eos": "1"}, "ignore_eos='1', expected True or False"),
+            ({"top_p": [0.5]}, "top_p=[0.5], expected a number"),
+            ({"stop": {"a": 1}}, "stop={'a': 1}, expected a string or a list of strings"),
+            ({"samplers": 3}, "samplers=3, expected a list of strings"),
             ({"temperature": -1}, "temperature"),
             ({"seed": -5}, "seed=-5"),
         ],

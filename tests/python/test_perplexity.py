@@ -51,9 +51,8 @@ def test_full_cache(
             for begin in range(0, len(tokens) - N_CTX + 1, step)
             for loss in losses(generator, tokens[begin : begin + N_CTX])[-step:]
         ]
-    value, n, _ = perplexity(
-        model, tokens, Policy.full(), n_ctx=N_CTX, stride=stride, n_batch=n_batch
-    )
+    session = open_session(model, Policy.full(), n_ctx=N_CTX, n_batch=n_batch)
+    value, n = perplexity(session, tokens, stride=stride)
     assert n == len(expected)
     assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)
 
@@ -67,10 +66,9 @@ def test_one_token_at_a_time_predicts_from_what_is_kept(
     for i in range(N_CTX - 1):
         [row] = session.step([(0, np.array([tokens[i]], np.int32))]).astype(np.float64)
         total += row.max() + log(np.exp(row - row.max()).sum()) - row[tokens[i + 1]]
-    value, n, nbytes = perplexity(model, tokens[:N_CTX], policy, n_ctx=N_CTX)
+    value, n = perplexity(session, tokens[:N_CTX])
     assert n == N_CTX - 1
     assert value == pytest.approx(exp(total / n), rel=1e-9)
-    assert nbytes == session.cache_bytes
 
 
 def test_measure(model: _core.Model, tokens: list[int]) -> None:
@@ -147,7 +145,8 @@ def test_full_cache_equals_transformers(shared: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = exp(float(model(ids, labels=ids).loss))
     ours = _core.Model(tmp_path / "model.gguf", device="cpu", threads=1)
-    value, _, _ = perplexity(ours, tokens, Policy.full(), n_ctx=1024, kv_dtype="f32")
+    session = open_session(ours, Policy.full(), n_ctx=1024, n_batch=1, kv_dtype="f32")
+    value, _ = perplexity(session, tokens)
     assert value == pytest.approx(expected, rel=1e-3)
 
 
@@ -163,7 +162,8 @@ def test_every_window_has_its_beginning(
             for begin in range(0, len(text) - n_text + 1, n_text)
             for loss in losses(generator, beginning + text[begin : begin + n_text])
         ]
-    value, n, _ = perplexity(model, text, Policy.full(), n_ctx=N_CTX, beginning=beginning)
+    session = open_session(model, Policy.full(), n_ctx=N_CTX, n_batch=1)
+    value, n = perplexity(session, text, beginning=beginning)
     assert n == len(expected)
     assert value == pytest.approx(exp(sum(expected) / n), rel=1e-9)
 
@@ -179,7 +179,7 @@ def test_streaming_is_one_pass(tiny_opt: Path, model: _core.Model, tokens: list[
     text = tokens[:41]  # 40 predictions: segments of 4
     with Generator(tiny_opt, n_ctx=N_CTX, threads=1) as generator:
         expected = losses(generator, text)
-    got, _ = stream_losses(model, text, Policy.full(), n_ctx=N_CTX, n_batch=7)
+    got = stream_losses(open_session(model, Policy.full(), n_ctx=N_CTX, n_batch=7), text)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
     [full, window] = measure(
         model,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypedDict
+from typing import Any
 
 from h2o_cpp import BUNDLED_MODEL, Generator
 from h2o_cpp.cli.cache_options import MAX_SEQUENCES, add_cache
@@ -20,16 +20,15 @@ from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 
-
-class _Prefixes(TypedDict):
-    prefix_cache: int | str
-    prefix_cache_disk: str | None
-    prefix_cache_disk_bytes: int | str
-    prefix_ends: bool
-
-
 # What find_model takes.
 MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
+
+_NO_PREFIXES = {
+    "prefix_cache": 0,
+    "prefix_cache_disk": None,
+    "prefix_cache_disk_bytes": 0,
+    "prefix_ends": False,
+}
 
 _BUNDLED = "(default: the bundled tiny model)"
 
@@ -212,7 +211,9 @@ def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[s
         *("archive", "archive_pages", "archive_dir"),
     )
     options = {name: getattr(args, name) for name in same}
-    return {**options, "max_sequences": max_sequences, "memory": memory, **_prefixes(args)}
+    # Commands without these options are done with a prompt when it ends.
+    prefixes = {name: getattr(args, name, default) for name, default in _NO_PREFIXES.items()}
+    return {**options, "max_sequences": max_sequences, "memory": memory, **prefixes}
 
 
 def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
@@ -225,16 +226,6 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
             file=sys.stderr,
         )
     return generator
-
-
-def _prefixes(args: argparse.Namespace) -> _Prefixes:
-    """Of commands that have these options; the others are done with a prompt when it ends."""
-    return {
-        "prefix_cache": getattr(args, "prefix_cache", 0),
-        "prefix_cache_disk": getattr(args, "prefix_cache_disk", None),
-        "prefix_cache_disk_bytes": getattr(args, "prefix_cache_disk_bytes", 0),
-        "prefix_ends": getattr(args, "prefix_ends", False),
-    }
 
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:

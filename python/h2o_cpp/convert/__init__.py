@@ -1,7 +1,7 @@
 """Hugging Face checkpoints to GGUF.
 
-`conversion` drives: it reads a checkpoint (`checkpoint`, `config`), maps its tensors by the table
-of its family (`family`; `opt`, `llama` and `gptneox`, the latter two with `rope`), reads its
+`conversion` drives: it reads a checkpoint (`checkpoint`, `config`), maps its tensors as its family
+says (`family`, `sizes`; `llama`, `gpt` and so on, with `rope`, `window` and `experts`), reads its
 tokenizer (`vocabulary`, from `tokens` that `bpe` or `sentencepiece` found and what
 `tokenizer_settings` add; `pipelines` knows how text is cut) and writes it all (`tensors`).
 """

@@ -5,6 +5,9 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
+Metadata = dict[str, bool | int | float | str | list[bool]]
+"""Values by key without the architecture, or with `h2o.` for keys of our own."""
+
 
 def dimension(config: Config, key: str, default: int | None = None) -> int:
     """A size such as hidden_size; the default stands for a missing key and for null.
@@ -40,16 +43,6 @@ def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
     return ValueError(
         f"config.json: {key} is {value!r}: {why}; an `{architecture}` file cannot express this"
     )
-
-
-def head_size(architecture: str, config: Config) -> int:
-    """The share of hidden_size that each head has; refuses heads that do not divide it evenly."""
-    width = dimension(config, "hidden_size")
-    heads = dimension(config, "num_attention_heads")
-    if width % heads:
-        why = f"the heads do not divide hidden_size {width} evenly"
-        raise refuse(architecture, "num_attention_heads", heads, why)
-    return width // heads
 
 
 def check_fixed(

@@ -8,64 +8,23 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from h2o_cpp.convert import gpt, gpt_oss, gptneox, layernorm, llama, opt
 from h2o_cpp.convert.checkpoint import open_tensors, read_json
 from h2o_cpp.convert.config import Config, dimension
 from h2o_cpp.convert.family import Family
-from h2o_cpp.convert.gpt import BLOOM, FALCON, GPT2, GPTJ
-from h2o_cpp.convert.gpt_oss import GPT_OSS
-from h2o_cpp.convert.gptneox import GPTNEOX
-from h2o_cpp.convert.layernorm import COMMAND_R, STABLELM, STARCODER2
-from h2o_cpp.convert.llama import (
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GRANITE,
-    GRANITE_MOE,
-    LLAMA,
-    MISTRAL,
-    MIXTRAL,
-    OLMOE,
-    PHI3,
-    QWEN2,
-    QWEN2_MOE,
-    QWEN3,
-    QWEN3_MOE,
-    SMOLLM3,
-)
 from h2o_cpp.convert.missing import missing
-from h2o_cpp.convert.opt import OPT
 from h2o_cpp.convert.tensors import PlannedTensor, plan_tensors
 from h2o_cpp.convert.vocabulary import read_vocabulary
 from h2o_cpp.model.atomic import atomic_output, check_absent
 
-# config.json's architectures[0] -> family; a new family is a file beside opt.py and a row here.
-FAMILIES = {
-    "OPTForCausalLM": OPT,
-    "LlamaForCausalLM": LLAMA,
-    "LLaMAForCausalLM": LLAMA,  # the first checkpoints of Llama 1
-    "MistralForCausalLM": MISTRAL,
-    "GPTNeoXForCausalLM": GPTNEOX,
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen3ForCausalLM": QWEN3,
-    "MixtralForCausalLM": MIXTRAL,
-    "Qwen2MoeForCausalLM": QWEN2_MOE,
-    "Qwen3MoeForCausalLM": QWEN3_MOE,
-    "OlmoeForCausalLM": OLMOE,
-    "Phi3ForCausalLM": PHI3,
-    "GraniteForCausalLM": GRANITE,
-    "GraniteMoeForCausalLM": GRANITE_MOE,
-    "SmolLM3ForCausalLM": SMOLLM3,
-    "GemmaForCausalLM": GEMMA,
-    "Gemma2ForCausalLM": GEMMA2,
-    "Gemma3ForCausalLM": GEMMA3,
-    "Starcoder2ForCausalLM": STARCODER2,
-    "StableLmForCausalLM": STABLELM,
-    "CohereForCausalLM": COMMAND_R,
-    "GptOssForCausalLM": GPT_OSS,
-    "GPT2LMHeadModel": GPT2,
-    "GPTJForCausalLM": GPTJ,
-    "BloomForCausalLM": BLOOM,
-    "FalconForCausalLM": FALCON,
+# config.json's architectures[0] -> family
+FAMILIES: dict[str, Family] = {
+    **opt.FAMILIES,
+    **llama.FAMILIES,
+    **gptneox.FAMILIES,
+    **layernorm.FAMILIES,
+    **gpt_oss.FAMILIES,
+    **gpt.FAMILIES,
 }
 
 # outtype -> type of the weight matrices, general.file_type

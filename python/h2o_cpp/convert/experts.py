@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from h2o_cpp.convert.config import Config, dimension, flag, refuse
-from h2o_cpp.convert.family import Metadata, Module
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag, refuse
+from h2o_cpp.convert.family import Module
+from h2o_cpp.convert.sizes import Sizes
 
 
 class Mixture(NamedTuple):
@@ -30,11 +31,7 @@ class Mixture(NamedTuple):
     def metadata(self, config: Config) -> Metadata:
         """The keys of a mixture; ValueError for one that the files cannot express."""
         self.checks(config)
-        n_experts, n_used = _counts(config)
-        if n_used > n_experts:
-            raise ValueError(
-                f"config.json: num_experts_per_tok is {n_used}, of {n_experts} experts"
-            )
+        n_experts, n_used = expert_counts(config)
         values: Metadata = {"expert_count": n_experts, "expert_used_count": n_used}
         if self.ff != "intermediate_size":
             values["expert_feed_forward_length"] = dimension(config, self.ff)
@@ -47,9 +44,9 @@ class Mixture(NamedTuple):
                 values["expert_weights_norm"] = normalized
         return values
 
-    def sizes(self, config: Config) -> dict[str, int]:
+    def sizes(self, config: Config) -> Sizes:
         """What the shapes of the modules are made of."""
-        sizes = {"experts": _counts(config)[0], "expert_ff": dimension(config, self.ff)}
+        sizes = {"experts": expert_counts(config)[0], "expert_ff": dimension(config, self.ff)}
         sizes |= {"one": 1, "none": 0, "expert_both": 2 * sizes["expert_ff"]}
         if self.shared:
             sizes["shared_ff"] = dimension(config, "shared_expert_intermediate_size")
@@ -77,10 +74,13 @@ class Mixture(NamedTuple):
             yield Module("ffn_down_shexp", "mlp.shared_expert.down_proj", ("embd", "shared_ff"))
 
 
-def _counts(config: Config) -> tuple[int, int]:
+def expert_counts(config: Config) -> tuple[int, int]:
     """How many experts there are, and how many of them a row goes to."""
     key = "num_local_experts" if config.get("num_experts") is None else "num_experts"
-    return dimension(config, key), dimension(config, "num_experts_per_tok")
+    n_experts, n_used = dimension(config, key), dimension(config, "num_experts_per_tok")
+    if n_used > n_experts:
+        raise ValueError(f"config.json: num_experts_per_tok is {n_used}, of {n_experts} experts")
+    return n_experts, n_used
 
 
 def _every_layer(config: Config) -> None:

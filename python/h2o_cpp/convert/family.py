@@ -1,20 +1,16 @@
 """What the converter must know of a model family; the files beside this one describe them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config
-
-Metadata = dict[str, bool | int | float | str | list[bool]]
-"""Values by key without the architecture, or with `h2o.` for keys of our own."""
-
-Sizes = Mapping[str, int]
-"""The sizes of a model by the names that its modules use, such as embd and ff."""
+from h2o_cpp.convert.config import Config, Metadata, check_fixed, flag, number, refuse
+from h2o_cpp.convert.rope import rope_metadata, rope_tensors
+from h2o_cpp.convert.sizes import Sizes, read_sizes
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,8 @@ class Module(NamedTuple):
 
     Where `hf` has {}, there is one for each expert.
     `reorder` re-orders the rows of both, given the size of a head; `add` is added to the weight.
-    `rows` names the first row that is written, and the first that is not.
+    `rows` names the first row that is written, and the first that is not. With `transposed` the
+    checkpoint has the columns of the weight as rows.
     """
 
     gguf: str
@@ -68,6 +65,7 @@ class Module(NamedTuple):
     reorder: Callable[[Values, int], Values] | None = None
     add: float = 0
     rows: tuple[str, str] | None = None
+    transposed: bool = False
 
     def in_layer(self, index: int, layers: str) -> "Module":
         """This module in a transformer layer; `layers` is the HF name of the list of layers."""
@@ -76,16 +74,25 @@ class Module(NamedTuple):
     def tensors(self, sizes: Sizes) -> Iterator[TensorSpec]:
         """The weight, then the bias."""
         shape = tuple(sizes[name] for name in self.shape)
-        for part, part_shape in (("weight", shape), ("bias", shape[:1])):
-            if part == "weight" or self.bias:
-                yield TensorSpec(
-                    f"{self.gguf}.{part}",
-                    f"{self.hf}.{part}",
-                    part_shape,
-                    transform=self._transform(sizes),
-                    rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
-                    stack=sizes["experts"] if "{}" in self.hf else 0,
-                )
+        weight, bias = f"{self.gguf}.weight", f"{self.gguf}.bias"
+        stack = sizes["experts"] if "{}" in self.hf else 0
+        if self.transposed:
+            yield TensorSpec(
+                weight, f"{self.hf}.weight", shape[::-1], transform=_transposed, written=shape
+            )
+        else:
+            yield TensorSpec(
+                weight,
+                f"{self.hf}.weight",
+                shape,
+                transform=self._transform(sizes),
+                rows=None if self.rows is None else (sizes[self.rows[0]], sizes[self.rows[1]]),
+                stack=stack,
+            )
+        if self.bias:
+            yield TensorSpec(
+                bias, f"{self.hf}.bias", shape[:1], transform=self._transform(sizes), stack=stack
+            )
 
     def _transform(self, sizes: Sizes) -> Callable[[Values], Values] | None:
         reorder, add = self.reorder, self.add
@@ -94,29 +101,74 @@ class Module(NamedTuple):
         return None if reorder is None else lambda values: reorder(values, sizes["head"])
 
 
+def _transposed(values: Values) -> Values:
+    return np.ascontiguousarray(values.T)
+
+
+EMBEDDING = Module("token_embd", "embed_tokens", ("vocab", "embd"))
+OUTPUT_NORM = Module("output_norm", "norm", ("embd",))
+HEAD = Module("output", "lm_head", ("vocab", "embd"))
+
+
+def whole_head(config: Config, sizes: Sizes) -> int:
+    """All dimensions of a head are rotated."""
+    return sizes["head"]
+
+
 @dataclass(frozen=True)
 class Family:
-    """A model family, as a GGUF architecture and the functions that map a checkpoint to it."""
+    """A model family: a GGUF architecture, and what its checkpoints have."""
 
     architecture: str
     """general.architecture, and the prefix of the family's metadata keys."""
 
-    base_prefix: str
+    layer: Callable[[Config], Iterable[Module]]
+    """config.json -> the modules of a layer, in file order."""
+
+    fixed: Iterable[tuple[str, object, str]] = ()
+    """Rows for check_fixed: what the files cannot express."""
+
+    details: Callable[[Config, Sizes], Metadata] = lambda config, sizes: {}
+    """config.json -> keys besides those of every family. Raises ValueError for a model that the
+    architecture cannot represent."""
+
+    epsilon: tuple[str, float] = ("layer_norm_eps", 1e-5)
+    """The key of the norms' epsilon, and HF's default."""
+
+    rotated: Callable[[Config, Sizes], int] | None = whole_head
+    """How many dimensions of a head are rotated; None: positions are not rotary."""
+
+    base_prefix: str = "model."
     """Starts the HF names of all tensors but the head, or is absent when only the base was saved;
-    the names in `tensors` and `ignored` are without it."""
+    the names of modules and in `ignored` are without it."""
 
-    metadata: Callable[[Config], Metadata]
-    """config.json -> what the file says of the model; int is written as u32, float as f32. Raises
-    ValueError for a model that the architecture cannot represent."""
+    layers: str = "layers"
+    """The HF name of the list of layers."""
 
-    tensors: Callable[[Config], Iterator[TensorSpec]]
-    """config.json -> the tensors to write, in file order."""
+    embeddings: tuple[Module, ...] = (EMBEDDING,)
+    output_norm: Module = OUTPUT_NORM
+    head: Module = HEAD
 
-    ignored: re.Pattern[str]
+    tied: bool = False
+    """The head repeats the embedding, unless config.json says otherwise."""
+
+    defaults: Sizes = field(default_factory=dict)
+    """Of sizes that config.json may lack, as for read_sizes."""
+
+    kv_heads: Callable[[Config], int | None] = lambda config: None
+    """How many heads of K and V there are, where num_key_value_heads does not say."""
+
+    more_sizes: Callable[[Config], Sizes] = lambda config: {}
+    """Sizes that only its own modules use."""
+
+    more_tensors: Callable[[int, Sizes], Iterable[TensorSpec]] = lambda layer, sizes: ()
+    """Tensors of a layer that are no modules."""
+
+    # The head of a tied checkpoint repeats the embedding; old checkpoints hold frequencies.
+    ignored: re.Pattern[str] = re.compile(
+        r"lm_head\.weight|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    )
     """Matches the names of tensors that a checkpoint may have and that need not be written."""
-
-    computed: Callable[[Config], Mapping[str, Values]] = lambda config: {}
-    """config.json -> tensors to write that no checkpoint has, by GGUF name."""
 
     add_bos: bool = False
     """tokenizer.ggml.add_bos_token, unless the tokenizer says otherwise."""
@@ -126,3 +178,54 @@ class Family:
 
     control_tokens: frozenset[str] = frozenset()
     """Tokens that are control tokens even if the checkpoint does not list them as special."""
+
+    def sizes(self, config: Config) -> Sizes:
+        """config.json -> the sizes of modules."""
+        sizes = read_sizes(self.architecture, config, self.kv_heads(config), self.defaults)
+        return {**sizes, **self.more_sizes(config)}
+
+    def metadata(self, config: Config) -> Metadata:
+        """config.json -> what the file says of the model; int is written as u32, float as f32.
+
+        Raises ValueError for a model that the architecture cannot represent.
+        """
+        check_fixed(self.architecture, config, self.fixed)
+        sizes = self.sizes(config)
+        key, default = self.epsilon
+        rms = "rms_" if key.startswith("rms") else ""
+        values: Metadata = {
+            "context_length": sizes["context"],
+            "embedding_length": sizes["embd"],
+            "block_count": sizes["layers"],
+            "feed_forward_length": sizes["ff"],
+            "attention.head_count": sizes["heads"],
+            "attention.head_count_kv": sizes["kv_heads"],
+            f"attention.layer_norm_{rms}epsilon": number(config, key, default),
+            "vocab_size": sizes["vocab"],
+        }
+        if config.get("head_dim") is not None:
+            values["attention.key_length"] = values["attention.value_length"] = sizes["head"]
+        if self.rotated is not None:
+            if sizes["head"] % 2:
+                why = "a head has no halves to rotate"
+                raise refuse(self.architecture, "head_dim", sizes["head"], why)
+            values["rope.dimension_count"] = self.rotated(config, sizes)
+            values |= rope_metadata(self.architecture, config)
+        return values | self.details(config, sizes)
+
+    def tensors(self, config: Config) -> Iterator[TensorSpec]:
+        """config.json -> the tensors to write, in file order."""
+        sizes = self.sizes(config)
+        for module in self.embeddings:
+            yield from module.tensors(sizes)
+        for i in range(sizes["layers"]):
+            for module in self.layer(config):
+                yield from module.in_layer(i, self.layers).tensors(sizes)
+            yield from self.more_tensors(i, sizes)
+        yield from self.output_norm.tensors(sizes)
+        if not flag(config, "tie_word_embeddings", self.tied):
+            yield from self.head.tensors(sizes)
+
+    def computed(self, config: Config) -> Mapping[str, Values]:
+        """config.json -> tensors to write that no checkpoint has, by GGUF name."""
+        return {} if self.rotated is None else rope_tensors(config, self.sizes(config)["head"])

@@ -4,14 +4,13 @@ Llama 1 to 3.2, Mistral and Mixtral are GGUF architecture `llama`, Qwen2 and 2.5
 `qwen3`; those with experts `qwen2moe`, `qwen3moe` and `olmoe`.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, number, refuse
+from h2o_cpp.convert.config import Config, Metadata, check_fixed, dimension, flag, number, refuse
 from h2o_cpp.convert.experts import (
     GRANITE_EXPERTS,
     MIXTRAL_EXPERTS,
@@ -20,14 +19,9 @@ from h2o_cpp.convert.experts import (
     QWEN3_EXPERTS,
     Mixture,
 )
-from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
-from h2o_cpp.convert.rope import (
-    local_rope,
-    rope_metadata,
-    rope_parameters,
-    rope_tensors,
-    rotated_dimensions,
-)
+from h2o_cpp.convert.family import Family, Module
+from h2o_cpp.convert.rope import local_rope, rope_parameters, rotated_share
+from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import (
     window_of_every_layer,
     window_of_listed_layers,
@@ -43,24 +37,21 @@ class _Variant(NamedTuple):
     """Rotation is of adjacent dimensions (2i, 2i + 1), not of (i, i + head_size / 2) as in HF."""
     qkv_bias: bool | None
     """Q, K and V have biases; None: if attention_bias is true, and then so has the output."""
-    qk_norm: str | None
+    qk_norm: str | None = None
     """Q and K are normalised: by heads, or as a whole."""
-    windows: Callable[[Config], Metadata]
-    """The keys of windows of attention."""
     mixture: Mixture | None = None
     """The experts, if there are any instead of one MLP."""
     more: Callable[[Config], Metadata] = lambda config: {}
-    """Further keys; raises ValueError for what the files cannot express."""
+    """Further keys, such as those of windows; raises ValueError for what the files cannot
+    express."""
     fused: bool = False
     """Q, K and V are one tensor, and so are gate and up."""
     gemma: bool = False
     """Norms lack the 1 that is added to their weights, and the MLP uses GELU."""
     post_norms: bool = False
     """What attention and MLP add to the residual is normalised."""
-
-
-def _no_windows(config: Config) -> Metadata:
-    return {}
+    tied: bool = False
+    """The head repeats the embedding, unless config.json says otherwise."""
 
 
 def _granite(config: Config) -> Metadata:
@@ -112,27 +103,24 @@ def _gemma3(config: Config) -> Metadata:
     )
 
 
-_LLAMA = _Variant("llama", True, qkv_bias=None, qk_norm=None, windows=_no_windows)
-_MISTRAL = _LLAMA._replace(windows=window_of_every_layer)
-_QWEN2 = _Variant("qwen2", False, qkv_bias=True, qk_norm=None, windows=window_of_some_layers)
+_LLAMA = _Variant("llama", rotates_pairs=True, qkv_bias=None)
+_MISTRAL = _LLAMA._replace(more=window_of_every_layer)
 _MIXTRAL = _MISTRAL._replace(mixture=MIXTRAL_EXPERTS)
-_QWEN3 = _Variant("qwen3", False, qkv_bias=False, qk_norm="heads", windows=window_of_some_layers)
-
-_QWEN2_MOE = _QWEN2._replace(architecture="qwen2moe", mixture=QWEN2_EXPERTS)
-_QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS)
-_OLMOE = _QWEN3._replace(
-    architecture="olmoe", qk_norm="whole", windows=_no_windows, mixture=OLMOE_EXPERTS
-)
-
-_PHI3 = _QWEN2._replace(
-    architecture="phi3", qkv_bias=False, windows=window_of_every_layer, fused=True
-)
 _GRANITE = _LLAMA._replace(architecture="granite", more=_granite)
 _GRANITE_MOE = _GRANITE._replace(architecture="granitemoe", mixture=GRANITE_EXPERTS)
-_SMOLLM3 = _LLAMA._replace(architecture="smollm3", more=_smollm3)
-_GEMMA = _QWEN2._replace(
-    architecture="gemma", qkv_bias=False, windows=_no_windows, gemma=True, more=_gemma
+_SMOLLM3 = _LLAMA._replace(architecture="smollm3", more=_smollm3, tied=True)
+
+_QWEN2 = _Variant("qwen2", rotates_pairs=False, qkv_bias=True, more=window_of_some_layers)
+_QWEN2_MOE = _QWEN2._replace(architecture="qwen2moe", mixture=QWEN2_EXPERTS)
+_QWEN3 = _QWEN2._replace(architecture="qwen3", qkv_bias=False, qk_norm="heads")
+_QWEN3_MOE = _QWEN3._replace(architecture="qwen3moe", mixture=QWEN3_EXPERTS)
+_OLMOE = _Variant(
+    "olmoe", rotates_pairs=False, qkv_bias=False, qk_norm="whole", mixture=OLMOE_EXPERTS
 )
+_PHI3 = _Variant(
+    "phi3", rotates_pairs=False, qkv_bias=False, fused=True, more=window_of_every_layer
+)
+_GEMMA = _Variant("gemma", rotates_pairs=False, qkv_bias=False, gemma=True, more=_gemma, tied=True)
 _GEMMA2 = _GEMMA._replace(architecture="gemma2", post_norms=True, more=_gemma2)
 _GEMMA3 = _GEMMA2._replace(architecture="gemma3", qk_norm="heads", more=_gemma3)
 
@@ -141,10 +129,6 @@ def pairs_from_halves(values: Values, head_size: int) -> Values:
     """Re-orders rows of each head, so that dimensions i and i + head_size / 2 become adjacent."""
     halves: Values = values.reshape(-1, 2, head_size // 2, *values.shape[1:])
     return np.reshape(halves.swapaxes(1, 2), values.shape)
-
-
-_EMBEDDING = Module("token_embd", "embed_tokens", ("vocab", "embd"))
-_HEAD = Module("output", "lm_head", ("vocab", "embd"))
 
 
 def _norm(variant: _Variant, gguf: str, hf: str, size: str = "embd") -> Module:
@@ -178,7 +162,7 @@ def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
         yield from variant.mixture.modules()
         return
     if variant.fused:
-        yield Module("ffn_up", "mlp.gate_up_proj", ("both", "embd"))
+        yield Module("ffn_up", "mlp.gate_up_proj", ("gate_and_up", "embd"))
     else:
         yield Module("ffn_gate", "mlp.gate_proj", ("ff", "embd"), mlp_bias)
         yield Module("ffn_up", "mlp.up_proj", ("ff", "embd"), mlp_bias)
@@ -201,109 +185,53 @@ def _check_keys(variant: _Variant, config: Config) -> None:
         check_fixed(name, config, _FIXED_QWEN)
 
 
-def _sizes(variant: _Variant, config: Config) -> dict[str, int]:
-    width = dimension(config, "hidden_size")
-    heads = dimension(config, "num_attention_heads")
-    head = dimension(config, "head_dim", width // heads)
-    mixture = variant.mixture
-    kv = dimension(config, "num_key_value_heads", heads) * head
-    ff = dimension(config, "intermediate_size")
-    return {
-        "vocab": dimension(config, "vocab_size"),
-        "embd": width,
-        "ff": ff,
-        "both": 2 * ff,
-        "head": head,
-        "q": heads * head,
-        "kv": kv,
-        "qkv": heads * head + 2 * kv,
-        **({} if mixture is None else mixture.sizes(config)),
-    }
-
-
-# Whose heads repeat the embedding unless config.json says otherwise.
-_TIED = ("gemma", "gemma2", "gemma3", "smollm3")
+def _rotated(variant: _Variant, config: Config, sizes: Sizes) -> int:
+    """How many dimensions of a head are rotated."""
+    name, head = variant.architecture, sizes["head"]
+    if variant.fused:
+        return rotated_share(name, config, head, 1.0)
+    key = "partial_rotary_factor"
+    share = rope_parameters(config).get(key, config.get(key, 1.0))
+    if share != 1 and name != "gemma3":
+        raise refuse(name, key, share, "only a part of a head is rotated")
+    return head
 
 
 def _family(variant: _Variant) -> Family:
-    name = variant.architecture
+    mixture = variant.mixture
 
-    def metadata(config: Config) -> Metadata:
+    def details(config: Config, sizes: Sizes) -> Metadata:
         _check_keys(variant, config)
-        _check_heads(variant, config)
-        sizes = _sizes(variant, config)
-        kv_heads = sizes["kv"] // sizes["head"]
-        values: Metadata = {
-            "context_length": dimension(config, "max_position_embeddings"),
-            "embedding_length": sizes["embd"],
-            "block_count": dimension(config, "num_hidden_layers"),
-            "feed_forward_length": sizes["ff"],
-            "attention.head_count": sizes["q"] // sizes["head"],
-            "attention.head_count_kv": kv_heads,
-            "attention.layer_norm_rms_epsilon": number(config, "rms_norm_eps", 1e-6),
-            "vocab_size": sizes["vocab"],
-            "rope.dimension_count": _rotated(variant, config, sizes["head"]),
-        }
-        if config.get("head_dim") is not None:
-            values["attention.key_length"] = values["attention.value_length"] = sizes["head"]
-        if variant.mixture is not None:
-            values |= variant.mixture.metadata(config)
-        rope = rope_metadata(name, config)
-        return values | rope | variant.windows(config) | variant.more(config)
-
-    def tensors(config: Config) -> Iterator[TensorSpec]:
-        sizes = _sizes(variant, config)
-        yield from _EMBEDDING.tensors(sizes)
-        for i in range(dimension(config, "num_hidden_layers")):
-            for module in _layer(variant, config):
-                yield from module.in_layer(i, "layers").tensors(sizes)
-        yield from _norm(variant, "output_norm", "norm").tensors(sizes)
-        if not flag(config, "tie_word_embeddings", name in _TIED):
-            yield from _HEAD.tensors(sizes)
+        experts = {} if mixture is None else mixture.metadata(config)
+        return experts | variant.more(config)
 
     return Family(
-        architecture=name,
-        base_prefix="model.",
-        metadata=metadata,
-        tensors=tensors,
-        computed=lambda config: rope_tensors(config, _sizes(variant, config)["head"]),
-        # The head of a tied checkpoint repeats the embedding; old checkpoints hold frequencies.
-        ignored=re.compile(r"lm_head\.weight|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+        architecture=variant.architecture,
+        layer=lambda config: _layer(variant, config),
+        details=details,
+        epsilon=("rms_norm_eps", 1e-6),
+        rotated=lambda config, sizes: _rotated(variant, config, sizes),
+        output_norm=_norm(variant, "output_norm", "norm"),
+        tied=variant.tied,
+        more_sizes=lambda config: {} if mixture is None else mixture.sizes(config),
     )
 
 
-def _check_heads(variant: _Variant, config: Config) -> None:
-    name = variant.architecture
-    heads = dimension(config, "num_attention_heads")
-    kv_heads = dimension(config, "num_key_value_heads", heads)
-    if config.get("head_dim") is None:
-        head_size(name, config)
-    if heads % kv_heads:
-        why = f"{heads} heads of Q cannot share them evenly"
-        raise refuse(name, "num_key_value_heads", kv_heads, why)
-    head = _sizes(variant, config)["head"]
-    if head % 2:
-        raise refuse(name, "head_dim", head, "a head has no halves to rotate")
-
-
-def _rotated(variant: _Variant, config: Config, head: int) -> int:
-    """How many dimensions of a head are rotated."""
-    if variant.architecture == "gemma3":
-        return head
-    rope = rope_parameters(config)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial == 1:
-        return head
-    if not variant.fused:
-        why = "only a part of a head is rotated"
-        raise refuse(variant.architecture, "partial_rotary_factor", partial, why)
-    return rotated_dimensions(variant.architecture, partial, head)
-
-
-LLAMA, MISTRAL = _family(_LLAMA), _family(_MISTRAL)
-QWEN2, QWEN3 = _family(_QWEN2), _family(_QWEN3)
-PHI3, SMOLLM3 = _family(_PHI3), _family(_SMOLLM3)
-GRANITE, GRANITE_MOE = _family(_GRANITE), _family(_GRANITE_MOE)
-GEMMA, GEMMA2, GEMMA3 = _family(_GEMMA), _family(_GEMMA2), _family(_GEMMA3)
-MIXTRAL, OLMOE = _family(_MIXTRAL), _family(_OLMOE)
-QWEN2_MOE, QWEN3_MOE = _family(_QWEN2_MOE), _family(_QWEN3_MOE)
+FAMILIES = {
+    "LlamaForCausalLM": _family(_LLAMA),
+    "LLaMAForCausalLM": _family(_LLAMA),  # the first checkpoints of Llama 1
+    "MistralForCausalLM": _family(_MISTRAL),
+    "MixtralForCausalLM": _family(_MIXTRAL),
+    "GraniteForCausalLM": _family(_GRANITE),
+    "GraniteMoeForCausalLM": _family(_GRANITE_MOE),
+    "SmolLM3ForCausalLM": _family(_SMOLLM3),
+    "Qwen2ForCausalLM": _family(_QWEN2),
+    "Qwen2MoeForCausalLM": _family(_QWEN2_MOE),
+    "Qwen3ForCausalLM": _family(_QWEN3),
+    "Qwen3MoeForCausalLM": _family(_QWEN3_MOE),
+    "OlmoeForCausalLM": _family(_OLMOE),
+    "Phi3ForCausalLM": _family(_PHI3),
+    "GemmaForCausalLM": _family(_GEMMA),
+    "Gemma2ForCausalLM": _family(_GEMMA2),
+    "Gemma3ForCausalLM": _family(_GEMMA3),
+}

@@ -4,17 +4,13 @@ ggml has no official `opt`; the names are those of its forks (SparkInfer, llama.
 """
 
 import re
-from collections.abc import Iterator
 
-from h2o_cpp.convert.config import Config, check_fixed, dimension, flag, head_size, refuse
-from h2o_cpp.convert.family import Family, Metadata, Module, TensorSpec
+from h2o_cpp.convert.config import Config, Metadata, dimension, refuse
+from h2o_cpp.convert.family import Family, Module
+from h2o_cpp.convert.sizes import Sizes
 
-_LAYER_NORM_EPSILON = 1e-5  # PyTorch's default; OPT's config.json has no key for it
 _POSITION_OFFSET = 2  # HF looks position p up in row p + 2; rows 0 and 1 are never used
 
-_EMBEDDING = Module("token_embd", "decoder.embed_tokens", ("vocab", "embd"))
-_HEAD = Module("output", "lm_head", ("vocab", "embd"))
-_OUTPUT_NORM = Module("output_norm", "decoder.final_layer_norm", ("embd",), bias=True)
 _LAYER = (
     Module("attn_norm", "self_attn_layer_norm", ("embd",), bias=True),
     Module("attn_q", "self_attn.q_proj", ("embd", "embd"), bias=True),
@@ -36,60 +32,42 @@ _FIXED = (
 )
 
 
-def _metadata(config: Config) -> Metadata:
-    check_fixed("opt", config, _FIXED)
-    width = dimension(config, "hidden_size")
-    heads = dimension(config, "num_attention_heads")
-    projected = config.get("word_embed_proj_dim", width)
-    if projected != width:
-        raise refuse(
-            "opt",
-            "word_embed_proj_dim",
-            projected,
-            f"embeddings are projected to hidden_size {width}",
-        )
-    head_size("opt", config)
-    return {
-        "context_length": dimension(config, "max_position_embeddings"),
-        "embedding_length": width,
-        "block_count": dimension(config, "num_hidden_layers"),
-        "feed_forward_length": dimension(config, "ffn_dim"),
-        "attention.head_count": heads,
-        "attention.head_count_kv": heads,
-        "attention.layer_norm_epsilon": _LAYER_NORM_EPSILON,
-        "vocab_size": dimension(config, "vocab_size"),
-    }
+def _check_embedding(config: Config, sizes: Sizes) -> Metadata:
+    projected = config.get("word_embed_proj_dim", sizes["embd"])
+    if projected != sizes["embd"]:
+        why = f"embeddings are projected to hidden_size {sizes['embd']}"
+        raise refuse("opt", "word_embed_proj_dim", projected, why)
+    return {}
 
 
-def _tensors(config: Config) -> Iterator[TensorSpec]:
-    sizes = {
-        "vocab": dimension(config, "vocab_size"),
-        "embd": dimension(config, "hidden_size"),
-        "ff": dimension(config, "ffn_dim"),
-    }
-    yield from _EMBEDDING.tensors(sizes)
+def _position_sizes(config: Config) -> Sizes:
     n_rows = _POSITION_OFFSET + dimension(config, "max_position_embeddings")
-    yield TensorSpec(
-        "position_embd.weight",
-        "decoder.embed_positions.weight",
-        (n_rows, sizes["embd"]),
-        rows=(_POSITION_OFFSET, n_rows),
-    )
-    for i in range(dimension(config, "num_hidden_layers")):
-        for module in _LAYER:
-            yield from module.in_layer(i, "decoder.layers").tensors(sizes)
-    yield from _OUTPUT_NORM.tensors(sizes)
-    if not flag(config, "tie_word_embeddings", True):
-        yield from _HEAD.tensors(sizes)
+    return {"first_position": _POSITION_OFFSET, "position_rows": n_rows}
 
 
 OPT = Family(
     architecture="opt",
-    base_prefix="model.",
-    metadata=_metadata,
-    tensors=_tensors,
+    layer=lambda config: _LAYER,
+    fixed=_FIXED,
+    details=_check_embedding,
+    rotated=None,
+    layers="decoder.layers",
+    embeddings=(
+        Module("token_embd", "decoder.embed_tokens", ("vocab", "embd")),
+        Module(
+            "position_embd",
+            "decoder.embed_positions",
+            ("position_rows", "embd"),
+            rows=("first_position", "position_rows"),
+        ),
+    ),
+    output_norm=Module("output_norm", "decoder.final_layer_norm", ("embd",), bias=True),
+    tied=True,
+    more_sizes=_position_sizes,
     # The head of a tied checkpoint repeats the embedding; fairseq left a version number behind.
     ignored=re.compile(r"lm_head\.weight|decoder\.version"),
     add_bos=True,
     control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),
 )
+
+FAMILIES = {"OPTForCausalLM": OPT}

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from h2o_cpp.convert.checkpoint import Values
-from h2o_cpp.convert.config import Config, dimension, number, refuse
-from h2o_cpp.convert.family import Metadata
+from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 
 _DEFAULT_BASE = 10000.0
 _KINDS = {"full_attention", "sliding_attention"}  # of layers, if they differ
@@ -88,9 +87,15 @@ def local_rope(config: Config) -> Mapping[str, Any]:
     return {"rope_theta": theta, "rope_type": "default"}
 
 
-def rotated_dimensions(architecture: str, share: float, head: int) -> int:
-    """How many dimensions of a head are rotated, if it is a share of them."""
+def rotated_share(
+    architecture: str, config: Config, head: int, default: float, old_key: str | None = None
+) -> int:
+    """How many dimensions of a head are rotated, if it is a share of them.
+
+    old_key: its key in config.json, where that is not partial_rotary_factor.
+    """
     key = "partial_rotary_factor"
+    share = rope_parameters(config).get(key, config.get(old_key or key, default))
     rotated = int(number({key: share}, key) * head)
     if rotated % 2 or not 0 < rotated <= head:
         why = f"{rotated} of {head} dimensions of a head would be rotated"

@@ -1,7 +1,6 @@
 """Sliding windows: layers in which a token attends only to itself and to the newest before it."""
 
-from h2o_cpp.convert.config import Config, dimension, flag
-from h2o_cpp.convert.family import Metadata
+from h2o_cpp.convert.config import Config, Metadata, dimension, flag
 
 _KINDS = {"full_attention": False, "sliding_attention": True}
 

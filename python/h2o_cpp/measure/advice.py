@@ -169,11 +169,12 @@ def advise(
     with tqdm(total=n_most, desc="budgets", unit="token", disable=None, leave=False) as bar:
 
         def measure(one: Budgeted, kv_dtype: KvDType, archive: KvDType | None) -> Trial:
-            value, n, nbytes = perplexity(
-                model, tokens, one.policy, n_ctx=n_ctx, beginning=beginning, n_batch=n_batch,
-                kv_dtype=kv_dtype, archive=archive, archive_pages=archive_pages,
-                progress=bar.update,
+            session = open_session(
+                model, one.policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype,
+                archive=archive, archive_pages=archive_pages,
             )  # fmt: skip
+            value, n = perplexity(session, tokens, beginning=beginning, progress=bar.update)
+            nbytes = session.cache_bytes
             return Trial(one.name, one.budget, one.kept, value, n, nbytes, (), kv_dtype, archive)
 
         def costs_little(one: Trial) -> bool:

@@ -104,38 +104,27 @@ class Measurement:
 
 
 def perplexity(
-    model: _core.Model,
+    session: _core.Session,
     tokens: Sequence[int],
-    policy: Policy,
     *,
-    n_ctx: int,
     beginning: Sequence[int] = (),
     stride: int | None = None,
-    n_batch: int = 1,
-    kv_dtype: str | tuple[str, str] = "f16",
-    archive: KvDType | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
     progress: Callable[[int], object] = lambda n: None,
-) -> tuple[float, int, int]:
-    """Perplexity, number of tokens predicted, and bytes of the cache.
+) -> tuple[float, int]:
+    """Perplexity, and number of tokens predicted.
 
-    The tokens are read in windows of n_ctx, each from an empty cache and with `beginning` in front:
-    the token that models expect there. The last `stride` tokens of a window (default: all but its
-    first) are predicted, and the next window begins `stride` later.
-    `n_batch` tokens are fed at a time, and eviction follows each time: 1 is generation's own
-    rhythm, in which every prediction is made from what is kept. archive, archive_pages: as for
-    Generator. progress is told how many more tokens have been read.
+    The tokens are read in windows of the session's n_ctx, each from an empty cache and with
+    `beginning` in front: the token that models expect there. The last `stride` tokens of a window
+    (default: all but its first) are predicted, and the next window begins `stride` later.
+    n_batch tokens are fed at a time, and eviction follows each time: 1 is generation's own rhythm,
+    in which every prediction is made from what is kept. progress is told how many more tokens have
+    been read.
     """
-    check_int("n_ctx", n_ctx, 2)
+    n_ctx = session.n_ctx
     stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
-    check_int("n_batch", n_batch, 1, n_ctx)
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
         raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
-    session = open_session(
-        model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, archive=archive,
-        archive_pages=archive_pages,
-    )  # fmt: skip
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
@@ -146,34 +135,18 @@ def perplexity(
         losses = np.concatenate(parts)[-stride:]
         total += float(losses.sum())
         n += losses.size
-    return exp(total / n), n, session.cache_bytes
+    return exp(total / n), n
 
 
-def stream_losses(
-    model: _core.Model,
-    tokens: Sequence[int],
-    policy: Policy,
-    *,
-    n_ctx: int,
-    n_batch: int = 1,
-    kv_dtype: str | tuple[str, str] = "f16",
-    archive: KvDType | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
-) -> tuple[NDArray[np.float64], int]:
-    """-log p of tokens[1:] in one pass over all of them, and bytes of the cache.
+def stream_losses(session: _core.Session, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """-log p of tokens[1:] in one pass over all of them.
 
     The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
-    ValueError where they cannot. The rest is as in perplexity().
+    ValueError where they cannot. n_batch is as in perplexity().
     """
-    check_int("n_batch", n_batch, 1, n_ctx)
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
-    session = open_session(
-        model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=kv_dtype, archive=archive,
-        archive_pages=archive_pages,
-    )  # fmt: skip
-    losses = list(_losses(session, np.asarray(tokens, np.int32)))
-    return np.concatenate(losses), session.cache_bytes
+    return np.concatenate(list(_losses(session, np.asarray(tokens, np.int32))))
 
 
 def measure(
@@ -202,6 +175,8 @@ def measure(
 
     archive, archive_pages: as for Generator, of all that evict.
     """
+    check_int("n_ctx", n_ctx, 2)
+    check_int("n_batch", n_batch, 1, n_ctx)
     evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     if streaming and stride is not None:
         raise ValueError("stride is of windows, and streaming has none")
@@ -213,28 +188,18 @@ def measure(
     if streaming and len(text) > n_ctx:
         full = []
     for name, budget, kept, policy, types in [*full, *evicting]:
+        session = open_session(
+            model, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
+            archive_pages=archive_pages,
+        )  # fmt: skip
+        segments: tuple[float, ...] = ()
         if streaming:
-            losses, nbytes = stream_losses(
-                model, text, policy, n_ctx=n_ctx, n_batch=n_batch, kv_dtype=types, archive=archive,
-                archive_pages=archive_pages,
-            )  # fmt: skip
+            losses = stream_losses(session, text)
             value, n = exp(losses.mean()), losses.size
             segments = tuple(exp(part.mean()) for part in np.array_split(losses, N_SEGMENTS))
         else:
-            value, n, nbytes = perplexity(
-                model,
-                tokens,
-                policy,
-                n_ctx=n_ctx,
-                beginning=beginning,
-                stride=stride,
-                n_batch=n_batch,
-                kv_dtype=types,
-                archive=archive,
-                archive_pages=archive_pages,
-            )
-            segments = ()
-        yield Measurement(name, budget, kept, value, n, nbytes, segments)
+            value, n = perplexity(session, tokens, beginning=beginning, stride=stride)
+        yield Measurement(name, budget, kept, value, n, session.cache_bytes, segments)
 
 
 def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:

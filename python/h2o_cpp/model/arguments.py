@@ -127,14 +127,14 @@ def archive_arguments(
     }
 
 
-def bytes_of(name: str, size: int | str) -> int:
+def bytes_of(name: str, size: int | str, least: int = 1) -> int:
     """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
     if not isinstance(size, str):
         try:
-            return check_int(name, size, 1, INT64_MAX)
+            return check_int(name, size, least, INT64_MAX)
         except ValueError:
             raise ValueError(f"{name}={size!r}, {_SIZE}") from None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", size)
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{name}={size!r}, {_SIZE}")
-    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), 1, INT64_MAX)
+    return check_int(name, int(float(match[1]) * _UNITS[match[2]]), least, INT64_MAX)

@@ -2,7 +2,7 @@
 
 python -I -S template_worker.py FOLDERS_OF_JINJA2 MEMORY_BYTES
 
-It imports nothing of the package. Each message, in and out, is its length in eight bytes and JSON.
+It imports nothing of the package. Each message, in and out, is a line of JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -115,20 +114,16 @@ def _message(error: Exception) -> str:
 
 def write(file: IO[bytes], message: Any) -> None:
     """Send a message."""
-    data = json.dumps(message).encode()
-    file.write(struct.pack("<Q", len(data)) + data)
+    file.write(json.dumps(message).encode() + b"\n")
     file.flush()
 
 
 def read(file: IO[bytes]) -> Any:
     """The next message. Raises EOFError where there is none."""
-    head = file.read(8)
-    if len(head) < 8:
+    line = file.readline()
+    if not line.endswith(b"\n"):
         raise EOFError
-    data = file.read(size := struct.unpack("<Q", head)[0])
-    if len(data) < size:
-        raise EOFError
-    return json.loads(data)
+    return json.loads(line)
 
 
 def _limit_memory(more: int) -> None:

@@ -12,14 +12,9 @@ from h2o_cpp.serve.service import Service
 
 def prompt_of(service: Service, body: ChatRequest) -> ChatPrompt:
     """What a conversation is read as. Raises ApiError."""
-    tools = body.told_tools()
-    service.chat_template(tools=bool(tools))
-    return service.chat_prompt(
-        [message.plain() for message in body.messages],
-        tools=tools,
-        documents=body.documents,
-        variables=body.template_variables(),
-    )
+    template = service.chat_template(tools=bool(body.told_tools()))
+    with service.refusals():
+        return template.prompt(**body.conversation(), most=service.max_prompt)
 
 
 def submit_chat(service: Service, body: ChatRequest) -> list[Output]:

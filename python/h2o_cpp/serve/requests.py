@@ -360,8 +360,8 @@ class ChatRequest(GenerationRequest):
             return []
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
-    def template_variables(self) -> dict[str, Any]:
-        """Of the chat template."""
+    def conversation(self) -> dict[str, Any]:
+        """As the arguments of ChatTemplate.prompt()."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort == "none":
             variables["enable_thinking"] = False
@@ -369,4 +369,9 @@ class ChatRequest(GenerationRequest):
             variables["reasoning_effort"] = self.reasoning_effort
         if self.add_generation_prompt is not None:
             variables["add_generation_prompt"] = self.add_generation_prompt
-        return {**variables, **(self.chat_template_kwargs or {})}
+        return {
+            "messages": [message.plain() for message in self.messages],
+            "tools": self.told_tools(),
+            "documents": self.documents,
+            "variables": {**variables, **(self.chat_template_kwargs or {})},
+        }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from h2o_cpp.generation.engine import Engine
 from h2o_cpp.generation.grammar import form_of
@@ -14,7 +13,7 @@ from h2o_cpp.generation.request import ContextFullError, Pooling
 from h2o_cpp.generation.trace import Record
 from h2o_cpp.generator import Generator
 from h2o_cpp.model.arguments import check_int
-from h2o_cpp.model.chat_template import ChatPrompt, ChatTemplate, Message, Tool
+from h2o_cpp.model.chat_template import ChatTemplate
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.serve.cache_view import policy_counts
 from h2o_cpp.serve.errors import ApiError, closed, refusal
@@ -180,41 +179,25 @@ class Service:
             raise ApiError(400, message, param="tools")
         return self.template
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> ChatPrompt:
-        """A conversation as the model reads it. Raises ApiError."""
-        template = self.chat_template()
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """What a prompt or an option is refused for becomes an ApiError."""
         try:
-            return template.prompt(
-                messages,
-                tools=tools,
-                documents=documents,
-                variables=variables,
-                most=self.max_prompt,
-            )
+            yield
         except ContextFullError:
-            raise self.too_long() from None
+            raise self._too_long() from None
         except ValueError as error:
             raise refusal(error) from error
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            try:
+            with self.refusals():
                 return self.generator.tokenizer.encode(prompt, most=self.max_prompt)
-            except ContextFullError:
-                raise self.too_long() from None
         if len(prompt) > self.max_prompt:
-            raise self.too_long()
+            raise self._too_long()
         return prompt
 
-    def too_long(self) -> ApiError:
-        """Of a prompt."""
+    def _too_long(self) -> ApiError:
         n_ctx = self.generator.n_ctx
         limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the most here"
         message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
@@ -224,7 +207,5 @@ class Service:
         """Of the outputs of a request."""
         if body.hh is None and body.policy is None:
             return self.generator.policy
-        try:
+        with self.refusals():
             return choose_policy(body.hh, None, body.policy, self.generator.n_ctx)
-        except ValueError as error:
-            raise refusal(error) from error

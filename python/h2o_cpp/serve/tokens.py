@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from h2o_cpp.generation.request import ContextFullError
 from h2o_cpp.serve.endpoint import post
-from h2o_cpp.serve.errors import ApiError, refusal
+from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.requests import ChatRequest, ModelRequest, Token
 from h2o_cpp.serve.service import Service
 
@@ -64,17 +63,13 @@ class AppliedTemplate(BaseModel):
 def tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
     """Tokens of a text, at most as many as a prompt may have."""
     tokenizer = service.generator.tokenizer
-    try:
+    with service.refusals():
         tokens = tokenizer.encode(
             body.content,
             add_special=bool(body.add_special),
             parse_special=body.parse_special is not False,
             most=service.max_prompt,
         )
-    except ContextFullError:
-        raise service.too_long() from None
-    except ValueError as error:
-        raise refusal(error) from error
     if not body.with_pieces:
         return Tokenized(tokens=tokens)
     return Tokenized(
@@ -93,26 +88,16 @@ def _piece(service: Service, token: int) -> str | list[int]:
 @post(router, "/detokenize", DetokenizeRequest, response_model=Detokenized)
 def detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
     """Text of tokens."""
-    try:
+    with service.refusals():
         return Detokenized(content=service.generator.detokenize(body.tokens))
-    except ValueError as error:
-        raise refusal(error) from error
 
 
 @post(router, "/apply-template", ChatRequest, response_model=AppliedTemplate, quick=False)
 def apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
     """What a chat would be read as. Special tokens are spelled."""
-    tools = body.told_tools()
-    template = service.chat_template(tools=bool(tools))
-    try:
-        text = template.text(
-            [message.plain() for message in body.messages],
-            tools=tools,
-            documents=body.documents,
-            variables=body.template_variables(),
-        )
-    except ValueError as error:
-        raise refusal(error) from error
+    template = service.chat_template(tools=bool(body.told_tools()))
+    with service.refusals():
+        text = template.text(**body.conversation())
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise ApiError(400, "the conversation is not valid Unicode")
     return AppliedTemplate(prompt=text)

@@ -72,6 +72,7 @@ METADATA: dict[str, dict[str, Any]] = {
     },
     "gptneox": _COMMON_KEYS
     | {
+        "attention.head_count_kv": 4,
         "attention.layer_norm_epsilon": pytest.approx(1e-5),
         "use_parallel_residual": True,
         "rope.dimension_count": 8,

@@ -1,0 +1,69 @@
+"""The sizes of a model, by whatever keys its config.json has them."""
+
+from collections.abc import Mapping
+
+from h2o_cpp.convert.config import Config, dimension, refuse
+
+Sizes = Mapping[str, int]
+"""The sizes of a model by the names that its modules use, such as embd and ff."""
+
+# size -> the keys that families have for it
+_KEYS = {
+    "embd": ("hidden_size", "n_embd", "n_embed"),
+    "ff": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "layers": ("num_hidden_layers", "n_layer"),
+    "heads": ("num_attention_heads", "n_head"),
+    "context": ("max_position_embeddings", "n_positions", "seq_length"),
+}
+
+
+def read_sizes(
+    architecture: str, config: Config, kv_heads: int | None, defaults: Sizes
+) -> dict[str, int]:
+    """Those that every family has.
+
+    kv_heads: default: num_key_value_heads, or as many as of Q. defaults: of keys that may be
+    missing; ff_ratio is that of ff to embd. Raises ValueError for sizes that do not go together.
+    """
+    embd, heads = _size(config, "embd"), _size(config, "heads")
+    head = _head_size(architecture, config, embd, heads)
+    if kv_heads is None:
+        kv_heads = dimension(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        why = f"{heads} heads of Q cannot share them evenly"
+        raise refuse(architecture, "num_key_value_heads", kv_heads, why)
+    ff = _size(config, "ff", embd * defaults["ff_ratio"] if "ff_ratio" in defaults else None)
+    q, kv = heads * head, kv_heads * head
+    return {
+        "vocab": dimension(config, "vocab_size"),
+        "context": _size(config, "context", defaults.get("context")),
+        "layers": _size(config, "layers"),
+        "embd": embd,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head": head,
+        "q": q,
+        "kv": kv,
+        "qkv": q + 2 * kv,
+        "ff": ff,
+        "gate_and_up": 2 * ff,
+    }
+
+
+def _key(config: Config, size: str) -> str:
+    keys = _KEYS[size]
+    return next((key for key in keys if config.get(key) is not None), keys[0])
+
+
+def _size(config: Config, size: str, default: int | None = None) -> int:
+    return dimension(config, _key(config, size), default)
+
+
+def _head_size(architecture: str, config: Config, embd: int, heads: int) -> int:
+    """As config.json says, or the share of embd that each head has."""
+    if config.get("head_dim") is not None:
+        return dimension(config, "head_dim")
+    if embd % heads:
+        why = f"the heads do not divide the width {embd} evenly"
+        raise refuse(architecture, _key(config, "heads"), heads, why)
+    return embd // heads
