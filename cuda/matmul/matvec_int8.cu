@@ -75,8 +75,13 @@ struct Quantised {
 
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const QuantizedRows& x) {
-  with_format(products.front().w.dtype,
-              [&]<class Format>() { launch_matvec<Quantised<Format>>(stream, products, rows, x); });
+  with_format(products.front().w.dtype, [&]<class Format>() {
+    if (rows.experts) {
+      launch_experts<Quantised<Format>>(stream, products, rows, x);
+    } else {
+      launch_matvec<Quantised<Format>>(stream, products, rows, x);
+    }
+  });
 }
 
 }  // namespace h2o::cuda

@@ -13,6 +13,7 @@ struct FloatRows {
   int n_rows;
 
   __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
+  __device__ FloatRows from(int64_t first) const { return {x + first * stride, stride, n_rows}; }
 };
 
 // Two elements of 16 bits.
@@ -120,7 +121,9 @@ struct Unaligned {
 template <class Type>
 void matvec_by(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                const FloatRows& x) {
-  if (rows.gate) {
+  if (rows.experts) {
+    launch_experts<Type>(stream, products, rows, x);
+  } else if (rows.gate) {
     launch_matvec<Type, true>(stream, products, rows, x);
   } else {
     launch_matvec<Type>(stream, products, rows, x);
