@@ -10,7 +10,7 @@
 // `Type` is a type of weights:
 //   kUnit                          elements of a unit
 //   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
-//   blocks(n)                      that a multiprocessor holds: what that leaves of its registers
+//   blocks(n), kExpertBlocks       that a multiprocessor holds: what that leaves of its registers
 //   Raw load(row, n_units, i)      unit i of a row of weights
 //   Unpacked unpack(raw, i, valid)
 //   X                              rows of x, X from(first) those from one of them on, and
@@ -64,7 +64,7 @@ struct WarpShare {
   static constexpr int kOuts = kGated ? kWide / 2 : kWide;
   static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
   // That a multiprocessor holds: what that leaves of its registers.
-  static constexpr int kBlocks = Type::blocks(n) - (kGated && n == 1);
+  static constexpr int kBlocks = Type::blocks(n) - (!kGated ? 0 : n == 1 ? 2 : n == 8);
 };
 
 // One of the products of a launch.
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::k
 // The same of rows that each are an expert's: a block has one row, from row `first_row` on. What
 // experts share lies side by side in the grid, so that their weights are read from memory once.
 template <class Type>
-__global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, 1, false>::kBlocks - 1))
+__global__ void __launch_bounds__(kMatvecThreads, Type::kExpertBlocks)
     experts_kernel(MatvecParts m, typename Type::X x, ExpertRows experts, int first_row) {
   let_next_start();
   wait_for_previous();

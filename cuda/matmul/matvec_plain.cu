@@ -44,6 +44,7 @@ struct Plain {
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
   static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  static constexpr int kExpertBlocks = 4;
 
   __device__ static Raw load(const std::byte* row, int, int i) {
     Raw raw;
@@ -100,6 +101,7 @@ struct Unaligned {
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
   static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  static constexpr int kExpertBlocks = 4;
 
   __device__ static Raw load(const std::byte* row, int, int i) {
     return reinterpret_cast<const T*>(row)[i];
