@@ -10,6 +10,7 @@
 #include "cuda/largest.h"
 #include "cuda/matmul/matmul.h"
 #include "cuda/matmul/repack.h"
+#include "cuda/mixture.h"
 #include "cuda/runtime/captured_graph.h"
 #include "cuda/runtime/copy_async.h"
 #include "cuda/runtime/device.h"
@@ -180,14 +181,28 @@ class CudaBackend final : public Backend {
 
   bool recalls() const override { return false; }
 
-  bool computes_mixtures() const override { return false; }
-  void route(const Routes&, Tensor) override { no_mixtures(); }
-  void dispatch(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
-  void matmul_experts(std::initializer_list<Product>, const Tensor&, const Routes&) override {
-    no_mixtures();
+  void route(const Routes& routes, Tensor logits) override {
+    matmul_.forget();
+    cuda::route(stream_, routes, logits);
   }
-  void combine_add(Tensor, const Tensor&, const Routes&) override { no_mixtures(); }
-  void gate_rows(Tensor, const Tensor&) override { no_mixtures(); }
+
+  void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {
+    cuda::dispatch(stream_, y, x, routes, matmul_.rounded(y));
+  }
+
+  void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
+                      const Routes& routes) override {
+    matmul_.multiply_experts(products, x, routes);
+  }
+
+  void combine_add(Tensor y, const Tensor& x, const Routes& routes) override {
+    matmul_.forget();
+    cuda::combine_add(stream_, y, x, routes);
+  }
+
+  void gate_rows(Tensor x, const Tensor& gate) override {
+    cuda::gate_rows(stream_, x, gate, matmul_.rounded(x));
+  }
 
   void gather(Tensor y, const Tensor& x, const Batch&) override {
     matmul_.forget();
@@ -240,10 +255,6 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  [[noreturn]] static void no_mixtures() {
-    throw InvalidArgument("[cuda] mixtures of experts are computed on the CPU only");
-  }
-
   // Each thread of the host has a device of its own.
   void use_device() const { check(cudaSetDevice(stream_.device()), "choose the device"); }
 

@@ -1,4 +1,5 @@
 #include "cuda/largest.h"
+#include "cuda/logit_key.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
 
@@ -8,21 +9,6 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kRoom = 2 * kThreads;  // keys that a block sorts
 constexpr int kMost = LargestLogits::kMost;
-
-// A logit and its token as one number, the larger the more likely; of equal logits the lower token
-// comes first. Both zeros are equal. Above 0.
-__device__ uint64_t key_of(float logit, int token) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);
-  const uint32_t order = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-  return uint64_t{order} << 32 | ~static_cast<uint32_t>(token);
-}
-
-__device__ int token_of(uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); }
-
-__device__ float logit_of(uint64_t key) {
-  const auto order = static_cast<uint32_t>(key >> 32);
-  return __uint_as_float(order >> 31 != 0 ? order & 0x7fffffffu : ~order);
-}
 
 // Sorts keys [kRoom] of shared memory, the largest first. Batcher's bitonic sort: every thread
 // orders one pair in each round.

@@ -226,9 +226,6 @@ class Backend {
   // Does attend() archive what it evicts, and recall it?
   virtual bool recalls() const = 0;
 
-  // Can this back end do what follows, which mixtures of experts need?
-  virtual bool computes_mixtures() const = 0;
-
   // Chooses the experts of each row, those of the largest logits [n, n_experts], of equals the
   // first; their weights are the softmax of the logits, which are lost. Fills in the arrays.
   virtual void route(const Routes& routes, Tensor logits) = 0;

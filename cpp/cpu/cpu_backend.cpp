@@ -158,8 +158,6 @@ class CpuBackend final : public Backend {
 
   bool recalls() const override { return true; }
 
-  bool computes_mixtures() const override { return true; }
-
   void route(const Routes& routes, Tensor logits) override {
     for_rows(logits, [&](int64_t i) {
       float largest = 0;

@@ -283,10 +283,6 @@ Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const
 
 Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
                      size_t max_resident, const LoadProgress& progress) {
-  if (c.mixture.n_experts > 0 && !backend.computes_mixtures()) {
-    throw InvalidArgument(text("[weights] ", model.path(), " has mixtures of experts, which ",
-                               backend.name(), " does not compute; use device=cpu"));
-  }
   Weights w = find_weights(model, c);
   if (w.rope.layout != RopeLayout::none) {
     w.rope.frequencies = upload_frequencies(model, c.rope, w.rope.frequencies, backend, w.owned);
@@ -329,8 +325,8 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   if (max_resident == 0) {
     // Experts are ranges of rows.
     const bool divisible = c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0;
-    in_place =
-        (c.mixture.n_experts > 0 && !divisible) || !backend.expect_weights(of_others + of_layers);
+    in_place = (c.mixture.n_experts > 0 && !divisible && backend.maps_weights()) ||
+               !backend.expect_weights(of_others + of_layers);
   } else if (backend.maps_weights()) {
     w.experts = offload_experts(w.layers, layers, others, c, max_resident);
     if (!w.experts) w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);

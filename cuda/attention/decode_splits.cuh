@@ -54,7 +54,10 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
   } else {
     team.attend(Rows{cache, head}, changed, begin, end, n_heads, logits, partials.stride);
   }
-  team.merge(shared, partials, split, query, n_heads, cache.head_dim);
+  // Found again, and not held in registers while rows are read.
+  std::byte* workspace = cache.workspace;
+  asm volatile("" : "+l"(workspace));
+  team.merge(shared, Partials(cache, workspace), split, query, n_heads, cache.head_dim);
 }
 
 template <class Rows, int kLanes, int kOctets, int kHeads>

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/blocks.h"
 #include "core/dtype.h"
@@ -39,6 +40,7 @@ __host__ __device__ inline uint32_t fifth_bit(const Block& b, int i) {
 __host__ __device__ inline uint32_t stored(const BlockQ4_0& b, int i) { return half_byte(b, i); }
 __host__ __device__ inline uint32_t stored(const BlockQ4_1& b, int i) { return half_byte(b, i); }
 __host__ __device__ inline uint32_t stored(const BlockIQ4_NL& b, int i) { return half_byte(b, i); }
+__host__ __device__ inline uint32_t stored(const BlockMXFP4& b, int i) { return half_byte(b, i); }
 __host__ __device__ inline uint32_t stored(const BlockQ5_0& b, int i) {
   return half_byte(b, i) | fifth_bit(b, i);
 }
@@ -86,12 +88,13 @@ struct Group {
   float min[Scales::kScales];
 };
 
-template <class BlockType, int kBits, class ScalesType, int kSubtracted = 0, bool kTable = false>
+template <class BlockType, int kBits, class ScalesType, int kSubtracted = 0, class Table = NoTable>
 struct Format {
   using Block = BlockType;
   using Scales = ScalesType;
   using Raw = RawGroup<Scales>;
   static constexpr int kOffset = kSubtracted;
+  static constexpr bool kTable = !std::is_same_v<Table, NoTable>;
   static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes a group, as above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
@@ -154,7 +157,9 @@ struct Format {
     }
     if constexpr (kTable) {
       H2O_UNROLL
-      for (int j = 0; j < 4; ++j) iq4_values(words[j], &group.q[j], &group.q[4 + j]);
+      for (int j = 0; j < 4; ++j) {
+        table_values<Table>(words[j], &group.q[j], &group.q[4 + j]);
+      }
     }
     Scales::values(raw.scales, g, group.scale, group.min);
     return group;
@@ -218,9 +223,11 @@ auto with_format(DType dtype, const F& f) {
     case DType::q6_k:
       return f.template operator()<Format<BlockQ6_K, 6, ByteScales, 32>>();
     case DType::iq4_nl:
-      return f.template operator()<Format<BlockIQ4_NL, 4, FloatScale, 0, true>>();
+      return f.template operator()<Format<BlockIQ4_NL, 4, FloatScale, 0, Iq4Table>>();
     case DType::iq4_xs:
-      return f.template operator()<Format<BlockIQ4_XS, 4, SixBitScale, 0, true>>();
+      return f.template operator()<Format<BlockIQ4_XS, 4, SixBitScale, 0, Iq4Table>>();
+    case DType::mxfp4:
+      return f.template operator()<Format<BlockMXFP4, 4, PowerScale, 0, Mxfp4Table>>();
     case DType::q8_0:
       return f.template operator()<Format<BlockQ8_0, 8, FloatScale>>();
     default:

@@ -22,4 +22,17 @@ void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const W
   }
 }
 
+void gemm_experts(const Stream& stream, float* y, const void* x, int64_t begin, int64_t n_rows,
+                  const Weights& w, const float* bias, const ExpertRows& experts) {
+  const auto first = static_cast<int>(begin);
+  const Gemm g{y, static_cast<const uint16_t*>(x), bias, w, static_cast<int>(n_rows), false};
+  if (w.dtype == DType::f16) {
+    launch_experts_gemm<Plain<false>>(stream, g, experts, first);
+  } else if (w.dtype == DType::bf16) {
+    launch_experts_gemm<Plain<true>>(stream, g, experts, first);
+  } else {
+    gemm_quantized_experts(stream, g, experts, first);
+  }
+}
+
 }  // namespace h2o::cuda

@@ -12,6 +12,7 @@
 // at the end in the order of the warps: the same bits every time.
 #pragma once
 
+#include "cuda/matmul/expert_rows.cuh"
 #include "cuda/matmul/gemm.h"
 #include "cuda/matmul/half_values.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -198,12 +199,10 @@ __device__ inline void write_tile(const Gemm& g, const float* sums, int64_t firs
   }
 }
 
+// The tile of y that begins at these.
 template <class S, class Kind>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks) gemm_kernel(Gemm g) {
-  let_next_start();
+__device__ __forceinline__ void multiply_tile(const Gemm& g, int64_t first_row, int64_t first_out) {
   std::byte* const shared = dynamic_shared<std::byte>();
-  const int64_t first_out = int64_t{blockIdx.x} * S::kOuts;
-  const int64_t first_row = int64_t{blockIdx.y} * S::kRows;
   const int n_stages = static_cast<int>((g.w.cols + S::kDepth - 1) / S::kDepth);
   typename Kind::template Tile<S> weights{g.w, first_out};
   const auto x_tile = [&](int stage) { return shared + stage % 2 * S::kStageBytes; };
@@ -236,9 +235,36 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) gemm_kernel(Gemm g) {
 }
 
 template <class S, class Kind>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) gemm_kernel(Gemm g) {
+  let_next_start();
+  multiply_tile<S, Kind>(g, int64_t{blockIdx.y} * S::kRows, int64_t{blockIdx.x} * S::kOuts);
+}
+
+// Of rows that each are an expert's: those of x are the rows of y from `begin` on.
+template <class S, class Kind>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    experts_gemm_kernel(Gemm g, ExpertRows experts, int begin) {
+  let_next_start();
+  wait_for_previous();
+  const auto [expert, first, n] =
+      expert_tile<S::kRows>(experts, begin, g.n_rows, static_cast<int>(blockIdx.y));
+  if (n == 0) return;
+  g.w.data += expert * g.w.rows * g.w.row_bytes;
+  if (g.bias != nullptr) g.bias += expert * g.w.rows;
+  g.y += first * g.w.rows;
+  g.x += (first - begin) * g.w.cols;
+  g.n_rows = n;
+  multiply_tile<S, Kind>(g, 0, int64_t{blockIdx.x} * S::kOuts);
+}
+
+template <class S>
+unsigned out_tiles(const Gemm& g) {
+  return static_cast<unsigned>((g.w.rows + S::kOuts - 1) / S::kOuts);
+}
+
+template <class S, class Kind>
 void launch_tiles(const Stream& stream, const Gemm& g) {
-  const dim3 grid(static_cast<unsigned>((g.w.rows + S::kOuts - 1) / S::kOuts),
-                  static_cast<unsigned>((g.n_rows + S::kRows - 1) / S::kRows));
+  const dim3 grid(out_tiles<S>(g), static_cast<unsigned>((g.n_rows + S::kRows - 1) / S::kRows));
   launch(stream, gemm_kernel<S, Kind>, grid, dim3(S::kThreads), S::kSharedBytes, g);
 }
 
@@ -249,6 +275,15 @@ void launch_gemm(const Stream& stream, const Gemm& g) {
   } else {
     launch_tiles<ManyRows, Kind>(stream, g);
   }
+}
+
+template <class Kind>
+void launch_experts_gemm(const Stream& stream, const Gemm& g, const ExpertRows& experts,
+                         int begin) {
+  using S = FewRows;  // an expert seldom has more
+  const dim3 grid(out_tiles<S>(g), n_expert_tiles<S::kRows>(experts, g.n_rows));
+  launch(stream, experts_gemm_kernel<S, Kind>, grid, dim3(S::kThreads), S::kSharedBytes, g, experts,
+         begin);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/tensor.h"
+#include "cuda/matmul/expert_rows.h"
 #include "cuda/matmul/weights.h"
 #include "cuda/runtime/device.h"
 
@@ -19,5 +20,10 @@ bool gemm_takes(const Weights& w);
 // bias: [w.rows] or nullptr. Quantised weights are rounded to f16; sums are f32.
 void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
           const float* bias, bool add);
+
+// y = x w^T + bias of the rows [begin, begin + n_rows) of y, which each are an expert's; w and bias
+// are those of the first. x [n_rows, w.cols]
+void gemm_experts(const Stream& stream, float* y, const void* x, int64_t begin, int64_t n_rows,
+                  const Weights& w, const float* bias, const ExpertRows& experts);
 
 }  // namespace h2o::cuda

@@ -1,6 +1,8 @@
-// gemm() of quantised weights, in a file that compiles beside that of the others.
+// gemm() and gemm_experts() of quantised weights, in a file that compiles beside that of the
+// others.
 #pragma once
 
+#include "cuda/matmul/expert_rows.h"
 #include "cuda/runtime/device.h"
 
 namespace h2o::cuda {
@@ -8,5 +10,7 @@ namespace h2o::cuda {
 struct Gemm;
 
 void gemm_quantized(const Stream& stream, const Gemm& g);
+void gemm_quantized_experts(const Stream& stream, const Gemm& g, const ExpertRows& experts,
+                            int begin);
 
 }  // namespace h2o::cuda

@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kOwnRows = 64;
 constexpr int64_t kOwnQuantizedRows = 512;
 
+constexpr int64_t kRoundedRows = 64;               // of x at a time, in 8 bits
 constexpr int64_t kGemmRows = 2048;                // of x at a time, in 16 bits
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: less than an L2 cache
 
@@ -33,9 +34,11 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
 }
 
-Matvec matvec_of(const Product& product, const Weights& w) {
-  const Tensor& bias = product.w.bias;
-  return {product.y.floats(), bias ? bias.floats() : nullptr, w};
+// With weights as many as y has columns: those of the first expert, if there are any.
+Matvec matvec_of(const Product& product, Weights w) {
+  const auto& [y, affine] = product;
+  w.rows = y.cols;
+  return {y.floats(), affine.bias ? affine.bias.floats() : nullptr, w};
 }
 
 // Memory that grows. What was recorded before goes on with the smaller one, which is kept.
@@ -81,12 +84,14 @@ struct Matmul::State {
 
   Tensor upload(const Tensor& host, std::byte* to);
   Weights find(const Tensor& tensor) const;
-  bool takes_matvecs(const Weights& w, int64_t n_rows) const;
+  void multiply(std::span<const Product> products, const Tensor& x, bool add,
+                const Routes* routes = nullptr);
+  bool takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const;
   bool takes_cublas(const Weights& w, int64_t n_rows) const;
-  void matvecs(std::span<const Matvec> products, const Tensor& x, bool add,
-               std::optional<Gate> gate = {});
+  void matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows);
   const void* factors(const Tensor& x, DType type);
   void own_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
+  void experts_gemm(const Matvec& m, const Tensor& x, const ExpertRows& experts);
   void cublas_gemm(const Tensor& y, const Tensor& x, const Weights& w, const float* bias, bool add);
   void forget_if_in(const Tensor& y);
 
@@ -95,7 +100,7 @@ struct Matmul::State {
   Uploader uploader;
   std::map<const std::byte*, Tensor> quantised;  // as callers see them, by where they begin
   std::set<int64_t> quantised_cols;              // that such weights have
-  OtherForm quantized;                           // kMatvecRows, as QuantizedRows, in 8 bits
+  OtherForm quantized;                           // kRoundedRows, as QuantizedRows, in 8 bits
   OtherForm halves;                              // kGemmRows, as f16 or bf16
   Workspace tile;                                // weights as f16
 };
@@ -110,7 +115,7 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
     quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
     quantised[tensor.data] = tensor;
     quantised_cols.insert(tensor.cols);
-    quantized.memory.reserve(QuantizedRows::bytes(kMatvecRows, host.cols));
+    quantized.memory.reserve(QuantizedRows::bytes(kRoundedRows, host.cols));
     if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
   }
   if (host.dtype != DType::f32) halves.memory.reserve(kGemmRows * host.cols * 2);
@@ -127,8 +132,9 @@ Weights Matmul::State::find(const Tensor& t) const {
   return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
 }
 
-bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows) const {
-  return n_rows <= kMatvecRows || !(cublas || gemm_takes(w));
+// A library multiplies nothing whose rows the host does not know: those of experts.
+bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const {
+  return n_rows <= kMatvecRows || !((cublas && !experts) || gemm_takes(w));
 }
 
 bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
@@ -136,17 +142,19 @@ bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
   return cublas && (n_rows > most || !gemm_takes(w));
 }
 
-void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, bool add,
-                            std::optional<Gate> gate) {
+// `rows` says of all rows what it says but for which they are.
+void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows) {
   const bool rounds = is_quantised(products.front().w.dtype);
-  for (int64_t i = 0; i < x.rows; i += kMatvecRows) {
-    const Tensor some = rows_of(x, i, kMatvecRows);
-    const MatvecRows rows{i, some.rows, add, gate};
+  const int64_t most = !rows.experts ? kMatvecRows : rounds ? kRoundedRows : x.rows;
+  for (int64_t i = 0; i < x.rows; i += most) {
+    const Tensor some = rows_of(x, i, most);
+    rows.begin = i;
+    rows.n = some.rows;
     if (!rounds) {
       matvec(stream, products, rows, some.floats());
       continue;
     }
-    const QuantizedRows all(quantized.memory.data(), kMatvecRows, x.cols);
+    const QuantizedRows all(quantized.memory.data(), kRoundedRows, x.cols);
     if (quantized.becomes(some, DType::q8_0)) quantize_rows(stream, all, some);
     matvec(stream, products, rows, all);
   }
@@ -165,6 +173,14 @@ void Matmul::State::own_gemm(const Tensor& y, const Tensor& x, const Weights& w,
     const Tensor some = rows_of(x, i, kGemmRows);
     gemm(stream, y.floats() + i * y.cols, factors(some, gemm_factors(w.dtype)), some.rows, w, bias,
          add);
+  }
+}
+
+void Matmul::State::experts_gemm(const Matvec& m, const Tensor& x, const ExpertRows& experts) {
+  for (int64_t i = 0; i < x.rows; i += kGemmRows) {
+    const Tensor some = rows_of(x, i, kGemmRows);
+    gemm_experts(stream, m.y, factors(some, gemm_factors(m.w.dtype)), i, some.rows, m.w, m.bias,
+                 experts);
   }
 }
 
@@ -191,6 +207,35 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
   }
 }
 
+// With `routes`, x has the copies of the rows that experts get.
+void Matmul::State::multiply(std::span<const Product> products, const Tensor& x, bool add,
+                             const Routes* routes) {
+  if (x.rows == 0) return;
+  MatvecRows rows{.begin = 0, .n = x.rows, .add = add, .gate = {}, .experts = {}};
+  if (routes != nullptr) rows.experts = ExpertRows{routes->offsets, routes->n_experts};
+  const int64_t n_rows = routes != nullptr ? x.rows / routes->n_used : x.rows;
+  for (size_t i = 0; i < products.size();) {
+    const DType dtype = products[i].w.weight.dtype;
+    std::array<Matvec, kMostProducts> few{};
+    size_t n = 0;
+    for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
+      const Tensor& y = products[i].y;
+      const Matvec m = matvec_of(products[i], find(products[i].w.weight));
+      if (takes_matvecs(m.w, n_rows, routes != nullptr)) {
+        few[n++] = m;
+      } else if (routes != nullptr) {
+        experts_gemm(m, x, *rows.experts);
+      } else if (takes_cublas(m.w, x.rows)) {
+        cublas_gemm(y, x, m.w, m.bias, add);
+      } else {
+        own_gemm(y, x, m.w, m.bias, add);
+      }
+    }
+    if (n > 0) matvecs({few.data(), n}, x, rows);
+  }
+  for (const Product& product : products) forget_if_in(product.y);
+}
+
 void Matmul::State::forget_if_in(const Tensor& y) {
   quantized.forget_if_in(y);
   halves.forget_if_in(y);
@@ -205,35 +250,22 @@ std::string Matmul::name() const { return state_->cublas.name(); }
 Tensor Matmul::upload(const Tensor& host, std::byte* to) { return state_->upload(host, to); }
 
 void Matmul::multiply(std::span<const Product> products, const Tensor& x, bool add) {
-  if (x.rows == 0) return;
-  for (size_t i = 0; i < products.size();) {
-    const DType dtype = products[i].w.weight.dtype;
-    std::array<Matvec, kMostProducts> few{};
-    size_t n = 0;
-    for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
-      const Tensor& y = products[i].y;
-      const Matvec m = matvec_of(products[i], state_->find(products[i].w.weight));
-      if (state_->takes_matvecs(m.w, x.rows)) {
-        few[n++] = m;
-      } else if (state_->takes_cublas(m.w, x.rows)) {
-        state_->cublas_gemm(y, x, m.w, m.bias, add);
-      } else {
-        state_->own_gemm(y, x, m.w, m.bias, add);
-      }
-    }
-    if (n > 0) state_->matvecs({few.data(), n}, x, add);
-  }
-  for (const Product& product : products) state_->forget_if_in(product.y);
+  state_->multiply(products, x, add);
+}
+
+void Matmul::multiply_experts(std::span<const Product> products, const Tensor& x,
+                              const Routes& routes) {
+  state_->multiply(products, x, false, &routes);
 }
 
 bool Matmul::multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) {
   const Weights weights[] = {state_->find(up.w.weight), state_->find(gate.w.weight)};
   for (const Weights& w : weights) {
-    if (is_quantised(w.dtype) || !state_->takes_matvecs(w, x.rows)) return false;
+    if (is_quantised(w.dtype) || !state_->takes_matvecs(w, x.rows, false)) return false;
   }
   if (weights[0].dtype != weights[1].dtype) return false;
   const Matvec both[] = {matvec_of(up, weights[0]), matvec_of(gate, weights[1])};
-  state_->matvecs(both, x, false, kind);
+  state_->matvecs(both, x, {.begin = 0, .n = x.rows, .add = false, .gate = kind, .experts = {}});
   state_->forget_if_in(up.y);
   return true;
 }
@@ -252,7 +284,7 @@ QuantizedRows Matmul::rounded(const Tensor& y) {
   const bool few = y.rows > 0 && y.rows <= kMatvecRows;
   if (!few || !state_->quantised_cols.contains(y.cols)) return {};
   state_->quantized.becomes(y, DType::q8_0);
-  return {state_->quantized.memory.data(), kMatvecRows, y.cols};
+  return {state_->quantized.memory.data(), kRoundedRows, y.cols};
 }
 
 }  // namespace h2o::cuda

@@ -32,6 +32,9 @@ class Matmul {
   // those the kernel that applies the gate rounds the result as well. False if it did nothing.
   bool multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x);
 
+  // As Backend::matmul_experts: of each row as alone.
+  void multiply_experts(std::span<const Product> products, const Tensor& x, const Routes& routes);
+
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);
 

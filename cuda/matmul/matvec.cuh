@@ -10,10 +10,10 @@
 // `Type` is a type of weights:
 //   kUnit                          elements of a unit
 //   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
-//   blocks(n)                      that a multiprocessor holds: what that leaves of its registers
+//   blocks(n), kExpertBlocks       that a multiprocessor holds: what that leaves of its registers
 //   Raw load(row, n_units, i)      unit i of a row of weights
 //   Unpacked unpack(raw, i, valid)
-//   X                              rows of x, and
+//   X                              rows of x, X from(first) those from one of them on, and
 //   multiply<n, wide>(sums, w, x, n_units, chunk, lane)
 //                                  sums[j][r] += w[j] * row r of x, j < wide, r < n
 // With a gate, half of a warp's rows of weights are those of the gate: the halves of its lanes end
@@ -27,6 +27,7 @@
 #include <climits>
 
 #include "cuda/gates.cuh"
+#include "cuda/matmul/expert_rows.cuh"
 #include "cuda/matmul/matvec.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/reduce.cuh"
@@ -63,7 +64,7 @@ struct WarpShare {
   static constexpr int kOuts = kGated ? kWide / 2 : kWide;
   static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
   // That a multiprocessor holds: what that leaves of its registers.
-  static constexpr int kBlocks = Type::blocks(n) - (kGated && n == 1);
+  static constexpr int kBlocks = Type::blocks(n) - (!kGated ? 0 : n == 1 ? 2 : n == 8);
 };
 
 // One of the products of a launch.
@@ -85,16 +86,20 @@ struct MatvecParts {
   Gate gate;
 };
 
-// m.n_rows <= n
-template <class Type, int n, bool kGated>
-__global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::kBlocks))
-    matvec_kernel(MatvecParts m, typename Type::X x) {
-  let_next_start();
+// What the product has that a block belongs to.
+__device__ inline MatvecPart part_of(const MatvecParts& m, unsigned block) {
   MatvecPart w = m.parts[0];
 #pragma unroll
-  for (int i = 1; i < kMostProducts && !kGated; ++i) {
-    if (blockIdx.x >= m.parts[i].first_block) w = m.parts[i];
+  for (int i = 1; i < kMostProducts; ++i) {
+    if (block >= m.parts[i].first_block) w = m.parts[i];
   }
+  return w;
+}
+
+// Block `block` of a launch, which has a part of the product w; m.n_rows <= n.
+template <class Type, int n, bool kGated>
+__device__ __forceinline__ void multiply_part(const MatvecParts& m, const MatvecPart& w,
+                                              const typename Type::X& x, unsigned block) {
   using Share = WarpShare<Type, n, kGated>;
   constexpr int kWide = Share::kWide;
   constexpr int kAhead = Share::kAhead;
@@ -102,7 +107,7 @@ __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::k
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int share = warp & ((1 << w.log_shares) - 1);
-  const int64_t first_warp = int64_t{blockIdx.x - w.first_block} * kMatvecWarps;
+  const int64_t first_warp = int64_t{block - w.first_block} * kMatvecWarps;
   const int64_t first_row = ((first_warp + warp) >> w.log_shares) * Share::kOuts;
   const std::byte* rows[kWide];
 #pragma unroll
@@ -174,6 +179,29 @@ __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::k
   }
 }
 
+template <class Type, int n, bool kGated>
+__global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::kBlocks))
+    matvec_kernel(MatvecParts m, typename Type::X x) {
+  let_next_start();
+  const MatvecPart w = kGated ? m.parts[0] : part_of(m, blockIdx.x);
+  multiply_part<Type, n, kGated>(m, w, x, blockIdx.x);
+}
+
+// The same of rows that each are an expert's: a block has one row, from row `first_row` on. What
+// experts share lies side by side in the grid, so that their weights are read from memory once.
+template <class Type>
+__global__ void __launch_bounds__(kMatvecThreads, Type::kExpertBlocks)
+    experts_kernel(MatvecParts m, typename Type::X x, ExpertRows experts, int first_row) {
+  let_next_start();
+  wait_for_previous();
+  MatvecPart w = part_of(m, blockIdx.y);
+  const int64_t e = expert_of(experts, first_row + static_cast<int>(blockIdx.x));
+  w.data += e * w.rows * m.row_bytes;
+  if (w.bias != nullptr) w.bias += e * w.rows;
+  w.y += blockIdx.x * w.rows;
+  multiply_part<Type, 1, false>(m, w, x.from(blockIdx.x), blockIdx.y);
+}
+
 // A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
 // they share, as long as each has its units to load ahead. With a gate as many as without, for the
 // same bits.
@@ -191,23 +219,32 @@ int log_shares(const Stream& stream, const Weights& w) {
   return log;
 }
 
+// The products as parts of a launch of n_blocks blocks.
 template <class Type, bool kGated, int n>
-void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
-                   const typename Type::X& x) {
+MatvecParts parts_of(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+                     unsigned* n_blocks) {
   constexpr int kOuts = WarpShare<Type, n, kGated>::kOuts;
   const Weights& first = products.front().w;
   MatvecParts m{{}, first.cols, first.row_bytes, static_cast<int>(rows.n), rows.add, {}};
   for (MatvecPart& part : m.parts) part.first_block = UINT_MAX;
-  unsigned n_blocks = 0;
+  *n_blocks = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const auto& [y, bias, w] = products[i];
     const int log = log_shares<Type, n>(stream, w);
-    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, n_blocks, log};
+    m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, *n_blocks, log};
     if (kGated && i > 0) break;  // in the blocks of the first
     const int64_t of_block = int64_t{kOuts} * (kMatvecWarps >> log);
-    n_blocks += static_cast<unsigned>((w.rows + of_block - 1) / of_block);
+    *n_blocks += static_cast<unsigned>((w.rows + of_block - 1) / of_block);
   }
   if constexpr (kGated) m.gate = *rows.gate;
+  return m;
+}
+
+template <class Type, bool kGated, int n>
+void launch_matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+                   const typename Type::X& x) {
+  unsigned n_blocks = 0;
+  const MatvecParts m = parts_of<Type, kGated, n>(stream, products, rows, &n_blocks);
   launch(stream, matvec_kernel<Type, n, kGated>, n_blocks, kMatvecThreads, 0, m, x);
 }
 
@@ -223,6 +260,16 @@ void launch_matvec(const Stream& stream, std::span<const Matvec> products, const
   } else {
     launch_matvec<Type, kGated, 8>(stream, products, rows, x);
   }
+}
+
+template <class Type>
+void launch_experts(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
+                    const typename Type::X& x) {
+  unsigned n_blocks = 0;
+  const MatvecParts m = parts_of<Type, false, 1>(stream, products, rows, &n_blocks);
+  const dim3 grid(static_cast<unsigned>(rows.n), n_blocks);
+  launch(stream, experts_kernel<Type>, grid, dim3(kMatvecThreads), 0, m, x, *rows.experts,
+         static_cast<int>(rows.begin));
 }
 
 }  // namespace h2o::cuda

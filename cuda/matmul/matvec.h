@@ -7,6 +7,7 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "cuda/matmul/expert_rows.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/matmul/weights.h"
 #include "cuda/runtime/device.h"
@@ -21,7 +22,7 @@ constexpr int kMostProducts = 3;  // of one call: q, k and v
 struct Matvec {
   float* y;           // [rows, w.rows]
   const float* bias;  // [w.rows] or nullptr
-  Weights w;
+  Weights w;          // of the first expert, if there are any
 };
 
 // The rows of y that a call computes, and what becomes of them.
@@ -31,6 +32,7 @@ struct MatvecRows {
   bool add;
   std::optional<Gate> gate;  // of two products, up and gate, of one shape: up.y gets both as one,
                              // gate.y nothing. Not of a quantised type.
+  std::optional<ExpertRows> experts;  // that these rows are of; then there may be many of them
 };
 
 // Products of the same x, in one launch: their weights have the same type, not a quantised one, and
@@ -38,7 +40,7 @@ struct MatvecRows {
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const float* x);
 
-// The same for weights of a quantised type. x [8, w.cols], of which rows.n count.
+// The same for weights of a quantised type. x: at least rows.n rows.
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const QuantizedRows& x);
 

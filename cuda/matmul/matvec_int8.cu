@@ -24,6 +24,7 @@ struct Quantised {
   template <int n>
   static constexpr int kAhead = n == 1 ? 2 : 4 / kWide<n>;
   static constexpr int blocks(int n) { return n == 1 ? 9 : n == 2 ? 4 : 3; }
+  static constexpr int kExpertBlocks = 8;
 
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
     return Format::load_raw(row, n_units, i);
@@ -75,8 +76,13 @@ struct Quantised {
 
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const QuantizedRows& x) {
-  with_format(products.front().w.dtype,
-              [&]<class Format>() { launch_matvec<Quantised<Format>>(stream, products, rows, x); });
+  with_format(products.front().w.dtype, [&]<class Format>() {
+    if (rows.experts) {
+      launch_experts<Quantised<Format>>(stream, products, rows, x);
+    } else {
+      launch_matvec<Quantised<Format>>(stream, products, rows, x);
+    }
+  });
 }
 
 }  // namespace h2o::cuda

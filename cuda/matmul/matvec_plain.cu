@@ -13,6 +13,7 @@ struct FloatRows {
   int n_rows;
 
   __device__ const float* row(int r) const { return r == 0 ? x : x + min(r, n_rows - 1) * stride; }
+  __device__ FloatRows from(int64_t first) const { return {x + first * stride, stride, n_rows}; }
 };
 
 // Two elements of 16 bits.
@@ -43,6 +44,7 @@ struct Plain {
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
   static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  static constexpr int kExpertBlocks = 4;
 
   __device__ static Raw load(const std::byte* row, int, int i) {
     Raw raw;
@@ -99,6 +101,7 @@ struct Unaligned {
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
   static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  static constexpr int kExpertBlocks = 4;
 
   __device__ static Raw load(const std::byte* row, int, int i) {
     return reinterpret_cast<const T*>(row)[i];
@@ -120,7 +123,9 @@ struct Unaligned {
 template <class Type>
 void matvec_by(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
                const FloatRows& x) {
-  if (rows.gate) {
+  if (rows.experts) {
+    launch_experts<Type>(stream, products, rows, x);
+  } else if (rows.gate) {
     launch_matvec<Type, true>(stream, products, rows, x);
   } else {
     launch_matvec<Type>(stream, products, rows, x);

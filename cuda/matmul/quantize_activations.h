@@ -44,7 +44,7 @@ struct QuantizedRows {
         n_chunks(static_cast<int>(chunks(n_in))) {}
 
   // From row `first` on.
-  QuantizedRows from(int64_t first) const {
+  H2O_HD QuantizedRows from(int64_t first) const {
     QuantizedRows rows = *this;
     rows.q += first * n_chunks * kChunk * 32;
     rows.groups += first * n_chunks * kChunk;

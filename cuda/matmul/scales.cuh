@@ -32,6 +32,27 @@ struct FloatScale {
   }
 };
 
+// Of MXFP4: a power of two.
+struct PowerScale {
+  static constexpr int kScales = 1, kGroupBytes = 1, kBlockBytes = 0;
+  static constexpr bool kMins = false;
+  struct Raw {
+    uint8_t d;
+  };
+  __host__ __device__ static Raw load_raw(const std::byte* of_group, const std::byte*) {
+    Raw raw;
+    load(of_group, &raw.d);
+    return raw;
+  }
+  __host__ __device__ static void values(const Raw& raw, int, float* scale, float*) {
+    const uint32_t d = raw.d;
+    scale[0] = bits_as_float(d < 2 ? 0x00200000u << d : (d - 1) << 23);  // 2^-128 is denormal
+  }
+  __host__ __device__ static void store(const BlockMXFP4& b, int, std::byte* of_group, std::byte*) {
+    *reinterpret_cast<E8M0*>(of_group) = b.d;
+  }
+};
+
 struct FloatScaleAndMin {
   static constexpr int kScales = 1, kGroupBytes = 4, kBlockBytes = 0;
   static constexpr bool kMins = true;

@@ -3,6 +3,7 @@
 
 #include <cuda_fp16.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,6 +22,11 @@ namespace h2o::cuda {
 // it is volatile that keeps nvcc from moving them behind it, and that they are not `.nc` (of
 // constants) that keeps ptxas.
 #ifdef __CUDA_ARCH__
+__device__ inline void load(const std::byte* p, uint8_t* v) {
+  uint32_t byte;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p));
+  *v = static_cast<uint8_t>(byte);
+}
 __device__ inline void load(const std::byte* p, uint16_t* v) {
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(*v) : "l"(p));
 }
@@ -60,6 +66,14 @@ __host__ __device__ inline float high_half(uint32_t pair) {
   return to_float(F16{static_cast<uint16_t>(pair >> 16)});
 }
 
+__host__ __device__ inline float bits_as_float(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
 // Byte i of the result is byte `selector half-byte i` of the eight in low and high.
 __host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selectors) {
 #ifdef __CUDA_ARCH__
@@ -74,17 +88,26 @@ __host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, u
 #endif
 }
 
-// kIq4Values of the eight half-bytes of `packed`: the low halves of its bytes, then the high ones.
-__host__ __device__ inline void iq4_values(uint32_t packed, uint32_t* low, uint32_t* high) {
-  constexpr uint32_t kTable[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
+// The values that four bits stand for, as core/blocks.h lists them, four in each word.
+struct NoTable {};
+struct Iq4Table {
+  static constexpr uint32_t k0 = 0xbfad9881, k4 = 0xf6eaddcf, k8 = 0x26190d01, k12 = 0x71594535;
+};
+struct Mxfp4Table {
+  static constexpr uint32_t k0 = 0x03020100, k4 = 0x0c080604, k8 = 0xfdfeff00, k12 = 0xf4f8fafc;
+};
+
+// Those of the eight half-bytes of `packed`: the low halves of its bytes, then the high ones.
+template <class Table>
+__host__ __device__ inline void table_values(uint32_t packed, uint32_t* low, uint32_t* high) {
   const uint32_t in_half = packed & 0x77777777;
   const uint32_t of_halves = 0x32103210 | (packed & 0x88888888) >> 1;
-  const uint32_t first =
-      permute_bytes(permute_bytes(kTable[0], kTable[1], in_half & 0xffff),
-                    permute_bytes(kTable[2], kTable[3], in_half & 0xffff), of_halves & 0xffff);
-  const uint32_t second =
-      permute_bytes(permute_bytes(kTable[0], kTable[1], in_half >> 16),
-                    permute_bytes(kTable[2], kTable[3], in_half >> 16), of_halves >> 16);
+  const auto look_up = [](uint32_t in_half, uint32_t of_halves) {
+    return permute_bytes(permute_bytes(Table::k0, Table::k4, in_half),
+                         permute_bytes(Table::k8, Table::k12, in_half), of_halves);
+  };
+  const uint32_t first = look_up(in_half & 0xffff, of_halves & 0xffff);
+  const uint32_t second = look_up(in_half >> 16, of_halves >> 16);
   *low = permute_bytes(first, second, 0x6420);
   *high = permute_bytes(first, second, 0x7531);
 }

@@ -4,56 +4,10 @@
 
 #include <array>
 
-#include "bounds.h"
-#include "random_weights.h"
+#include "product_bounds.h"
 
 namespace h2o {
 namespace {
-
-bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
-
-// What a device rounds the factors to. To multiply more than a few rows on tensor cores: with
-// quantised weights f16, else the type of the weights. On a CPU with such products bf16, for floats
-// of 16 bits. f32: it does not, or only a library does that was not found.
-DType factor_type(const Backend& backend, DType weights, int64_t n_rows, int64_t n_in) {
-  if (multiplies_in_bf16(backend.name())) {
-    return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
-  }
-  if (!on_cuda() || n_rows <= 8) return DType::f32;
-  if (is_quantised(weights)) return DType::f16;
-  const bool library = backend.name().find("no cuBLAS") == std::string::npos;
-  return library || n_in % 8 == 0 ? weights : DType::f32;
-}
-
-// Integers whose largest of 32 is 127, so that 8 bits hold them; the others are small.
-std::vector<float> random_integers(Random& random, int64_t n) {
-  std::vector<float> x(n);
-  for (float& value : x) value = static_cast<float>(random.integer(-3, 3));
-  for (int64_t i = 0; i < n; i += 32) {
-    const auto last = static_cast<int32_t>(std::min<int64_t>(31, n - i - 1));
-    x[i + random.integer(0, last)] = random.flip() ? 127 : -127;
-  }
-  return x;
-}
-
-// How far what is multiplied may be from each number of a row of x: with quantised weights it may
-// be 8 bits of the largest of 32; on tensor cores, 16.
-std::vector<double> row_errors(std::span<const float> x, DType weights, DType factors) {
-  std::vector<double> errors(x.size());
-  for (size_t begin = 0; begin < x.size(); begin += 32) {
-    const auto block = x.subspan(begin, std::min<size_t>(32, x.size() - begin));
-    double largest = 0;
-    for (const float value : block) largest = std::max<double>(largest, std::abs(value));
-    for (size_t i = 0; i < block.size(); ++i) {
-      double& error = errors[begin + i];
-      error = rounding_error(factors, block[i]);
-      if (is_quantised(weights) && factors == DType::f32 && largest != 127) {
-        error = largest / 254 * (1 + 0x1p-16);  // and some roundings of the scale
-      }
-    }
-  }
-  return errors;
-}
 
 struct Problem {
   DType dtype;
@@ -116,23 +70,11 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
     const std::span row = std::span(x).subspan(r * p.n_in, p.n_in);
     const std::vector<double> errors = row_errors(row, p.dtype, type);
     for (int64_t o = 0; o < p.n_out; ++o) {
-      const float* const w_row = w.data() + (first + o) * p.n_in;
-      double sum = 0, magnitude = 0, factors = 0;
-      for (int64_t i = 0; i < p.n_in; ++i) {
-        const double w_error = rounding_error(type, w_row[i]);
-        sum += double{row[i]} * w_row[i];
-        magnitude += std::abs(double{row[i]} * w_row[i]);
-        factors += errors[i] * std::abs(w_row[i]) + w_error * (std::abs(row[i]) + errors[i]);
-      }
       const double b = biases[first + o];
       const double a = before[r * p.n_out + o];
-      magnitude += std::abs(b) + std::abs(a) + factors;
-      // Sums of whole numbers below 2^24 are not rounded, whatever their order. Others are in their
-      // n_in + 2 additions, as are the products, and on the way from 8 bits scales and sums.
-      double roundings = gamma(p.n_in + 16);
-      if (type != DType::f32 && on_cuda()) roundings += tensor_core_gamma(p.n_in);
-      if (p.integers && magnitude < 0x1p24) roundings = 0;
-      const double bound = roundings * magnitude + factors;
+      const auto [sum, bound] =
+          exact_product(row, errors, std::span(w).subspan((first + o) * p.n_in, p.n_in), type,
+                        std::abs(a) + std::abs(b), p.integers);
       const int64_t at = r * p.n_out + o;
       worst =
           std::max({worst, in_bounds(y[at], sum, bound), in_bounds(y_biased[at], sum + b, bound),

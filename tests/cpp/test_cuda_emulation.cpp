@@ -201,6 +201,77 @@ TEST_CASE("launches of products of many rows" * doctest::skip(!on_cuda())) {
   }
 }
 
+// The host does not know which experts rows go to: it launches the same whichever they are.
+TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
+  constexpr int32_t kExperts = 5, kUsed = 2;
+  constexpr int64_t kWidth = 256, kInner = 64;
+  Random random(8);
+  for (const DType dtype : {DType::f16, DType::mxfp4}) {
+    const auto backend = test_backend();
+    Backend& b = *backend;
+    std::vector<Buffer> owner;
+    const auto weights = [&](DType type, int64_t n_out, int64_t n_in) {
+      const std::vector<std::byte> bytes = random_weights(random, type, n_out * n_in, real_scales);
+      return Affine{b.upload(tensor_of(bytes, type, n_out, n_in), owner), {}};
+    };
+    const Affine router = weights(DType::f32, kExperts, kWidth);
+    const Affine up = weights(dtype, kExperts * kInner, kWidth);
+    const Affine gate = weights(dtype, kExperts * kInner, kWidth);
+    const Affine down = weights(dtype, kExperts * kWidth, kInner);
+    const DeviceMatrix norm(b, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
+    const bool rounds = dtype == DType::mxfp4;
+    const std::pair<int64_t, size_t> launches_of[] = {
+        // Norm, router, routes, dispatch, products, gate, product, sum. What is rounded to 8 bits
+        // is so where up to 8 copies are written, or has a launch of its own.
+        {1, 8},
+        {4, 8},
+        {8, rounds ? 10 : 8},
+        // The router, in f32, takes 8 rows a launch, routes take 2, up and gate a product each; and
+        // what they and down read is rounded.
+        {40, 16}};
+    for (const auto& [n_rows, expected] : launches_of) {
+      CAPTURE(info(dtype).name);
+      CAPTURE(n_rows);
+      const int64_t n_copies = n_rows * kUsed;
+      const std::vector<float> start = random.reals(n_rows * kWidth);
+      DeviceMatrix x(b, n_rows, kWidth);
+      const DeviceMatrix h(b, n_rows, kWidth), logits(b, n_rows, kExperts);
+      const DeviceMatrix copies(b, n_copies, kWidth);
+      const DeviceMatrix ups(b, n_copies, kInner), gates(b, n_copies, kInner);
+      const Buffer arrays = b.allocate(4 * (2 * n_copies + kExperts + 1));
+      const Routes routes{.n_experts = kExperts,
+                          .n_used = kUsed,
+                          .normalized = true,
+                          .scale = 1,
+                          .weights = arrays.as<float>(),
+                          .places = arrays.as<int32_t>() + n_copies,
+                          .offsets = arrays.as<int32_t>() + 2 * n_copies};
+      const std::function<void()> operations[] = {
+          [&] { b.rms_norm(h, x, norm, 1e-5f); },
+          [&] { b.matmul(logits, h, router); },
+          [&] { b.route(routes, logits); },
+          [&] { b.dispatch(copies, h, routes); },
+          [&] { b.matmul_experts({{ups, up}, {gates, gate}}, copies, routes); },
+          [&] { b.apply_gate(Gate::swiglu_clamped, ups, gates); },
+          [&] { b.matmul_experts({{copies, down}}, ups, routes); },
+          [&] { b.combine_add(x, copies, routes); }};
+      x.write(start);
+      take_launches();
+      run_rows(b, n_rows, [&](const Batch&) {
+        for (const auto& operation : operations) operation();
+      });
+      CHECK(take_launches().size() == expected);
+      const std::vector<float> together = x.read();
+      CHECK(std::ranges::all_of(together, [](float value) { return std::isfinite(value); }));
+      x.write(start);
+      for (const auto& operation : operations) {
+        run_rows(b, n_rows, [&](const Batch&) { operation(); });
+      }
+      CHECK(same_bits(x.read(), together));
+    }
+  }
+}
+
 // Three tokens of two sequences through one layer; and the launches of each step.
 std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass) {
   constexpr int64_t kRows = 2, kWidth = 128, kKvWidth = 64, kInner = 160;

@@ -74,6 +74,13 @@ inline int __any_sync(unsigned, int condition) {
   return std::any_of(all, all + 32, [](uint64_t is) { return is != 0; });
 }
 
+inline unsigned __ballot_sync(unsigned, int condition) {
+  const uint64_t* all = ::h2o::cuda::emulation::gather(condition != 0);
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) lanes |= static_cast<unsigned>(all[lane]) << lane;
+  return lanes;
+}
+
 inline int atomicAdd(int* to, int x) { return std::exchange(*to, *to + x); }
 
 inline int __popc(unsigned x) { return std::popcount(x); }

@@ -1,0 +1,194 @@
+#include <climits>
+
+#include "cuda/gates.cuh"
+#include "cuda/logit_key.cuh"
+#include "cuda/matmul/round_group.cuh"
+#include "cuda/mixture.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/reduce.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kThreads = 256;      // of blocks over elements
+constexpr int kRouteWarps = 32;    // of blocks over rows of logits, a warp each
+constexpr int kCopyThreads = 512;  // of the block of one copy, or row
+
+// The experts and weights of a row, by one warp. The experts take the place of the logits, as bits:
+// `places` is being written while warps read them.
+__device__ void choose(const Routes& routes, float* logits, int row) {
+  const int lane = threadIdx.x % kWarp;
+  const int n = routes.n_experts;
+  float* const x = logits + int64_t{row} * n;
+  float largest = -INFINITY, total = 0;
+  for (int e = lane; e < n; e += kWarp) largest = fmaxf(largest, x[e]);
+  largest = warp_max(largest);
+  for (int e = lane; e < n; e += kWarp) total += expf(x[e] - largest);
+  total = warp_sum(total);
+
+  // Lane j has choice j, j + 32, ...
+  float* const weights = routes.weights + int64_t{row} * routes.n_used;
+  int32_t* const chosen = routes.places + int64_t{row} * routes.n_used;
+  float sum = 0;
+  uint64_t last = UINT64_MAX;
+  for (int j = 0; j < routes.n_used; ++j) {
+    uint64_t best = 0;
+    for (int e = lane; e < n; e += kWarp) {
+      const uint64_t key = key_of(fmaxf(x[e], -INFINITY), e);  // NaN is the least
+      if (key < last) best = max(best, key);
+    }
+#pragma unroll
+    for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+      best = max(best, __shfl_xor_sync(kAllLanes, best, apart));
+    }
+    last = best;
+    const float weight = expf(logit_of(best) - largest) / total;
+    sum += weight;
+    if (lane == j % kWarp) {
+      weights[j] = weight;
+      chosen[j] = token_of(best);
+    }
+  }
+  const float factor = routes.normalized ? routes.scale / sum : routes.scale;
+  for (int j = lane; j < routes.n_used; j += kWarp) {
+    weights[j] *= factor;
+    x[j] = __int_as_float(chosen[j]);
+  }
+}
+
+// Where the copies of expert e lie, in the order of their rows; by one warp.
+__device__ void place(const Routes& routes, const float* logits, int n_rows, int e) {
+  const int lane = threadIdx.x % kWarp;
+  const int n_copies = n_rows * routes.n_used;
+  const auto expert = [&](int copy) {
+    if (copy >= n_copies) return INT_MAX;
+    const float* const x = logits + int64_t{copy / routes.n_used} * routes.n_experts;
+    return static_cast<int>(__float_as_uint(x[copy % routes.n_used]));
+  };
+  int at = 0;
+#pragma unroll 4
+  for (int first = 0; first < n_copies; first += kWarp) {
+    at += __popc(__ballot_sync(kAllLanes, expert(first + lane) < e));
+  }
+  if (lane == 0) {
+    routes.offsets[e] = at;
+    if (e == routes.n_experts - 1) routes.offsets[e + 1] = n_copies;
+  }
+#pragma unroll 4
+  for (int first = 0; first < n_copies; first += kWarp) {
+    const bool is_here = expert(first + lane) == e;
+    const unsigned here = __ballot_sync(kAllLanes, is_here);
+    if (is_here) routes.places[first + lane] = at + __popc(here & ((1u << lane) - 1));
+    at += __popc(here);
+  }
+}
+
+// Few rows have one block, which places their copies as well.
+template <bool kPlaces>
+__global__ void __launch_bounds__(kRouteWarps* kWarp)
+    choose_kernel(Routes routes, float* logits, int n_rows) {
+  let_next_start();
+  wait_for_previous();
+  const int warp = threadIdx.x / kWarp;
+  const int row = blockIdx.x * kRouteWarps + warp;
+  if (row < n_rows) choose(routes, logits, row);
+  if constexpr (kPlaces) {
+    __syncthreads();
+    for (int e = warp; e < routes.n_experts; e += kRouteWarps) place(routes, logits, n_rows, e);
+  }
+}
+
+// A block of one warp for each expert.
+__global__ void __launch_bounds__(kWarp)
+    place_kernel(Routes routes, const float* logits, int n_rows) {
+  let_next_start();
+  wait_for_previous();
+  place(routes, logits, n_rows, blockIdx.x);
+}
+
+// body(i), the new element i of row `row` of y, for the n elements of it; by one block.
+template <class Body>
+__device__ void write_row(float* y, int row, int n, const QuantizedRows& rounded,
+                          const Body& body) {
+  y += int64_t{row} * n;
+  const int end = rounded ? rounded.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup : n;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < end; i += kCopyThreads) {
+    float value = 0;
+    if (i < n) y[i] = value = body(i);
+    if (rounded) round_group(rounded, row, i / QuantizedRows::kGroup, value);
+  }
+}
+
+__global__ void __launch_bounds__(kCopyThreads)
+    dispatch_kernel(float* y, const float* x, const int32_t* places, int n_used, int n,
+                    QuantizedRows rounded) {
+  let_next_start();
+  wait_for_previous();
+  const float* const from = x + int64_t{blockIdx.x / n_used} * n;
+  write_row(y, places[blockIdx.x], n, rounded, [&](int i) { return from[i]; });
+}
+
+__global__ void __launch_bounds__(kCopyThreads)
+    gate_rows_kernel(float* x, const float* gate, int n, QuantizedRows rounded) {
+  let_next_start();
+  wait_for_previous();
+  const float factor = sigmoid(gate[blockIdx.x]);
+  const float* const from = x + int64_t{blockIdx.x} * n;
+  write_row(x, blockIdx.x, n, rounded, [&](int i) { return from[i] * factor; });
+}
+
+// Rows along x, as there may be more than 65,535 of them, and their elements along y.
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(float* y, const float* x, const float* weights, const int32_t* places,
+                   int n_used, int n) {
+  let_next_start();
+  wait_for_previous();
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= n) return;
+  weights += int64_t{blockIdx.x} * n_used;
+  places += int64_t{blockIdx.x} * n_used;
+  float* const to = y + int64_t{blockIdx.x} * n + i;
+  float sum = *to;
+#pragma unroll 4
+  for (int j = 0; j < n_used; ++j) sum = fmaf(weights[j], x[int64_t{places[j]} * n + i], sum);
+  *to = sum;
+}
+
+unsigned rows_of(const Tensor& x) { return static_cast<unsigned>(x.rows); }
+
+}  // namespace
+
+void route(const Stream& stream, const Routes& routes, const Tensor& logits) {
+  const auto n_rows = static_cast<int>(logits.rows);
+  constexpr int kBlock = kRouteWarps * kWarp;
+  if (n_rows <= kRouteWarps) {
+    launch(stream, choose_kernel<true>, dim3(1), dim3(kBlock), 0, routes, logits.floats(), n_rows);
+    return;
+  }
+  const auto n_blocks = static_cast<unsigned>((n_rows + kRouteWarps - 1) / kRouteWarps);
+  launch(stream, choose_kernel<false>, dim3(n_blocks), dim3(kBlock), 0, routes, logits.floats(),
+         n_rows);
+  launch(stream, place_kernel, dim3(static_cast<unsigned>(routes.n_experts)), dim3(kWarp), 0,
+         routes, logits.floats(), n_rows);
+}
+
+void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
+              const QuantizedRows& rounded) {
+  launch(stream, dispatch_kernel, dim3(rows_of(y)), dim3(kCopyThreads), 0, y.floats(), x.floats(),
+         routes.places, routes.n_used, static_cast<int>(x.cols), rounded);
+}
+
+void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
+               const QuantizedRows& rounded) {
+  launch(stream, gate_rows_kernel, dim3(rows_of(x)), dim3(kCopyThreads), 0, x.floats(),
+         gate.floats(), static_cast<int>(x.cols), rounded);
+}
+
+void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes) {
+  const dim3 grid(rows_of(y), static_cast<unsigned>((y.cols + kThreads - 1) / kThreads));
+  launch(stream, combine_kernel, grid, dim3(kThreads), 0, y.floats(), x.floats(), routes.weights,
+         routes.places, routes.n_used, static_cast<int>(y.cols));
+}
+
+}  // namespace h2o::cuda

@@ -1,0 +1,20 @@
+// Mixtures of experts but for their products; as in backend/backend.h.
+#pragma once
+
+#include "backend/backend.h"
+#include "cuda/matmul/quantize_activations.h"
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+void route(const Stream& stream, const Routes& routes, const Tensor& logits);
+
+// The result is also rounded, if there is a place for it; here and below.
+void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
+              const QuantizedRows& rounded);
+void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
+               const QuantizedRows& rounded);
+
+void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes);
+
+}  // namespace h2o::cuda
