@@ -150,6 +150,10 @@ class Backend {
   // What is asked for from now on begins when those copies have ended.
   virtual void await_copies() = 0;
 
+  // Waits until all that was asked for has ended: then the host may use memory of allocate_host()
+  // that operations read or write.
+  virtual void finish() {}
+
   // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
 
