@@ -227,8 +227,8 @@ class Backend {
   // Can K and V of attend() have this type of kv_dtypes()?
   virtual bool caches(DType dtype) const = 0;
 
-  // Does attend() archive what it evicts, and recall it?
-  virtual bool recalls() const = 0;
+  // Can attend() archive what it evicts in files, rather than in memory of allocate_host()?
+  virtual bool recalls_from_files() const = 0;
 
   // Can this back end do what follows, which mixtures of experts need?
   virtual bool computes_mixtures() const = 0;
