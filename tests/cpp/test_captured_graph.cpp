@@ -139,23 +139,23 @@ TEST_CASE("steps with a graph are those without") {
 
 // The archive grows while one recorded step is replayed.
 TEST_CASE("recorded steps recall what has been archived since") {
-  const std::shared_ptr<Model> model = tiny_model(1);
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
   const KvPolicy policy{.sinks = 1, .heavy = 4, .recent = 3};
   Decoder recorded(model, policy, false, true, 1);
   Decoder eager(model, policy, false, false, 1);
   Decoder evicting(model, policy, false, false);
   Random random(4);
   int n_others = 0;
-  for (int step = 0; step < 40; ++step) {
+  for (int step = 0; step < 25; ++step) {
     const std::vector<std::pair<int32_t, std::vector<int32_t>>> inputs = {
-        {step == 0 ? 1 : 2, random_tokens(random, *model, step % 15 == 1 ? 10 : 1)}};
+        {step == 0 ? 0 : 1, random_tokens(random, *model, step == 1 ? 10 : 1)}};
     const std::vector<float> expected = eager.step(inputs);
     CHECK(same_bits(recorded.step(inputs), expected));
     n_others += !same_bits(evicting.step(inputs), expected);
   }
   CHECK(recorded.cache().archive_bytes() == eager.cache().archive_bytes());
   CHECK(same_entries(recorded.cache(), eager.cache()));
-  CHECK(n_others > 30);
+  CHECK(n_others > 15);
 }
 
 // Two sessions have a graph each, and their passes alternate.
