@@ -189,8 +189,8 @@ typedef struct h2o_session_options {
   const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
                               leave prefix_cache, and for all when the engine ends. NULL: none */
   uint64_t prefix_disk_bytes; /* most bytes there; 0: 4 GiB */
-  const char* archive_dir;    /* a directory for the archive instead of memory (CPU): an unnamed file
-                                 with disk space for n_ctx tokens from the start. NULL: in memory */
+  const char* archive_dir; /* a directory for the archive instead of memory (CPU): an unnamed file
+                              with disk space for n_ctx tokens from the start. NULL: in memory */
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS \
   {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL}

@@ -255,7 +255,9 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
   // The cache stays as it is should there be no memory.
   Buffer scratch = backend_.allocate(layout.size());
-  backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
+  if (!archives.empty()) {
+    backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
+  }
   Buffer rope_table = allocate_rope_table(n_ranks);
   scratch_ = std::move(scratch);
   rope_table_ = std::move(rope_table);

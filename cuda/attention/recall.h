@@ -22,10 +22,10 @@ H2O_HD inline bool has_archived(const KvPolicy& policy, int32_t length) {
 // What a query recalls, in parts with a softmax each: those of query head h of row i begin at
 // (i * n_heads + h) * n.
 struct RecalledSums {
-  float* out;      // [rows, n_heads, n, head_dim] weighed by e^(logit - largest)
-  float* largest;  // [rows, n_heads, n] of the logits
-  float* total;    // [rows, n_heads, n] of the weights
-  int32_t n = 0;   // 0: nothing is recalled
+  float* out = nullptr;      // [rows, n_heads, n, head_dim] weighed by e^(logit - largest)
+  float* largest = nullptr;  // [rows, n_heads, n] of the logits
+  float* total = nullptr;    // [rows, n_heads, n] of the weights
+  int32_t n = 0;             // 0: nothing is recalled
 };
 
 // Bytes of memory that recall() needs, a multiple of 256: 0 without an archive.
