@@ -4,8 +4,10 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "cuda/attention/archive_evicted.h"
 #include "cuda/attention/attend.h"
 #include "cuda/attention/attend_prefill.h"
+#include "cuda/attention/recall.h"
 #include "cuda/elementwise.h"
 #include "cuda/largest.h"
 #include "cuda/matmul/matmul.h"
@@ -97,6 +99,11 @@ class CudaBackend final : public Backend {
     copies_.await();
   }
 
+  void finish() override {
+    use_device();
+    stream_.synchronize();
+  }
+
   void run(const Batch& batch, const std::function<void()>& pass) override {
     begin(batch);
     pass();
@@ -179,7 +186,7 @@ class CudaBackend final : public Backend {
 
   bool caches(DType dtype) const override { return dtype != DType::q5_0; }
 
-  bool recalls() const override { return false; }
+  bool recalls_from_files() const override { return false; }
 
   void route(const Routes& routes, Tensor logits) override {
     matmul_.forget();
@@ -220,12 +227,18 @@ class CudaBackend final : public Backend {
   size_t attend_workspace(const KvView& shape) const override {
     require(shape.head_dim <= cuda::kMaxHeadDim, "[cuda] head_dim is ", shape.head_dim,
             ", at most ", cuda::kMaxHeadDim);
-    return std::max({cuda::decode_workspace(shape), cuda::prefill_workspace(shape),
+    return cuda::recall_workspace(shape) +
+           std::max({cuda::decode_workspace(shape), cuda::prefill_workspace(shape),
                      cuda::admit_workspace(shape)});
   }
 
-  void attend(const Attention& attention, const KvView& cache, const Batch& batch) override {
+  void attend(const Attention& attention, const KvView& all, const Batch& batch) override {
     matmul_.forget();
+    // What a window has passed is not archived.
+    const bool archives = all.archive != nullptr && attention.window == 0;
+    std::byte* const recalls = archives ? all.workspace : nullptr;
+    KvView cache = all;
+    cache.workspace += cuda::recall_workspace(all);
     cuda::enter(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);
     if (kinds.fixed || kinds.rolling) {
@@ -235,12 +248,17 @@ class CudaBackend final : public Backend {
           cache.n_heads / cache.n_kv_heads * cache.head_dim % cuda::QuantizedRows::kGroup == 0 &&
           n_segments == batch.n_rows();
       const auto rounded = rounds ? matmul_.rounded(attention.out) : cuda::QuantizedRows();
-      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, rounded);
+      cuda::RecalledSums recalled;
+      if (archives) {
+        recalled = cuda::recall(stream_, attention, cache, batch_, n_segments, recalls);
+      }
+      cuda::decode(stream_, attention, cache, batch_, n_segments, kinds, rounded, recalled);
+      if (archives) cuda::archive_evicted(stream_, cache, batch_, n_segments);
     }
     for (const Segment& segment : batch.segments) {
       if (segment.n_rows == 1) continue;
-      cuda::prefill_attention(stream_, attention, cache, segment);
-      cuda::admit(stream_, cache, segment);
+      cuda::prefill_attention(stream_, attention, cache, segment, recalls);
+      cuda::admit(stream_, cache, segment, archives);
     }
   }
 

@@ -150,6 +150,10 @@ class Backend {
   // What is asked for from now on begins when those copies have ended.
   virtual void await_copies() = 0;
 
+  // Waits until all that was asked for has ended: then the host may use memory of allocate_host()
+  // that operations read or write.
+  virtual void finish() {}
+
   // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
 
@@ -223,8 +227,8 @@ class Backend {
   // Can K and V of attend() have this type of kv_dtypes()?
   virtual bool caches(DType dtype) const = 0;
 
-  // Does attend() archive what it evicts, and recall it?
-  virtual bool recalls() const = 0;
+  // Can attend() archive what it evicts in files, rather than in memory of allocate_host()?
+  virtual bool recalls_from_files() const = 0;
 
   // Chooses the experts of each row, those of the largest logits [n, n_experts], of equals the
   // first; their weights are the softmax of the logits, which are lost. Fills in the arrays.

@@ -182,15 +182,15 @@ typedef struct h2o_session_options {
                               begins like an earlier one continues from its state, with the same
                               output: after any token with a full cache on a CPU, otherwise after a
                               chunk of n_batch tokens */
-  const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type (CPU); a
+  const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type; a
                               sequence then ends at n_ctx. NULL: evicted tokens are lost */
   int32_t archive_pages;   /* pages of 16 archived tokens that each token attends to; 0: 16 */
   int32_t reserved;        /* 0 */
   const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
                               leave prefix_cache, and for all when the engine ends. NULL: none */
   uint64_t prefix_disk_bytes; /* most bytes there; 0: 4 GiB */
-  const char* archive_dir;    /* a directory for the archive instead of memory: an unnamed file with
-                                 disk space for n_ctx tokens from the start. NULL: in memory */
+  const char* archive_dir; /* a directory for the archive instead of memory (CPU): an unnamed file
+                              with disk space for n_ctx tokens from the start. NULL: in memory */
 } h2o_session_options;
 #define H2O_SESSION_OPTIONS \
   {sizeof(h2o_session_options), 0, -1, 0, 0, 512, 0, NULL, NULL, 0, NULL, 0, 0, NULL, 0, NULL}

@@ -156,7 +156,7 @@ class CpuBackend final : public Backend {
 
   bool caches(DType) const override { return true; }
 
-  bool recalls() const override { return true; }
+  bool recalls_from_files() const override { return true; }
 
   void route(const Routes& routes, Tensor logits) override {
     for_rows(logits, [&](int64_t i) {

@@ -136,7 +136,12 @@ KvCache::KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvS
             "; use device=cpu");
   }
   if (shape.archive.n_recalled > 0) {
-    require(backend.recalls(), backend.name(), " does not keep an archive; use device=cpu");
+    for (const DType dtype : {shape.archive.k_dtype, shape.archive.v_dtype}) {
+      require(backend.caches(dtype), backend.name(), " does not archive K and V in ",
+              info(dtype).name, "; use device=cpu");
+    }
+    require(shape.archive.directory.empty() || backend.recalls_from_files(), backend.name(),
+            " keeps an archive in memory only: leave out archive_dir, or use device=cpu");
     archive_ = std::make_unique<KvArchive>(backend, shape.archive, shape.n_layers, shape.n_kv_heads,
                                            shape.head_dim, shape.max_tokens);
     archive_->reserve_sequences(shape.n_sequences);
@@ -241,9 +246,18 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t staged_v = layout.place(rows * largest.v_row_bytes);
   const int64_t staged_scores = layout.place(rows * int64_t{sizeof(float)});
   const int64_t staged_norms = layout.place(rows * int64_t{sizeof(float)});
+  std::vector<std::byte*> sequences;
+  for (int32_t s = 0; archive_ != nullptr && s < shape.n_sequences; ++s) {
+    sequences.push_back(archive_->sequence(s));
+  }
+  const std::span<std::byte*> archives(sequences);
+  const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
   // The cache stays as it is should there be no memory.
   Buffer scratch = backend_.allocate(layout.size());
+  if (!archives.empty()) {
+    backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
+  }
   Buffer rope_table = allocate_rope_table(n_ranks);
   scratch_ = std::move(scratch);
   rope_table_ = std::move(rope_table);
@@ -258,6 +272,9 @@ void KvCache::reserve_rows(int32_t max_rows) {
     view.workspace = scratch_.data() + workspace;
     view.archive = archive_.get();
     view.layer = static_cast<int32_t>(&view - layers_.data());
+    view.archives = archives.empty()
+                        ? nullptr
+                        : reinterpret_cast<std::byte* const*>(scratch_.data() + archives_at);
   }
 }
 

@@ -206,7 +206,10 @@ void write_sequence(const KvCache& cache, int32_t sequence, ByteWriter& writer) 
     write_policy(cache.policy(l, sequence), writer);
   }
   writer.put(kind);
-  if (kind == Kind::archived) write_archive_options(*cache.archive(), writer);
+  if (kind == Kind::archived) {
+    write_archive_options(*cache.archive(), writer);
+    cache.backend().finish();
+  }
   for (int32_t l = 0; l < cache.shape().n_layers; ++l) {
     for (int32_t h = 0; h < cache.shape().n_kv_heads; ++h) {
       const KvHead head = cache.layer(l).head(cache.policy(l, sequence), sequence, h);

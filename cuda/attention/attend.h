@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "cuda/attention/recall.h"
 #include "cuda/matmul/quantize_activations.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/device_batch.h"
@@ -32,17 +33,18 @@ struct DecodeKinds {
 };
 
 // Segments of one row: attention, scores, and the choice of the next slot. The others are left out.
-// `rounded`: the output once more, if there are no others and there is a place for it.
+// `rounded`: the output once more, if there are no others and there is a place for it. `recalled`:
+// what the segments add of the archive, by their sequences.
 // decode_workspace: the bytes of cache.workspace that it needs, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded);
+            const QuantizedRows& rounded, const RecalledSums& recalled);
 
 // After the rows of `segment` have attended: chooses the next slot, and where they did not fit, who
-// stays. admit_workspace: as decode_workspace.
+// stays. `archives`: what is evicted goes to the archive. admit_workspace: as decode_workspace.
 size_t admit_workspace(const KvView& shape);
-void admit(const Stream& stream, const KvView& cache, const Segment& segment);
+void admit(const Stream& stream, const KvView& cache, const Segment& segment, bool archives);
 
 // Backend::compute_rope_table and Backend::roll
 void compute_rope_table(const Stream& stream, const Tensor& rope_table, const Rope& rope);

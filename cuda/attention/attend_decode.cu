@@ -23,14 +23,16 @@ struct Softmax {
   float inverse;  // of the sum of e^(logit - largest)
 };
 
-// By one warp.
-__device__ Softmax merge(const Partials& partials, const LogitChanges& changes, int head,
-                         int64_t query, int n_splits) {
+// By one warp. `recalled`: what `query` adds of the archive; n is 0 if that is nothing.
+__device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
+                         const LogitChanges& changes, int head, int64_t query, int n_splits) {
   const float* largest = partials.largest + query * partials.splits.n;
   const float* total = partials.total + query * partials.splits.n;
   const int lane = threadIdx.x % kWarp;
   float most = -INFINITY;
   for (int s = lane; s < n_splits; s += kWarp) most = fmaxf(most, largest[s]);
+  const int64_t first = query * recalled.n;
+  for (int r = lane; r < recalled.n; r += kWarp) most = fmaxf(most, recalled.largest[first + r]);
   most = warp_max(most);
   const bool sinks = changes.sinks != nullptr;
   const float sink = sinks ? changes.sink(head) : 0;
@@ -39,6 +41,9 @@ __device__ Softmax merge(const Partials& partials, const LogitChanges& changes, 
   for (int s = lane; s < n_splits; s += kWarp) {
     sum = fmaf(exp_negative(largest[s] - most), total[s], sum);
   }
+  for (int r = lane; r < recalled.n; r += kWarp) {
+    sum = fmaf(exp_negative(recalled.largest[first + r] - most), recalled.total[first + r], sum);
+  }
   // Not infinite where no logit was a number.
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
@@ -46,8 +51,9 @@ __device__ Softmax merge(const Partials& partials, const LogitChanges& changes, 
 // put(i, element i of [group, head_dim]) of a kv_head, from those of the splits. As many parts of
 // the block as there is room for have every n-th split, and are added up in order.
 template <class Put>
-__device__ void merge_outputs(const Partials& partials, const Softmax* softmax, int64_t query,
-                              int group, int head_dim, int n_splits, const Put& put) {
+__device__ void merge_outputs(const Partials& partials, const RecalledSums& recalled,
+                              const Softmax* softmax, int64_t query, int group, int head_dim,
+                              int n_splits, const Put& put) {
   __shared__ float sums[kFinishThreads];
   const int width = group * head_dim;
   const int parts = max(1, min(kMergeParts, kFinishThreads / width));
@@ -60,6 +66,11 @@ __device__ void merge_outputs(const Partials& partials, const Softmax* softmax, 
     for (int s = part; s < n_splits; s += parts) {
       const float weight = exp_negative(partials.largest[first + s] - softmax[h].largest);
       sum = fmaf(weight, partials.out[(first + s) * head_dim + i % head_dim], sum);
+    }
+    for (int r = part; r < recalled.n; r += parts) {
+      const int64_t at = (query + h) * recalled.n + r;
+      const float weight = exp_negative(recalled.largest[at] - softmax[h].largest);
+      sum = fmaf(weight, recalled.out[at * head_dim + i % head_dim], sum);
     }
     return sum;
   };
@@ -79,7 +90,8 @@ __device__ void merge_outputs(const Partials& partials, const Softmax* softmax, 
 
 // Two blocks for each (segment, kv_head): one merges the outputs, the other does the scores.
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded) {
+    finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
+                  RecalledSums recalled) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax
   __shared__ Victim scratch[kFinishThreads / kWarp];
   let_next_start();
@@ -96,11 +108,13 @@ __global__ void __launch_bounds__(kFinishThreads)
   const Partials partials(cache, cache.workspace);
   const int n_splits = (used + partials.splits.length - 1) / partials.splits.length;
   const int64_t query = int64_t{segment.sequence} * cache.n_heads + kv_head * group;
+  if (!has_archived(policy, segment.position)) recalled.n = 0;
 
   auto* softmax = reinterpret_cast<Softmax*>(shared);
   for (int h = threadIdx.x / kWarp; h < group; h += kFinishThreads / kWarp) {
     const int query_head = kv_head * group + h;
-    const Softmax merged = merge(partials, decode.changes, query_head, query + h, n_splits);
+    const Softmax merged =
+        merge(partials, recalled, decode.changes, query_head, query + h, n_splits);
     if (threadIdx.x % kWarp == 0) softmax[h] = merged;
   }
   __syncthreads();
@@ -114,10 +128,11 @@ __global__ void __launch_bounds__(kFinishThreads)
       round_padding(rounded, segment.row, n / QuantizedRows::kGroup, threadIdx.x / kWarp,
                     kFinishThreads / kWarp);
     }
-    merge_outputs(partials, softmax, query, group, head_dim, n_splits, [&](int i, float x) {
+    const auto put = [&](int i, float x) {
       out[i] = x;
       if (rounded) round_group(rounded, segment.row, (first + i) / QuantizedRows::kGroup, x);
-    });
+    };
+    merge_outputs(partials, recalled, softmax, query, group, head_dim, n_splits, put);
     return;
   }
 
@@ -168,7 +183,7 @@ size_t decode_workspace(const KvView& shape) { return Partials(shape, nullptr).b
 
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
-            const QuantizedRows& rounded) {
+            const QuantizedRows& rounded, const RecalledSums& recalled) {
   Decode decode{attention.q.floats(),
                 attention.out.floats(),
                 attention.scale,
@@ -184,7 +199,7 @@ void decode(const Stream& stream, const Attention& attention, const KvView& cach
   }
   const size_t shared = size_t{2} * (cache.n_heads / cache.n_kv_heads) * sizeof(float);
   launch(stream, finish_kernel, dim3(n_segments, cache.n_kv_heads, 2), dim3(kFinishThreads), shared,
-         decode, cache, batch, rounded);
+         decode, cache, batch, rounded, recalled);
 }
 
 }  // namespace h2o::cuda

@@ -5,6 +5,7 @@
 #include "cuda/attention/prefill_f32.h"
 #include "cuda/attention/prefill_mma.h"
 #include "cuda/attention/prefill_step.cuh"
+#include "cuda/attention/recall.h"
 
 namespace h2o::cuda {
 namespace {
@@ -35,7 +36,7 @@ struct Workspace {
     const bool scores = cache.scores != nullptr;
     const int64_t queries = int64_t{cache.n_heads} * cache.max_rows;
     const int64_t keys = cache.n_kv_heads * (int64_t{cache.slots} + cache.max_rows);
-    take(lse, scores, queries);
+    take(lse, scores || cache.archive != nullptr, queries);
     take(q_halves, scores && tiles, queries * cache.head_dim);
     const bool unpacks = tiles && (!is_f16(cache) || cache.ranks != nullptr);
     take(k_halves, unpacks, keys * cache.head_dim);
@@ -54,7 +55,7 @@ struct Workspace {
 size_t prefill_workspace(const KvView& shape) { return Workspace(shape).bytes; }
 
 void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
-                       const Segment& segment) {
+                       const Segment& segment, std::byte* recalls) {
   const Workspace work(cache, cache.workspace);
   const int64_t width = attention.q.cols;
   const bool rotates = segment.rolling && attention.rope.layout != RopeLayout::none;
@@ -79,9 +80,11 @@ void prefill_attention(const Stream& stream, const Attention& attention, const K
   if (suits_tiles(cache) && attention.window == 0 && !attention.slopes) {
     if (unpacks) dequantize_rows(stream, step);
     prefill_mma(stream, step);
+    if (recalls != nullptr) add_recalled(stream, attention, step, recalls);
     if (cache.scores != nullptr) score_tiles(stream, step);
   } else {
     prefill_f32(stream, step);
+    if (recalls != nullptr) add_recalled(stream, attention, step, recalls);
     if (cache.scores != nullptr) score_rows(stream, step);
   }
 }

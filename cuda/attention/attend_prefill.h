@@ -14,8 +14,9 @@ size_t prefill_workspace(const KvView& shape);
 
 // The rows of `segment` attend to what the cache kept and to the rows up to themselves. q is
 // rotated; keys and values are where SegmentKeys says. Their probabilities are added to the scores,
-// if the policy keeps any.
+// if the policy keeps any. `recalls`: the workspace of recall(), where they attend to the archive
+// too; else nullptr.
 void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
-                       const Segment& segment);
+                       const Segment& segment, std::byte* recalls);
 
 }  // namespace h2o::cuda

@@ -27,7 +27,7 @@ struct PrefillStep {
   const float* q;        // [segment.n_rows, width]
   float* out;            // [segment.n_rows, width]
   float* lse;            // [n_kv_heads, max_rows * group]: log2 of the sum of a query's 2^logits;
-                         // nullptr if no policy keeps scores
+                         // nullptr if no policy keeps scores and nothing is archived
 
   // For tensor cores, f16 in the workspace.
   uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are wanted

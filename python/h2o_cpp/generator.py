@@ -118,12 +118,12 @@ class Generator(LoadedModel):
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of
-            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. CPU only. None: evicted
-            tokens are lost.
+            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. None: evicted tokens are
+            lost.
         archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
             head: those with the largest estimate of q.k.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
-            file there, with disk space for n_ctx tokens from the start.
+            file there, with disk space for n_ctx tokens from the start. CPU only.
 
         Raises FileNotFoundError; ValueError and TypeError for an invalid file or option; OSError if
         the Hub fails; MemoryError.

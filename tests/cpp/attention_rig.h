@@ -80,7 +80,11 @@ class Rig {
 
   Rig(std::span<const KvPolicy> policies, const KvShape& shape, int n_threads = 1,
       bool original = false)
-      : backend_(test_backend(n_threads)),
+      : Rig(test_backend(n_threads), policies, shape, original) {}
+
+  Rig(std::unique_ptr<Backend> backend, std::span<const KvPolicy> policies, const KvShape& shape,
+      bool original = false)
+      : backend_(std::move(backend)),
         cache_(*backend_, policies, uploaded(shape)),
         rolling_(shape.may_roll() && !original) {
     for (int32_t s = 0; s < shape.n_sequences; ++s) start(s);

@@ -8,6 +8,7 @@
 #include "attention_check.h"
 #include "core/error.h"
 #include "cpu/attention/recall.h"
+#include "kv/serialized_sequence.h"
 
 namespace h2o {
 namespace {
@@ -36,9 +37,10 @@ std::vector<int32_t> mixed_steps(int32_t n_tokens) {
   return steps;
 }
 
-TEST_CASE("all pages recalled are the full cache" * doctest::skip(on_cuda())) {
+TEST_CASE("all pages recalled are the full cache") {
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
     for (const int n_threads : {1, 3}) {
+      if (on_cuda() && n_threads > 1) break;
       for (const int32_t head_dim : {32, 96}) {
         CAPTURE(info(dtype).name);
         CAPTURE(n_threads);
@@ -198,7 +200,7 @@ class PlainArchive {
   std::vector<std::vector<double>> keys_, values_;  // of all tokens
 };
 
-TEST_CASE("the pages with the largest estimates are recalled" * doctest::skip(on_cuda())) {
+TEST_CASE("the pages with the largest estimates are recalled") {
   for (const int32_t n_recalled : {1, 2, 5}) {
     CAPTURE(n_recalled);
     const KvShape shape = shape_with(DType::f32, 8, n_recalled);
@@ -223,7 +225,7 @@ TEST_CASE("the pages with the largest estimates are recalled" * doctest::skip(on
 }
 
 // Both in decode, of one and of three kv_heads, and in a chunk.
-TEST_CASE("parts of the pages are searched by any number of threads" * doctest::skip(on_cuda())) {
+TEST_CASE("parts of the pages are searched by any number of threads") {
   for (const int32_t n_kv_heads : {1, 3}) {
     CAPTURE(n_kv_heads);
     KvShape shape = shape_with(DType::f32, 64, 40);
@@ -233,6 +235,7 @@ TEST_CASE("parts of the pages are searched by any number of threads" * doctest::
     shape.max_rows = 500;
     std::vector<std::unique_ptr<Rig>> rigs;
     for (const int n_threads : {1, 2, 3, 7}) {
+      if (on_cuda() && n_threads > 1) break;
       rigs.push_back(std::make_unique<Rig>(kPolicy, shape, n_threads));
     }
     std::vector<PlainArchive> plain(n_kv_heads, shape);
@@ -258,7 +261,7 @@ TEST_CASE("parts of the pages are searched by any number of threads" * doctest::
   }
 }
 
-TEST_CASE("an archive that has nothing changes nothing" * doctest::skip(on_cuda())) {
+TEST_CASE("an archive that has nothing changes nothing") {
   const KvShape shape = shape_with(DType::f16, 64, 4);
   KvShape without = shape;
   without.archive = {};
@@ -274,8 +277,7 @@ TEST_CASE("an archive that has nothing changes nothing" * doctest::skip(on_cuda(
   CHECK_FALSE(same_bits(a.attend({{0, 1}}, later), b.attend({{0, 1}}, later)));
 }
 
-TEST_CASE("neither threads nor other sequences show in what is recalled" *
-          doctest::skip(on_cuda())) {
+TEST_CASE("neither threads nor other sequences show in what is recalled") {
   const KvShape shape = shape_with(DType::q8_0, 64, 3, 2);
   KvShape alone = shape;
   alone.n_sequences = 1;
@@ -303,7 +305,71 @@ TEST_CASE("neither threads nor other sequences show in what is recalled" *
   CHECK(same_bits(one.attend({{0, 70}}, in), grown.attend({{0, 70}}, in)));
 }
 
-TEST_CASE("an archive takes no more tokens than there are places for" * doctest::skip(on_cuda())) {
+std::vector<std::byte> bytes_of(Rig& rig) {
+  ByteWriter writer;
+  write_sequence(rig.cache(), 0, writer);
+  return std::move(writer.bytes());
+}
+
+// With a policy that keeps no scores, all that is kept and archived is rounded rows.
+TEST_CASE("what CUDA archives is what the CPU does, bit for bit" * doctest::skip(!on_cuda())) {
+  constexpr KvPolicy kRing{.sinks = 2, .heavy = 0, .recent = 20};
+  for (const DType kept : {DType::f32, DType::f16, DType::bf16, DType::q8_0}) {
+    for (const DType archived : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
+      if (kept != DType::f32 && kept != archived) continue;
+      CAPTURE(info(kept).name);
+      CAPTURE(info(archived).name);
+      KvShape shape = shape_with(kept, 64, 3);
+      shape.archive.k_dtype = shape.archive.v_dtype = archived;
+      Rig cuda(kRing, shape);
+      Rig cpu(make_backend("cpu", 1), std::span(&kRing, 1), shape);
+      Random random(9);
+      for (const int32_t n : {30, 1, 1, 70, 5, 1, 70, 1, 1, 22, 1}) {
+        const Qkv in = random_qkv(random, shape, n);
+        cuda.attend({{0, n}}, in);
+        cpu.attend({{0, n}}, in);
+        CHECK(bytes_of(cuda) == bytes_of(cpu));
+      }
+      CHECK(cuda.cache().archive_bytes() == cpu.cache().archive_bytes());
+      CHECK(cuda.cache().archive_bytes() > 0);
+    }
+  }
+}
+
+// In f32, where nobody multiplies in f16.
+TEST_CASE("a sequence with an archive goes on elsewhere" * doctest::skip(!on_cuda())) {
+  const KvShape shape = shape_with(DType::f32, 32, 3);
+  Rig cuda(kPolicy, shape);
+  Rig cpu(make_backend("cpu", 1), std::span(&kPolicy, 1), shape);
+  Random random(10);
+  for (const int32_t n : mixed_steps(350)) {
+    const Qkv in = whole_qkv(random, shape, n);
+    const std::vector<float> expected = cpu.attend({{0, n}}, in);
+    const std::vector<float> actual = cuda.attend({{0, n}}, in);
+    double worst = 0;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      worst = std::max<double>(worst, std::abs(actual[i] - expected[i]));
+    }
+    CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
+    for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
+      const auto positions = [h](const Rig& rig) {
+        std::vector<int32_t> all;
+        for (const KvEntry& entry : rig.entries(0, h)) all.push_back(entry.position);
+        return all;
+      };
+      CHECK(positions(cuda) == positions(cpu));
+    }
+    // From the one to the other and back, in turns.
+    Rig& from = n % 2 == 0 ? cuda : cpu;
+    Rig& to = n % 2 == 0 ? cpu : cuda;
+    const std::vector<std::byte> bytes = bytes_of(from);
+    ByteReader reader("the sequence", bytes);
+    read_sequence(to.cache(), 0, from.cache().length(0), reader);
+    CHECK(bytes_of(to) == bytes);
+  }
+}
+
+TEST_CASE("an archive takes no more tokens than there are places for") {
   KvShape shape = shape_with(DType::f16, 32, 2);
   shape.max_tokens = 60;
   Rig rig(kPolicy, shape);
@@ -315,8 +381,13 @@ TEST_CASE("an archive takes no more tokens than there are places for" * doctest:
 TEST_CASE("what no archive can be is refused") {
   KvShape shape = shape_with(DType::f16, 32, 2);
   if (on_cuda()) {
-    CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("use device=cpu"), InvalidArgument);
-    return;
+    shape.archive.directory = "directory";
+    CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("leave out archive_dir"),
+                         InvalidArgument);
+    shape.archive = {.n_recalled = 2, .k_dtype = DType::q5_0};
+    CHECK_THROWS_WITH_AS(Rig(kPolicy, shape), doctest::Contains("does not archive K and V in Q5_0"),
+                         InvalidArgument);
+    shape.archive = {};
   }
   shape.archive.n_recalled = -1;
   CHECK_THROWS_AS(Rig(kPolicy, shape), InvalidArgument);

@@ -14,10 +14,11 @@ constexpr int32_t kRows = 40;
 // What a Session does, with or without a graph.
 class Decoder {
  public:
-  Decoder(std::shared_ptr<Model> model, const KvPolicy& policy, bool roll, bool records)
+  Decoder(std::shared_ptr<Model> model, const KvPolicy& policy, bool roll, bool records,
+          int32_t n_recalled = 0)
       : model_(std::move(model)),
         records_(records),
-        cache_(*model_->backend, policy, shape_of(*model_, roll)),
+        cache_(*model_->backend, policy, shape_of(*model_, roll, n_recalled)),
         activations_(
             allocate_activations(*model_->backend, model_->config, kRows, kSequences, storage_)) {
     for (int32_t s = 0; roll && s < kSequences; ++s) cache_.roll(s);
@@ -55,7 +56,7 @@ class Decoder {
   KvCache& cache() { return cache_; }
 
  private:
-  static KvShape shape_of(const Model& model, bool roll) {
+  static KvShape shape_of(const Model& model, bool roll, int32_t n_recalled) {
     return {.n_layers = model.config.n_layers,
             .n_sequences = kSequences,
             .n_heads = model.config.n_heads,
@@ -63,7 +64,8 @@ class Decoder {
             .head_dim = model.config.head_dim,
             .max_tokens = model.config.n_ctx_train,
             .max_rows = kRows,
-            .rope = roll ? model.weights.rope : Rope{}};
+            .rope = roll ? model.weights.rope : Rope{},
+            .archive = {.n_recalled = n_recalled, .k_dtype = DType::f16, .v_dtype = DType::f16}};
   }
 
   std::shared_ptr<Model> model_;
@@ -133,6 +135,27 @@ TEST_CASE("steps with a graph are those without") {
     check_graphs(rotary, {}, false, 60);
     for (const KvPolicy& policy : {h2o, window}) check_graphs(rotary, policy, true, 60);
   }
+}
+
+// The archive grows while one recorded step is replayed.
+TEST_CASE("recorded steps recall what has been archived since") {
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
+  const KvPolicy policy{.sinks = 1, .heavy = 4, .recent = 3};
+  Decoder recorded(model, policy, false, true, 1);
+  Decoder eager(model, policy, false, false, 1);
+  Decoder evicting(model, policy, false, false);
+  Random random(4);
+  int n_others = 0;
+  for (int step = 0; step < 25; ++step) {
+    const std::vector<std::pair<int32_t, std::vector<int32_t>>> inputs = {
+        {step == 0 ? 0 : 1, random_tokens(random, *model, step == 1 ? 10 : 1)}};
+    const std::vector<float> expected = eager.step(inputs);
+    CHECK(same_bits(recorded.step(inputs), expected));
+    n_others += !same_bits(evicting.step(inputs), expected);
+  }
+  CHECK(recorded.cache().archive_bytes() == eager.cache().archive_bytes());
+  CHECK(same_entries(recorded.cache(), eager.cache()));
+  CHECK(n_others > 15);
 }
 
 // Two sessions have a graph each, and their passes alternate.

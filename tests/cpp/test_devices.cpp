@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "cpu/cpu_backend.h"
 #include "session_rig.h"
@@ -30,6 +31,11 @@ constexpr File kModels[] = {
     {H2O_SOURCE_DIR "/tests/data/golden/bloom.gguf", false},
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", true},
 };
+
+// All pages are recalled: which ones are is rounding's to decide.
+ArchiveOptions archive_in(DType dtype) {
+  return {.n_recalled = 1000, .k_dtype = dtype, .v_dtype = dtype};
+}
 
 // A session of the same model on either.
 struct Pair {
@@ -117,17 +123,24 @@ void for_all(const Body& body) {
       for (const DType dtype : {DType::f32, DType::f16}) {
         for (const Positions positions : {Positions::original, Positions::rolling}) {
           if (positions == Positions::rolling && (!rolls || policy.budget() > 40)) continue;
-          CAPTURE(model.path);
-          CAPTURE(policy.heavy);
-          CAPTURE(info(dtype).name);
-          CAPTURE(positions == Positions::rolling);
-          Pair pair(path, {.policies = {policy},
-                           .n_ctx = 40,
-                           .n_batch = 16,
-                           .k_dtype = dtype,
-                           .v_dtype = dtype,
-                           .positions = positions});
-          body(pair, dtype);
+          for (const bool archives : {false, true}) {
+            const bool may_archive = positions == Positions::original && policy.budget() <= 40 &&
+                                     std::string_view(path).find("bloom") == std::string::npos;
+            if (archives && !may_archive) continue;
+            CAPTURE(model.path);
+            CAPTURE(policy.heavy);
+            CAPTURE(info(dtype).name);
+            CAPTURE(positions == Positions::rolling);
+            CAPTURE(archives);
+            Pair pair(path, {.policies = {policy},
+                             .n_ctx = 40,
+                             .n_batch = 16,
+                             .k_dtype = dtype,
+                             .v_dtype = dtype,
+                             .positions = positions,
+                             .archive = archives ? archive_in(dtype) : ArchiveOptions()});
+            body(pair, dtype);
+          }
         }
       }
     }

@@ -82,7 +82,7 @@ TEST_CASE("what hostile snapshots say is checked") {
                 Positions::rolling);
 }
 
-TEST_CASE("what hostile snapshots say of an archive is checked" * doctest::skip(on_cuda())) {
+TEST_CASE("what hostile snapshots say of an archive is checked") {
   check_hostile(tiny_model(1), Positions::automatic, 2);
 }
 

@@ -1,7 +1,6 @@
 #include "cpu/attention/recall.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cpu/attention/workspace.h"
 
@@ -9,10 +8,6 @@ namespace h2o {
 namespace {
 
 constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // that are attended to together
-
-// How far from the middle of a page's keys one of them is taken to be, of as far as it may. At 1 an
-// estimate is a bound, which no key comes near: it would be at the limit in every dimension.
-constexpr float kReach = 0.5f;
 
 }  // namespace
 
@@ -26,7 +21,7 @@ RecallSpace::RecallSpace(const KvView& shape, int n_threads)
       tile_queries_(tile_rows_ * group_),
       head_dim_(shape.head_dim),
       n_parts_((shape.archive->n_pages() + kPartPages - 1) / kPartPages),
-      n_recalled_(std::min(shape.archive->options().n_recalled, shape.archive->n_pages())),
+      n_recalled_(shape.archive->layout().n_recalled),
       n_queries_(int64_t{shape.n_heads} * shape.max_rows) {}
 
 int64_t RecallSpace::thread_floats() const {
@@ -74,15 +69,13 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
   const int64_t begin = part * kPartPages;
   const int64_t n = std::min(kPartPages, n_pages(rows.segment) - begin);
 
-  // An estimate of the largest q.k, the sum of q (largest + smallest) / 2 and of
-  // kReach |q| (largest - smallest) / 2, is a product with both of them.
   float* to = space_.q(thread);
   for (int64_t row = 0; row < rows.n; ++row) {
     const float* from = queries(rows, row);
     for (int64_t i = 0; i < group_; ++i, from += head_dim, to += 2 * head_dim) {
       for (int64_t d = 0; d < head_dim; ++d) {
-        to[d] = (from[d] + kReach * std::abs(from[d])) / 2;
-        to[head_dim + d] = (from[d] - kReach * std::abs(from[d])) / 2;
+        to[d] = weight_of_largest(from[d]);
+        to[head_dim + d] = weight_of_smallest(from[d]);
       }
     }
   }
@@ -103,10 +96,9 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
     const BestPages to_row = best(row);
     for (int64_t page = 0; page < n; ++page) {
       if (head.counts[begin + page] == 0) continue;
-      float estimate = -std::numeric_limits<float>::max();
+      float estimate = kLeastEstimate;
       for (int64_t i = 0; i < group_; ++i) {
-        const float other = estimates[i * kPartPages + page];
-        estimate = other > estimate ? other : estimate;  // not by NaN
+        estimate = larger_estimate(estimate, estimates[i * kPartPages + page]);
       }
       to_row.offer({estimate, static_cast<int32_t>(begin + page)});
     }

@@ -16,6 +16,7 @@
 #include "cpu/attention/tile.h"
 #include "cpu/kernels.h"
 #include "kv/archive.h"
+#include "kv/page_estimate.h"
 #include "kv/view.h"
 
 namespace h2o {
@@ -29,17 +30,6 @@ struct TileRows {
   int32_t kv_head;
   int64_t first;
   int64_t n;
-};
-
-// A page that a row may recall.
-struct EstimatedPage {
-  float estimate;  // of its largest q.k
-  int32_t page;
-
-  // Of equals the older is recalled.
-  bool before(const EstimatedPage& other) const {
-    return estimate > other.estimate || (estimate == other.estimate && page < other.page);
-  }
 };
 
 // Of the pages offered since clear() those with the largest estimates, as many as there is room

@@ -1,0 +1,36 @@
+// Who stays when the rows of a long segment have attended, as the kernels that see to it tell each
+// other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/attention/block_select.cuh"
+#include "kv/view.h"
+
+namespace h2o::cuda {
+
+// The workspace of one kv_head. "All" are the slots and, after them, the rows of the segment.
+struct Admission {
+  __device__ Admission(const KvView& cache, int kv_head)
+      : n(cache.slots + cache.max_rows), orders(nullptr) {
+    std::byte* base = cache.workspace + kv_head * bytes(cache);
+    orders = reinterpret_cast<uint64_t*>(base);
+    to = reinterpret_cast<int32_t*>(orders + n);
+    evicted = to + cache.max_rows;
+    closed = evicted + cache.max_rows;
+  }
+
+  static __host__ __device__ size_t bytes(const KvView& cache) {
+    const size_t slots = (cache.slots + 1) / 2 * 2, rows = (cache.max_rows + 1) / 2 * 2;
+    return (slots + rows) * sizeof(uint64_t) + (2 * rows + slots) * sizeof(int32_t);
+  }
+
+  int32_t n;
+  uint64_t* orders;  // [all] in which they are evicted; kLastOrder for those that may not be
+  int32_t* to;       // [rows] the slot of a row that stays, or -1
+  int32_t* evicted;  // [rows] slots of evicted tokens, in order, then slots + row of evicted rows
+  int32_t* closed;   // [slots] by rank: how many tokens of lower rank are evicted
+};
+
+}  // namespace h2o::cuda

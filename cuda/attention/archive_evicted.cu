@@ -1,0 +1,133 @@
+#include "cuda/attention/admission.cuh"
+#include "cuda/attention/archive_evicted.h"
+#include "cuda/attention/attend.h"
+#include "cuda/attention/kv_types.cuh"
+#include "cuda/runtime/copy_bytes.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "kv/archive.h"
+#include "kv/rows.h"
+
+namespace h2o::cuda {
+namespace {
+
+// The tokens that a segment evicts of one kv_head.
+struct Evicted {
+  __device__ Evicted(const KvView& cache, const Segment& segment, int32_t kv_head)
+      : cache(cache),
+        segment(segment),
+        head(cache.head(segment.sequence, kv_head)),
+        chunk(cache.chunk(kv_head, segment.row)),
+        slots(Admission(cache, kv_head).evicted),
+        all(head.policy.kept(segment.position) + int64_t{segment.n_rows}),
+        n(head.evicts() ? all - head.policy.budget() : 0) {}
+
+  // Of token i of them, in the order in which they go. A segment that has found room evicts one at
+  // most, which stays in its slot until the next token comes.
+  __device__ int32_t slot(int64_t i) const {
+    return all <= head.slots ? *head.next_slot : slots[i];
+  }
+  __device__ int32_t position(int64_t i) const {
+    const int32_t s = slot(i);
+    return s < head.slots ? head.positions[s] : segment.position + s - head.slots;
+  }
+  __device__ KvRow row(int64_t i) const {
+    const int32_t s = slot(i);
+    return s < head.slots ? slot_row(cache, head, s)
+                          : chunk_row(cache, head, chunk, s - head.slots);
+  }
+
+  const KvView& cache;
+  const Segment& segment;
+  const KvHead head;
+  const KvStaging chunk;
+  const int32_t* slots;  // where the segment has not found room
+  const int64_t all;     // tokens before they go
+  const int64_t n;
+};
+
+// Writes a row of the cache to the archive, by way of `stored`, which has it then. Both are shared:
+// `scratch` [head_dim].
+__device__ void store(DType from_type, const std::byte* from, DType to_type, std::byte* to,
+                      int64_t row_bytes, int head_dim, float* scratch, std::byte* stored) {
+  if (from_type == to_type) {
+    for (int64_t i = threadIdx.x; i < row_bytes; i += blockDim.x) stored[i] = from[i];
+  } else {
+    for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
+      scratch[i] = element(from_type, from, i);
+    }
+    __syncthreads();
+    write_row(to_type, stored, scratch, head_dim);
+  }
+  __syncthreads();
+  copy_bytes(to, stored, row_bytes);
+}
+
+// The bounds of a page's keys, when one more is `stored`. A thread has its own elements.
+__device__ void widen_bounds(__nv_bfloat16* bounds, bool is_first, DType type,
+                             const std::byte* stored, int head_dim) {
+  for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
+    const float key = element(type, stored, i);
+    __nv_bfloat16& largest = bounds[i];
+    __nv_bfloat16& smallest = bounds[head_dim + i];
+    if (is_first || __bfloat162float(largest) < key) largest = __float2bfloat16_rn(key);
+    if (is_first || key < __bfloat162float(smallest)) smallest = __float2bfloat16_rn(key);
+  }
+}
+
+// One warp for each (segment of one row, kv_head), or else for each (token that the chunk evicts,
+// kv_head): that which has the first token of a page archives those that follow there, in order.
+__global__ void __launch_bounds__(kWarp)
+    archive_kernel(KvView cache, ArchiveLayout archive, const Segment* segments, Segment chunk) {
+  __shared__ float scratch[kMaxHeadDim];
+  __shared__ __align__(16) std::byte stored[kMaxHeadDim * sizeof(float)];
+  let_next_start();
+  wait_for_previous();
+  const bool decodes = segments != nullptr;
+  const Segment segment = decodes ? segments[blockIdx.x] : chunk;
+  if (decodes && segment.n_rows != 1) return;
+  const int32_t kv_head = blockIdx.y;
+  const Evicted evicted(cache, segment, kv_head);
+  const int64_t first = decodes ? 0 : blockIdx.x;
+  if (first >= evicted.n) return;
+
+  const int32_t page = evicted.position(first) / kPageTokens;
+  for (int64_t i = 0; i < first; i += kWarp) {
+    const int64_t before = i + threadIdx.x;
+    if (__any_sync(kAllLanes, before < first && evicted.position(before) / kPageTokens == page)) {
+      return;
+    }
+  }
+  const ArchiveHead head = archive.head(cache.archives[segment.sequence], cache.layer, kv_head);
+  auto* const bounds = reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes);
+  int32_t count = head.counts[page];
+  for (int64_t i = first; i < evicted.n; ++i) {
+    if (evicted.position(i) / kPageTokens != page) continue;
+    const KvRow row = evicted.row(i);
+    const int64_t at = int64_t{page} * kPageTokens + count;
+    __syncthreads();  // nobody reads what was stored before
+    store(cache.v_dtype, row.v, archive.v_dtype, head.v + at * archive.v_row_bytes,
+          archive.v_row_bytes, cache.head_dim, scratch, stored);
+    __syncthreads();
+    store(cache.k_dtype, row.k, archive.k_dtype, head.k + at * archive.k_row_bytes,
+          archive.k_row_bytes, cache.head_dim, scratch, stored);
+    widen_bounds(bounds, count == 0, archive.k_dtype, stored, cache.head_dim);
+    ++count;
+  }
+  __syncthreads();  // all have read the count
+  if (threadIdx.x == 0) head.counts[page] = count;
+}
+
+}  // namespace
+
+void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,
+                     int32_t n_segments) {
+  launch(stream, archive_kernel, dim3(n_segments, cache.n_kv_heads), dim3(kWarp), 0, cache,
+         cache.archive->layout(), batch.segments, Segment{});
+}
+
+void archive_evicted(const Stream& stream, const KvView& cache, const Segment& segment) {
+  launch(stream, archive_kernel, dim3(segment.n_rows, cache.n_kv_heads), dim3(kWarp), 0, cache,
+         cache.archive->layout(), nullptr, segment);
+}
+
+}  // namespace h2o::cuda

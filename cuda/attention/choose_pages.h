@@ -1,0 +1,13 @@
+// Which pages of the archive a row attends to.
+#pragma once
+
+#include "cuda/runtime/device.h"
+
+namespace h2o::cuda {
+
+struct RecallStep;
+
+// For each row and kv_head of the step: fills step.space.pages.
+void choose_pages(const Stream& stream, const RecallStep& step);
+
+}  // namespace h2o::cuda

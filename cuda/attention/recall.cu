@@ -1,0 +1,189 @@
+#include <numbers>
+
+#include "cuda/attention/choose_pages.h"
+#include "cuda/attention/kv_types.cuh"
+#include "cuda/attention/prefill_step.cuh"
+#include "cuda/attention/recall.h"
+#include "cuda/attention/recall_step.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace h2o::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kPartTokens = kPartPages * kPageTokens;
+constexpr int kHeadsAtOnce = 8;  // whose sums a thread has in registers
+
+// One block for each (row, kv_head, kPartPages of its pages).
+__global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
+  __shared__ int64_t tokens[kPartTokens];  // as rows of the head's K and V; -1: there is none
+  let_next_start();
+  wait_for_previous();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int32_t head_dim = step.cache.head_dim;
+  const int32_t group = step.group();
+  const int32_t kv_head = blockIdx.y;
+  const auto part = static_cast<int32_t>(blockIdx.z);
+  const RecallRow row(step, static_cast<int32_t>(blockIdx.x));
+  if (!row.recalls) return;
+  const ArchiveHead head = row.head(step, kv_head);
+  const ArchiveLayout& archive = step.archive;
+  float* const p = dynamic_shared<float>();  // [group, kPartTokens] logits, then their powers
+  float* const key = p + group * kPartTokens + warp * head_dim;  // of each warp
+
+  for (int i = threadIdx.x; i < kPartTokens; i += kThreads) {
+    const int32_t index = part * kPartPages + i / kPageTokens;
+    const int32_t page = index < archive.n_recalled ? row.pages(step, kv_head)[index] : -1;
+    const bool exists = page >= 0 && i % kPageTokens < head.counts[page];
+    tokens[i] = exists ? int64_t{page} * kPageTokens + i % kPageTokens : -1;
+  }
+  __syncthreads();
+
+  for (int i = warp; i < kPartTokens; i += kWarps) {
+    if (tokens[i] < 0) continue;
+    // A lane reads the elements that it has written.
+    const std::byte* const from = head.k + tokens[i] * archive.k_row_bytes;
+    for (int d = lane; d < head_dim; d += kWarp) key[d] = element(archive.k_dtype, from, d);
+    const float* q = row.queries(step, kv_head);
+    for (int h = 0; h < group; ++h, q += head_dim) {
+      float sum = 0;
+      for (int d = lane; d < head_dim; d += kWarp) sum = fmaf(q[d], key[d], sum);
+      const float logit = warp_sum(sum) * step.scale;
+      if (lane == 0) {
+        p[h * kPartTokens + i] = step.changes.softcap > 0 ? step.changes.capped(logit) : logit;
+      }
+    }
+  }
+  __syncthreads();
+
+  const int64_t first =
+      (int64_t{row.place} * step.cache.n_heads + kv_head * group) * step.space.sums.n + part;
+  const auto sums_of = [&](int h) { return first + int64_t{h} * step.space.sums.n; };
+  for (int h = warp; h < group; h += kWarps) {
+    float* const own = p + h * kPartTokens;
+    float largest = -INFINITY;
+    for (int i = lane; i < kPartTokens; i += kWarp) {
+      if (tokens[i] >= 0) largest = fmaxf(largest, own[i]);
+    }
+    largest = warp_max(largest);
+    float total = 0;
+    for (int i = lane; i < kPartTokens; i += kWarp) {
+      own[i] = tokens[i] >= 0 ? exp_negative(own[i] - largest) : 0;
+      total += own[i];
+    }
+    total = warp_sum(total);
+    if (lane == 0) {
+      step.space.sums.largest[sums_of(h)] = largest;
+      step.space.sums.total[sums_of(h)] = total;
+    }
+  }
+  __syncthreads();
+
+  for (int d = threadIdx.x; d < head_dim; d += kThreads) {
+    for (int begin = 0; begin < group; begin += kHeadsAtOnce) {
+      float sums[kHeadsAtOnce] = {};
+      for (int i = 0; i < kPartTokens; ++i) {
+        if (tokens[i] < 0) continue;
+        const float value = element(archive.v_dtype, head.v + tokens[i] * archive.v_row_bytes, d);
+#pragma unroll
+        for (int j = 0; j < kHeadsAtOnce; ++j) {
+          const int h = min(begin + j, group - 1);
+          sums[j] = fmaf(p[h * kPartTokens + i], value, sums[j]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kHeadsAtOnce; ++j) {
+        if (begin + j < group) step.space.sums.out[sums_of(begin + j) * head_dim + d] = sums[j];
+      }
+    }
+  }
+}
+
+// One block for each (row of the chunk, query head).
+__global__ void __launch_bounds__(kThreads) add_kernel(RecallStep recall, PrefillStep step) {
+  let_next_start();
+  wait_for_previous();
+  const RecallRow row(recall, static_cast<int32_t>(blockIdx.x));
+  if (!row.recalls) return;
+  const auto head = static_cast<int32_t>(blockIdx.y);
+  const int32_t kv_head = head / step.group;
+  const int32_t t = (recall.first + row.place) * step.group + head % step.group;
+  float* const lse = step.lse + step.first_query(kv_head) + t;
+  float* const out = step.out + step.offset(kv_head, t);
+  const RecalledSums& sums = recall.space.sums;
+  const int64_t first = (int64_t{row.place} * recall.cache.n_heads + head) * sums.n;
+  const auto largest_of = [&](int32_t part) {  // as a power of two
+    return sums.largest[first + part] * std::numbers::log2e_v<float>;
+  };
+
+  const float before = *lse;
+  float largest = before;
+  for (int32_t part = 0; part < sums.n; ++part) largest = fmaxf(largest, largest_of(part));
+  const float own = exp2_negative(before - largest);
+  float total = own;
+  for (int32_t part = 0; part < sums.n; ++part) {
+    total = fmaf(exp2_negative(largest_of(part) - largest), sums.total[first + part], total);
+  }
+  const int32_t head_dim = step.cache.head_dim;
+  for (int d = threadIdx.x; d < head_dim; d += kThreads) {
+    float sum = own * out[d];
+    for (int32_t part = 0; part < sums.n; ++part) {
+      sum = fmaf(exp2_negative(largest_of(part) - largest), sums.out[(first + part) * head_dim + d],
+                 sum);
+    }
+    out[d] = sum / total;
+  }
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) *lse = largest + log2f(total);
+}
+
+RecallStep step_of(const Attention& attention, const KvView& cache, std::byte* workspace) {
+  return {.cache = cache,
+          .archive = cache.archive->layout(),
+          .segments = nullptr,
+          .chunk = {},
+          .first = 0,
+          .n_rows = 0,
+          .q = attention.q.floats(),
+          .scale = attention.scale,
+          .changes = LogitChanges(attention, 1),
+          .space = RecallSpace(cache, workspace)};
+}
+
+void launch_recall(const Stream& stream, const RecallStep& step) {
+  choose_pages(stream, step);
+  const size_t shared =
+      (size_t{kPartTokens} * step.group() + size_t{kWarps} * step.cache.head_dim) * sizeof(float);
+  launch(stream, recall_kernel, dim3(step.n_rows, step.cache.n_kv_heads, step.space.sums.n),
+         dim3(kThreads), shared, step);
+}
+
+}  // namespace
+
+size_t recall_workspace(const KvView& shape) {
+  return shape.archive == nullptr ? 0 : RecallSpace(shape, nullptr).bytes;
+}
+
+RecalledSums recall(const Stream& stream, const Attention& attention, const KvView& cache,
+                    const DeviceBatch& batch, int32_t n_segments, std::byte* workspace) {
+  RecallStep step = step_of(attention, cache, workspace);
+  step.segments = batch.segments;
+  step.n_rows = n_segments;
+  launch_recall(stream, step);
+  return step.space.sums;
+}
+
+void add_recalled(const Stream& stream, const Attention& attention, const PrefillStep& step,
+                  std::byte* workspace) {
+  RecallStep recall = step_of(attention, step.cache, workspace);
+  recall.chunk = step.segment;
+  for (; recall.first < step.segment.n_rows; recall.first += recall.n_rows) {
+    recall.n_rows = std::min(kRecalledRows, step.segment.n_rows - recall.first);
+    launch_recall(stream, recall);
+    launch(stream, add_kernel, dim3(recall.n_rows, step.cache.n_heads), dim3(kThreads), 0, recall,
+           step);
+  }
+}
+
+}  // namespace h2o::cuda

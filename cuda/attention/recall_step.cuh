@@ -1,0 +1,93 @@
+// What the kernels share that find pages of the archive and attend to them.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/attention/logit_changes.cuh"
+#include "cuda/attention/recall.h"
+#include "kv/archive.h"
+
+namespace h2o::cuda {
+
+// Pages that a block attends to.
+constexpr int32_t kPartPages = 4;
+
+// Rows of a longer segment that are looked after together.
+constexpr int32_t kRecalledRows = 64;
+
+// The arrays of the workspace, for as many rows as may be looked after together.
+struct RecallSpace {
+  RecallSpace(const KvView& cache, std::byte* base) {
+    const auto take = [&]<class T>(T*& array, int64_t n) {
+      array = reinterpret_cast<T*>(base + bytes);
+      bytes += (n * sizeof(T) + 255) / 256 * 256;
+    };
+    const ArchiveLayout& archive = cache.archive->layout();
+    const int64_t rows = std::max(cache.n_sequences, std::min(cache.max_rows, kRecalledRows));
+    sums.n = (archive.n_recalled + kPartPages - 1) / kPartPages;
+    take(estimates, rows * cache.n_kv_heads * archive.n_pages);
+    take(pages, rows * cache.n_kv_heads * archive.n_recalled);
+    take(sums.largest, rows * cache.n_heads * sums.n);
+    take(sums.total, rows * cache.n_heads * sums.n);
+    take(sums.out, rows * cache.n_heads * sums.n * cache.head_dim);
+  }
+
+  size_t bytes = 0;
+  float* estimates;  // [rows, n_kv_heads, n_pages] of the largest q.k; -infinity: an empty page
+  int32_t* pages;    // [rows, n_kv_heads, n_recalled] that were chosen, in order; then -1
+  RecalledSums sums;
+};
+
+// Rows that recall something, as the kernels are told of them: of the segments of one row, or some
+// of a longer one.
+struct RecallStep {
+  KvView cache;
+  ArchiveLayout archive;
+  const Segment* segments;  // of one row each, by index; nullptr: the rows are those
+  Segment chunk;            // of this one, from
+  int32_t first;            // this one on
+  int32_t n_rows;
+  const float* q;  // of the batch
+  float scale;
+  LogitChanges changes;
+  RecallSpace space;
+
+  // The query heads that share a kv_head.
+  H2O_HD int32_t group() const { return cache.n_heads / cache.n_kv_heads; }
+};
+
+// One of these rows.
+struct RecallRow {
+  __device__ RecallRow(const RecallStep& step, int32_t i)
+      : segment(step.segments != nullptr ? step.segments[i] : step.chunk),
+        place(step.segments != nullptr ? segment.sequence : i),
+        row(segment.row + (step.segments != nullptr ? 0 : step.first + i)),
+        recalls((step.segments == nullptr || segment.n_rows == 1) &&
+                has_archived(step.cache.policies[segment.sequence], segment.position)),
+        n_pages((segment.position - 1) / kPageTokens + 1) {}
+
+  __device__ ArchiveHead head(const RecallStep& step, int32_t kv_head) const {
+    return step.archive.head(step.cache.archives[segment.sequence], step.cache.layer, kv_head);
+  }
+  // [group, head_dim]
+  __device__ const float* queries(const RecallStep& step, int32_t kv_head) const {
+    const int32_t head = kv_head * step.group();
+    return step.q + (int64_t{row} * step.cache.n_heads + head) * step.cache.head_dim;
+  }
+  __device__ float* estimates(const RecallStep& step, int32_t kv_head) const {
+    return step.space.estimates +
+           (int64_t{place} * step.cache.n_kv_heads + kv_head) * step.archive.n_pages;
+  }
+  __device__ int32_t* pages(const RecallStep& step, int32_t kv_head) const {
+    return step.space.pages +
+           (int64_t{place} * step.cache.n_kv_heads + kv_head) * step.archive.n_recalled;
+  }
+
+  Segment segment;
+  int32_t place;    // in the workspace
+  int32_t row;      // of the batch
+  bool recalls;     // has it anything to recall? Else nothing is written
+  int32_t n_pages;  // that tokens of the sequence may be in
+};
+
+}  // namespace h2o::cuda
