@@ -88,7 +88,7 @@ def test_before_anything_is_said(converse: Converse) -> None:
     status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
     assert status == 1
     assert err.splitlines()[0] == "error: the conversation has not begun: say something first"
-    assert err.splitlines()[1] == "error: the conversation is empty"
+    assert err.splitlines()[1] == "error: nothing has been read yet: say something first"
     assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
 
 

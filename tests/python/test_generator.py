@@ -73,7 +73,7 @@ class TestGenerate:
         result = generator.generate(PROMPT, **options)
         assert isinstance(result, Generation)
         assert (result.text, result.finish_reason) == (text, stream.finish_reason)
-        assert result.completion_tokens == len(stream.tokens)
+        assert result.completion_tokens == stream.completion_tokens == len(stream.tokens)
         assert result.prompt_tokens == stream.prompt_tokens == len(generator.tokenize(PROMPT))
         assert result.prompt_seconds > 0
         assert result.decode_seconds > 0

@@ -119,7 +119,7 @@ class Conversation:
         stats = self.generator.stats()
         tokens = self._chat.tokens[: stats.tokens_seen]  # the last may not be read yet
         if not tokens:
-            raise ValueError("the conversation is empty")
+            raise ValueError("nothing has been read yet: say something first")
         kept = np.zeros((stats.n_layers, stats.n_kv_heads, len(tokens)), bool)
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True

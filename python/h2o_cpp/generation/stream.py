@@ -133,6 +133,11 @@ class Stream(Iterator[str], Closing):
         return self._state.prompt_tokens
 
     @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far; unlike `tokens`, it copies nothing."""
+        return self._state.n_generated
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that came from the prefix cache."""
         return self._state.cached_tokens
