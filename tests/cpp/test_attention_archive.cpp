@@ -37,54 +37,65 @@ std::vector<int32_t> mixed_steps(int32_t n_tokens) {
   return steps;
 }
 
+void check_all_pages(DType dtype, int32_t head_dim, int n_threads, const LogitRules& rules = {}) {
+  CAPTURE(info(dtype).name);
+  CAPTURE(n_threads);
+  CAPTURE(head_dim);
+  const KvShape shape = shape_with(dtype, head_dim, 1000);
+  Rig rig(kPolicy, shape, n_threads);
+  rig.set_logits(rules);
+  const int32_t group = shape.n_heads / shape.n_kv_heads;
+  std::vector<ReferenceHead> heads;
+  for (int32_t first = 0; first < shape.n_heads; first += group) {
+    heads.emplace_back(KvPolicy(), shape, rules.of_heads(first, first + group));
+  }
+  Random random(7);
+  double worst = 0;
+  double worst_score = 0;
+  for (const int32_t n : mixed_steps(350)) {
+    const Qkv in = random_qkv(random, shape, n);
+    const std::vector<float> out = rig.attend({{0, n}}, in);
+    for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
+      const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
+        return heads_of(x, n, all, kv_head * count, count, shape.head_dim);
+      };
+      const ReferenceHead::Output expected =
+          heads[kv_head].step(n, part(in.q, shape.n_heads, group), part(in.k, shape.n_kv_heads, 1),
+                              part(in.v, shape.n_kv_heads, 1), n > 1);
+      const std::vector<float> actual = part(out, shape.n_heads, group);
+      REQUIRE(actual.size() == expected.value.size());
+      for (size_t i = 0; i < actual.size(); ++i) {
+        worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
+      }
+      // The attention that the kept tokens receive is what all tokens leave them.
+      for (const KvEntry& entry : rig.entries(0, kv_head)) {
+        const Kept& kept = heads[kv_head].kept()[entry.position];
+        worst_score = std::max(worst_score, in_bounds(entry.score, kept.score, kept.score_error()));
+      }
+    }
+  }
+  CHECK(worst <= 1);
+  CHECK(worst > 0);
+  CHECK(worst_score <= 1);
+  CHECK(rig.cache().length(0) == 350);
+  CHECK(rig.cache().kept(0) == 22);
+  const int64_t rows = 2 * (350 - 22) * byte_size(dtype, head_dim) * 2;
+  CHECK(rig.cache().archive_bytes() > static_cast<size_t>(rows));
+}
+
 TEST_CASE("all pages recalled are the full cache") {
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
     for (const int n_threads : {1, 3}) {
       if (on_cuda() && n_threads > 1) break;
-      for (const int32_t head_dim : {32, 96}) {
-        CAPTURE(info(dtype).name);
-        CAPTURE(n_threads);
-        CAPTURE(head_dim);
-        const KvShape shape = shape_with(dtype, head_dim, 1000);
-        Rig rig(kPolicy, shape, n_threads);
-        std::vector<ReferenceHead> heads(shape.n_kv_heads, {KvPolicy(), shape});
-        const int32_t group = shape.n_heads / shape.n_kv_heads;
-        Random random(7);
-        double worst = 0;
-        double worst_score = 0;
-        for (const int32_t n : mixed_steps(350)) {
-          const Qkv in = random_qkv(random, shape, n);
-          const std::vector<float> out = rig.attend({{0, n}}, in);
-          for (int32_t kv_head = 0; kv_head < shape.n_kv_heads; ++kv_head) {
-            const auto part = [&](const std::vector<float>& x, int64_t all, int64_t count) {
-              return heads_of(x, n, all, kv_head * count, count, shape.head_dim);
-            };
-            const ReferenceHead::Output expected = heads[kv_head].step(
-                n, part(in.q, shape.n_heads, group), part(in.k, shape.n_kv_heads, 1),
-                part(in.v, shape.n_kv_heads, 1), n > 1);
-            const std::vector<float> actual = part(out, shape.n_heads, group);
-            REQUIRE(actual.size() == expected.value.size());
-            for (size_t i = 0; i < actual.size(); ++i) {
-              worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
-            }
-            // The attention that the kept tokens receive is what all tokens leave them.
-            for (const KvEntry& entry : rig.entries(0, kv_head)) {
-              const Kept& kept = heads[kv_head].kept()[entry.position];
-              worst_score =
-                  std::max(worst_score, in_bounds(entry.score, kept.score, kept.score_error()));
-            }
-          }
-        }
-        CHECK(worst <= 1);
-        CHECK(worst > 0);
-        CHECK(worst_score <= 1);
-        CHECK(rig.cache().length(0) == 350);
-        CHECK(rig.cache().kept(0) == 22);
-        const int64_t rows = 2 * (350 - 22) * byte_size(dtype, head_dim) * 2;
-        CHECK(rig.cache().archive_bytes() > static_cast<size_t>(rows));
-      }
+      for (const int32_t head_dim : {32, 96}) check_all_pages(dtype, head_dim, n_threads);
     }
   }
+}
+
+TEST_CASE("recalled logits are capped, and share the sinks") {
+  const LogitRules rules{.softcap = 0.5f, .sinks = {-1, 0.5f, 2, 3}};
+  check_all_pages(DType::f32, 32, 1, rules);
+  check_all_pages(DType::f16, 64, 1, rules);
 }
 
 // Keys and queries are whole numbers, so that estimates are exact.
