@@ -54,10 +54,13 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
   } else {
     team.attend(Rows{cache, head}, changed, begin, end, n_heads, logits, partials.stride);
   }
-  // Found again, and not held in registers while rows are read.
-  std::byte* workspace = cache.workspace;
-  asm volatile("" : "+l"(workspace));
-  team.merge(shared, Partials(cache, workspace), split, query, n_heads, cache.head_dim);
+  if constexpr (kHeads == 4) {
+    team.merge(shared, partials, split, query, n_heads, cache.head_dim);
+  } else {  // registers do not suffice to hold them while rows are read: they are found again
+    std::byte* workspace = cache.workspace;
+    asm volatile("" : "+l"(workspace));
+    team.merge(shared, Partials(cache, workspace), split, query, n_heads, cache.head_dim);
+  }
 }
 
 template <class Rows, int kLanes, int kOctets, int kHeads>
