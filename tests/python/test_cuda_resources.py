@@ -71,10 +71,9 @@ def test_the_file(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_decode_kernels_need_no_local_memory(script: dict[str, Any]) -> None:
-    """What is recorded: attention over f16 and q8_0 keeps its rows in registers, all but two of
-    q8_0 where eight query heads share a kv_head."""
+    """What is recorded: attention over f16 and q8_0 keeps its rows in registers."""
     recorded = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
     found = {k: r for k, r in recorded.items() if k.file.endswith(("_f16.cu", "_q8_0.cu"))}
     assert len(found) == 2 * 2 * 9  # architectures, types, sizes of heads and groups
-    assert all(resources.spilled <= 8 for resources in found.values())
+    assert not any(resources.spilled for resources in found.values())
     assert not any(r.spilled for k, r in recorded.items() if k.name.endswith("norm_kernel"))
