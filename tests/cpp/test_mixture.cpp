@@ -161,13 +161,17 @@ TEST_CASE("rows whose logits are no numbers go to different experts") {
 TEST_CASE("copies go to their places, and their sum comes back") {
   const auto backend = test_backend(2);
   Random random(2);
-  for (const auto& [n_rows, n_used, n_cols] : {std::tuple<int64_t, int32_t, int64_t>{1, 1, 1},
-                                               {1, 4, 31},
-                                               {2, 4, 64},
-                                               {3, 3, 1000},
-                                               {8, 1, 256},
-                                               {9, 2, 33},
-                                               {70, 3, 513}}) {
+  struct Shape {
+    int64_t n_rows;
+    int32_t n_used;
+    int64_t n_cols;
+  };
+  constexpr Shape kShapes[] = {{1, 1, 1},   {1, 4, 31}, {2, 4, 64},  {3, 3, 1000},
+                               {8, 1, 256}, {9, 2, 33}, {70, 3, 513}};
+  for (const Shape& shape : kShapes) {
+    const int64_t n_rows = shape.n_rows;
+    const int32_t n_used = shape.n_used;
+    const int64_t n_cols = shape.n_cols;
     CAPTURE(n_rows);
     CAPTURE(n_used);
     CAPTURE(n_cols);
