@@ -1,12 +1,10 @@
-// The test device beside the scalar CPU: the same model, step by step from the same state, which
-// travels between them as a snapshot.
+// The test device beside the scalar CPU: steps of models of every kind, and their snapshots.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <string_view>
 
-#include "cpu/cpu_backend.h"
-#include "session_rig.h"
+#include "device_pair.h"
 
 namespace h2o {
 namespace {
@@ -35,84 +33,6 @@ constexpr File kModels[] = {
 // All pages are recalled: which ones are is rounding's to decide.
 ArchiveOptions archive_in(DType dtype) {
   return {.n_recalled = 1000, .k_dtype = dtype, .v_dtype = dtype};
-}
-
-// A session of the same model on either.
-struct Pair {
-  Pair(const char* path, const SessionOptions& options)
-      : cpu(std::make_shared<Model>(path, make_cpu_backend(1, "scalar")), options),
-        device(load(path, 2), options) {}
-
-  Session cpu, device;
-};
-
-std::vector<std::byte> save(const Session& session) {
-  return session.save(0, {.tokens = std::vector<int32_t>(session.tokens_seen(0)), .note = ""});
-}
-
-// What one matrix may add to the relative error of the logits: with quantised weights rows are
-// rounded to 8 bits of the largest of 32; the cache may be rounded to f16; and otherwise there are
-// some 64 roundings in a sum and what surrounds it.
-double matrix_error(const Model& model, DType kv_dtype) {
-  if (model.weights.layers[0].attn_q.weight.dtype != DType::f32) return 0x1p-8;
-  return kv_dtype != DType::f32 ? 0x1p-11 : 64 * kUnit;
-}
-
-// Each of the at most 8 matrices of a layer and the 2 outside adds such an error, of random sign; 6
-// are as many times what is to be expected.
-double relative_error(const Model& model, DType kv_dtype) {
-  const double n_matrices = 8 * model.config.n_layers + 2;
-  return 6 * matrix_error(model, kv_dtype) * std::sqrt(n_matrices);
-}
-
-// Is b the same survivors as a, with the same scores, up to such an error; or others where the
-// error decided?
-bool close_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b, double error) {
-  if (a.size() != b.size()) return false;
-  const auto find = [](const std::vector<KvEntry>& entries, int32_t position) {
-    return std::ranges::find(entries, position, &KvEntry::position);
-  };
-  for (const KvEntry& x : a) {
-    const auto y = find(b, x.position);
-    if (y != b.end() && !(std::abs(x.score - y->score) <= error)) return false;
-    if (y != b.end()) continue;
-    for (const KvEntry& instead : b) {
-      const bool new_in_b = find(a, instead.position) == a.end();
-      if (new_in_b && !(std::abs(x.score - instead.score) <= 2 * error)) return false;
-    }
-  }
-  return true;
-}
-
-void check_steps(Pair& pair, DType kv_dtype) {
-  const Model& model = pair.cpu.model();
-  Random random(1);
-  for (const int32_t n : {7, 1, 1, 9, 1, 2, 1, 1}) {
-    CAPTURE(n);
-    const bool rolls = pair.cpu.rolling(0);
-    pair.device.load(0, save(pair.cpu));
-    CHECK(pair.device.rolling(0) == rolls);
-    const std::vector<int32_t> tokens = random_tokens(random, model, n);
-    const std::vector<float> expected = feed(pair.cpu, 0, tokens);
-    const std::vector<float> logits = feed(pair.device, 0, tokens);
-    double largest = 0, difference = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      largest = std::max<double>(largest, std::abs(expected[i]));
-      const double off = std::abs(double{expected[i]} - logits[i]);
-      difference = off <= difference ? difference : off;  // or NaN
-    }
-    const double error = relative_error(model, kv_dtype);
-    CHECK(difference <= error * largest);
-    // A probability is off by what two logits of attention are, of up to 8 here; each row and head
-    // of the group adds one.
-    const int32_t group = model.config.n_heads / model.config.n_kv_heads;
-    for (int32_t layer = 0; layer < model.config.n_layers; ++layer) {
-      for (int32_t kv_head = 0; kv_head < model.config.n_kv_heads; ++kv_head) {
-        CHECK(close_entries(pair.cpu.entries(layer, 0, kv_head),
-                            pair.device.entries(layer, 0, kv_head), 16 * error * n * group));
-      }
-    }
-  }
 }
 
 template <class Body>

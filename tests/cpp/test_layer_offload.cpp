@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "gguf_writer.h"
-#include "random_weights.h"
+#include "model_writer.h"
 #include "session_rig.h"
 
 namespace h2o {
@@ -51,13 +50,12 @@ size_t least_resident(const std::filesystem::path& path) {
 class QuantisedModel {
  public:
   explicit QuantisedModel(uint32_t n_layers) {
-    writer_.key("general.architecture", GgufType::string, "gptneox")
-        .key("gptneox.context_length", GgufType::u32, uint32_t{64})
-        .key("gptneox.embedding_length", GgufType::u32, uint32_t{kWidth})
-        .key("gptneox.block_count", GgufType::u32, n_layers)
-        .key("gptneox.feed_forward_length", GgufType::u32, uint32_t{kWidth})
-        .key("gptneox.attention.head_count", GgufType::u32, uint32_t{8})
-        .key("gptneox.attention.layer_norm_epsilon", GgufType::f32, 1e-5f);
+    writer_.key("context_length", uint32_t{64});
+    writer_.key("embedding_length", uint32_t{kWidth});
+    writer_.key("block_count", n_layers);
+    writer_.key("feed_forward_length", uint32_t{kWidth});
+    writer_.key("attention.head_count", uint32_t{8});
+    writer_.key("attention.layer_norm_epsilon", 1e-5f);
     add("token_embd.weight", DType::q8_0, kWords, kWidth);
     for (uint32_t l = 0; l < n_layers; ++l) {
       const std::string blk = text("blk.", l, ".");
@@ -77,26 +75,23 @@ class QuantisedModel {
   const std::filesystem::path& path() const { return file_->path; }
 
  private:
-  static constexpr int64_t kWidth = 256;  // a superblock
-  static constexpr int64_t kWords = 32;
+  static constexpr uint64_t kWidth = 256;  // a superblock
+  static constexpr uint64_t kWords = 32;
 
   // A norm has one row, and a bias that is like it.
-  void add_affine(const std::string& name, DType dtype, int64_t rows) {
+  void add_affine(const std::string& name, DType dtype, uint64_t rows) {
     add(name + ".weight", dtype, rows, kWidth);
     add(name + ".bias", DType::f32, 1, rows == 1 ? kWidth : rows);
   }
 
-  void add(const std::string& name, DType dtype, int64_t rows, int64_t cols) {
-    const std::vector<std::byte> data = random_weights(random_, dtype, rows * cols, real_scales);
-    std::vector<uint64_t> dims = {static_cast<uint64_t>(cols)};
+  void add(const std::string& name, DType dtype, uint64_t rows, uint64_t cols) {
+    std::vector<uint64_t> dims = {cols};
     if (rows > 1) dims.push_back(rows);
-    writer_.tensor(name, dims, static_cast<uint32_t>(dtype), writer_.data.size());
-    writer_.data.append(reinterpret_cast<const char*>(data.data()), data.size());
-    while (writer_.data.size() % writer_.alignment != 0) writer_.data += '\0';
+    const auto n = static_cast<int64_t>(rows * cols);
+    writer_.add(name, dtype, dims, random_weights(writer_.random, dtype, n, real_scales));
   }
 
-  Random random_{7};
-  Writer writer_;
+  ModelWriter writer_{"gptneox", 7};
   std::optional<TempFile> file_;
 };
 

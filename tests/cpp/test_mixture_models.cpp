@@ -1,0 +1,117 @@
+// Whole models with mixtures of experts, on the test device beside the scalar CPU.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device_pair.h"
+#include "random_mixture.h"
+
+namespace h2o {
+namespace {
+
+// The least difference between the last expert that a row is sent to and the next one, of all that
+// a CPU computes meanwhile, relative to the largest of the row's logits.
+class Margin {
+ public:
+  explicit Margin(const Model& model) : model_(model) {
+    model.backend->observe([this](const Tensor& weight, const Tensor& x) {
+      for (const Layer& layer : model_.weights.layers) {
+        if (layer.mixture.router.weight.data == weight.data) add(layer.mixture.router, x);
+      }
+    });
+  }
+  ~Margin() { model_.backend->observe(nullptr); }
+
+  double least() const { return least_; }
+
+ private:
+  void add(const Affine& router, const Tensor& x) {
+    const Tensor& w = router.weight;
+    const int32_t n_used = model_.config.mixture.n_used;
+    if (n_used == w.rows) return;
+    REQUIRE_FALSE(w.interleaved);
+    for (int64_t row = 0; row < x.rows; ++row) {
+      std::vector<double> logits(w.rows);
+      double largest = 0;
+      for (int64_t e = 0; e < w.rows; ++e) {
+        if (router.bias) logits[e] = router.bias.floats()[e];
+        for (int64_t i = 0; i < x.cols; ++i) {
+          logits[e] += double{w.floats()[e * w.cols + i]} * x.floats()[row * x.cols + i];
+        }
+        largest = std::max(largest, std::abs(logits[e]));
+      }
+      std::ranges::sort(logits, std::greater{});
+      least_ = std::min(least_, (logits[n_used - 1] - logits[n_used]) / largest);
+    }
+  }
+
+  const Model& model_;
+  double least_ = std::numeric_limits<double>::infinity();
+};
+
+// Of what the scalar CPU computes of the steps of check_steps().
+double margin_of(const std::filesystem::path& path, const SessionOptions& options) {
+  Session session(std::make_shared<Model>(path, make_cpu_backend(1, "scalar")), options);
+  const Margin margin(session.model());
+  Random random(1);
+  for (const int32_t n : kSteps) feed(session, 0, random_tokens(random, session.model(), n));
+  return margin.least();
+}
+
+// As the steps of other models. Which experts rows are sent to must not be rounding's to decide:
+// either to all of them, or those before the last router are in F32 and no two are close.
+void check_model(const MixtureShape& shape) {
+  CAPTURE(shape.architecture);
+  CAPTURE(info(shape.experts).name);
+  // As relative_error() has it of logits, with at most 12 matrices a layer; and of two of a router.
+  const double error = 2 * 6 * 64 * kUnit * std::sqrt(12 * shape.n_layers);
+  const SessionOptions options{.policies = {{.sinks = 1, .heavy = 7, .recent = 5}},
+                               .n_ctx = 40,
+                               .n_batch = 16,
+                               .k_dtype = DType::f32,
+                               .v_dtype = DType::f32};
+  uint64_t seed = 0;
+  std::optional<MixtureFile> file;
+  do {
+    REQUIRE(++seed < 20);
+    file.emplace(shape, seed);
+  } while (margin_of(file->path(), options) <= error);
+  REQUIRE((shape.n_used == shape.n_experts || shape.experts == DType::f32 || shape.n_layers == 1));
+  Pair pair(file->path(), options);
+  check_steps(pair, DType::f32);
+}
+
+TEST_CASE("steps with mixtures of every family are the CPU's") {
+  struct Experts {
+    const char* architecture;
+    uint32_t n_experts, n_used;
+  };
+  constexpr Experts kExperts[] = {{"llama", 5, 2}, {"qwen2moe", 6, 3},   {"qwen3moe", 40, 4},
+                                  {"olmoe", 9, 4}, {"granitemoe", 5, 2}, {"gpt-oss", 5, 2}};
+  for (const auto& [architecture, n_experts, n_used] : kExperts) {
+    check_model({architecture, DType::f32, 2, n_experts, n_used});
+  }
+}
+
+TEST_CASE("steps with experts of other types are the CPU's") {
+  constexpr std::pair<const char*, DType> kExperts[] = {{"llama", DType::q8_0},
+                                                        {"qwen2moe", DType::q8_0},
+                                                        {"olmoe", DType::f16},
+                                                        {"granitemoe", DType::q4_0},
+                                                        {"gpt-oss", DType::mxfp4}};
+  for (const auto& [architecture, experts] : kExperts) {
+    check_model({architecture, experts, 1, 5, 2});
+    check_model({architecture, experts, 2, 3, 3});
+  }
+}
+
+}  // namespace
+}  // namespace h2o
