@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "core/error.h"
 #include "io/mapped_file.h"
 #include "model/copied_layer_offload.h"
+#include "model/expert_split.h"
 #include "model/mapped_layer_offload.h"
 #include "model/rope.h"
 
@@ -236,26 +236,38 @@ size_t bytes_of(const std::vector<Tensor*>& tensors) {
   return n;
 }
 
+size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
+  size_t n = 0;
+  for (const Tensor* tensor : tensors) n += backend.upload_bytes(*tensor);
+  return n;
+}
+
 // Nothing where there are none, or where only layers are small enough to take turns.
 std::unique_ptr<ExpertOffload> offload_experts(std::vector<Layer>& layers,
                                                const std::vector<LayerTensors>& tensors,
                                                const std::vector<Tensor*>& others, const Config& c,
                                                size_t max_resident) {
   if (c.mixture.n_experts == 0) return nullptr;
-  std::vector<LayerTensors> experts;
-  std::vector<Tensor*> dense = others;
+  const auto [experts, dense] = split_experts(layers, tensors, others);
   size_t largest = 0;
-  for (size_t l = 0; l < layers.size(); ++l) {
-    Mixture& m = layers[l].mixture;
-    experts.push_back({&m.gate.weight, &m.up.weight, &m.down.weight});
-    std::ranges::copy_if(tensors[l], std::back_inserter(dense), [&](const Tensor* tensor) {
-      return std::ranges::find(experts.back(), tensor) == experts.back().end();
-    });
-    largest = std::max(largest, bytes_of(tensors[l]));
-  }
+  for (const LayerTensors& layer : tensors) largest = std::max(largest, bytes_of(layer));
   const size_t least = ExpertOffload::least(experts, dense);
   if (max_resident < least && bytes_of(others) + 2 * largest < least) return nullptr;
   return std::make_unique<ExpertOffload>(experts, c.mixture.n_experts, dense, max_resident);
+}
+
+// The same on a back end that has copies.
+std::unique_ptr<HostExperts> keep_experts(Backend& backend, std::vector<Layer>& layers,
+                                          const std::vector<LayerTensors>& tensors,
+                                          const std::vector<Tensor*>& others, const Config& c,
+                                          size_t max_resident) {
+  if (c.mixture.n_experts == 0) return nullptr;
+  const auto [experts, dense] = split_experts(layers, tensors, others);
+  size_t largest = 0;
+  for (const LayerTensors& layer : tensors) largest = std::max(largest, bytes_of(backend, layer));
+  const size_t least = bytes_of(backend, dense);
+  if (max_resident < least && bytes_of(backend, others) + 2 * largest < least) return nullptr;
+  return std::make_unique<HostExperts>(backend, experts, least, max_resident);
 }
 
 Tensor upload_floats(const std::vector<float>& values, Backend& backend,
@@ -309,16 +321,11 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
       &w.token_embd,         &w.position_embd,    &w.token_norm.weight, &w.token_norm.bias,
       &w.output_norm.weight, &w.output_norm.bias, &w.output.weight,     &w.output.bias};
 
-  size_t total = 0, of_others = 0, of_layers = 0;  // in the file; on the back end
-  for (const Tensor* t : others) {
-    total += t->bytes();
-    of_others += backend.upload_bytes(*t);
-  }
+  const size_t of_others = bytes_of(backend, others);
+  size_t total = bytes_of(others), on_backend = of_others;  // in the file; on the back end
   for (const LayerTensors& layer : layers) {
-    for (const Tensor* t : layer) {
-      total += t->bytes();
-      of_layers += backend.upload_bytes(*t);
-    }
+    total += bytes_of(layer);
+    on_backend += bytes_of(backend, layer);
   }
   CopiedLayerOffload* copied = nullptr;
   bool in_place = false;
@@ -326,15 +333,18 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     // Experts are ranges of rows.
     const bool divisible = c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0;
     in_place = (c.mixture.n_experts > 0 && !divisible && backend.maps_weights()) ||
-               !backend.expect_weights(of_others + of_layers);
+               !backend.expect_weights(on_backend);
   } else if (backend.maps_weights()) {
     w.experts = offload_experts(w.layers, layers, others, c, max_resident);
     if (!w.experts) w.stream = std::make_unique<MappedLayerOffload>(layers, others, max_resident);
     in_place = true;
   } else {
-    auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);
-    copied = stream.get();
-    w.stream = std::move(stream);
+    w.host_experts = keep_experts(backend, w.layers, layers, others, c, max_resident);
+    if (!w.host_experts) {
+      auto stream = std::make_unique<CopiedLayerOffload>(backend, layers, of_others, max_resident);
+      copied = stream.get();
+      w.stream = std::move(stream);
+    }
   }
 
   size_t loaded = 0;
@@ -359,6 +369,8 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     for (size_t i = 0; i < layers[l].size(); ++i) {
       if (copied != nullptr && copied->streams(l)) {
         upload(*layers[l][i], [&](const Tensor& host) { return copied->upload(l, i, host); });
+      } else if (w.host_experts && w.host_experts->has(l, layers[l][i])) {
+        upload(*layers[l][i], [&](const Tensor& host) { return w.host_experts->upload(host); });
       } else {
         upload(*layers[l][i], to_stay);
       }

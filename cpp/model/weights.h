@@ -9,6 +9,7 @@
 #include "io/gguf_shards.h"
 #include "model/config.h"
 #include "model/expert_offload.h"
+#include "model/host_experts.h"
 #include "model/layer_offload.h"
 
 namespace h2o {
@@ -64,9 +65,10 @@ struct Weights {
   }
 
   std::vector<Buffer> owned;  // what is not read from the mapped file
-  // Where not all are in memory, one of these brings in layers or experts.
+  // Where not all are in memory, one of these brings in layers or experts, or has them.
   std::unique_ptr<LayerOffload> stream;
   std::unique_ptr<ExpertOffload> experts;
+  std::unique_ptr<HostExperts> host_experts;
 };
 
 // Told of the bytes that are loaded, of all of them.

@@ -62,7 +62,7 @@ void Uploader::upload(std::byte* to, const Tensor& host) {
     std::memcpy(stage.pinned.data(), host.data + first * layout.block_bytes, bytes);
     std::byte* const there =
         is_quantised(host.dtype) ? stage.device.data() : to + first * layout.block_bytes;
-    check(cudaMemcpyAsync(there, stage.pinned.data(), bytes, cudaMemcpyHostToDevice, stream_.get()),
+    check(cudaMemcpyAsync(there, stage.pinned.data(), bytes, cudaMemcpyDefault, stream_.get()),
           "upload");
     if (is_quantised(host.dtype)) {
       with_format(host.dtype, [&]<class Format>() {

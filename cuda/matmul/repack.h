@@ -22,7 +22,8 @@ class Uploader {
   Uploader& operator=(const Uploader&) = delete;
   ~Uploader();
 
-  // to: [host.rows, device_row_bytes]. The host's memory may change afterwards.
+  // to: [host.rows, device_row_bytes] on the device, or pinned. The host's memory may change
+  // afterwards.
   void upload(std::byte* to, const Tensor& host);
 
  private:

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,13 @@ std::map<void*, size_t> allocated;
 std::map<void*, size_t> pinned;
 size_t used = 0;
 std::set<CUstream_st*> streams;
+
+bool is_on_device(const void* data) {
+  const auto after = allocated.upper_bound(const_cast<void*>(data));
+  if (after == allocated.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return data < static_cast<const std::byte*>(begin) + bytes;
+}
 
 std::vector<h2o::cuda::emulation::Launch> launches;
 uint64_t bytes_read = 0;
@@ -253,14 +261,17 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-// Not while the stream records: then the device would copy with every replay.
+// Not while the stream records: then the device would copy with every replay. A kind that is not
+// what it says may do anything.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard lock(mutex);
-  if (kind == cudaMemcpyDeviceToHost) bytes_read += bytes;
-  ask(stream, Kind::copy,
-      {[=] { std::memcpy(to, from, bytes); }, kind == cudaMemcpyHostToDevice ? from : nullptr});
+  const bool to_device = is_on_device(to), from_device = is_on_device(from);
+  if (kind == cudaMemcpyHostToDevice && (!to_device || from_device)) return cudaErrorInvalidValue;
+  if (kind == cudaMemcpyDeviceToHost && (to_device || !from_device)) return cudaErrorInvalidValue;
+  if (from_device && !to_device) bytes_read += bytes;
+  ask(stream, Kind::copy, {[=] { std::memcpy(to, from, bytes); }, from_device ? nullptr : from});
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
