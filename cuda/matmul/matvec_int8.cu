@@ -35,12 +35,17 @@ struct Quantised {
   template <int n, int wide>
   __device__ static void multiply(float* sums, const Unpacked* w, const QuantizedRows& x, int,
                                   int chunk, int lane) {
+    // Of the first row, to which others add 32 bits: eight addresses would take too many registers.
     const int at = min(chunk, x.n_chunks - 1);
+    const int8_t* const half = x.half(0, at, lane, 0);
+    const RoundedGroup* const group = x.group(0, at, lane);
+    const int row_groups = x.n_chunks * QuantizedRows::kChunk;
 #pragma unroll
     for (int r = 0; r < n; ++r) {
-      const auto a = *reinterpret_cast<const uint4*>(x.half(r, at, lane, 0));
-      const auto b = *reinterpret_cast<const uint4*>(x.half(r, at, lane, 1));
-      const auto packed = *reinterpret_cast<const int2*>(x.group(r, at, lane));
+      const int8_t* const q_r = half + r * (row_groups * kGroup);
+      const auto a = *reinterpret_cast<const uint4*>(q_r);
+      const auto b = *reinterpret_cast<const uint4*>(q_r + QuantizedRows::kChunk * 16);
+      const auto packed = *reinterpret_cast<const int2*>(group + r * row_groups);
       const float d = __int_as_float(packed.x);
       const int first_sum = static_cast<int16_t>(packed.y);
       const int second_sum = packed.y >> 16;
