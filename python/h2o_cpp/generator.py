@@ -105,7 +105,7 @@ class Generator(LoadedModel):
         memory: instead of max_sequences, the memory for all caches: "4GiB", or bytes.
         max_resident: most memory for weights on the device, "2GiB" or bytes. Layers that do not
             fit are read again in every forward pass, once for all sequences; of a mixture of
-            experts, the most used experts stay. Default: all weights stay.
+            experts, the most used experts stay, with CUDA those of the first layers. Default: all.
         exact: on the CPU, multiply F16 and BF16 weights in float32, also where faster products
             round activations and F16 weights to bf16 (docs/precision.md).
         prefix_cache: most bytes, or a size, for states of prompts; 0: none. A prompt that begins
