@@ -18,8 +18,9 @@
 
 namespace h2o {
 
-// How many pages a query recalls where nothing else is asked for.
-inline constexpr int32_t kArchivePages = 16;
+// How many pages a query recalls by default, of texts of up to `max_tokens`: with their square
+// root, so that longer texts lose less, but the cost of a token grows more slowly than they do.
+int32_t default_archive_pages(int32_t max_tokens);
 
 struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: there is no archive

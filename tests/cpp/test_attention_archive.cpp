@@ -235,6 +235,16 @@ TEST_CASE("the pages with the largest estimates are recalled") {
   }
 }
 
+TEST_CASE("pages that are recalled by default grow with the square root of the context") {
+  CHECK(default_archive_pages(1) == 16);
+  CHECK(default_archive_pages(513) == 16);  // 0.75^2 * 513 < 17^2
+  CHECK(default_archive_pages(514) == 17);
+  CHECK(default_archive_pages(1024) == 24);
+  CHECK(default_archive_pages(4096) == 48);
+  CHECK(default_archive_pages(100'000'000) == 7500);
+  CHECK(default_archive_pages(-1) == 16);  // which the context itself is refused for
+}
+
 // Both in decode, of one and of three kv_heads, and in a chunk.
 TEST_CASE("parts of the pages are searched by any number of threads") {
   for (const int32_t n_kv_heads : {1, 3}) {
