@@ -1,9 +1,9 @@
 // KvArchive: what a bounded cache evicts, kept in the host's memory or in files, for queries to
 // recall.
 //
-// Pages hold the tokens of kPageTokens consecutive positions. By the largest and smallest elements
-// of a page's keys (Quest, arXiv 2406.10774) a query estimates its largest q.k, and finds the pages
-// that matter without reading their keys.
+// Pages hold the tokens of kPageTokens consecutive positions. By the mean and the range of each
+// element of a page's keys (the range as in Quest, arXiv 2406.10774) a query estimates its largest
+// q.k, and finds the pages that matter without reading their keys.
 #pragma once
 
 #include <cstddef>
