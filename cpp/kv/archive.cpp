@@ -9,7 +9,7 @@
 namespace h2o {
 
 int32_t default_archive_pages(int32_t max_tokens) {
-  return std::max(16, static_cast<int32_t>(0.75 * std::sqrt(std::max(max_tokens, 0))));
+  return std::clamp(static_cast<int32_t>(0.75 * std::sqrt(std::max(max_tokens, 0))), 16, 48);
 }
 
 KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_layers,

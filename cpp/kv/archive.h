@@ -19,7 +19,7 @@
 namespace h2o {
 
 // How many pages a query recalls by default, of texts of up to `max_tokens`: with their square
-// root, so that longer texts lose less, but the cost of a token grows more slowly than they do.
+// root, since more pages matter in longer texts, as far as a token does not cost much more.
 int32_t default_archive_pages(int32_t max_tokens);
 
 struct ArchiveOptions {

@@ -121,7 +121,7 @@ class Generator(LoadedModel):
             kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. None: evicted tokens are
             lost.
         archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
-            head: those with the largest estimate of q.k. None: 0.75 * sqrt(n_ctx), at least 16.
+            head: those with the largest estimate of q.k. None: 0.75 * sqrt(n_ctx), 16 to 48.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
             file there, with disk space for n_ctx tokens from the start. CPU only.
 

@@ -160,7 +160,7 @@ def add_archive(parser: Arguments) -> None:
         "--archive-pages",
         type=int,
         metavar="N",
-        help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), from 16 on)",
+        help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
     )
 
 
