@@ -127,9 +127,9 @@ class Backend {
   virtual size_t upload_bytes(const Tensor& host) const = 0;
 
   // The tensor as this back end computes on it: a copy at `to`, of so many bytes of its memory or
-  // of allocate_host(), in an order of its own, of which ranges of rows begin at multiples of kRowGroup; or itself, where
-  // that is nullptr and weights can be read in place. Several tensors may take rope_table at one
-  // `to`; places must not overlap otherwise.
+  // of allocate_host(), in an order of its own, of which ranges of rows begin at multiples of
+  // kRowGroup; or itself, where that is nullptr and weights can be read in place. Several tensors
+  // may take rope_table at one `to`; places must not overlap otherwise.
   virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
 
   // The same in memory of its own, which `owner` gets.

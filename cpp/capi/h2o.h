@@ -184,7 +184,8 @@ typedef struct h2o_session_options {
                               chunk of n_batch tokens */
   const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type; a
                               sequence then ends at n_ctx. NULL: evicted tokens are lost */
-  int32_t archive_pages;   /* pages of 16 archived tokens that each token attends to; 0: 16 */
+  int32_t archive_pages;   /* pages of 16 archived tokens that each token attends to; 0:
+                              0.75 * sqrt(n_ctx), 16 to 48 */
   int32_t reserved;        /* 0 */
   const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
                               leave prefix_cache, and for all when the engine ends. NULL: none */

@@ -42,15 +42,16 @@ DType kv_dtype_or_default(const char* name) {
   return name == nullptr ? DType::f16 : kv_dtype(name);
 }
 
-ArchiveOptions archive_of(const h2o_session_options& options) {
+ArchiveOptions archive_of(const h2o_session_options& options, int32_t n_ctx) {
   require(options.archive_pages >= 0, "archive_pages is ", options.archive_pages,
-          ", expected 1 or more, or 0 for ", kArchivePages);
+          ", expected 1 or more, or 0 for the default");
   const char* const directory = options.archive_dir;
   require(directory == nullptr || options.archive != nullptr, "archive_dir is for an archive");
   if (options.archive == nullptr) return {};
   const DType dtype = kv_dtype(options.archive, "archive");
-  ArchiveOptions made = {
-      options.archive_pages == 0 ? kArchivePages : options.archive_pages, dtype, dtype, {}};
+  const int32_t n_recalled =
+      options.archive_pages == 0 ? default_archive_pages(n_ctx) : options.archive_pages;
+  ArchiveOptions made = {n_recalled, dtype, dtype, {}};
   if (directory != nullptr) {
     require(directory[0] != '\0', "archive_dir is empty, expected a directory");
     require(is_utf8(directory), "archive_dir is not valid UTF-8");
@@ -91,7 +92,7 @@ SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx
           .k_dtype = kv_dtype_or_default(o.k_type),
           .v_dtype = kv_dtype_or_default(o.v_type),
           .positions = positions_of(o.positions),
-          .archive = archive_of(o)};
+          .archive = archive_of(o, n_ctx)};
 }
 
 PrefixCacheOptions prefix_options(const h2o_session_options* options) {

@@ -1,11 +1,16 @@
 #include "kv/archive.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/layout.h"
 #include "io/scratch_file.h"
 
 namespace h2o {
+
+int32_t default_archive_pages(int32_t max_tokens) {
+  return std::clamp(static_cast<int32_t>(0.75 * std::sqrt(std::max(max_tokens, 0))), 16, 48);
+}
 
 KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_layers,
                      int32_t n_kv_heads, int32_t head_dim, int32_t max_tokens)

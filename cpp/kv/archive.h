@@ -1,9 +1,9 @@
 // KvArchive: what a bounded cache evicts, kept in the host's memory or in files, for queries to
 // recall.
 //
-// Pages hold the tokens of kPageTokens consecutive positions. By the largest and smallest elements
-// of a page's keys (Quest, arXiv 2406.10774) a query estimates its largest q.k, and finds the pages
-// that matter without reading their keys.
+// Pages hold the tokens of kPageTokens consecutive positions. By the mean and the range of each
+// element of a page's keys (the range as in Quest, arXiv 2406.10774) a query estimates its largest
+// q.k, and finds the pages that matter without reading their keys.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,9 @@
 
 namespace h2o {
 
-// How many pages a query recalls where nothing else is asked for.
-inline constexpr int32_t kArchivePages = 16;
+// How many pages a query recalls by default, of texts of up to `max_tokens`: with their square
+// root, since more pages matter in longer texts, as far as a token does not cost much more.
+int32_t default_archive_pages(int32_t max_tokens);
 
 struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: there is no archive

@@ -17,7 +17,8 @@ inline constexpr int32_t kPageTokens = 16;
 struct ArchiveHead {
   std::byte* k;       // [pages, kPageTokens, head_dim] in k_dtype
   std::byte* v;       // likewise, in v_dtype
-  std::byte* bounds;  // [pages, 2, head_dim] bf16: of each page's keys the maxima, then the minima
+  std::byte* bounds;  // [pages, 2, head_dim] bf16: of each page's keys the mean plus half the range
+                      // of each element, then the mean less half the range
   int32_t* counts;    // [pages] tokens in a page
 };
 

@@ -10,14 +10,15 @@
 
 namespace h2o {
 
-// How far from the middle of a page's keys one of them is taken to be, of as far as it may. At 1 an
-// estimate is a bound, which no key comes near: it would be at the limit in every dimension.
-inline constexpr float kReach = 0.5f;
+// How far from the mean of a page's keys one of them is taken to be, in halves of their range. At 1
+// an estimate is about a bound, which no key comes near: it would be at the limit in every
+// dimension.
+inline constexpr float kReach = 0.375f;
 
-// An estimate of the largest q.k, the sum of q (largest + smallest) / 2 and of
-// kReach |q| (largest - smallest) / 2, is a product with both of them, whose factors these are.
-H2O_HD inline float weight_of_largest(float q) { return (q + kReach * std::abs(q)) / 2; }
-H2O_HD inline float weight_of_smallest(float q) { return (q - kReach * std::abs(q)) / 2; }
+// An estimate of the largest q.k, the sum of q mean + kReach |q| half_range, is a product with the
+// bounds mean + half_range and mean - half_range, whose factors these are.
+H2O_HD inline float weight_of_upper(float q) { return (q + kReach * std::abs(q)) / 2; }
+H2O_HD inline float weight_of_lower(float q) { return (q - kReach * std::abs(q)) / 2; }
 
 // The largest of the estimates of query heads that share a kv_head, from kLeastEstimate on; never
 // NaN.

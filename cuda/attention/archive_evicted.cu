@@ -62,15 +62,23 @@ __device__ void store(DType from_type, const std::byte* from, DType to_type, std
   copy_bytes(to, stored, row_bytes);
 }
 
-// The bounds of a page's keys, when one more is `stored`. A thread has its own elements.
-__device__ void widen_bounds(__nv_bfloat16* bounds, bool is_first, DType type,
-                             const std::byte* stored, int head_dim) {
+// The bounds of `count` keys of a page, to the bits that the CPU writes: an element is an exact
+// product, so that a sum with it rounds alike, fused or not. A thread has its own elements.
+__device__ void bound(__nv_bfloat16* bounds, DType type, const std::byte* k, int64_t row_bytes,
+                      int32_t count, int head_dim) {
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
-    const float key = element(type, stored, i);
-    __nv_bfloat16& largest = bounds[i];
-    __nv_bfloat16& smallest = bounds[head_dim + i];
-    if (is_first || __bfloat162float(largest) < key) largest = __float2bfloat16_rn(key);
-    if (is_first || key < __bfloat162float(smallest)) smallest = __float2bfloat16_rn(key);
+    float sum = element(type, k, i);
+    float largest = sum, smallest = sum;
+    for (int32_t t = 1; t < count; ++t) {
+      const float key = element(type, k + t * row_bytes, i);
+      largest = fmaxf(largest, key);
+      smallest = fminf(smallest, key);
+      sum += key;
+    }
+    const float mean = sum / static_cast<float>(count);
+    const float half_range = (largest - smallest) / 2;
+    bounds[i] = __float2bfloat16_rn(mean + half_range);
+    bounds[head_dim + i] = __float2bfloat16_rn(mean - half_range);
   }
 }
 
@@ -98,7 +106,6 @@ __global__ void __launch_bounds__(kWarp)
     }
   }
   const ArchiveHead head = archive.head(cache.archives[segment.sequence], cache.layer, kv_head);
-  auto* const bounds = reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes);
   int32_t count = head.counts[page];
   for (int64_t i = first; i < evicted.n; ++i) {
     if (evicted.position(i) / kPageTokens != page) continue;
@@ -110,10 +117,12 @@ __global__ void __launch_bounds__(kWarp)
     __syncthreads();
     store(cache.k_dtype, row.k, archive.k_dtype, head.k + at * archive.k_row_bytes,
           archive.k_row_bytes, cache.head_dim, scratch, stored);
-    widen_bounds(bounds, count == 0, archive.k_dtype, stored, cache.head_dim);
     ++count;
   }
-  __syncthreads();  // all have read the count
+  __syncthreads();  // all have read the old count, and may read all keys
+  bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
+        archive.k_dtype, head.k + int64_t{page} * kPageTokens * archive.k_row_bytes,
+        archive.k_row_bytes, count, cache.head_dim);
   if (threadIdx.x == 0) head.counts[page] = count;
 }
 

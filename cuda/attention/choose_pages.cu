@@ -16,11 +16,10 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int32_t kMaxBlocks = 64;  // that share the pages of a kv_head
 
-// By a warp: the estimate of one query, by the maxima and minima of a page's keys.
+// By a warp: the estimate of one query, by the bounds of a page's keys.
 __device__ float estimate_by(const float* q, const float* bounds, int32_t head_dim) {
   const auto product = [&](int32_t i) {
-    return bounds[i] *
-           (i < head_dim ? weight_of_largest(q[i]) : weight_of_smallest(q[i - head_dim]));
+    return bounds[i] * (i < head_dim ? weight_of_upper(q[i]) : weight_of_lower(q[i - head_dim]));
   };
   float sum = 0;
   for (auto pair = static_cast<int32_t>(threadIdx.x % kWarp); pair < head_dim; pair += kWarp) {
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
   const RecallRow first(step, static_cast<int32_t>(blockIdx.x) * rows);
   if (!first.recalls) return;
   const ArchiveHead head = first.head(step, kv_head);
-  // Of this warp: the maxima, then the minima. A lane reads the elements that it has written.
+  // Of this warp: the upper ones, then the lower. A lane reads the elements that it has written.
   float* const bounds = dynamic_shared<float>() + warp * 2 * head_dim;
 
   const auto apart = static_cast<int32_t>(gridDim.z) * kWarps;

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,10 +28,11 @@ void register_tokenizer(pybind11::module_& m);
 // "original", "rolling" or "auto". Throws InvalidArgument for others.
 Positions positions_named(const std::string& name);
 
-// Of pages that each query recalls, 0 for no archive, of types, and the directory of its files,
-// empty for memory. Throws InvalidArgument.
-ArchiveOptions archive_options(int32_t n_recalled, const std::string& k_dtype,
-                               const std::string& v_dtype, const std::filesystem::path& directory);
+// Of pages that each query recalls, 0 for the default, nothing for no archive; of types, and the
+// directory of its files, empty for memory. Throws InvalidArgument.
+ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
+                               const std::string& k_dtype, const std::string& v_dtype,
+                               const std::filesystem::path& directory);
 
 // Text of a file. What is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
 pybind11::str decoded(std::string_view text);

@@ -97,10 +97,10 @@ std::shared_ptr<Engine> make_engine(
     std::shared_ptr<Model> model, std::shared_ptr<Tokenizer> tokenizer,
     std::vector<KvPolicy> policies, int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
     int32_t max_sequences, const std::string& k_dtype, const std::string& v_dtype,
-    const std::string& positions, size_t prefix_bytes, bool prefix_ends, int32_t n_recalled,
-    const std::string& archive_k_dtype, const std::string& archive_v_dtype,
-    const std::filesystem::path& archive_dir, const std::filesystem::path& prefix_disk,
-    uint64_t prefix_disk_bytes, py::object log) {
+    const std::string& positions, size_t prefix_bytes, bool prefix_ends,
+    std::optional<int32_t> n_recalled, const std::string& archive_k_dtype,
+    const std::string& archive_v_dtype, const std::filesystem::path& archive_dir,
+    const std::filesystem::path& prefix_disk, uint64_t prefix_disk_bytes, py::object log) {
   SessionOptions options{
       .policies = std::move(policies),
       .n_ctx = n_ctx,
@@ -110,7 +110,7 @@ std::shared_ptr<Engine> make_engine(
       .k_dtype = kv_dtype(k_dtype),
       .v_dtype = kv_dtype(v_dtype),
       .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype, archive_dir)};
+      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir)};
   PrefixDiskOptions disk{
       .directory = prefix_disk, .max_bytes = prefix_disk_bytes, .build = H2O_VERSION, .log = {}};
   if (!log.is_none()) {
@@ -355,7 +355,7 @@ void register_engine(py::module_& m) {
            py::kw_only(), py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"),
            py::arg("n_sequences"), py::arg("max_sequences"), py::arg("k_dtype"), py::arg("v_dtype"),
            py::arg("positions"), py::arg("prefix_bytes") = 0, py::arg("prefix_ends") = false,
-           py::arg("n_recalled") = 0, py::arg("archive_k_dtype") = "q8_0",
+           py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
            py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path(),
            py::arg("prefix_disk") = std::filesystem::path(), py::arg("prefix_disk_bytes") = 0,
            py::arg("log") = py::none())

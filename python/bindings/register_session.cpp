@@ -48,7 +48,8 @@ std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::
 std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<KvPolicy> policies,
                                       int32_t n_ctx, int32_t n_batch, int32_t n_sequences,
                                       const std::string& k_dtype, const std::string& v_dtype,
-                                      const std::string& positions, int32_t n_recalled,
+                                      const std::string& positions,
+                                      std::optional<int32_t> n_recalled,
                                       const std::string& archive_k_dtype,
                                       const std::string& archive_v_dtype,
                                       const std::filesystem::path& archive_dir) {
@@ -60,7 +61,7 @@ std::unique_ptr<Session> open_session(std::shared_ptr<Model> model, std::vector<
       .k_dtype = kv_dtype(k_dtype),
       .v_dtype = kv_dtype(v_dtype),
       .positions = positions_named(positions),
-      .archive = archive_options(n_recalled, archive_k_dtype, archive_v_dtype, archive_dir)};
+      .archive = archive_options(n_recalled, n_ctx, archive_k_dtype, archive_v_dtype, archive_dir)};
   const py::gil_scoped_release release;
   return std::make_unique<Session>(std::move(model), options);
 }
@@ -160,10 +161,12 @@ Positions positions_named(const std::string& name) {
   throw InvalidArgument(text("positions is '", name, "', expected original, rolling or auto"));
 }
 
-ArchiveOptions archive_options(int32_t n_recalled, const std::string& k_dtype,
-                               const std::string& v_dtype, const std::filesystem::path& directory) {
-  if (n_recalled == 0) return {};
-  return {n_recalled, kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive"), directory};
+ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
+                               const std::string& k_dtype, const std::string& v_dtype,
+                               const std::filesystem::path& directory) {
+  if (!n_recalled) return {};
+  return {*n_recalled == 0 ? default_archive_pages(n_ctx) : *n_recalled,
+          kv_dtype(k_dtype, "archive"), kv_dtype(v_dtype, "archive"), directory};
 }
 
 void register_session(py::module_& m) {
@@ -205,9 +208,9 @@ void register_session(py::module_& m) {
   py::class_<Session>(m, "Session", "Sequences of one model with their bounded cache.")
       .def(py::init(&open_session), py::arg("model").none(false), py::kw_only(),
            py::arg("policies"), py::arg("n_ctx"), py::arg("n_batch"), py::arg("n_sequences"),
-           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"), py::arg("n_recalled") = 0,
-           py::arg("archive_k_dtype") = "q8_0", py::arg("archive_v_dtype") = "q8_0",
-           py::arg("archive_dir") = std::filesystem::path())
+           py::arg("k_dtype"), py::arg("v_dtype"), py::arg("positions"),
+           py::arg("n_recalled") = py::none(), py::arg("archive_k_dtype") = "q8_0",
+           py::arg("archive_v_dtype") = "q8_0", py::arg("archive_dir") = std::filesystem::path())
       .def("step", &step, py::arg("inputs"))
       .def("greedy", &greedy, py::arg("inputs"))
       .def("score", &score, py::arg("sequence"), py::arg("tokens"))

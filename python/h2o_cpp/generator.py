@@ -28,7 +28,7 @@ from h2o_cpp.model.arguments import bytes_of, check_bool, check_int
 from h2o_cpp.model.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.runtime import open_runtime
-from h2o_cpp.model.session import ARCHIVE_PAGES, Positions
+from h2o_cpp.model.session import Positions
 from h2o_cpp.model.stored_budget import Budget
 from h2o_cpp.reply import Reply, parse_reply
 
@@ -68,7 +68,7 @@ class Generator(LoadedModel):
         prefix_cache_disk_bytes: int | str = 4 * 2**30,
         prefix_ends: bool = False,
         archive: str | tuple[str, str] | None = None,
-        archive_pages: int = ARCHIVE_PAGES,
+        archive_pages: int | None = None,
         archive_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a model.
@@ -121,7 +121,7 @@ class Generator(LoadedModel):
             kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. None: evicted tokens are
             lost.
         archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
-            head: those with the largest estimate of q.k.
+            head: those with the largest estimate of q.k. None: 0.75 * sqrt(n_ctx), 16 to 48.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
             file there, with disk space for n_ctx tokens from the start. CPU only.
 

@@ -98,7 +98,8 @@ TEST_CASE("recalled logits are capped, and share the sinks") {
   check_all_pages(DType::f16, 64, 1, rules);
 }
 
-// Keys and queries are whole numbers, so that estimates are exact.
+// Keys and queries are whole numbers, so that estimates are exact: bounds are of 8 bits from 1/32
+// on (the mean of 16 keys less half of a range), times q 11/16 or q 5/16, and sums are below 2^7.
 Qkv whole_qkv(Random& random, const KvShape& shape, int32_t n) {
   Qkv in = random_qkv(random, shape, n);
   for (float& x : in.q) x = std::round(x);
@@ -125,6 +126,12 @@ std::vector<Pages> pages_of(Rig& rig) {
     }
   }
   return all;
+}
+
+double rounded_to_bf16(double x) {
+  int exponent = 0;
+  const double fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
 }
 
 // One kv_head stated plainly, in double: which pages a row recalls, and what it then attends to.
@@ -170,12 +177,18 @@ class PlainArchive {
         for (int32_t d = 0; d < shape_.head_dim; ++d) {
           double largest = -1e300;
           double smallest = 1e300;
+          double keys = 0;
           for (const int32_t token : tokens) {
-            const double product = double{q[h * shape_.head_dim + d]} * keys_[token][d];
-            largest = std::max(largest, product);
-            smallest = std::min(smallest, product);
+            largest = std::max(largest, keys_[token][d]);
+            smallest = std::min(smallest, keys_[token][d]);
+            keys += keys_[token][d];
           }
-          sum += 0.75 * largest + 0.25 * smallest;  // half of the way from the middle
+          const auto mean = static_cast<float>(keys / static_cast<double>(tokens.size()));
+          const auto half_range = static_cast<float>((largest - smallest) / 2);
+          const double upper = rounded_to_bf16(mean + half_range);
+          const double lower = rounded_to_bf16(mean - half_range);
+          const double x = q[h * shape_.head_dim + d];
+          sum += (upper + lower) / 2 * x + 0.375 * (upper - lower) / 2 * std::abs(x);
         }
         estimate = std::max(estimate, sum);
       }
@@ -233,6 +246,18 @@ TEST_CASE("the pages with the largest estimates are recalled") {
     }
     CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
   }
+}
+
+TEST_CASE(
+    "pages that are recalled by default grow with the square root of the context, from 16 to 48") {
+  CHECK(default_archive_pages(1) == 16);
+  CHECK(default_archive_pages(513) == 16);  // 0.75^2 * 513 < 17^2
+  CHECK(default_archive_pages(514) == 17);
+  CHECK(default_archive_pages(1024) == 24);
+  CHECK(default_archive_pages(4095) == 47);
+  CHECK(default_archive_pages(4096) == 48);
+  CHECK(default_archive_pages(100'000'000) == 48);
+  CHECK(default_archive_pages(-1) == 16);  // which the context itself is refused for
 }
 
 // Both in decode, of one and of three kv_heads, and in a chunk.

@@ -128,6 +128,17 @@ def test_snapshots_go_on_alike(llama_model: _core.Model, archive: Any) -> None:
         np.testing.assert_array_equal(logits(one, [token]), logits(other, [token]))
 
 
+def test_default_pages(llama_model: _core.Model) -> None:
+    """16 in a short context, of which a snapshot tells."""
+    default, fixed = (
+        session_of(llama_model, POLICY, archive="f16", **pages)
+        for pages in ({}, {"archive_pages": 16})
+    )
+    logits(default, TOKENS[:25])
+    fixed.load(0, default.save(0, TOKENS[:25], ""))
+    assert fixed.archive_bytes == default.archive_bytes > 0
+
+
 def test_snapshots_of_other_archives(llama_model: _core.Model) -> None:
     def saved(**options: Any) -> bytes:
         session = session_of(llama_model, POLICY, positions="original", **options)

@@ -19,7 +19,6 @@ void ArchiveWriter::add(const KvRow& row, int32_t position) const {
   std::byte* const v = head_.v + at * archive_.v_row_bytes();
   convert(cache_.k_dtype, row.k, archive_.options().k_dtype, k);
   convert(cache_.v_dtype, row.v, archive_.options().v_dtype, v);
-  widen_bounds(page, k);
   ++head_.counts[page];
 }
 
@@ -33,26 +32,35 @@ void ArchiveWriter::convert(DType from_type, const std::byte* from, DType to_typ
   }
 }
 
-// By a key as it is stored.
-void ArchiveWriter::widen_bounds(int32_t page, const std::byte* k) const {
+// By keys as they are stored.
+void ArchiveWriter::bound(int32_t page) const {
   const int64_t n = cache_.head_dim;
-  const TypeKernels& type = kernels_.of(KvArchive::kBoundsType);
-  std::byte* const stored = head_.bounds + page * archive_.bounds_bytes();
-  float* const key = scratch_;
-  float* const largest = scratch_ + n;
-  float* const smallest = scratch_ + 2 * n;
-  kernels_.of(archive_.options().k_dtype).decode(key, k, n);
-  if (head_.counts[page] == 0) {
-    std::copy_n(key, n, largest);
-    std::copy_n(key, n, smallest);
-  } else {
-    type.decode(largest, stored, 2 * n);
+  const int32_t count = head_.counts[page];
+  const auto decode = kernels_.of(archive_.options().k_dtype).decode;
+  float* const largest = scratch_;
+  float* const smallest = scratch_ + n;
+  float* const sum = scratch_ + 2 * n;
+  float* const key = scratch_ + 3 * n;
+  const std::byte* k = head_.k + page * kPageTokens * archive_.k_row_bytes();
+  decode(sum, k, n);
+  std::copy_n(sum, n, largest);
+  std::copy_n(sum, n, smallest);
+  for (int32_t t = 1; t < count; ++t) {
+    decode(key, k += archive_.k_row_bytes(), n);
     for (int64_t i = 0; i < n; ++i) {
       largest[i] = std::max(largest[i], key[i]);
       smallest[i] = std::min(smallest[i], key[i]);
+      sum[i] += key[i];
     }
   }
-  type.encode(stored, largest, 2 * n);
+  for (int64_t i = 0; i < n; ++i) {
+    const float mean = sum[i] / static_cast<float>(count);
+    const float half_range = (largest[i] - smallest[i]) / 2;
+    largest[i] = mean + half_range;
+    smallest[i] = mean - half_range;
+  }
+  std::byte* const bounds = head_.bounds + page * archive_.bounds_bytes();
+  kernels_.of(KvArchive::kBoundsType).encode(bounds, largest, 2 * n);
 }
 
 }  // namespace h2o

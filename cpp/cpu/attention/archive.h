@@ -11,16 +11,16 @@ namespace h2o {
 
 class ArchiveWriter {
  public:
-  // `scratch`: [3, head_dim]
+  // `scratch`: [4, head_dim]
   ArchiveWriter(const CpuKernels& kernels, const KvView& cache, int32_t sequence, int32_t kv_head,
                 float* scratch);
 
-  // The token in `row` is about to be overwritten.
+  // The token in `row` is about to be overwritten. After the last one of its page: bound() that.
   void add(const KvRow& row, int32_t position) const;
+  void bound(int32_t page) const;
 
  private:
   void convert(DType from_type, const std::byte* from, DType to_type, std::byte* to) const;
-  void widen_bounds(int32_t page, const std::byte* k) const;
 
   const CpuKernels& kernels_;
   const KvView& cache_;

@@ -338,7 +338,9 @@ class Attend {
                                       reinterpret_cast<float*>(scratch)) &&
                      archive) {
             const int32_t evicted = *keys.head().next_slot;
-            archive->add(slot_row(cache_, keys.head(), evicted), keys.head().positions[evicted]);
+            const int32_t position = keys.head().positions[evicted];
+            archive->add(slot_row(cache_, keys.head(), evicted), position);
+            archive->bound(position / kPageTokens);
           }
         });
   }

@@ -105,6 +105,9 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
             [](const Victim& a, const Victim& b) { return a.slot < b.slot; });
   for (int64_t i = 0; archive != nullptr && i < n_evicted; ++i) {
     archive->add(row_of(victims[i]), victims[i].position);
+    const int32_t page = victims[i].position / kPageTokens;
+    const bool is_last = i + 1 == n_evicted || victims[i + 1].position / kPageTokens != page;
+    if (is_last) archive->bound(page);
   }
 
   // Free slots, in order: those of evicted tokens, then the ones that held none before.

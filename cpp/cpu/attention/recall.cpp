@@ -74,8 +74,8 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
     const float* from = queries(rows, row);
     for (int64_t i = 0; i < group_; ++i, from += head_dim, to += 2 * head_dim) {
       for (int64_t d = 0; d < head_dim; ++d) {
-        to[d] = weight_of_largest(from[d]);
-        to[head_dim + d] = weight_of_smallest(from[d]);
+        to[d] = weight_of_upper(from[d]);
+        to[head_dim + d] = weight_of_lower(from[d]);
       }
     }
   }

@@ -23,7 +23,6 @@ from h2o_cpp.cli.options import add_model, add_text, add_text_tokens, add_thread
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.advice import Advice, Archived, advise
 from h2o_cpp.model.cache_memory import KvDType
-from h2o_cpp.model.session import ARCHIVE_PAGES
 from h2o_cpp.model.stored_budget import store_budget
 
 
@@ -117,7 +116,7 @@ def _print(found: Advice) -> None:
     if (with_archive := found.archived) is not None:
         pages = (
             ""
-            if with_archive.archive_pages == ARCHIVE_PAGES
+            if with_archive.archive_pages is None
             else (f" --archive-pages {with_archive.archive_pages}")
         )
         print(

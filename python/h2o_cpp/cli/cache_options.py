@@ -9,7 +9,6 @@ from h2o_cpp import _core
 from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
-from h2o_cpp.model.session import ARCHIVE_PAGES
 
 MAX_SEQUENCES = 8
 
@@ -160,9 +159,8 @@ def add_archive(parser: Arguments) -> None:
     parser.add_argument(
         "--archive-pages",
         type=int,
-        default=ARCHIVE_PAGES,
         metavar="N",
-        help="archived pages that each token attends to (default: %(default)s)",
+        help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
     )
 
 

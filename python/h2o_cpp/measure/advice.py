@@ -18,7 +18,7 @@ from h2o_cpp.measure.speed import decode_seconds
 from h2o_cpp.model.arguments import check_float, check_int
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy, named_policy
-from h2o_cpp.model.session import ARCHIVE_PAGES, open_model, open_session
+from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _N_CTX = 2048  # most tokens of a window
@@ -61,7 +61,7 @@ class Archived:
 
     hh: float  # of n_ctx
     archive: KvDType  # of K and V
-    archive_pages: int
+    archive_pages: int | None  # None: the default
     kept: int  # tokens, per layer and KV head
     loss: float  # perplexity over that of the full cache, less 1
     perplexity: float
@@ -109,7 +109,7 @@ def advise(
     n_batch: int = 1,
     threads: int | None = None,
     archive: KvDType | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
+    archive_pages: int | None = None,
 ) -> Advice:
     """The cache of fewest bytes, its budget in whole percents, that costs `text` little perplexity.
 
@@ -249,7 +249,12 @@ def advise(
 
 
 def _archived(
-    model: _core.Model, tokenizer: Tokenizer, best: Trial, full: Trial, n_ctx: int, pages: int
+    model: _core.Model,
+    tokenizer: Tokenizer,
+    best: Trial,
+    full: Trial,
+    n_ctx: int,
+    pages: int | None,
 ) -> Archived:
     assert best.archive is not None
     speed, archive_bytes = _speed(model, best, n_ctx, pages)
@@ -268,7 +273,7 @@ def _archived(
 
 
 def _find_needles(
-    model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int, pages: int = ARCHIVE_PAGES
+    model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int, pages: int | None = None
 ) -> Needle:
     """Under what is advised; the number is asked for after the text was evicted."""
     length = min(n_ctx, _NEEDLE_TOKENS)
@@ -282,7 +287,7 @@ def _find_needles(
 
 
 def _speed(
-    model: _core.Model, one: Trial, n_ctx: int, pages: int = ARCHIVE_PAGES
+    model: _core.Model, one: Trial, n_ctx: int, pages: int | None = None
 ) -> tuple[float, int]:
     """Tokens per second at the end of the context, and bytes that are archived there."""
     policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)

@@ -15,7 +15,7 @@ from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.cache_memory import KvDType, fit_cache
 from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.policy import Policy, named_policy
-from h2o_cpp.model.session import ARCHIVE_PAGES, chunks, open_session
+from h2o_cpp.model.session import chunks, open_session
 
 # Of a text that is read in one pass: tenths.
 N_SEGMENTS = 10
@@ -163,7 +163,7 @@ def measure(
     streaming: bool = False,
     equal_bytes: bool = False,
     archive: KvDType | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
+    archive_pages: int | None = None,
 ) -> Iterator[Measurement]:
     """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
 

@@ -95,24 +95,24 @@ def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
 class ArchiveArguments(TypedDict):
     """What an archive keeps and recalls, as the core takes it."""
 
-    n_recalled: int
+    n_recalled: int | None  # 0: the default; None: no archive
     archive_k_dtype: str
     archive_v_dtype: str
     archive_dir: str
 
 
 def archive_arguments(
-    archive: object, pages: int, directory: str | os.PathLike[str] | None = None
+    archive: object, pages: int | None, directory: str | os.PathLike[str] | None = None
 ) -> ArchiveArguments:
     """A type for both, or (type of K, type of V), the pages recalled, and where its files are.
 
-    archive: None: there is none. directory: None: it is in memory.
+    archive: None: there is none. pages: None: the default. directory: None: it is in memory.
     """
-    n_recalled = check_int("archive_pages", pages, 1, INT32_MAX)
+    n_recalled: int | None = 0 if pages is None else check_int("archive_pages", pages, 1, INT32_MAX)
     if archive is None:
         if directory is not None:
             raise ValueError(f"archive_dir={directory!r} without archive, expected a type for it")
-        n_recalled, archive = 0, "q8_0"
+        n_recalled, archive = None, "q8_0"
     both = [archive, archive] if isinstance(archive, str) else archive
     if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
         raise ValueError(f"archive={archive!r}, expected a type or a pair of types, for K and V")

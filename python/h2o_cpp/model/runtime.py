@@ -13,7 +13,6 @@ from h2o_cpp.model.cache_memory import fit_cache
 from h2o_cpp.model.capacity import ModelShape, capacity
 from h2o_cpp.model.policy import Policy, choose_policy
 from h2o_cpp.model.session import (
-    ARCHIVE_PAGES,
     Positions,
     check_positions,
     core_policies,
@@ -60,7 +59,7 @@ def open_runtime(
     prefix_cache_disk_bytes: int = 0,
     prefix_ends: bool = False,
     archive: str | tuple[str, str] | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
+    archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
 ) -> Runtime:
     """Load a model, as Generator explains it, which also says what is raised."""

@@ -22,8 +22,6 @@ from h2o_cpp.model.policy import Policy
 
 Positions: TypeAlias = Literal["auto", "original", "rolling"]
 
-ARCHIVE_PAGES = 16  # recalled by default
-
 
 def open_model(
     path: str | os.PathLike[str],
@@ -71,7 +69,7 @@ def open_session(
     kv_dtype: str | tuple[str, str] = "f16",
     positions: Positions = "auto",
     archive: str | tuple[str, str] | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
+    archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
 ) -> _core.Session:
     """Sequences of `model`, empty, each with a cache that `policy` bounds.

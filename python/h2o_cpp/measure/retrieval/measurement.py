@@ -15,7 +15,7 @@ from h2o_cpp.measure.retrieval.tasks import Sample
 from h2o_cpp.model.arguments import check_int
 from h2o_cpp.model.cache_memory import KvDType
 from h2o_cpp.model.policy import Policy
-from h2o_cpp.model.session import ARCHIVE_PAGES, chunks, open_session
+from h2o_cpp.model.session import chunks, open_session
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure(
     equal_bytes: bool = False,
     question_apart: bool = False,
     archive: KvDType | None = None,
-    archive_pages: int = ARCHIVE_PAGES,
+    archive_pages: int | None = None,
 ) -> Iterator[Measurement]:
     """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
 
