@@ -22,7 +22,7 @@ struct Matmul {
   int64_t w_row_bytes;
   int64_t y_stride;
   bool add;
-  float* workspace = nullptr;  // kMatmulWorkspace floats, aligned to 64 bytes, for many rows
+  float* workspace = nullptr;  // nullptr, or kMatmulWorkspace floats aligned to 64 bytes
 };
 constexpr int64_t kMatmulWorkspace = 128 * 1024;
 

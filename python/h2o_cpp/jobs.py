@@ -22,7 +22,9 @@ Row = TypeVar("Row")
 _BEGINNING = b'{"index": '  # of every line of output
 
 # The options that a line may have: all that JSON can say.
-_LINE_OPTIONS = StreamOptions.__annotations__.keys() - {"constraint", "logit_bias"}
+_LINE_OPTIONS = [
+    option for option in StreamOptions.__annotations__ if option not in {"constraint", "logit_bias"}
+]
 
 
 class Sink(Protocol):
