@@ -63,11 +63,11 @@ void check(DType dtype, const Heads& heads, bool rolling) {
     CAPTURE(rules.sinks.size());
     CAPTURE(rules.slopes.size());
     rules.of_ranks = rolling;
-    check_against_reference(random, kH2o, shape, 7, next_pieces, totals, rules);
+    check_against_reference(random, kH2o, shape, 12, next_pieces, totals, rules);
     if (!rolling) check_against_reference(random, KvPolicy(), shape, 3, next_pieces, totals, rules);
   }
   CHECK(totals.n_outputs > 5000);
-  CHECK(totals.n_evictions > 100);
+  CHECK(totals.n_evictions > 100);  // about 600; the least of 200,000 simulated runs was 116
 }
 
 TEST_CASE("attention with soft-caps, sinks and slopes") {
