@@ -44,7 +44,7 @@ bool quantize_symmetric(uint8_t* out, const float* x) {
   constexpr int kZero = 1 << (n_bits - 1);
   const float d = extreme(x) / -kZero;
   const float inverse = reciprocal(d);
-  // gguf-py's levels are 0 where its 1/d overflows.
+  // gguf-py's levels are 0 where its 1/d overflows, on x86-64.
   const float offset = inverse == 0.0f && d != 0.0f ? 0.0f : kZero + 0.5f;
   std::array<uint8_t, kSize> levels;
   for (int i = 0; i < kSize; ++i) {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from gguf.quants import quantize as gguf_quantize
 
@@ -39,6 +39,11 @@ def ties(low: float, high: float) -> Callable[[], Array]:
     )
 
 
+def with_infinite_reciprocal() -> Array:
+    """So small that 1 / step overflows."""
+    return 1e-40 * rng().standard_normal((64, 256))
+
+
 INPUTS: dict[str, Callable[[], Array]] = {
     "normal": lambda: rng().standard_normal((64, 256)),
     "heavy tails": lambda: rng().standard_t(2, (64, 256)),
@@ -52,7 +57,6 @@ INPUTS: dict[str, Callable[[], Array]] = {
     "equal magnitudes": lambda: rng().choice([-1.0, 1.0], (64, 256)),
     "f16 subnormal": lambda: 1e-6 * rng().standard_normal((64, 256)),
     "below f16": lambda: 1e-30 * rng().standard_normal((64, 256)),
-    "reciprocal overflows": lambda: 1e-40 * rng().standard_normal((64, 256)),
     "huge": lambda: rng().uniform(-60000, 60000, (64, 256)),
     "ties of Q4_0": ties(-8, 7),
     "ties of Q4_1": ties(0, 15),
@@ -69,6 +73,20 @@ def test_simple_types_are_gguf_pys_bit_for_bit(kind: str, dtype: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         expected = gguf_quantize(values, GGMLQuantizationType[dtype])
     np.testing.assert_array_equal(_core.quantize(dtype, values, threads=2), expected)
+
+
+@pytest.mark.parametrize("dtype", SIMPLE)
+def test_levels_are_zero_where_the_reciprocal_of_a_step_overflows(dtype: str) -> None:
+    # gguf-py's depend on how the processor converts infinity.
+    values = with_infinite_reciprocal().astype(np.float32)
+    type = GGMLQuantizationType[dtype]
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = gguf_quantize(values, type)
+    shape = (-1, GGML_QUANT_SIZES[type][1])
+    n_scales = 4 if dtype in ("Q4_1", "Q5_1") else 2  # bytes
+    actual = _core.quantize(dtype, values, threads=2).reshape(shape)
+    np.testing.assert_array_equal(actual[:, :n_scales], expected.reshape(shape)[:, :n_scales])
+    assert not actual[:, n_scales:].any()
 
 
 @pytest.mark.parametrize("dtype", ["Q4_1", "Q5_1"])
@@ -137,9 +155,12 @@ def test_k_quants_beat_rounding_to_nearest(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*K_QUANTS, *FEW_BITS])
-@pytest.mark.parametrize("kind", [*INPUTS, "positive", "one far out", "constant blocks"])
+@pytest.mark.parametrize(
+    "kind", [*INPUTS, "reciprocal overflows", "positive", "one far out", "constant blocks"]
+)
 def test_k_quants_of_any_input_are_within_a_step(kind: str, dtype: str) -> None:
     more: dict[str, Callable[[], Array]] = {
+        "reciprocal overflows": with_infinite_reciprocal,
         "positive": lambda: 1 + rng().random((64, 256)),
         "one far out": lambda: np.where(np.arange(256) == 77, 500, rng().standard_normal((8, 256))),
         "constant blocks": lambda: np.repeat(rng().standard_normal((64, 1)), 256, axis=1),
