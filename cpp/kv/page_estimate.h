@@ -2,9 +2,9 @@
 // file.
 #pragma once
 
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "kv/policy.h"
 
@@ -22,7 +22,7 @@ H2O_HD inline float weight_of_lower(float q) { return (q - kReach * std::abs(q))
 
 // The largest of the estimates of query heads that share a kv_head, from kLeastEstimate on; never
 // NaN.
-inline constexpr float kLeastEstimate = -FLT_MAX;
+inline constexpr float kLeastEstimate = std::numeric_limits<float>::lowest();
 H2O_HD inline float larger_estimate(float a, float b) { return b > a ? b : a; }
 
 // A page that a row may recall.
