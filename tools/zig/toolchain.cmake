@@ -28,6 +28,8 @@ if(H2O_TARGET MATCHES musl AND DEFINED ENV{H2O_MUSL})  # the loader, where the s
   set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,--dynamic-linker=$ENV{H2O_MUSL}")
 endif()
 if(system STREQUAL windows)
+  # Objects would contain the name of Zig's temporary file.
+  string(APPEND CMAKE_CXX_FLAGS_RELEASE_INIT " -Xclang -object-file-name=")
   set(CMAKE_CROSSCOMPILING_EMULATOR wine)
 elseif(H2O_TARGET MATCHES "^aarch64-linux" AND NOT CMAKE_HOST_SYSTEM_PROCESSOR STREQUAL aarch64)
   set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
