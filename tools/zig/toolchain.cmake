@@ -31,6 +31,10 @@ if(system STREQUAL windows)
   # Objects would contain the name of Zig's temporary file.
   string(APPEND CMAKE_CXX_FLAGS_RELEASE_INIT " -Xclang -object-file-name=")
   set(CMAKE_CROSSCOMPILING_EMULATOR wine)
+elseif(system STREQUAL macos)
+  # CMake would name the folder of the build in a library, and needs Apple's tools to change it.
+  set(CMAKE_INSTALL_NAME_DIR @rpath)
+  set(CMAKE_BUILD_WITH_INSTALL_NAME_DIR TRUE)
 elseif(H2O_TARGET MATCHES "^aarch64-linux" AND NOT CMAKE_HOST_SYSTEM_PROCESSOR STREQUAL aarch64)
   set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
 endif()
