@@ -1,10 +1,10 @@
-// Backend: the operations of a transformer, and memory. The contract of the project: the model is
-// written once against it, and a back end knows nothing of the model.
+// Backend: transformer operations and memory management. The model is written once against this
+// interface; back ends know nothing about the model.
 //
 // Matrices are row-major. `n` is the number of rows of the batch; activations are f32 [n, cols];
-// weights are [out, in] in their stored type, biases and norms f32. An empty bias adds nothing.
-// The same batch gives the same bits, every time; on the CPU they depend neither on the number of
-// threads nor, row by row, on the other rows of the batch.
+// weights are [out, in] in their stored type; biases and norms are f32. An empty bias adds nothing.
+// Results are deterministic: the same batch gives the same bits every time. On the CPU they do not
+// depend on the number of threads, nor does a row depend on the other rows of the batch.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ namespace h2o {
 
 struct KvView;
 
-// How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or
-// (i, i + n_rot / 2). The other dimensions pass through.
+// How rotary position embedding pairs the first n_rot dimensions of a head: (2i, 2i + 1) or (i, i +
+// n_rot / 2). The remaining dimensions are not rotated.
 enum class RopeLayout { none, pairs, halves };
 
 struct Rope {
@@ -37,61 +37,62 @@ struct Rope {
   int64_t n_rot() const { return 2 * frequencies.cols; }
 };
 
-// One of the products of a matrix x: y = x w.weight^T + w.bias.
+// One matrix product: y = x w.weight^T + w.bias.
 struct Product {
   Tensor y;
   const Affine& w;
 };
 
-// One attention: out [n, n_heads * head_dim] from q like it, k and v [n, n_kv_heads * head_dim].
-// q and k come unrotated and are not to be read afterwards.
+// One attention operation: out and q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim].
+// q and k are passed unrotated; their contents are unspecified afterwards.
 struct Attention {
   Tensor out, q, k, v;
-  Rope rope;           // of q and k; no layout: they are not rotated
+  Rope rope;           // of q and k; RopeLayout::none: not rotated
   float scale;         // of the logits, usually 1 / sqrt(head_dim)
-  int32_t window = 0;  // a row sees itself and the window - 1 tokens before it; 0: all. The policy
-                       // of the cache keeps none beyond it.
-  float softcap = 0;   // the logits become softcap * tanh(logit / softcap); 0: they do not
-  Tensor sinks;   // [1, n_heads] f32: of each head a logit that joins every softmax, with no value;
-                  // it takes a share of the attention that no token receives. Empty: none
-  Tensor slopes;  // [1, n_heads] f32: logits fall by so much for each token of distance (ALiBi).
-                  // Empty: they do not
+  int32_t window = 0;  // a row attends to itself and the window - 1 tokens before it; 0: unlimited.
+                       // The cache's policy keeps no token outside the window.
+  float softcap = 0;   // logits become softcap * tanh(logit / softcap); 0: disabled
+  Tensor sinks;   // [1, n_heads] f32: one extra logit per head in every softmax, without a value
+                  // (attention sinks). Empty: none
+  Tensor slopes;  // [1, n_heads] f32: subtracted from a logit per token of distance (ALiBi). Empty:
+                  // none
 };
 
-// Where the rows of a batch go in a mixture of experts. Their copies lie one after another by
-// expert: those of expert e in the rows [offsets[e], offsets[e + 1]) of n * n_used. In the back
-// end's memory.
+// How the rows of a batch are routed in a mixture of experts. Each row is copied once per expert it
+// uses, and the copies are grouped by expert: expert e has rows [offsets[e], offsets[e + 1]) of n *
+// n_used. The arrays are in the back end's memory.
 struct Routes {
   int32_t n_experts;
-  int32_t n_used;    // experts of a row
-  bool normalized;   // the weights of a row sum to `scale`, not to what all experts' would
+  int32_t n_used;    // experts per row
+  bool normalized;   // the weights of a row sum to `scale`; otherwise they are shares of all
+                     // experts' weights
   float scale;       // of the weights
   float* weights;    // [n, n_used]
-  int32_t* places;   // [n, n_used] where the copies of a row lie
+  int32_t* places;   // [n, n_used] index of each copy of a row
   int32_t* offsets;  // [n_experts + 1]
 };
 
-// What two products become together, `up` and `gate`.
+// How the products `up` and `gate` are combined.
 enum class Gate {
   swiglu,          // gate / (1 + e^-gate) * up
   swiglu_clamped,  // (clamp(up, -7, 7) + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7): gpt-oss
   geglu,           // gelu_tanh(gate) * up
 };
 
-// Uploaded matrices are divided between rows that are multiples of this.
+// Uploaded matrices may be split at rows that are multiples of this.
 inline constexpr int32_t kRowGroup = 32;
 
-// A copy from the host's memory to a back end's.
+// A copy from host memory to the back end's memory.
 struct HostCopy {
   std::byte* to;
   const std::byte* from;
   size_t bytes;
 };
 
-// Is shown the rows x that a weight is about to be multiplied with.
+// Receives the input rows x of a product with `weight` before it is computed.
 using ProductObserver = std::function<void(const Tensor& weight, const Tensor& x)>;
 
-// What a back end remembers of passes that it has run, so that it need not be told them again.
+// A captured sequence of operations that can be replayed without issuing them again.
 class CapturedGraph {
  public:
   virtual ~CapturedGraph() = default;
@@ -103,67 +104,70 @@ class Backend {
 
   virtual std::string name() const = 0;  // e.g. "cpu (x86_64_v4, 2 threads)"
 
-  // What the bits of results depend on, without how many threads there are: "cpu (x86_64_v4)".
+  // The part of name() that results depend on, bit for bit; without the thread count: "cpu
+  // (x86_64_v4)".
   virtual std::string kernels() const { return name(); }
 
-  // Is a row the same, bit for bit, whatever rows it is computed with?
+  // True if a row's result does not depend, bit for bit, on the other rows of the batch.
   virtual bool rows_are_independent() const { return false; }
 
   // Zeroed memory. Throws OutOfMemory.
   virtual Buffer allocate(size_t bytes) = 0;
 
-  // Zeroed memory of the host, which read() and write() reach fastest. Throws OutOfMemory.
+  // Zeroed host memory from which transfers are fastest (pinned for CUDA). Throws OutOfMemory.
   virtual Buffer allocate_host(size_t bytes) = 0;
 
-  // Can weights be read where they are in the mapped file, rather than copied?
+  // True if weights can be read in place from the mapped file, without a copy.
   virtual bool maps_weights() const = 0;
 
-  // Are copies of weights of this size to be made? false where there is no room for them, or they
-  // are not wanted, and weights can be read in place. Throws OutOfMemory, with the numbers, where
-  // they cannot.
+  // True if copies of `bytes` bytes of weights should be made; false if they do not fit or are not
+  // wanted and weights can be read in place. Throws OutOfMemory with the numbers if they do not fit
+  // and cannot be read in place.
   virtual bool expect_weights(size_t bytes) = 0;
 
-  // Bytes of the copy that upload() makes of a tensor; 0 where it is as well read in place.
+  // Size of the copy that upload() makes of a tensor; 0 if it can be read in place just as well.
   virtual size_t upload_bytes(const Tensor& host) const = 0;
 
-  // The tensor as this back end computes on it: a copy at `to`, of so many bytes of its memory or
-  // of allocate_host(), in an order of its own, of which ranges of rows begin at multiples of
-  // kRowGroup; or itself, where that is nullptr and weights can be read in place. Several tensors
-  // may take rope_table at one `to`; places must not overlap otherwise.
+  // Prepares a tensor for this back end. Copies it to `to` (upload_bytes() bytes of this back end's
+  // memory or of allocate_host()), possibly in a different layout, in which row ranges may begin at
+  // multiples of kRowGroup. With `to` == nullptr, returns the tensor itself where weights can be
+  // read in place. Destinations must be either identical or disjoint: tensors that are used at
+  // different times may share one.
   virtual Tensor upload(const Tensor& host, std::byte* to) = 0;
 
-  // The same in memory of its own, which `owner` gets.
+  // The same, with memory appended to `owner`.
   Tensor upload(const Tensor& host, std::vector<Buffer>& owner) {
     const size_t bytes = upload_bytes(host);
     if (bytes > 0) owner.push_back(allocate(bytes));
     return upload(host, bytes > 0 ? owner.back().data() : nullptr);
   }
 
-  // Copies between this back end's memory and the host's.
+  // Copies between this back end's memory and host memory.
   virtual void read(void* host, const void* device, size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;
 
-  // Copies from memory of allocate_host() while operations go on: it begins when those asked for so
-  // far have ended, and returns before. Not in a pass that is recorded.
+  // Starts copies from memory of allocate_host() that overlap with computation: they begin after
+  // all operations enqueued so far, and the call returns immediately. Not allowed during graph
+  // capture.
   virtual void copy_async(std::span<const HostCopy> copies) = 0;
 
-  // What is asked for from now on begins when those copies have ended.
+  // Operations enqueued after this call wait for those copies.
   virtual void await_copies() = 0;
 
-  // Waits until all that was asked for has ended: then the host may use memory of allocate_host()
-  // that operations read or write.
+  // Waits for all enqueued operations. Afterwards the host may access memory of allocate_host()
+  // that they read or write.
   virtual void finish() {}
 
-  // Makes the content of `batch` known to the operations, and runs `pass`, which are to use it.
+  // Makes `batch` available to the operations, then calls `pass`, which enqueues them.
   virtual void run(const Batch& batch, const std::function<void()>& pass) = 0;
 
-  // The same for passes that are repeated: those run with one graph, which is the caller's,
-  // differ in nothing but their batch.
+  // The same for a repeated pass: captures it into `graph`, or replays it. Passes that share a
+  // graph may differ only in their batch.
   virtual void run(const Batch& batch, std::unique_ptr<CapturedGraph>& graph,
                    const std::function<void()>& pass) = 0;
 
-  // Calls body(i) for each i below n, on the threads that this back end has on the host, and waits.
-  // `body` must not throw. Between passes only.
+  // Calls body(i) for each i < n on this back end's host threads, and waits. `body` must not throw.
+  // Not allowed during a pass.
   virtual void parallel_for(int64_t n, const std::function<void(int64_t i)>& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
   }
@@ -174,20 +178,20 @@ class Backend {
   // x[i] += table[batch.positions[i]]: learned positions.
   virtual void add_positions(Tensor x, const Tensor& table, const Batch& batch) = 0;
 
-  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may be x. The bias
-  // must be there.
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, row by row; y may alias x. The bias is
+  // required.
   virtual void layer_norm(Tensor y, const Tensor& x, const Affine& norm, float eps) = 0;
 
-  // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may be x.
+  // y = x / sqrt(mean(x^2) + eps) * weight, row by row; y may alias x.
   virtual void rms_norm(Tensor y, const Tensor& x, const Tensor& weight, float eps) = 0;
 
-  // Of each product y = x w.weight^T + w.bias, to the same bits as alone. Weights may be read
-  // before earlier operations of the pass have ended: none of these may write them.
+  // Each product y = x w.weight^T + w.bias, bit-identical to computing it alone. Weights may be
+  // read before earlier operations of the pass complete, so operations must not write them.
   virtual void matmul(std::initializer_list<Product> products, const Tensor& x) = 0;
   void matmul(const Tensor& y, const Tensor& x, const Affine& w) { matmul({{y, w}}, x); }
 
-  // Shows every product to `observer` from now on, or to none where it is empty. Throws
-  // InvalidArgument where activations are not in the host's memory. Between passes only.
+  // Calls `observer` for every product from now on; an empty function disables it. Throws
+  // InvalidArgument if activations are not in host memory. Not allowed during a pass.
   virtual void observe(ProductObserver observer) = 0;
 
   // y += x w.weight^T + w.bias: a residual
@@ -205,8 +209,8 @@ class Backend {
   // up = kind(gate, up)
   virtual void apply_gate(Gate kind, Tensor up, const Tensor& gate) = 0;
 
-  // Of two products of x as of what matmul() would give, to the same bits. What gate.y has then is
-  // not said.
+  // Equivalent, bit for bit, to matmul({up, gate}, x) followed by apply_gate(). Leaves gate.y
+  // unspecified.
   virtual void matmul_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) {
     matmul({up, gate}, x);
     apply_gate(kind, up.y, gate.y);
@@ -221,25 +225,26 @@ class Backend {
   // x = cap * tanh(x / cap)
   virtual void softcap(Tensor x, float cap) = 0;
 
-  // Does attend() know Scoring::question?
+  // Does attend() support Scoring::question?
   virtual bool scores_questions() const = 0;
 
-  // Can K and V of attend() have this type of kv_dtypes()?
+  // Does attend() support K and V in this type, one of kv_dtypes()?
   virtual bool caches(DType dtype) const = 0;
 
-  // Can attend() archive what it evicts in files, rather than in memory of allocate_host()?
+  // Can attend() archive evicted tokens in files, rather than only in memory of allocate_host()?
   virtual bool recalls_from_files() const = 0;
 
-  // Chooses the experts of each row, those of the largest logits [n, n_experts], of equals the
-  // first; their weights are the softmax of the logits, which are lost. Fills in the arrays.
+  // Selects the n_used experts with the largest logits [n, n_experts] for each row (ties: the lower
+  // index) and computes their weights, a softmax of the logits. Fills in the arrays of `routes`;
+  // overwrites `logits`.
   virtual void route(const Routes& routes, Tensor logits) = 0;
 
   // y [n * n_used, cols] = the copies of the rows of x
   virtual void dispatch(Tensor y, const Tensor& x, const Routes& routes) = 0;
 
-  // Of each product y = x w.weight[e]^T + w.bias[e] for the copies x of each expert e; w.weight
-  // [n_experts * y.cols, x.cols] has the matrices of the experts one after another, w.bias
-  // [n_experts, y.cols]. Those that were not chosen are not read.
+  // For each product and each expert e: y = x w.weight[e]^T + w.bias[e] over the copies x routed to
+  // e. w.weight [n_experts * y.cols, x.cols] holds the experts' matrices one after another, w.bias
+  // is [n_experts, y.cols]. Experts without rows are not read.
   virtual void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                               const Routes& routes) = 0;
 
@@ -252,32 +257,34 @@ class Backend {
   // y[i] = x[batch.logits_rows[i]]
   virtual void gather(Tensor y, const Tensor& x, const Batch& batch) = 0;
 
-  // tokens[i] = the index of the largest element of row i, of equals the first; NaNs are the least.
+  // tokens[i] = the index of the largest element of row i (ties: the lower index); NaN sorts below
+  // every number.
   virtual void argmax(int32_t* tokens, const Tensor& x) = 0;
 
-  // largest[i] = those of row i of x, the logits of batch.logits_rows; only where it selects them,
-  // as back ends do whose memory is far from the host.
+  // largest[i] = the largest logits of row i of x, row batch.logits_rows[i] of the batch.
+  // Implemented by back ends whose memory is not host memory.
   virtual bool selects_largest() const { return false; }
   virtual void select_largest(LargestLogits* /*largest*/, const Tensor& /*x*/, const Batch&) {}
 
-  // Bytes of workspace that attend() needs for caches of this shape. Of the pointers only counts
-  // which of them are null.
+  // Bytes of workspace that attend() needs for caches of this shape. Pointers in `shape` are only
+  // tested for null.
   virtual size_t attend_workspace(const KvView& shape) const = 0;
 
-  // Rotate, store, attend, score, choose: for every segment and kv_head, the new rows join the
-  // cache, every row attends to the kept tokens and to the rows of its segment up to itself, the
-  // attention each token received is added to its score, and what no longer fits is evicted.
+  // Rotate, store, attend, score, select victims. For every segment and kv_head: the new rows are
+  // stored in the cache; each row attends to the kept tokens and to the rows of its segment up to
+  // itself; the attention that each token received is added to its score; tokens over the budget
+  // are evicted.
   //
-  // Keys are stored rotated by their positions, but unrotated where the segment is rolling: then
-  // they are rotated as they are read, by cache.rope_table of their ranks.
+  // Keys are stored rotated by their positions. In rolling segments they are stored unrotated and
+  // rotated when read, by cache.rope_table at their ranks.
   virtual void attend(const Attention& attention, const KvView& cache, const Batch& batch) = 0;
 
   // rope_table [n, n_rot]: row p holds the n_rot / 2 cosines of position p, times the magnitude,
-  // and then the sines.
+  // followed by the sines.
   virtual void compute_rope_table(Tensor rope_table, const Rope& rope) = 0;
 
-  // A sequence of `length` tokens begins to roll: what is stored of it becomes unrotated, up to
-  // the rounding of the cache's type, and gets its ranks.
+  // Switches a sequence of `length` tokens to rolling positions: un-rotates its stored keys, up to
+  // the rounding of the cache's type, and computes their ranks.
   virtual void roll(const KvView& cache, const Rope& rope, int32_t sequence, int32_t length) = 0;
 };
 

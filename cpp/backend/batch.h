@@ -10,18 +10,19 @@ namespace h2o {
 // Consecutive rows of one sequence: its next tokens, in order.
 struct Segment {
   int32_t sequence;  // which sequence of the cache
-  int32_t position;  // of its first row = tokens this sequence has seen before
+  int32_t position;  // of its first row: the number of tokens that precede it in the sequence
   int32_t row;       // its first row in the batch
   int32_t n_rows;    // 1 when decoding, more when prefilling
-  bool rolling;      // rotary positions are ranks among what the cache keeps
+  bool rolling;      // rotary positions are ranks among the kept tokens
 };
 
-// Rows of any number of sequences, each at most once; some prefilling, some decoding.
+// Rows of any number of sequences, each of which appears at most once; some prefilling, some
+// decoding.
 struct Batch {
   std::vector<int32_t> tokens;       // [n_rows]
   std::vector<int32_t> positions;    // [n_rows]
-  std::vector<int32_t> logits_rows;  // the rows whose logits are wanted
-  std::vector<float> temperatures;   // of each of them, for Backend::select_largest; 0: none
+  std::vector<int32_t> logits_rows;  // rows whose logits are computed
+  std::vector<float> temperatures;   // [logits_rows] for Backend::select_largest; 0: none
   std::vector<Segment> segments;
 
   int32_t n_rows() const { return static_cast<int32_t>(tokens.size()); }
@@ -44,7 +45,7 @@ struct Batch {
     }
   }
 
-  // Wants the logits of the newest row.
+  // Requests the logits of the last row.
   void want_last() { logits_rows.push_back(n_rows() - 1); }
 };
 

@@ -1,4 +1,4 @@
-// The largest logits of a row: what is copied from a device instead of the row.
+// The largest logits of a row, which are copied from a device instead of the whole row.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ struct LargestLogits {
     float value;
   };
 
-  // How many there are. Fewer than kMost: the others are -infinity or NaN. -1: they have not been
-  // found, as too many logits are equal or nearly so.
+  // Number of valid entries. If it is less than kMost, all other logits are -infinity or NaN. -1:
+  // not computed, because too many logits are equal or nearly equal.
   int32_t n;
-  // The sum of exp((logit - largest) / temperature) over the others, to a relative error of 2^-13.
-  // Without a temperature it is not known.
+  // The sum of exp((logit - largest) / temperature) over all other logits, to a relative error of
+  // 2^-13. Undefined if the temperature is 0.
   float rest;
-  Logit logits[kMost];  // the largest first, of equals the lower token
+  Logit logits[kMost];  // largest first; ties: the lower token first
 };
 
 }  // namespace h2o

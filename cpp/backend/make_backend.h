@@ -1,4 +1,4 @@
-// The one place that names every back end.
+// Creates a back end by name. The only file that knows all of them.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 namespace h2o {
 
 // device: "auto" (CUDA where there is a device, else the CPU), "cpu", "cuda" or "cuda:N".
-// n_threads: of the CPU back end, 0 = one for each processor. The environment variable H2O_ISA
-// forces the CPU's instruction set by name; H2O_REPACK=0 leaves weights as the file has them.
-// exact: weights in F16 and BF16 are multiplied as they are, in float, which only the CPU can.
+// n_threads: for the CPU back end; 0 = one per processor. The environment variable H2O_ISA forces
+// the CPU's instruction set by name; H2O_REPACK=0 keeps weights in the file's layout.
+// exact: multiply F16 and BF16 weights in float, without rounding activations. CPU only.
 // Throws InvalidArgument.
 std::unique_ptr<Backend> make_backend(const std::string& device, int n_threads, bool exact = false);
 

@@ -1,5 +1,5 @@
-// The element types as they lie in a GGUF file. Blocks are aligned to 2 bytes only. An element's
-// value is written in terms of q, the integer that its bits form.
+// The element types as stored in a GGUF file. Blocks are only 2-byte aligned. Formulas give an
+// element's value in terms of q, the integer formed by its bits.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct E8M0 {  // 2^(bits - 128)
   uint8_t bits;
 };
 
-// ---- Blocks of 32 elements. The low halves of qs[16] are elements 0 to 15, the high halves 16 to
-// 31. Bit i of qh is the fifth bit of element i. ----
+// ---- Blocks of 32 elements. The low nibbles of qs[16] are elements 0 to 15, the high nibbles 16
+// to 31. Bit i of qh is the fifth bit of element i. ----
 
 struct BlockQ4_0 {  // d * (q - 8)
   F16 d;
@@ -59,7 +59,7 @@ constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
 
 struct BlockMXFP4 {  // d * kMxfp4Values[q]
-  E8M0 d;            // half of what the MX standard says, for the values are doubled
+  E8M0 d;            // half of the MX standard's value, because the values are doubled
   uint8_t qs[16];
 };
 
@@ -85,7 +85,7 @@ struct BlockQ4_K {  // d * scale * q - dmin * min
   F16 d;
   F16 dmin;
   uint8_t scales[12];  // of 32 elements: 8 scales and 8 mins of 6 bits
-  uint8_t qs[128];     // element 64 n + l: low half of byte 32 n + l; + 32: the high half
+  uint8_t qs[128];     // element 64 n + l: low nibble of byte 32 n + l; + 32: the high nibble
 };
 
 struct BlockQ5_K {  // d * scale * q - dmin * min
@@ -96,9 +96,9 @@ struct BlockQ5_K {  // d * scale * q - dmin * min
   uint8_t qs[128];     // as BlockQ4_K
 };
 
-struct BlockQ6_K {    // d * scale * (q - 32)
-  uint8_t ql[128];    // element 128 n + l, l < 64: low half of byte 64 n + l; + 64: the high half
-  uint8_t qh[64];     // element 128 n + 32 k + l: bits 2 k of byte 32 n + l are its high two
+struct BlockQ6_K {  // d * scale * (q - 32)
+  uint8_t ql[128];  // element 128 n + l, l < 64: low nibble of byte 64 n + l; + 64: the high nibble
+  uint8_t qh[64];   // element 128 n + 32 k + l: bits 2 k of byte 32 n + l are its high two
   int8_t scales[16];  // of 16 elements
   F16 d;
 };
@@ -106,12 +106,13 @@ struct BlockQ6_K {    // d * scale * (q - 32)
 struct BlockIQ4_XS {  // d * (scale - 32) * kIq4Values[q]
   F16 d;
   uint16_t scales_h;    // of 32 elements, group g: bits 2 g are the high two
-  uint8_t scales_l[4];  // the low four: half g % 2 of byte g / 2
+  uint8_t scales_l[4];  // the low four: nibble g % 2 of byte g / 2
   uint8_t qs[128];      // 16 bytes for each 32 elements, as in BlockIQ4_NL
 };
 
-// ---- Indices of codebooks (core/iq_grids.h), each of which stands for 8 elements, in IQ3 for 4. A
-// sign is a set bit; where 8 elements have 7 bits of them, an even number is negative. ----
+// ---- Indices of codebooks (core/iq_grids.h); an entry has 8 elements, in IQ3 4. A set sign bit
+// means negative; where 8 elements have only 7 sign bits, the number of negative elements is even.
+// ----
 
 struct BlockIQ2_XXS {  // d * (2 scale + 1) / 8 * element
   F16 d;
@@ -141,7 +142,7 @@ struct BlockIQ3_XXS {  // d * (2 scale + 1) / 4 * element
 struct BlockIQ3_S {  // d * (2 scale + 1) * element
   F16 d;
   uint8_t qs[64];     // the low bits of the indices
-  uint8_t qh[8];      // the ninth of 8 indices
+  uint8_t qh[8];      // the ninth bit of 8 indices
   uint8_t signs[32];  // of 8 elements
   uint8_t scales[4];  // of 32 elements, 4 bits each
 };
@@ -149,18 +150,17 @@ struct BlockIQ3_S {  // d * (2 scale + 1) * element
 struct BlockIQ1_S {  // d * (2 scale + 1) * (element + delta), delta = 1 / 8 of either sign
   F16 d;
   uint8_t qs[32];  // the low bits of the indices
-  uint8_t qh[16];  // of 32 elements a word: 4 times 3 high bits, 3 of scale, the sign of delta
+  uint8_t qh[16];  // a word for 32 elements: 4 times 3 high bits, 3 of scale, the sign of delta
 };
 
 struct BlockIQ1_M {   // the same
   uint8_t qs[32];     // the low bits of the indices
-  uint8_t qh[16];     // of 8 elements a half: 3 high bits, the sign of delta
+  uint8_t qh[16];     // a nibble for 8 elements: 3 high bits, the sign of delta
   uint8_t scales[8];  // words: 4 times 3 bits of scale, of 16 elements; 4 bits of d
 };
 
-// What the CPU makes of any of these where rows lie side by side (cpu/matmul/interleave.h): four
-// bits an element. d * (2 scale + 1) * step * element; steps and elements are in
-// cpu/matmul/codebooks-inl.h.
+// The CPU's interleaved form of any of these (cpu/matmul/interleave.h), with four bits per element:
+// d * (2 scale + 1) * step * element. Steps and elements are in cpu/matmul/codebooks-inl.h.
 template <int64_t kGroup>
 struct BlockNibbles {
   uint8_t scales[256 / kGroup / 2];  // of kGroup elements, 4 bits each
@@ -171,7 +171,7 @@ struct BlockNibbles {
 // ---- Others ----
 
 struct BlockTQ1_0 {  // d * (q - 1)
-  uint8_t qs[48];    // digits of q to the base of three, see cpu/matmul/codebooks-inl.h
+  uint8_t qs[48];    // base-3 digits of q, see cpu/matmul/codebooks-inl.h
   uint8_t qh[4];
   F16 d;
 };
@@ -183,10 +183,10 @@ struct BlockTQ2_0 {  // d * (q - 1)
 
 struct BlockNVFP4 {  // of 64 elements: d * kMxfp4Values[q]
   uint8_t d[4];      // of 16 elements, in E4M3 without a sign, halved for the doubled values
-  uint8_t qs[32];    // of 16 elements 8 bytes: the low halves, then the high ones
+  uint8_t qs[32];    // 8 bytes for 16 elements: the low nibbles, then the high ones
 };
 
-// What the CPU makes of it where rows lie side by side: the same with scales in f16.
+// The CPU's interleaved form of NVFP4, with scales in f16.
 struct BlockNvfp4Halves {
   F16 d[4];
   uint8_t qs[32];  // 16 bytes for each 32 elements, as in BlockIQ4_NL

@@ -1,4 +1,4 @@
-// Buffer: owns bytes on one back end.
+// Buffer: owns memory of one back end.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace h2o {
 
-// Move-only. The bytes are zero when it is made and freed by the function of the back end that
-// made it.
+// Move-only. The memory is zeroed on creation and freed by the function of the back end that
+// allocated it.
 class Buffer {
  public:
   using Free = void (*)(void* data) noexcept;

@@ -1,4 +1,4 @@
-// Values as bytes and back, little-endian as every machine we run on is: for snapshots.
+// Serialization of values as little-endian bytes, for snapshots.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,7 @@ class ByteWriter {
     put(std::span(text));
   }
 
-  // Room for n more bytes, to be written by the caller.
-  // Room for n more bytes, so that these are not copied as it grows.
+  // Reserves space for n more bytes, to avoid reallocation.
   void reserve(size_t n) { bytes_.reserve(bytes_.size() + n); }
 
   std::byte* extend(size_t n) {
@@ -47,14 +46,14 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-// Treats its input as hostile.
+// Validates all input.
 class ByteReader {
  public:
-  // `what` begins the messages.
+  // `what` is the prefix of error messages.
   ByteReader(std::string_view what, std::span<const std::byte> bytes)
       : what_(what), bytes_(bytes) {}
 
-  // Throws FormatError where there are no more bytes.
+  // Throws FormatError if fewer than n bytes are left.
   std::span<const std::byte> take(uint64_t n) {
     if (n > bytes_.size()) throw FormatError(text(what_, " ends too early"));
     const std::span<const std::byte> taken = bytes_.first(n);
@@ -88,15 +87,15 @@ class ByteReader {
   std::span<const std::byte> bytes_;
 };
 
-// A checksum against accidents, not against malice: FNV-1a over words of 8 bytes, the last padded
-// with zeros, beginning with `seed`.
+// FNV-1a over 8-byte words, the last one zero-padded, starting from `seed`. Detects accidental
+// damage, not tampering.
 inline uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed = 14695981039346656037U) {
   uint64_t sum = seed ^ bytes.size();
   for (size_t i = 0; i < bytes.size(); i += 8) {
     uint64_t word = 0;
     std::memcpy(&word, bytes.data() + i, bytes.size() - i < 8 ? bytes.size() - i : 8);
     sum = (sum ^ word) * 1099511628211U;
-    sum ^= sum >> 29;  // so that high bits count too
+    sum ^= sum >> 29;  // so that high bits affect the low ones
   }
   return sum;
 }

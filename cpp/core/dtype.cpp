@@ -29,7 +29,7 @@ constexpr std::array kRows = {
     Row{41, {"Q1_0", 128, 18}},
 };
 
-// The same by id; ids that are no type have no name.
+// Indexed by type id; unused ids have an empty name.
 constexpr auto kTypes = [] {
   std::array<DTypeInfo, kRows.back().id + 1> types;
   for (const Row& row : kRows) types[row.id] = row.info;

@@ -1,4 +1,4 @@
-// Element types. Their numbers are GGUF's, so the type in a file is the type in memory.
+// Element types. The numbers are GGUF's type ids.
 #pragma once
 
 #include <cstddef>
@@ -38,25 +38,25 @@ enum class DType : uint32_t {
   nvfp4 = 40,
 };
 
-// What any GGUF tensor type looks like in memory: `block_size` elements in `block_bytes` bytes.
+// Memory layout of a GGUF tensor type: `block_size` elements in `block_bytes` bytes.
 struct DTypeInfo {
   std::string_view name;  // as in GGUF: "F32", "Q8_0"
   int64_t block_size = 0;
   int64_t block_bytes = 0;
 };
 
-// The layout of GGUF type `id`, or nullptr where this id is not known.
-// Types that h2o cannot compute on are listed too, so that a file holding them can be described.
+// The layout of GGUF type `id`, or nullptr if the id is unknown. Includes types that h2o cannot
+// compute on, so that files containing them can be described.
 const DTypeInfo* find_dtype(uint32_t id);
 
 // The layout of a type that h2o computes on.
 const DTypeInfo& info(DType dtype);
 
-// Bytes of a block in an interleaved tensor: as in the file, but for types that take longer to
-// unpack than to read.
+// Bytes per block of an interleaved tensor: those of the file format, except for types that are
+// expanded because unpacking them is slower than reading more bytes.
 int64_t interleaved_block_bytes(DType dtype);
 
-// The types that the kernels compute on, and whether GGUF type `id` is one of them.
+// The types that kernels support, and whether GGUF type `id` is one of them.
 std::span<const DType> computable_dtypes();
 bool is_computable(uint32_t id);
 std::string dtype_names(std::span<const DType> dtypes);  // "F32, F16, ..."

@@ -1,4 +1,4 @@
-// The exceptions of the library. Messages read "[operation] what was got, what was expected".
+// The exceptions of the library. Messages read "[operation] what was passed, what was expected".
 #pragma once
 
 #include <locale>
@@ -16,19 +16,20 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// More tokens than the context has room for. Python: ContextFullError, a ValueError.
+// More tokens than fit in the context. Python: ContextFullError, a ValueError.
 class ContextFull : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// A file whose content is not what it should be. Python: ValueError.
+// Invalid file content. Python: ValueError.
 class FormatError : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// The operating system refused a file. Python: OSError (FileNotFoundError, PermissionError, ...).
+// The operating system could not open the file. Python: OSError (FileNotFoundError,
+// PermissionError, ...).
 class FileError : public std::runtime_error {
  public:
   FileError(int error_number, std::string path)
@@ -43,7 +44,7 @@ class FileError : public std::runtime_error {
   std::string path_;
 };
 
-// Memory that could not be had, with the amount asked for. Python: MemoryError.
+// A failed allocation, with the requested size. Python: MemoryError.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
@@ -53,23 +54,23 @@ class OutOfMemory : public std::bad_alloc {
   std::string message_;
 };
 
-// A device that failed, or that its driver cannot run. Python: RuntimeError.
+// A failed or unsupported device. Python: RuntimeError.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Joins its arguments into one message: text("[attend] ", n, " rows, at most ", limit).
+// Concatenates its arguments into one message: text("[attend] ", n, " rows, at most ", limit).
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
-  out.imbue(std::locale::classic());  // not the application's, which may group digits
+  out.imbue(std::locale::classic());  // not the application's locale, which may group digits
   (out << ... << parts);
-  if (!out) throw std::bad_alloc();  // which a stream keeps to itself
+  if (!out) throw std::bad_alloc();  // the stream swallows the exception
   return out.str();
 }
 
-// A name from a file, short and safe to print whatever its bytes are: 'name'.
+// A name from a file, shortened and safe to print whatever its bytes: 'name'.
 inline std::string quoted(std::string_view name) {
   constexpr size_t kMost = 80;
   std::string out = "'";
@@ -77,7 +78,7 @@ inline std::string quoted(std::string_view name) {
   return out + (name.size() > kMost ? "...'" : "'");
 }
 
-// Throws InvalidArgument unless `condition` holds.
+// Throws InvalidArgument unless `condition` is true.
 template <class... Parts>
 void require(bool condition, const Parts&... message) {
   if (!condition) throw InvalidArgument(text(message...));

@@ -1,4 +1,4 @@
-// Layout: arrays one after another in a buffer that is yet to be allocated.
+// Layout: computes the offsets of arrays placed one after another in a buffer to be allocated.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace h2o {
 
 class Layout {
  public:
-  // The offset of an array of `bytes`. Each begins on a cache line.
+  // Appends an array of `bytes` and returns its offset, aligned to a cache line.
   int64_t place(int64_t bytes) {
     const int64_t offset = size_;
     size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -1,4 +1,4 @@
-// The process, which fork() makes another one of without the threads of the first.
+// The id of the current process, which changes after fork().
 #pragma once
 
 #include <cstdint>

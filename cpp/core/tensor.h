@@ -1,4 +1,4 @@
-// Tensor: a view of a row-major matrix. It never owns, and never knows its device's API.
+// Tensor: a non-owning view of a row-major matrix.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace h2o {
 
-// shape [rows, cols], the last dimension contiguous (GGUF's ne[0] = cols). A vector has one row.
-// A default-constructed Tensor is empty: "this model has no such tensor".
+// Shape [rows, cols], the last dimension contiguous (GGUF's ne[0] = cols). A vector has one row. A
+// default-constructed Tensor is empty: the model has no such tensor.
 struct Tensor {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
   int64_t rows = 0;
   int64_t cols = 0;
-  bool interleaved = false;  // in a back end's own order: there are no rows to view
+  bool interleaved = false;  // in a back end's own layout: single rows cannot be viewed
 
   explicit operator bool() const { return data != nullptr; }
   int64_t row_bytes() const {

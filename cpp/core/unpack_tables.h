@@ -1,4 +1,4 @@
-// What is faster read from a table when blocks are unpacked.
+// Lookup tables for unpacking blocks.
 #pragma once
 
 #include "core/blocks.h"
@@ -6,12 +6,12 @@
 
 namespace h2o {
 
-// Of eight signs, a bit each, the bytes of those that are set have all bits. Of seven signs the
-// eighth makes the number of those that are set even.
+// Indexed by sign bits. Byte i of an entry is 0xff if bit i of the index is set, else 0. For 7-bit
+// indices the eighth sign is the parity of the others.
 extern const Codebook<uint64_t, 256> kSigns;
 extern const Codebook<uint64_t, 128> kEvenSigns;
 
-// NVFP4's scales: four bits of exponent, three of fraction, no sign; halved, for the values are
+// NVFP4's scales: four exponent bits, three fraction bits, no sign; halved, because the values are
 // doubled.
 extern const Codebook<F16, 256> kNvfp4Scales;
 

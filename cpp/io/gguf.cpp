@@ -1,5 +1,6 @@
-// The GGUF parser. A file is read front to back by one Reader, which checks every count and length
-// against the bytes that are left before using it, so no lie in a file costs memory or time.
+// The GGUF parser. A Reader scans the file front to back and checks every count and length against
+// the remaining bytes before using it, so a corrupt file cannot cause large allocations or long
+// loops.
 #include "io/gguf.h"
 
 #include <algorithm>
@@ -23,11 +24,11 @@ constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMinAlignment = 8;  // no tensor type needs more
 constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
-// The smallest key and tensor there can be: they bound the counts in the header.
+// The smallest possible entries, which bound the counts in the header.
 constexpr uint64_t kMinKeyEntry = 8 + 1 + 4 + 1;             // name, value type, value
 constexpr uint64_t kMinTensorEntry = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, dim, type, offset
 
-// Element i of an array that need not be aligned.
+// Element i of an unaligned array.
 template <class Number>
 Number load(const std::byte* from, uint64_t i = 0) {
   Number number;
@@ -35,7 +36,7 @@ Number load(const std::byte* from, uint64_t i = 0) {
   return number;
 }
 
-// The same as an int64_t, or nullopt where that cannot hold it.
+// The same as an int64_t, or nullopt if it does not fit.
 template <class Integer>
 std::optional<int64_t> load_integer(const std::byte* from, uint64_t i) {
   const auto integer = load<Integer>(from, i);
@@ -54,7 +55,8 @@ std::string_view load_string(const std::byte* from) {
 
 struct TypeInfo {
   std::string_view name;
-  uint64_t min_bytes;  // of a number or bool: all; of a string or array: those of an empty one
+  uint64_t
+      min_bytes;  // of a number or bool: its size; of a string or array: the size of an empty one
   std::optional<int64_t> (*load_integer)(const std::byte*, uint64_t i) = nullptr;  // integers only
   double (*load_number)(const std::byte*, uint64_t i) = nullptr;  // integers and floats only
 };
@@ -99,7 +101,7 @@ template <class... Parts>
   throw FormatError(text("[gguf] ", path, ": ", message...));
 }
 
-// The value of a key that must be there, and be what is expected.
+// The value of a required key, if `accepts` it.
 const GgufValue& get(const GgufFile& file, std::string_view key, std::string_view expected,
                      bool (*accepts)(const GgufValue&)) {
   const GgufValue* value = file.find(key);
@@ -110,7 +112,7 @@ const GgufValue& get(const GgufFile& file, std::string_view key, std::string_vie
   return *value;
 }
 
-// Element i of a value that consists of integers.
+// Element i of an integer value or array.
 int64_t integer_at(const GgufFile& file, std::string_view key, const GgufValue& value, uint64_t i) {
   const auto integer = info(value.element_type).load_integer(value.bytes.data(), i);
   if (!integer) fail(file.path(), "key ", quoted(key), ": too large, expected at most ", kMaxInt64);
@@ -123,10 +125,10 @@ std::string type_name(const GgufValue& value) {
   return text(is_array(value) ? "array of " : "", info(value.element_type).name);
 }
 
-// Walks the file front to back, and reads no byte that it has not.
+// Scans the file front to back.
 class GgufFile::Reader {
  public:
-  // Where a tensor is in the data section, whose own place is known only after the last tensor.
+  // Where a tensor is in the data section, whose offset is known only after the last tensor entry.
   struct Extent {
     uint64_t offset;
     uint64_t bytes;
@@ -136,7 +138,7 @@ class GgufFile::Reader {
 
   uint64_t position() const { return position_; }
 
-  // From here on, errors are in entry i of n ("key" or "tensor"), or in the one of this name.
+  // Sets the context for error messages: entry i of n ("key" or "tensor"), or the named entry.
   void enter(const char* kind, uint64_t i, uint64_t n) { section_ = {kind, {}, i, n}; }
   void enter(const char* kind, std::string_view name) { section_ = {kind, name, 0, 0}; }
 
@@ -159,7 +161,7 @@ class GgufFile::Reader {
     fail("version ", version, ", expected 2 or 3");
   }
 
-  // A count of things that take at least `min_bytes` each.
+  // Reads a count of items that take at least `min_bytes` each.
   uint64_t read_count(std::string_view name, uint64_t min_bytes) {
     const auto count = read<uint64_t>();
     if (count > left() / min_bytes) {
@@ -182,7 +184,7 @@ class GgufFile::Reader {
     return static_cast<GgufType>(id);
   }
 
-  // A value that lies inside `depth` arrays.
+  // Reads a value nested inside `depth` arrays.
   GgufValue read_value(GgufType type, int depth = 0) {
     GgufValue value = {.type = type, .element_type = type};
     if (type == GgufType::array) {
@@ -210,7 +212,7 @@ class GgufFile::Reader {
     return value;
   }
 
-  // What follows a tensor's name. Fills in all but the data.
+  // Reads the rest of a tensor entry, after its name. Sets everything except the data.
   Extent read_layout(GgufTensor& tensor) {
     const auto n_dims = read<uint32_t>();
     if (n_dims < 1 || n_dims > 4) fail(n_dims, " dimensions, expected 1 to 4");
@@ -298,7 +300,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
     tensors_.push_back(tensor);
   }
 
-  // The data start at the first multiple of the alignment.
+  // The data section starts at the next multiple of the alignment.
   const uint64_t step = alignment();
   const uint64_t start = (reader.position() + step - 1) / step * step;
   const auto data = file_.bytes().subspan(std::min<uint64_t>(start, file_.bytes().size()));
@@ -313,7 +315,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
     tensors_[i].data = data.subspan(offset, bytes);
   }
 
-  // In the order of their data, no tensor may start before the previous one ends.
+  // Tensor data must not overlap.
   std::vector<GgufTensor> sorted = tensors_;
   std::ranges::sort(sorted, {}, [](const GgufTensor& tensor) { return tensor.data.data(); });
   for (size_t i = 1; i < sorted.size(); ++i) {

@@ -1,5 +1,5 @@
-// GGUF, the model file: a mapping seen as metadata and named tensors. Opening one checks all of it,
-// as hostile input. Nothing is copied: keys, strings and tensors live as long as the GgufFile.
+// GgufFile: a memory-mapped GGUF file as metadata and named tensors. Opening validates everything
+// as hostile input. Nothing is copied: keys, strings and tensors are valid as long as the GgufFile.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace h2o {
 
-// The type of a metadata value. The numbers are the file's.
+// The type of a metadata value, numbered as in the file.
 enum class GgufType : uint32_t {
   u8,
   i8,
@@ -35,11 +35,11 @@ enum class GgufType : uint32_t {
   f64
 };
 
-// A metadata value, still encoded: unaligned, and each string with its u64 length in front.
+// A metadata value, still encoded: unaligned, each string preceded by its u64 length.
 struct GgufValue {
   GgufType type = GgufType::u8;
-  GgufType element_type = GgufType::u8;   // of an array's elements; else the same as `type`
-  uint64_t count = 1;                     // of an array's elements; else 1
+  GgufType element_type = GgufType::u8;   // of an array's elements; otherwise equal to `type`
+  uint64_t count = 1;                     // number of an array's elements; otherwise 1
   std::span<const std::byte> bytes = {};  // the value, or the elements one after the other
 };
 
@@ -47,7 +47,7 @@ std::string type_name(const GgufValue& value);  // "u32", "array of string"
 
 struct GgufTensor {
   std::string_view name;
-  uint32_t type = 0;  // see find_dtype(); always one that it knows
+  uint32_t type = 0;  // see find_dtype(); always a known type
   int n_dims = 0;
   std::array<int64_t, 4> dims = {1, 1, 1, 1};  // fastest first: [cols, rows, ...]
   std::span<const std::byte> data;
@@ -55,30 +55,30 @@ struct GgufTensor {
 
 class GgufFile {
  public:
-  // Throws FileError, or FormatError naming the key or tensor that is wrong.
+  // Throws FileError, or FormatError naming the invalid key or tensor.
   explicit GgufFile(const std::filesystem::path& path) : GgufFile(MappedFile(path)) {}
   explicit GgufFile(MappedFile file);
 
   const std::string& path() const { return file_.path(); }
   uint32_t version() const { return version_; }
 
-  // Metadata, in the order of the file.
+  // Metadata, in file order.
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }
-  const GgufValue* find(std::string_view key) const;  // nullptr where there is none
+  const GgufValue* find(std::string_view key) const;  // nullptr if missing
 
-  // The value of a key. A missing key and a value of another type are a FormatError.
+  // The value of a key. Throws FormatError if the key is missing or has another type.
   int64_t integer(std::string_view key) const;  // of any integer type, if it fits
   double number(std::string_view key) const;    // of any float or integer type
   bool boolean(std::string_view key) const;
   std::string_view string(std::string_view key) const;
 
-  // The elements of a key's array, on the same terms.
+  // The elements of an array, under the same conditions.
   std::vector<int64_t> integers(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
   std::vector<bool> booleans(std::string_view key) const;
   std::vector<std::string_view> strings(std::string_view key) const;
 
-  // The value of a key that may be missing. A value of another type is still a FormatError.
+  // The value of an optional key. Throws FormatError if it has another type.
   int64_t integer_or(std::string_view key, int64_t fallback) const {
     return find(key) ? integer(key) : fallback;
   }
@@ -92,14 +92,13 @@ class GgufFile {
     return find(key) ? string(key) : fallback;
   }
 
-  // Tensors, in the order of the file.
+  // Tensors, in file order.
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
-  const GgufTensor* find_tensor(std::string_view name) const;  // nullptr where there is none
+  const GgufTensor* find_tensor(std::string_view name) const;  // nullptr if missing
 
-  // One of these tensors as the kernels see it: a matrix, a vector as its single row, or the
-  // n_matrices of three dimensions one below another. Throws FormatError for a type that h2o does
-  // not compute on, for four dimensions, or for another number of matrices.
-  // Its bytes are the mapping's: they can be read only.
+  // A tensor as a matrix: a vector becomes one row, and the n_matrices of a 3-D tensor are stacked
+  // vertically. Throws FormatError for an unsupported type, for four dimensions, or for another
+  // number of matrices. The data is the read-only mapping.
   Tensor view(const GgufTensor& tensor, int64_t n_matrices = 1) const;
 
  private:

@@ -8,9 +8,9 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kMostFiles = 99999;  // their numbers have five digits
+constexpr int64_t kMostFiles = 99999;  // five digits in the file name
 
-// "-00002-of-00003.gguf", i counting from 0.
+// "-00002-of-00003.gguf"; i is zero-based.
 std::string ending(int64_t i, int64_t n) {
   char text[32];
   std::snprintf(text, sizeof(text), "-%05d-of-%05d.gguf", static_cast<int>(i + 1),
@@ -27,7 +27,7 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
     throw FormatError(text("[gguf] ", file.path(), ": ", what...));
   };
   if (n_files < 0 || n_files > kMostFiles) fail(head(), "split.count is ", n_files);
-  if (n_files == 0) n_files = 1;  // of a model that llama.cpp has put together again
+  if (n_files == 0) n_files = 1;  // a model merged by llama.cpp
   const int64_t number =
       n_files > 1 ? head().integer("split.no") : head().integer_or("split.no", 0);
   if (number != 0) {

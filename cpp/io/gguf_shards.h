@@ -1,4 +1,4 @@
-// GgufShards: one model in one GGUF file, or in several that were split.
+// GgufShards: one model in one GGUF file or in several (split files).
 #pragma once
 
 #include <filesystem>
@@ -17,15 +17,15 @@ class GgufShards {
   // NAME-00002-of-0000N.gguf ... beside it. Throws FileError, FormatError.
   explicit GgufShards(const std::filesystem::path& path);
 
-  // The first file: it has the model's metadata.
+  // The first file, which has the model's metadata.
   const GgufFile& head() const { return files_->front(); }
-  // The same, for what outlives the model.
+  // The same, with shared ownership.
   std::shared_ptr<GgufFile> shared_head() const { return {files_, files_->data()}; }
   const std::vector<GgufFile>& files() const { return *files_; }
   const std::string& path() const { return head().path(); }
 
-  // A tensor of any of the files; an empty Tensor where there is none.
-  // Throws FormatError where GgufFile::view() does.
+  // The tensor from whichever file has it; an empty Tensor if none does. Throws FormatError as
+  // GgufFile::view() does.
   Tensor tensor(std::string_view name, int64_t n_matrices = 1) const;
 
  private:

@@ -1,4 +1,4 @@
-// One mapping, two operating systems: map() and unmap() are all that differs.
+// map() and unmap() are the only functions that differ between operating systems.
 #include "io/mapped_file.h"
 
 #include <cerrno>
@@ -44,7 +44,7 @@ struct Handle {
 }
 
 Bytes map(const std::filesystem::path& path) {
-  // Windows calls a directory "access denied".
+  // Windows reports "access denied" for a directory.
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) throw FileError(EISDIR, utf8(path));
 
@@ -82,7 +82,7 @@ struct Descriptor {
 };
 
 Bytes map(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing to a file.
+  // O_NONBLOCK: opening a named pipe must not wait for a writer. No effect on regular files.
   const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.value < 0) throw FileError(errno, utf8(path));
   struct stat status;
@@ -98,7 +98,7 @@ Bytes map(const std::filesystem::path& path) {
   return {static_cast<const std::byte*>(data), size};
 }
 
-// From the address that is a multiple of the size of a page before `begin`, or after it.
+// Rounds down to the start of a page.
 std::byte* page_before(const std::byte* address) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(address) / page * page);
@@ -108,7 +108,7 @@ std::byte* page_after(const std::byte* address) {
 }
 
 void populate_pages([[maybe_unused]] Bytes bytes) {
-#ifdef MADV_POPULATE_READ  // Linux 5.14; a kernel that refuses it costs page faults, no more
+#ifdef MADV_POPULATE_READ  // Linux 5.14; without it pages are only read when touched
   std::byte* begin = page_before(bytes.data());
   madvise(begin, static_cast<size_t>(bytes.data() + bytes.size() - begin), MADV_POPULATE_READ);
 #endif

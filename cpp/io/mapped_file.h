@@ -1,5 +1,4 @@
-// A whole file in memory, read-only: mapped, not read, so it costs no more RAM than is touched.
-// The file must not shrink while it is mapped.
+// MappedFile: a read-only memory-mapped file. The file must not shrink while it is mapped.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +11,10 @@ namespace h2o {
 
 class MappedFile {
  public:
-  // Throws FileError where the operating system refuses the file, or where it is no regular file.
+  // Throws FileError if the file cannot be opened or is not a regular file.
   explicit MappedFile(const std::filesystem::path& path);
 
-  // Bytes that are in memory already and must outlive it, as a file of this name.
+  // In-memory bytes presented as a file of this name; they must outlive this object.
   MappedFile(std::string name, std::span<const std::byte> bytes)
       : path_(std::move(name)), bytes_(bytes) {}
 
@@ -26,22 +25,21 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }  // UTF-8 on Windows
 
-  // Reads a part of a mapping into memory now, where the system can, rather than page by page when
-  // touched.
+  // Reads a range of a mapping into memory now, where the system supports it, instead of on page
+  // faults.
   static void populate(std::span<const std::byte> part);
 
-  // Has a part read into the system's cache, where the system can, and does not wait for it.
+  // Starts reading a range into the page cache, where the system supports it, without waiting.
   static void prefetch(std::span<const std::byte> part);
 
-  // Lets go of the pages that lie in a part: they are read again when touched. Of the pages at its
-  // ends others may have a share, and they stay.
+  // Releases the pages that lie entirely inside a range; they are read again when touched.
   static bool can_release();
   static void release(std::span<const std::byte> part);
 
  private:
   std::string path_;
   std::span<const std::byte> bytes_;  // empty for an empty file, which cannot be mapped
-  bool mapped_ = false;               // to be unmapped
+  bool mapped_ = false;               // must be unmapped
 };
 
 }  // namespace h2o

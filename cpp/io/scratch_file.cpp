@@ -26,7 +26,7 @@ Buffer map_scratch_file(const std::filesystem::path& directory, size_t) {
 
 namespace {
 
-constexpr size_t kHeader = 4096;  // bytes before the data, where the size of the mapping is
+constexpr size_t kHeader = 4096;  // bytes before the data; stores the size of the mapping
 
 struct File {
   int descriptor;
@@ -35,8 +35,8 @@ struct File {
   }
 };
 
-// An error number, or 0. Without room reserved for it, a page that finds the disk full when it is
-// written would end the process.
+// Returns an errno, or 0. Without reserved disk space, writing a page while the disk is full would
+// kill the process (SIGBUS).
 int reserve(int file, size_t bytes) {
 #ifdef __APPLE__
   fstore_t all = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, static_cast<off_t>(bytes), 0};

@@ -7,10 +7,9 @@
 
 namespace h2o {
 
-// Zeros in a file without a name in `directory`: when memory is short the system moves them there,
-// and back when they are touched. The file has its whole size on the disk from the start, and ends
-// with the Buffer. Throws FileError (the directory), OutOfMemory (no room there), InvalidArgument
-// (Windows).
+// Zeroed memory backed by an unnamed file in `directory`, so that the system can write it out under
+// memory pressure. Disk space is reserved up front and released with the Buffer. Throws FileError
+// (directory), OutOfMemory (disk full), InvalidArgument (Windows).
 Buffer map_scratch_file(const std::filesystem::path& directory, size_t bytes);
 
 }  // namespace h2o

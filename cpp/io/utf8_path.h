@@ -1,5 +1,5 @@
-// Paths as UTF-8, as the C API and messages have them. Elsewhere than on Windows they are bytes,
-// which stay as they are.
+// Conversion between std::filesystem::path and the UTF-8 paths of the C API and messages. Only
+// Windows needs one; elsewhere paths are byte strings.
 #pragma once
 
 #include <cerrno>
@@ -12,11 +12,11 @@
 
 namespace h2o {
 
-// Throws FileError on Windows for what is not UTF-8.
+// Throws FileError on Windows if `utf8` is not valid UTF-8.
 inline std::filesystem::path path_of(std::string_view utf8) {
   try {
     return std::u8string(utf8.begin(), utf8.end());
-  } catch (const std::runtime_error&) {  // libc++ throws no more than that
+  } catch (const std::runtime_error&) {  // all that libc++ throws
     throw FileError(ENOENT, std::string(utf8));
   }
 }

@@ -1,9 +1,9 @@
-// KvArchive: what a bounded cache evicts, kept in the host's memory or in files, for queries to
+// KvArchive: the tokens that a bounded cache evicted, in host memory or files, for queries to
 // recall.
 //
-// Pages hold the tokens of kPageTokens consecutive positions. By the mean and the range of each
-// element of a page's keys (the range as in Quest, arXiv 2406.10774) a query estimates its largest
-// q.k, and finds the pages that matter without reading their keys.
+// A page holds the tokens of kPageTokens consecutive positions. From the mean and range of each
+// element of a page's keys (the range as in Quest, arXiv 2406.10774), a query estimates the page's
+// largest q.k without reading its keys, and recalls the pages with the largest estimates.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,14 @@
 
 namespace h2o {
 
-// How many pages a query recalls by default, of texts of up to `max_tokens`: with their square
-// root, since more pages matter in longer texts, as far as a token does not cost much more.
+// Default number of pages that a query recalls, for sequences of up to `max_tokens`. Grows with the
+// square root of the length, since more pages matter in longer sequences, up to where a token would
+// become much more expensive.
 int32_t default_archive_pages(int32_t max_tokens);
 
 struct ArchiveOptions {
-  int32_t n_recalled = 0;       // pages that each query reads; 0: there is no archive
-  DType k_dtype = DType::q8_0;  // as those of the cache, in types of kv_dtypes()
+  int32_t n_recalled = 0;       // pages that each query reads; 0: no archive
+  DType k_dtype = DType::q8_0;  // one of kv_dtypes()
   DType v_dtype = DType::q8_0;
   std::filesystem::path directory =
       {};  // it is in files there, which end with it; empty: in memory
@@ -36,31 +37,31 @@ class KvArchive {
  public:
   static constexpr DType kBoundsType = DType::bf16;
 
-  // For sequences of up to `max_tokens` tokens. Allocates nothing.
+  // For sequences of up to `max_tokens` tokens. Does not allocate yet.
   KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_layers, int32_t n_kv_heads,
             int32_t head_dim, int32_t max_tokens);
 
-  // Makes room for `n` sequences, whose pages take memory when they are first written, or at once
-  // where it is pinned. Throws OutOfMemory, FileError.
+  // Grows to `n` sequences. Memory is committed when a page is first written, or at once if it is
+  // pinned. Throws OutOfMemory, FileError.
   void reserve_sequences(int32_t n);
 
-  // The host may use these while no pass is under way: see Backend::finish().
+  // The host may access these only while no pass is running: see Backend::finish().
   ArchiveHead head(int32_t layer, int32_t sequence, int32_t kv_head) const {
     return layout_.head(this->sequence(sequence), layer, kv_head);
   }
   std::byte* sequence(int32_t sequence) const { return sequences_[sequence].data(); }
 
-  // Forgets what a sequence has.
+  // Removes a sequence's tokens.
   void clear(int32_t sequence);
 
   const ArchiveOptions& options() const { return options_; }
   const ArchiveLayout& layout() const { return layout_; }
-  int32_t n_pages() const { return layout_.n_pages; }  // of a sequence
+  int32_t n_pages() const { return layout_.n_pages; }  // per sequence
   int64_t k_row_bytes() const { return layout_.k_row_bytes; }
   int64_t v_row_bytes() const { return layout_.v_row_bytes; }
-  int64_t bounds_bytes() const { return layout_.bounds_bytes; }  // of a page
+  int64_t bounds_bytes() const { return layout_.bounds_bytes; }  // per page
 
-  // Bytes of the tokens that are archived, of all sequences, and of their pages' bounds.
+  // Bytes of archived tokens in all sequences and their pages' bounds.
   size_t bytes() const;
 
  private:
@@ -71,7 +72,7 @@ class KvArchive {
 
   Backend& backend_;
   ArchiveOptions options_;
-  int32_t n_heads_;  // kv_heads of all layers
+  int32_t n_heads_;  // kv_heads in all layers
   ArchiveLayout layout_;
   size_t sequence_bytes_ = 0;
   std::vector<Buffer> sequences_;

@@ -1,5 +1,4 @@
-// Where the pages of an archive lie in the memory of its sequences. Host and device code share this
-// file.
+// The memory layout of archived pages. Shared by host and device code.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +11,26 @@ namespace h2o {
 
 inline constexpr int32_t kPageTokens = 16;
 
-// The pages of one (sequence, kv_head) in one layer. A page has its tokens in the order in which
-// they were evicted; those that the cache still keeps are not in it.
+// The pages of one (sequence, kv_head) in one layer. A page holds its evicted tokens in order of
+// eviction; tokens still in the cache are not in it.
 struct ArchiveHead {
   std::byte* k;       // [pages, kPageTokens, head_dim] in k_dtype
   std::byte* v;       // likewise, in v_dtype
-  std::byte* bounds;  // [pages, 2, head_dim] bf16: of each page's keys the mean plus half the range
-                      // of each element, then the mean less half the range
-  int32_t* counts;    // [pages] tokens in a page
+  std::byte* bounds;  // [pages, 2, head_dim] bf16: per element of a page's keys, mean + range / 2,
+                      // then mean - range / 2
+  int32_t* counts;    // [pages] tokens per page
 };
 
 struct ArchiveLayout {
   DType k_dtype;
   DType v_dtype;
   int32_t n_kv_heads;
-  int32_t n_pages;     // of a (sequence, kv_head) in one layer
-  int32_t n_recalled;  // pages that each query reads, at most all
+  int32_t n_pages;     // per (sequence, kv_head) and layer
+  int32_t n_recalled;  // pages that each query reads, at most n_pages
   int64_t k_row_bytes;
   int64_t v_row_bytes;
-  int64_t bounds_bytes;  // of a page
-  int64_t bounds_at;     // offsets in the memory of a sequence, which begins with its counts;
+  int64_t bounds_bytes;  // per page
+  int64_t bounds_at;     // offsets in a sequence's memory, which begins with its counts;
   int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]
   int64_t v_at;
 

@@ -14,7 +14,7 @@ const KvPolicy& of_layer(std::span<const KvPolicy> policies, int32_t layer) {
   return policies.size() == 1 ? policies[0] : policies[layer];
 }
 
-// Calls visit(array, is there one, bytes for each sequence) for the arrays of a layer.
+// Calls visit(array, whether it is needed, bytes per sequence) for each array of a layer.
 template <class Visit>
 void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, const Visit& visit) {
   const int64_t heads = shape.n_kv_heads;
@@ -29,17 +29,17 @@ void visit_arrays(KvView& view, const KvPolicy& policy, const KvShape& shape, co
   visit(view.policies, true, int64_t{sizeof(KvPolicy)});
 }
 
-// Can a cache with this matrix, or without, keep what the policy says?
+// Throws unless the back end and the cache support the policy's scoring.
 void check_scoring(const KvPolicy& policy, const void* output_gram, const Backend& backend) {
   require(
       !policy.keeps_scores() || policy.scoring != Scoring::question || backend.scores_questions(),
       backend.name(), " does not score by questions (score=question); use device=cpu");
   require(!policy.weighs_outputs() || output_gram != nullptr,
-          "the policy weighs values by the matrix W_O that follows, which this cache was made "
-          "without: open it with a policy that weighs by it, or give that matrix");
+          "the policy weighs values by outputs, which this cache was created without: create it "
+          "with such a policy, or with output_gram");
 }
 
-// A layer's arrays, one after another in `layout`; with storage nullptr they are only measured.
+// Assigns a layer's arrays to offsets in `layout`; with storage == nullptr only measures them.
 KvView place_layer(Layout& layout, std::byte* storage, int32_t layer, const KvPolicy& policy,
                    const KvShape& shape) {
   KvView view{};
@@ -93,8 +93,8 @@ void validate(const KvShape& shape) {
     validate_dtype(shape.archive.k_dtype, shape.head_dim);
     validate_dtype(shape.archive.v_dtype, shape.head_dim);
   }
-  // Above this byte counts could overflow: up to 16 bytes for each element, in a workspace for
-  // each of up to 1024 threads. No machine has that much memory.
+  // Larger byte counts could overflow: up to 16 bytes per element, in a workspace for each of up to
+  // 1024 threads. No machine has that much memory.
   const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
                           (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim;
   if (elements > 1e15) {
@@ -186,7 +186,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
     visit_arrays(layers_[l], sizing, shape_,
                  [&](auto* array, bool, int64_t) { before.push_back(array); });
     auto from = before.begin();
-    // The first dimension of each array is the sequence.
+    // The sequence is the first dimension of each array.
     visit_arrays(view, sizing, shape, [&](auto* array, bool wanted, int64_t bytes_each) {
       if (wanted) copy(array, *from, n_before * bytes_each);
       ++from;
@@ -216,7 +216,7 @@ void KvCache::reserve_sequences(int32_t n_sequences) {
   }
 }
 
-// Within the back end's memory, by way of the host.
+// Copies within the back end's memory, through the host.
 void KvCache::copy(void* to, const void* from, int64_t n_bytes) const {
   std::vector<std::byte> part(std::min(n_bytes, int64_t{1} << 20));
   for (int64_t at = 0; at < n_bytes; at += std::ssize(part)) {
@@ -231,7 +231,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
   shape.max_rows = max_rows;
   validate(shape);
 
-  KvView largest = layers_[0];  // its needs are every layer's
+  KvView largest = layers_[0];  // satisfies every layer's needs
   for (const KvView& view : layers_) {
     largest.slots = std::max(largest.slots, view.slots);
     if (view.scores != nullptr) largest.scores = view.scores;
@@ -253,7 +253,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const std::span<std::byte*> archives(sequences);
   const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
-  // The cache stays as it is should there be no memory.
+  // Allocate first: the cache stays unchanged if it fails.
   Buffer scratch = backend_.allocate(layout.size());
   if (!archives.empty()) {
     backend_.write(scratch.data() + archives_at, archives.data(), archives.size_bytes());
@@ -278,7 +278,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
   }
 }
 
-// The rope_table of ranks 0 .. n - 1, if sequences may roll.
+// The rope_table of ranks 0 to n - 1, if sequences may roll.
 Buffer KvCache::allocate_rope_table(int64_t n_ranks) const {
   if (!shape_.may_roll()) return {};
   const int64_t n_rot = shape_.rope.n_rot();
@@ -344,7 +344,7 @@ bool KvCache::rolling(int32_t sequence) const {
 void KvCache::roll(int32_t sequence) {
   require(
       can_roll(sequence), "sequence ", sequence,
-      " cannot take rolling positions: that needs a cache made for it and a policy that evicts");
+      " cannot roll: that needs a cache with rolling positions and a policy that evicts");
   if (rolling_[sequence]) return;
   for (int32_t l = 0; l < shape_.n_layers; ++l) {
     backend_.roll(layers_[l], shape_.rope, sequence, lengths_[sequence]);
@@ -354,7 +354,7 @@ void KvCache::roll(int32_t sequence) {
 
 void KvCache::reset(int32_t sequence, std::span<const KvPolicy> policies) {
   check_sequence(sequence);
-  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);  // first: there may be no memory for it
+  const std::vector<int32_t> zeros(shape_.n_kv_heads, 0);  // allocate before changing anything
   if (!policies.empty()) {
     check_policies(policies);
     set_policies(sequence, policies);
@@ -376,18 +376,16 @@ void KvCache::check_policies(std::span<const KvPolicy> policies) const {
     require(slots <= layers_[l].slots, "the policy needs ", slots, " slots, layer ", l, " has ",
             layers_[l].slots);
     require(!policy.keeps_scores() || layers_[l].scores != nullptr,
-            "the policy needs scores of heavy hitters, which this cache was made without: open it "
-            "with a "
-            "policy that keeps them");
+            "the policy needs scores of heavy hitters, which this cache was created without: create it "
+            "with a policy that keeps them");
     require(!policy.weighs_values() || layers_[l].value_norms != nullptr,
-            "the policy needs norms of values, which this cache was made without: open it with a "
-            "policy "
-            "that weighs them");
+            "the policy needs norms of values, which this cache was created without: create it with a "
+            "policy that weighs them");
     check_scoring(policy, layers_[l].output_gram, backend_);
-    // Whoever was told that texts are endless here must not find one that ends.
+    // Callers may have relied on unlimited sequences (see room()).
     require(
         !shape_.may_roll() || policy.evicts(layers_[l].slots),
-        "the policy keeps everything, but sequences here may be endless: give it a smaller budget");
+        "the policy keeps everything, but sequences of this cache may roll: give it a smaller budget");
   }
 }
 

@@ -1,4 +1,4 @@
-// KvCache: the storage of the bounded KV cache, for every layer, sequence and kv_head.
+// KvCache: the storage of the bounded KV cache for all layers, sequences and kv_heads.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,10 @@
 
 namespace h2o {
 
-// The types that keys and values can be stored in.
+// The supported types for keys and values.
 std::span<const DType> kv_dtypes();
 
-// The one of them whose name in small letters it is. Throws InvalidArgument, which names the
-// argument.
+// The kv_dtype with this lower-case name. Throws InvalidArgument, naming `argument`.
 DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
 
 struct KvShape {
@@ -27,15 +26,15 @@ struct KvShape {
   int32_t n_heads = 0;
   int32_t n_kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t max_tokens = 0;      // of a sequence; a policy whose budget is smaller never fills this
-  int32_t max_rows = 1;        // of a batch
-  DType k_dtype = DType::f16;  // one of kv_dtypes(), whose blocks divide head_dim
+  int32_t max_tokens = 0;      // per sequence; never reached by a policy with a smaller budget
+  int32_t max_rows = 1;        // per batch
+  DType k_dtype = DType::f16;  // one of kv_dtypes() whose block size divides head_dim
   DType v_dtype = DType::f16;
-  Rope rope = {};  // by which sequences may roll; no layout: none may
-  // [n_layers, ...] as KvView has it, in the back end's memory, and the caller's; nullptr: no
-  // policy weighs by outputs
+  Rope rope = {};  // for rolling positions; RopeLayout::none: not supported
+  // [n_layers, ...] as KvView::output_gram, in the back end's memory, not owned; nullptr if no
+  // policy weighs values by outputs.
   const float* output_gram = nullptr;
-  ArchiveOptions archive = {};  // of what is evicted; none of sequences that may roll
+  ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
 
   bool may_roll() const { return rope.layout != RopeLayout::none; }
 };
@@ -48,8 +47,8 @@ struct KvEntry {
 
 class KvCache {
  public:
-  // Allocates everything. `policies`: one, or one for each layer; they size the slots of every
-  // sequence. Throws InvalidArgument, OutOfMemory.
+  // Allocates everything. `policies`: one for all layers, or one per layer; they determine the
+  // number of slots. Throws InvalidArgument, OutOfMemory.
   KvCache(Backend& backend, std::span<const KvPolicy> policies, const KvShape& shape);
   KvCache(Backend& backend, const KvPolicy& policy, const KvShape& shape)
       : KvCache(backend, {&policy, 1}, shape) {}
@@ -61,53 +60,52 @@ class KvCache {
     return policies_[layer * shape_.n_sequences + sequence];
   }
 
-  // Tokens a sequence has seen, and how many of them a layer keeps (in each kv_head); without a
-  // layer, the layer that keeps most.
+  // Tokens that a sequence has seen, and how many of them a layer keeps per kv_head; without a
+  // layer: the maximum over all layers.
   int32_t length(int32_t sequence) const;
   int32_t kept(int32_t layer, int32_t sequence) const;
   int32_t kept(int32_t sequence) const;
 
-  // How many more tokens a sequence can take; unbounded (INT32_MAX) once every layer evicts and
-  // nothing is archived.
+  // How many more tokens a sequence can take; INT32_MAX minus its length if every layer evicts and
+  // there is no archive.
   int32_t room(int32_t sequence) const;
 
-  // The batch has been through every layer: its rows are now part of their sequences.
+  // Adds the rows of a batch to their sequences, after it has passed through every layer.
   void advance(const Batch& batch);
 
-  // Its slots have been written from elsewhere: a sequence now has this many tokens.
+  // Sets the length of a sequence whose slots were written externally.
   void set_length(int32_t sequence, int32_t length);
 
-  // Makes room for `n_sequences` sequences; those that are there go on as before, in other memory.
-  // Graphs captured before are invalid. Throws OutOfMemory, and has then changed nothing.
+  // Reallocates for `n_sequences` sequences and keeps the existing ones. Invalidates captured
+  // graphs. Throws OutOfMemory without changing anything.
   void reserve_sequences(int32_t n_sequences);
 
-  // Makes room for batches of up to `max_rows` rows. What was recorded before is then of no use.
+  // Reallocates for batches of up to `max_rows` rows. Invalidates captured graphs.
   void reserve_rows(int32_t max_rows);
 
-  // From now on the positions of a sequence are ranks among what it keeps: its keys are stored
-  // unrotated and rotated when they are read, so that no position is ever larger than the cache
-  // (h2o_semantics: rolling). Throws InvalidArgument unless the sequence can_roll().
+  // Switches a sequence to rolling positions: a token's position is its rank among the kept tokens;
+  // keys are stored unrotated and rotated when read, so no position exceeds the cache size. Throws
+  // InvalidArgument unless can_roll(sequence).
   void roll(int32_t sequence);
   bool rolling(int32_t sequence) const;
   bool can_roll(int32_t sequence) const;
 
-  // Forgets a sequence. It goes on with `policies` if there are any (one, or one for each layer).
-  // Throws InvalidArgument, and has then changed nothing, if they need more slots than there are,
-  // or scores that there are none of, or if sequences may roll and these do not evict.
+  // Clears a sequence; if `policies` is not empty (one, or one per layer), they replace its
+  // policies. Throws InvalidArgument, without changing anything, if they need more slots or other
+  // arrays than were allocated, or if sequences may roll and the policies do not evict.
   void reset(int32_t sequence, std::span<const KvPolicy> policies = {});
 
-  // The kept tokens in position order.
+  // The kept tokens, sorted by position.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Bytes that grow with the budget: K, V, and what is known of each slot. Measured: the size of
-  // what was allocated.
+  // Allocated bytes of all slots: K, V and per-slot data.
   size_t bytes() const { return storage_.size(); }
 
-  // Bytes of what has been evicted and is archived, in all sequences; nothing of bytes().
-  const KvArchive* archive() const { return archive_.get(); }  // nullptr: there is none
+  // Bytes of archived tokens in all sequences; not part of bytes().
+  const KvArchive* archive() const { return archive_.get(); }  // nullptr if there is none
   size_t archive_bytes() const { return archive_ == nullptr ? 0 : archive_->bytes(); }
 
-  // What bytes() would be for other policies. Throws as the constructor does.
+  // bytes() for other policies. Throws as the constructor does.
   static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
  private:
@@ -121,15 +119,15 @@ class KvCache {
 
   Backend& backend_;
   KvShape shape_;
-  std::vector<KvPolicy> sizing_;  // the policies that size the slots: one, or one for each layer
+  std::vector<KvPolicy> sizing_;  // determine the number of slots: one, or one per layer
   std::vector<KvView> layers_;
   std::vector<KvPolicy> policies_;      // [n_layers, n_sequences]
   std::vector<int32_t> lengths_;        // [n_sequences]
   std::vector<char> rolling_;           // [n_sequences]
-  std::unique_ptr<KvArchive> archive_;  // nullptr: what is evicted is gone
+  std::unique_ptr<KvArchive> archive_;  // nullptr: evicted tokens are discarded
   Buffer storage_;                      // every layer's slots
-  Buffer scratch_;     // one chunk and the back end's workspace, shared by all layers
-  Buffer rope_table_;  // of every rank, if sequences may roll
+  Buffer scratch_;     // staging and the back end's workspace, shared by all layers
+  Buffer rope_table_;  // of all ranks, if sequences may roll
 };
 
 }  // namespace h2o

@@ -1,5 +1,4 @@
-// How a query estimates which pages of the archive matter to it. Host and device code share this
-// file.
+// How a query estimates the relevance of archived pages. Shared by host and device code.
 #pragma once
 
 #include <cmath>
@@ -10,27 +9,27 @@
 
 namespace h2o {
 
-// How far from the mean of a page's keys one of them is taken to be, in halves of their range. At 1
-// an estimate is about a bound, which no key comes near: it would be at the limit in every
-// dimension.
+// How far a key is assumed to lie from the mean of its page's keys, in units of half their range. A
+// reach of 1 would give about an upper bound, which no key comes close to: it would have to be at
+// the limit in every dimension.
 inline constexpr float kReach = 0.375f;
 
-// An estimate of the largest q.k, the sum of q mean + kReach |q| half_range, is a product with the
-// bounds mean + half_range and mean - half_range, whose factors these are.
+// The estimate of the largest q.k, sum of (q mean + kReach |q| half_range), is a product of these
+// weights with the bounds mean + half_range and mean - half_range.
 H2O_HD inline float weight_of_upper(float q) { return (q + kReach * std::abs(q)) / 2; }
 H2O_HD inline float weight_of_lower(float q) { return (q - kReach * std::abs(q)) / 2; }
 
-// The largest of the estimates of query heads that share a kv_head, from kLeastEstimate on; never
+// The initial value when maximizing over the query heads that share a kv_head; estimates are never
 // NaN.
 inline constexpr float kLeastEstimate = std::numeric_limits<float>::lowest();
 H2O_HD inline float larger_estimate(float a, float b) { return b > a ? b : a; }
 
-// A page that a row may recall.
+// A candidate page for recall by a row.
 struct EstimatedPage {
   float estimate;  // of its largest q.k
   int32_t page;
 
-  // Of equals the older is recalled.
+  // Larger estimates first; ties: the older page.
   H2O_HD bool before(const EstimatedPage& other) const {
     return estimate > other.estimate || (estimate == other.estimate && page < other.page);
   }

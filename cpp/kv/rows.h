@@ -1,4 +1,4 @@
-// The rows of one kv_head, in slots or in the chunk that is waiting for slots.
+// Access to the rows of one kv_head, in slots or in the staged chunk.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-// One token. What the policy does not need is nullptr.
+// One token's row. Arrays that the policy does not use are nullptr.
 struct KvRow {
   std::byte* k;
   std::byte* v;

@@ -5,7 +5,7 @@
 namespace h2o {
 namespace {
 
-// Calls visit(first byte, how many) for what is stored of a page of n tokens, if there are any.
+// Calls visit(first byte, number of bytes) for each stored array of a page of n tokens.
 template <class Visit>
 void visit_page(const KvArchive& archive, const ArchiveHead& head, int64_t page, int64_t n,
                 const Visit& visit) {

@@ -1,4 +1,4 @@
-// The archive of a sequence as bytes: what a snapshot holds of it.
+// Serialization of a sequence's archive, for snapshots.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace h2o {
 
-// How an archive stores and recalls tokens; check_archive_options() throws FormatError for others.
+// The options that determine how tokens are stored and recalled; check_archive_options() throws
+// FormatError if they differ.
 void write_archive_options(const KvArchive& archive, ByteWriter& writer);
 void check_archive_options(const KvArchive& archive, ByteReader& reader);
 
@@ -21,15 +22,15 @@ void write_archive(const KvArchive& archive, const ArchiveHead& head, int32_t le
 
 struct ArchiveImage {
   std::vector<int32_t> counts;
-  std::span<const std::byte> rows;  // of each page that has any: bounds, keys, values
+  std::span<const std::byte> rows;  // of each non-empty page: bounds, keys, values
 };
 
-// Throws FormatError where a page has more tokens than the text has at its positions, besides
+// Throws FormatError if a page has more tokens than the sequence has at its positions, not counting
 // those that the cache keeps, at `positions`.
 ArchiveImage read_archive(const KvArchive& archive, int32_t length,
                           std::span<const int32_t> positions, ByteReader& reader);
 
-// Into an archive of a sequence that is empty.
+// Restores into an empty archive.
 void restore_archive(const KvArchive& archive, const ArchiveHead& head, const ArchiveImage& image);
 
 }  // namespace h2o

@@ -10,7 +10,7 @@
 namespace h2o {
 namespace {
 
-// What the byte after the policies says.
+// The byte that follows the policies.
 enum class Kind : uint8_t { original, rolling, archived };
 
 Kind kind_of(const KvCache& cache, int32_t sequence) {
@@ -18,7 +18,7 @@ Kind kind_of(const KvCache& cache, int32_t sequence) {
   return cache.rolling(sequence) ? Kind::rolling : Kind::original;
 }
 
-// The slots of one kv_head. What the policy does not need is empty.
+// The slots of one kv_head. Arrays that the policy does not use are empty.
 struct HeadImage {
   int32_t next_slot = 0;
   std::vector<int32_t> positions;  // [written]
@@ -28,7 +28,7 @@ struct HeadImage {
   std::span<const std::byte> k, v;  // [written] rows
 };
 
-// What two caches must agree on, with its name.
+// The dimensions that two caches must share, with their names.
 std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
   const KvShape& shape = cache.shape();
   return {{{"layers", shape.n_layers},
@@ -37,7 +37,8 @@ std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
            {"head_dim", shape.head_dim}}};
 }
 
-// Of the n slots that are written, the one of a full pool that the next token goes to; or -1.
+// The free slot of a full pool, where the next token goes; -1 if none of the n written slots is
+// free.
 int32_t dead_slot(const KvHead& head, int32_t n, int32_t next_slot) {
   return head.evicts() && n == head.slots ? next_slot : -1;
 }
@@ -86,7 +87,8 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
   }
 }
 
-// n rows of an array, if there is one; zeros for the dead one, which may be of another sequence.
+// Writes n rows of an array, if it exists; zeros for the free one, which may hold another
+// sequence's data.
 template <class T>
 void write_rows(Backend& backend, const T* array, int64_t n, int64_t row_length, int32_t dead,
                 ByteWriter& writer) {
@@ -112,7 +114,7 @@ void write_head(const KvCache& cache, const KvView& view, const KvHead& head, in
   write_rows(backend, head.v, n, view.v_row_bytes, dead, writer);
 }
 
-// Are these the numbers 0 .. n - 1, in any order?
+// Are these the numbers 0 to n - 1, in any order?
 bool is_permutation_of_first(std::vector<int32_t> numbers) {
   std::sort(numbers.begin(), numbers.end());
   for (int32_t i = 0; i < std::ssize(numbers); ++i) {
@@ -129,7 +131,7 @@ std::vector<T> without(std::vector<T> values, int32_t index) {
 
 bool is_valid(const HeadImage& image, const KvHead& head, int32_t n, int32_t length) {
   const bool full = head.evicts() && n == head.slots;
-  // The next token goes to the first free slot, or to the dead one of a filled pool.
+  // The next token goes to the first unused slot, or to the free slot of a full pool.
   if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
   const int32_t dead = full ? image.next_slot : -1;
   const auto in_text = [&](int32_t position) { return position >= 0 && position < length; };
@@ -156,7 +158,7 @@ HeadImage read_head(const KvView& view, const KvHead& head, int32_t n, bool roll
   return image;
 }
 
-// Leaves the first n slots of a head that has filled one after the other.
+// Truncates a head whose slots were filled in order to the first n.
 bool cut(HeadImage& image, const KvView& view, int32_t n) {
   for (int32_t i = 0; i < std::ssize(image.positions); ++i) {
     if (image.positions[i] != i) return false;
@@ -246,7 +248,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   if (rolling && !cache.can_roll(sequence)) {
     throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
   }
-  // An empty sequence has all the room there is.
+  // An empty sequence can use the whole capacity.
   const int64_t capacity = int64_t{cache.room(sequence)} + cache.length(sequence);
   if (length < 0 || length > capacity) {
     throw FormatError(
@@ -268,7 +270,8 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
         archives.push_back(
             read_archive(*cache.archive(), length, without(images.back().positions, dead), reader));
       }
-      if (dead >= 0) images.back().positions[dead] = 0;  // it may have been of a longer sequence
+      if (dead >= 0)
+        images.back().positions[dead] = 0;  // may have been a position of a longer sequence
       if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
         throw FormatError(text(reader.what(), " has evicted tokens, or has fewer"));
       }

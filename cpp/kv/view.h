@@ -1,4 +1,4 @@
-// KvView: what an attention kernel sees of the cache: one layer, by value.
+// KvView: what an attention kernel sees of one layer of the cache, passed by value.
 #pragma once
 
 #include <cstddef>
@@ -13,28 +13,29 @@ class KvArchive;
 
 // The slots of one (sequence, kv_head) in one layer.
 //
-// Slots are filled in order; from then on each new token takes the slot of the one it evicts.
-// Roles are predicates on position and score, never places: no row is ever moved. Between steps
-// at most one row of a filled pool is dead, the one in `next_slot`.
+// Slots are filled in order; once all are filled, each new token overwrites the slot of the token
+// it evicts. Being recent or heavy depends on position and score, not on the slot; rows are never
+// moved. Between steps at most one row of a filled pool is free, the one in `next_slot`.
 struct KvHead {
   KvPolicy policy;
-  int32_t slots;       // that the policy needs, at most the layer's
+  int32_t slots;       // used by the policy, at most the layer's
   std::byte* k;        // [slots, head_dim] in k_dtype
   std::byte* v;        // [slots, head_dim]
   int32_t* positions;  // [slots]
-  float* scores;       // [slots] attention received so far; nullptr unless the policy needs it
-  float* value_norms;  // [slots] as policy.value_norm has it; nullptr unless the policy needs it
-  int32_t* ranks;      // [slots] how many kept tokens are older; nullptr unless the cache may roll
-  int32_t* next_slot;  // where the next token goes
+  float* scores;       // [slots] accumulated attention; nullptr unless the policy uses it
+  float* value_norms;  // [slots] see policy.value_norm; nullptr unless the policy uses it
+  int32_t* ranks;      // [slots] number of older kept tokens; nullptr unless the cache may roll
+  int32_t* next_slot;  // where the next token is stored
 
   H2O_HD bool evicts() const { return policy.evicts(slots); }
 
-  // Slots that `length` tokens of a sequence have filled, and the dead one of them, or -1.
+  // Slots filled by the first `length` tokens of a sequence, including a free one.
   H2O_HD int32_t written(int32_t length) const { return length < slots ? length : slots; }
   H2O_HD int32_t dead_slot(int32_t length) const { return length < slots ? -1 : *next_slot; }
 };
 
-// Rows of a chunk that is longer than the free slots wait here until the chunk has been attended.
+// Staging area for rows of a chunk that is longer than the free slots, until the chunk has been
+// attended.
 struct KvStaging {
   std::byte* k;        // [max_rows, head_dim]
   std::byte* v;        // [max_rows, head_dim]
@@ -50,42 +51,42 @@ struct KvView {
   int32_t head_dim;
   int32_t n_sequences;
   int32_t slots;        // per sequence and kv_head, of this layer
-  int32_t max_rows;     // of a batch
-  int64_t k_row_bytes;  // of one slot's K, [head_dim] in k_dtype
+  int32_t max_rows;     // per batch
+  int64_t k_row_bytes;  // K of one slot, [head_dim] in k_dtype
   int64_t v_row_bytes;
 
-  // Bases; [n_sequences, n_kv_heads, slots, ...]
+  // Base pointers; [n_sequences, n_kv_heads, slots, ...]
   std::byte* k;
   std::byte* v;
   int32_t* positions;
-  float* scores;       // nullptr unless a policy keeps scores
-  float* value_norms;  // nullptr unless a policy weighs by them
+  float* scores;       // nullptr unless a policy uses scores
+  float* value_norms;  // nullptr unless a policy uses them
   int32_t* ranks;      // nullptr unless the cache may roll
   int32_t* next_slot;  // [n_sequences, n_kv_heads]
   KvPolicy* policies;  // [n_sequences]
 
-  // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the columns W of W_O that belong to the
-  // query heads of a kv_head; nullptr unless a policy weighs by outputs
+  // [n_kv_heads, head_dim, head_dim] the sum of W^T W over the query heads of a kv_head, where W
+  // are the columns of W_O of one head; nullptr unless a policy weighs values by outputs
   const float* output_gram;
 
-  // Shared by all layers; [n_kv_heads, max_rows, ...], row = row of the batch
+  // Shared by all layers; [n_kv_heads, max_rows, ...], indexed by batch row
   std::byte* staged_k;
   std::byte* staged_v;
   float* staged_scores;
   float* staged_value_norms;
   const float*
       rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
-  std::byte* workspace;  // as many bytes as the back end asked for
+  std::byte* workspace;  // of the size that the back end requested
 
-  const KvArchive* archive;    // of what is evicted, on the host; nullptr: there is none
-  int32_t layer;               // of the archive
-  std::byte* const* archives;  // [n_sequences] the archive of each; nullptr: there is none
+  const KvArchive* archive;    // of evicted tokens, in host memory; nullptr: none
+  int32_t layer;               // index of this layer in the archive
+  std::byte* const* archives;  // [n_sequences]; nullptr: no archive
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);
   }
 
-  // For whoever cannot read `policies`, which lie in the back end's memory.
+  // For callers that cannot read `policies`, which is in the back end's memory.
   H2O_HD KvHead head(const KvPolicy& policy, int32_t sequence, int32_t kv_head) const {
     const int64_t i = int64_t{sequence} * n_kv_heads + kv_head;
     return {policy,

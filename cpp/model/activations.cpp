@@ -75,7 +75,7 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
   Layout layout;
   std::vector<int64_t> offsets;
   for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
-  constexpr int64_t kBytes = 4;  // of a float, and of an int32_t
+  constexpr int64_t kBytes = 4;  // of a float and of an int32_t
   const int64_t weights = layout.place(e.x.rows * kBytes);
   const int64_t places = layout.place(e.x.rows * kBytes);
   const int64_t experts_ends = layout.place((e.routes.n_experts + 1) * kBytes);

@@ -8,11 +8,11 @@
 
 namespace h2o {
 
-// Of a mixture of experts: n_rows * n_used copies of rows, which lie by expert. All f32.
+// For a mixture of experts: n_rows * n_used copies of rows, grouped by expert. All f32.
 struct MixtureActivations {
   Tensor logits;        // [n_rows, n_experts] of the router
-  Tensor x;             // [n_rows * n_used, n_embd] what goes into the experts, and what comes out
-  Tensor up;            // [n_rows * n_used, n_ff] of one expert
+  Tensor x;             // [n_rows * n_used, n_embd] input and output of the experts
+  Tensor up;            // [n_rows * n_used, n_ff] n_ff of one expert
   Tensor gate;          // [n_rows * n_used, n_ff]
   Tensor shared_up;     // [n_rows, n_ff_shared]
   Tensor shared_gate;   // [n_rows, n_ff_shared]
@@ -30,17 +30,17 @@ struct Activations {
   Tensor attn;                 // [n_rows, n_heads * head_dim]
   Tensor up;                   // [n_rows, n_ff]
   Tensor gate;                 // [n_rows, n_ff]; no rows where the family has no gate
-  MixtureActivations experts;  // no rows unless there are any; then `up` and `gate` have none
+  MixtureActivations experts;  // empty without experts; otherwise `up` and `gate` are empty
 
-  Tensor last;    // [n_logits, n_embd]  rows whose logits are wanted
+  Tensor last;    // [n_logits, n_embd]  rows whose logits are computed
   Tensor logits;  // [n_logits, n_vocab]
 };
 
-// Views into `storage`, which it allocates, for up to `n_rows` rows and logits of `n_logits`.
+// Allocates `storage` and returns views into it, for up to `n_rows` rows and `n_logits` logits.
 Activations allocate_activations(Backend& backend, const Config& config, int32_t n_rows,
                                  int32_t n_logits, Buffer& storage);
 
-// The same buffers, seen as those of a smaller batch.
+// The same buffers as views for a smaller batch.
 Activations first(const Activations& a, int64_t n_rows, int64_t n_logits);
 
 }  // namespace h2o

@@ -12,7 +12,7 @@
 namespace h2o {
 namespace {
 
-// Keys that say nothing of the arithmetic, what the tensors say too, or that count only for a
+// Keys that do not affect the computation, are implied by tensors, or only apply to one
 // rope.scaling.type.
 constexpr std::string_view kInformative[] = {
     "vocab_size",
@@ -28,7 +28,7 @@ constexpr std::string_view kInformative[] = {
     "rope.scaling.yarn_beta_slow",
 };
 
-// Keys that change the arithmetic in ways that are not computed here, and the value that does not.
+// Keys that change the computation in unsupported ways, with the value that disables them.
 struct Neutral {
   const char* key;
   double value;
@@ -43,7 +43,7 @@ constexpr Neutral kNeutral[] = {
     {"residual_scale", 1},
 };
 
-// The metadata of one architecture, by key without its prefix. Remembers what it was asked for.
+// The metadata of one architecture, by key without prefix. Records which keys were used.
 class Keys {
  public:
   explicit Keys(const GgufFile& file)
@@ -59,7 +59,7 @@ class Keys {
     }
   }
 
-  // A count from 1 to 2^24: more than any model has, and small enough that products of two fit.
+  // A count between 1 and 2^24: more than any model has, and small enough for products of two.
   int32_t count(const char* key) { return in_range(key, file_.integer(use(key))); }
   int32_t count_or(const char* key, int32_t fallback) {
     return in_range(key, file_.integer_or(use(key), fallback));
@@ -70,7 +70,7 @@ class Keys {
     return checked(key, file_.number_or(use(key), fallback));
   }
 
-  // Zero or more.
+  // A non-negative number.
   float share_or(const char* key, double fallback) {
     const double value = file_.number_or(use(key), fallback);
     return value == 0 ? 0.0f : checked(key, value);
@@ -87,7 +87,7 @@ class Keys {
   }
   bool zero_or_missing(const char* key) { return !has(key) || value(use(key)) == 0; }
 
-  // A key that is not read would be left out of the computation without a word.
+  // An unread key would silently change the result.
   void expect_all_used() {
     for (const auto& [key, neutral] : kNeutral) {
       if (has(key) && !used_.contains(full(key)) && value(full(key)) == neutral) use(key);
@@ -110,7 +110,7 @@ class Keys {
  private:
   std::string use(const char* key) { return *used_.insert(full(key)).first; }
 
-  // Of a number or a flag; NaN for anything else.
+  // The value of a number or flag; NaN for any other type.
   double value(std::string_view key) const {
     const GgufValue& found = *file_.find(key);
     if (found.type == GgufType::string || found.type == GgufType::array) return std::nan("");
@@ -158,12 +158,12 @@ RopeConfig read_rope(Keys& keys, const Config& c) {
   }
 
   const std::string_view type = keys.string_or("rope.scaling.type", "linear");
-  if (type == "none" || type == "longrope") return rope;  // whose factors are tensors
+  if (type == "none" || type == "longrope") return rope;  // factors are tensors
   if (type != "linear" && type != "yarn") {
     keys.fail(keys.full("rope.scaling.type"), " is ", quoted(type),
               ", supported: none, linear, yarn, longrope");
   }
-  // Files have written 0 for "no scaling".
+  // Some files use 0 for "no scaling".
   const char* key = keys.has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
   const float factor = keys.share_or(key, 1);
   rope.freq_scale = factor == 0 ? 1 : 1 / factor;
@@ -232,7 +232,8 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
     m.scale = keys.positive("expert_weights_scale");
   }
   constexpr int32_t kSoftmax = 1;
-  constexpr int32_t kSoftmaxOfChosen = 3;  // which is that of all, with weights that sum to 1
+  constexpr int32_t kSoftmaxOfChosen =
+      3;  // equal to the softmax of all, with weights normalized to sum to 1
   const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
   if (gating != kSoftmax && gating != kSoftmaxOfChosen) {
     keys.fail(keys.full("expert_gating_func"), " is ", gating,

@@ -5,7 +5,7 @@
 namespace h2o {
 namespace {
 
-constexpr size_t kAlignment = 256;  // of tensors, as of allocated memory
+constexpr size_t kAlignment = 256;  // of tensors, as of allocations
 
 size_t upload_bytes(const Backend& backend, const Tensor* tensor) {
   return *tensor ? backend.upload_bytes(*tensor) : 0;
@@ -20,8 +20,8 @@ std::vector<size_t> sizes_of(const Backend& backend, const std::vector<LayerTens
   return sizes;
 }
 
-// The i-th tensors of all layers begin at one offset, with room for the largest, whatever types
-// they have: a back end tells by where a tensor begins how it lies. Last comes the size of it all.
+// The i-th tensors of all layers share one offset, with space for the largest in whatever type: a
+// back end may associate a layout with an address. The last element is the total size.
 std::vector<size_t> offsets_of(const Backend& backend, const std::vector<LayerTensors>& layers) {
   std::vector<size_t> offsets = {0};
   for (size_t i = 0; i < layers.front().size(); ++i) {
@@ -54,13 +54,13 @@ CopiedLayerOffload::CopiedLayerOffload(Backend& backend, const std::vector<Layer
 CopiedLayerOffload::~CopiedLayerOffload() {
   if (n_streamed() == 0) return;
   try {
-    // A copy may be under way from memory that is freed now; read() waits for operations, and those
-    // that follow await_copies() wait for it.
+    // A copy from memory that is about to be freed may be in progress; read() waits for operations,
+    // and those after await_copies() wait for the copy.
     std::byte last{};
     backend_.await_copies();
     backend_.read(&last, places_[0].data(), sizeof(last));
   } catch (...) {
-    // Of a device that fails nothing is under way.
+    // A failed device runs no copies.
   }
 }
 
@@ -76,17 +76,17 @@ Tensor CopiedLayerOffload::upload(int32_t layer, size_t i, const Tensor& host) {
   return tensor;
 }
 
-// The next layer is copied while this one computes, and what was in its place has been computed:
-// copies begin after what was asked for before. An odd number of layers makes an exception: the
-// last and the first have one place, so the first is copied when the next pass begins, while layers
-// that stay compute, if there are any. That delays one copy of a pass; another place costs more.
+// The next layer is copied while this one computes. Its buffer is free, because copies begin after
+// the operations enqueued before. With an odd number of streamed layers the last and the first
+// share a buffer, so the first is copied at the start of the next pass, while resident layers
+// compute. That delays one copy per pass; a third buffer would cost more.
 //
-// A pass that did not end has left other layers than expected, which makes no difference.
+// An interrupted pass only leaves other layers than expected in the buffers.
 void CopiedLayerOffload::enter(int32_t layer) {
   if (n_streamed() == 0) return;
   const int32_t after = next(layer);
   if (!streams(layer)) return copy(after);
-  copy(layer);  // unless it is here
+  copy(layer);  // no-op if it is resident
   backend_.await_copies();
   if (place_of(after) != place_of(layer)) copy(after);
 }
@@ -94,7 +94,7 @@ void CopiedLayerOffload::enter(int32_t layer) {
 void CopiedLayerOffload::copy(int32_t layer) {
   int32_t& here = here_[place_of(layer)];
   if (here == layer) return;
-  here = -1;  // while it is neither
+  here = -1;  // invalid during the copy
   backend_.copy_async(streamed_[layer - n_kept()].copies);
   here = layer;
 }

@@ -1,5 +1,5 @@
-// CopiedLayerOffload: layers that a back end has copies of in its own memory. Those that take turns
-// there are kept in the host's memory as they are to lie, and copied while the back end computes.
+// CopiedLayerOffload: layer offload for a back end with its own memory. Streamed layers are kept in
+// host memory, in the back end's layout, and copied while it computes.
 #pragma once
 
 #include <array>
@@ -9,17 +9,17 @@
 
 namespace h2o {
 
-// A layer always goes to the same one of two places, so that its tensors never move.
+// A layer always uses the same one of two buffers, so that its tensors' addresses never change.
 class CopiedLayerOffload final : public LayerOffload {
  public:
-  // others: the bytes of tensors in no layer, on the back end. Throws OutOfMemory.
+  // others: bytes on the back end of tensors outside of layers. Throws OutOfMemory.
   CopiedLayerOffload(Backend& backend, const std::vector<LayerTensors>& layers, size_t others,
                      size_t max_resident);
   ~CopiedLayerOffload() override;
 
   bool streams(int32_t layer) const { return layer >= n_kept(); }
 
-  // Makes ready the i-th tensor of a layer that takes turns. Returns where it will be.
+  // Prepares the i-th tensor of a streamed layer. Returns the tensor at its future address.
   Tensor upload(int32_t layer, size_t i, const Tensor& host);
 
   void enter(int32_t layer) override;
@@ -27,7 +27,7 @@ class CopiedLayerOffload final : public LayerOffload {
  private:
   struct Streamed {
     Buffer host;
-    size_t filled = 0;  // bytes of it
+    size_t filled = 0;  // bytes used
     std::vector<HostCopy> copies;
   };
 
@@ -35,10 +35,11 @@ class CopiedLayerOffload final : public LayerOffload {
   void copy(int32_t layer);
 
   Backend& backend_;
-  std::vector<size_t> offsets_;   // in a place, of the i-th tensor of whichever layer; and its size
-  std::array<Buffer, 2> places_;  // of the back end
-  std::array<int32_t, 2> here_ = {-1, -1};  // the layer in each, or on its way; -1: none
-  std::vector<Streamed> streamed_;          // the layers from n_kept() on
+  std::vector<size_t>
+      offsets_;  // of the i-th tensor of any layer in its buffer; last: the total size
+  std::array<Buffer, 2> places_;            // on the back end
+  std::array<int32_t, 2> here_ = {-1, -1};  // the layer in each, or being copied; -1: none
+  std::vector<Streamed> streamed_;          // layers n_kept() and up
 };
 
 }  // namespace h2o

@@ -10,8 +10,8 @@
 namespace h2o {
 namespace {
 
-// Uses of an expert are halved when each has had so many rows on average: what is used changes with
-// the text.
+// Uses of experts are halved when each has had this many rows on average, because usage changes
+// with the input.
 constexpr uint32_t kRowsOfExpert = 16;
 
 using Bytes = std::span<const std::byte>;
@@ -53,7 +53,7 @@ ExpertOffload::ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_
   here_.reserve(n_experts);
   for (const Tensor* tensor : dense) MappedFile::populate(bytes_of(*tensor));
 
-  // One of each layer, as often as they fit.
+  // Keep one more expert of every layer at a time while they fit.
   size_t all = 0;
   for (const LayerTensors& layer : layers) all += size_of(layer);
   if (max_resident >= size_of(dense) + all) {
@@ -74,7 +74,7 @@ void ExpertOffload::bring(int32_t l, std::span<const int32_t> offsets) {
   current_ = &layer;
 
   ++layer.passes;
-  here_.clear();  // those that are on their way
+  here_.clear();  // experts being read
   for (uint32_t e = 0; e < n_experts; ++e) {
     const auto rows = static_cast<uint32_t>(offsets[e + 1] - offsets[e]);
     if (rows == 0) continue;
@@ -83,7 +83,7 @@ void ExpertOffload::bring(int32_t l, std::span<const int32_t> offsets) {
     expert.uses += rows;
     expert.last_use = layer.passes;
     if (expert.is_here) continue;
-    // Together, so that storage has several to read at a time.
+    // Together, so that storage can read several at a time.
     for (const Bytes& bytes : expert.matrices) MappedFile::prefetch(bytes);
     here_.push_back(&expert);
   }

@@ -1,8 +1,7 @@
-// ExpertOffload: a model with mixtures of experts, of which only some experts are in memory.
+// ExpertOffload: a mixture-of-experts model of which only some experts are in memory.
 //
-// Everything else stays: every token needs it. Of each layer the most used experts stay, and the
-// others are read from the mapped file when rows are sent to them. They are let go of when the next
-// layer needs room.
+// Dense weights stay resident. Of each layer the most used experts stay, and the others are read
+// from the mapped file when rows are routed to them and released when the next layer needs memory.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +15,23 @@ namespace h2o {
 
 class ExpertOffload {
  public:
-  // The fewest bytes that it works with: `dense`, and all experts of the largest layer, for a
-  // prompt may need them all.
+  // The smallest valid max_resident: `dense` plus all experts of the largest layer, which a prompt
+  // may need at once.
   static size_t least(const std::vector<LayerTensors>& layers, const std::vector<Tensor*>& dense);
 
-  // layers: of each the matrices of all its experts. dense: all tensors that stay. All of them lie
+  // layers: for each layer the matrices of all its experts. dense: all other tensors. All must be
   // in mapped files. Throws InvalidArgument if max_resident is less than least(), or if the system
-  // cannot do it.
+  // does not support it.
   ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_experts,
                 const std::vector<Tensor*>& dense, size_t max_resident);
 
-  // Returns when the experts that rows are sent to are in memory: expert e gets the rows from
-  // offsets[e] to offsets[e + 1].
+  // Blocks until the experts with rows are in memory: expert e has rows [offsets[e], offsets[e +
+  // 1]).
   void bring(int32_t layer, std::span<const int32_t> offsets);
 
-  int32_t n_kept() const { return n_kept_; }  // experts of each layer that stay
+  int32_t n_kept() const { return n_kept_; }  // resident experts per layer
 
-  // Experts that passes needed, and those of them that were not in memory.
+  // Experts that passes needed, and how many of them had to be read.
   int64_t n_needed() const { return n_needed_; }
   int64_t n_read() const { return n_read_; }
 
@@ -40,21 +39,21 @@ class ExpertOffload {
   struct Expert {
     std::vector<std::span<const std::byte>> matrices;
     bool is_here = false;
-    uint32_t uses = 0;      // rows that were sent to it lately
-    uint64_t last_use = 0;  // number of the pass
+    uint32_t uses = 0;      // rows routed to it recently
+    uint64_t last_use = 0;  // index of the pass
   };
 
   struct Layer {
     std::vector<Expert> experts;
-    uint32_t routed = 0;  // rows that were sent to its experts since uses were halved
+    uint32_t routed = 0;  // rows routed to its experts since uses were halved
     uint64_t passes = 0;
   };
 
-  void release_others(Layer& layer);  // than those that stay
+  void release_others(Layer& layer);  // all except the resident ones
 
   std::vector<Layer> layers_;
   int32_t n_kept_ = 0;
-  Layer* current_ = nullptr;  // of which more than n_kept_ experts may be in memory
+  Layer* current_ = nullptr;  // may have more than n_kept_ experts in memory
   std::vector<Expert*> here_;
   int64_t n_needed_ = 0;
   int64_t n_read_ = 0;

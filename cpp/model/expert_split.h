@@ -1,4 +1,5 @@
-// What of a model with mixtures of experts may be left out of memory, and what may not.
+// Splits the tensors of a mixture-of-experts model into experts, which may be offloaded, and dense
+// weights.
 #pragma once
 
 #include <vector>
@@ -10,11 +11,11 @@ namespace h2o {
 struct Layer;
 
 struct ExpertSplit {
-  std::vector<LayerTensors> experts;  // of each layer the matrices of all its experts
+  std::vector<LayerTensors> experts;  // for each layer, the matrices of all its experts
   std::vector<Tensor*> dense;         // all other tensors
 };
 
-// tensors: those of each layer; others: those in none.
+// tensors: per layer; others: outside of layers.
 ExpertSplit split_experts(std::vector<Layer>& layers, const std::vector<LayerTensors>& tensors,
                           const std::vector<Tensor*>& others);
 

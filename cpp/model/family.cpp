@@ -31,7 +31,7 @@ constexpr Family kFamilies[] = {
      .experts_normalized = false},
     // Qwen3 (head size independent of width)
     {.architecture = "qwen3", .qk_norm = QkNorm::heads},
-    // Qwen3-30B-A3B and its like
+    // Qwen3-30B-A3B and other Qwen3 mixtures
     {.architecture = "qwen3moe", .qk_norm = QkNorm::heads, .experts = true},
     // OLMoE
     {.architecture = "olmoe",
@@ -73,14 +73,14 @@ constexpr Family kFamilies[] = {
      .rope = RopeLayout::none,
      .activation = Activation::gelu,
      .biases = Biases::all},
-    // GPT-J (partial rotary, of pairs; the head has a bias)
+    // GPT-J (partial rotary, in pairs; the output layer has a bias)
     {.architecture = "gptj",
      .norm = NormKind::layer,
      .rope = RopeLayout::pairs,
      .activation = Activation::gelu,
      .parallel_residual = true,
      .shared_norm = true},
-    // BLOOM (ALiBi; Q, K, V in one tensor; the embedding is normalised)
+    // BLOOM (ALiBi; Q, K, V in one tensor; normalized embeddings)
     {.architecture = "bloom",
      .norm = NormKind::layer,
      .rope = RopeLayout::none,
@@ -88,7 +88,7 @@ constexpr Family kFamilies[] = {
      .biases = Biases::all,
      .embedding_norm = true,
      .alibi_max_bias = 8},
-    // Falcon (Q, K, V in one tensor; of 40B two norms side by side)
+    // Falcon (Q, K, V in one tensor; 40B has two parallel norms)
     {.architecture = "falcon",
      .norm = NormKind::layer,
      .activation = Activation::gelu,
@@ -123,10 +123,10 @@ constexpr Family kFamilies[] = {
      .softcaps = true},
 };
 
-// What the models of other architectures need that is not computed here.
+// What unsupported architectures need.
 struct Missing {
   std::string_view what;
-  std::string_view architectures;  // each between spaces
+  std::string_view architectures;  // separated by spaces
 };
 constexpr Missing kMissing[] = {
     {"layers of a state-space model (Mamba), which have a state instead of a KV cache",

@@ -1,4 +1,4 @@
-// The model, every family of it. Start reading here.
+// The forward pass of all model families. Start reading here.
 #include "model/forward.h"
 
 #include "model/mixture.h"
@@ -14,13 +14,13 @@ void norm(Backend& b, const Config& c, const Tensor& y, const Tensor& x, const A
   }
 }
 
-// x [n, n_heads * head_dim] seen as rows of as many elements as the norm has: one head or all.
+// x [n, n_heads * head_dim] viewed as rows of the norm's length: one head or all heads.
 void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weight) {
   const Tensor rows{x.data, x.dtype, x.rows * x.cols / weight.cols, weight.cols};
   b.rms_norm(rows, rows, weight, c.norm_eps);
 }
 
-// a.up gets what the last matrix of the feed-forward block reads.
+// Computes a.up, the input of the feed-forward block's last matrix.
 void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
   if (c.family->activation == Activation::gated) {
     b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, a.h);
@@ -34,7 +34,7 @@ void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a
   }
 }
 
-// Adds a block's last product to the residual. Overwrites a.h.
+// Adds a block's output projection to the residual. Overwrites a.h.
 void add_block(Backend& b, const Config& c, const Activations& a, const Tensor& from,
                const Affine& w, const Affine& post_norm) {
   if (post_norm.weight) {
@@ -84,7 +84,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
                               .slopes = w.alibi_slopes};
     b.attend(attention, cache.layer(l), batch);
 
-    // In parallel both branches read the same x; otherwise the second reads the first's sum.
+    // Parallel branches read the same x; otherwise the second reads the sum after the first.
     if (!c.parallel_residual) {
       add_block(b, c, a, a.attn, layer.attn_output, layer.attn_post_norm);
     }

@@ -9,17 +9,17 @@
 
 namespace h2o {
 
-// Runs every row of the batch through every layer; leaves the residual stream in buffers.x and
-// the rows' keys and values in the cache.
+// Runs all rows of the batch through all layers; leaves the residual stream in buffers.x and the
+// rows' keys and values in the cache.
 void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const KvCache& cache, const Activations& buffers);
 
-// buffers.last[i] = hidden state of row batch.logits_rows[i], after the last norm and forward() of
-// that batch.
+// buffers.last[i] = hidden state of row batch.logits_rows[i] after the final norm. Call after
+// forward() of the same batch.
 void read_hidden(Backend& b, const Config& c, const Weights& w, const Batch& batch,
                  const Activations& buffers);
 
-// buffers.logits[i] = logits of row batch.logits_rows[i], after forward() of that batch.
+// buffers.logits[i] = logits of row batch.logits_rows[i]. Call after forward() of the same batch.
 void unembed(Backend& b, const Config& c, const Weights& w, const Batch& batch,
              const Activations& buffers);
 

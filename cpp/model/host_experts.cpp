@@ -24,9 +24,9 @@ HostExperts::HostExperts(Backend& backend, const std::vector<LayerTensors>& laye
 
 HostExperts::~HostExperts() {
   try {
-    backend_.finish();  // what is under way may read them, or still put them into their order
+    backend_.finish();  // operations may still read or rearrange them
   } catch (...) {
-    // On a device that fails nothing is under way.
+    // A failed device runs nothing.
   }
 }
 

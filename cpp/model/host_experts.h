@@ -1,9 +1,9 @@
-// HostExperts: a model with mixtures of experts, on a back end with memory of its own, which does
-// not hold them all.
+// HostExperts: a mixture-of-experts model on a back end with its own memory, which does not fit all
+// experts.
 //
-// What every token needs is there, and the experts of the first layers, as many as fit. Those of
-// the others stay in the host's memory, where operations read what rows are sent to: of many
-// experts a few, so it would take longer to copy whole layers.
+// Dense weights are on the back end, and the experts of the first layers, as many as fit. The other
+// experts stay in host memory, where operations read them directly: a pass needs few of them, so
+// copying whole layers would take longer.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace h2o {
 
 class HostExperts {
  public:
-  // layers: of each the matrices of all its experts. dense: the bytes of what stays, on the back
-  // end. Throws InvalidArgument if max_resident is less than that, and OutOfMemory.
+  // layers: for each layer the matrices of all its experts. dense: bytes of all other weights on
+  // the back end. Throws InvalidArgument if max_resident is less than that, and OutOfMemory.
   HostExperts(Backend& backend, const std::vector<LayerTensors>& layers, size_t dense,
               size_t max_resident);
   HostExperts(const HostExperts&) = delete;
@@ -27,10 +27,10 @@ class HostExperts {
 
   int32_t n_kept() const { return n_kept_; }  // layers whose experts are on the back end
 
-  // Is this a matrix of experts that stay in the host's memory?
+  // Is this a matrix of experts that stay in host memory?
   bool has(int32_t layer, const Tensor* matrix) const;
 
-  // Makes it ready there.
+  // Prepares such a matrix in host memory.
   Tensor upload(const Tensor& host);
 
  private:

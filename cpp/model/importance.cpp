@@ -10,7 +10,7 @@ ImportanceMatrix::ImportanceMatrix(std::shared_ptr<Model> model) : model_(std::m
     const Layer& layer = model_->weights.layers[l];
     const Mixture& m = layer.mixture;
     const std::string blk = text("blk.", l, ".");
-    // Of matrices that are one tensor in the file the first stands for all: they share their input.
+    // Slices of a fused tensor share their input; the first represents the whole tensor.
     const bool one_qkv = static_cast<bool>(model_->file.tensor(blk + "attn_qkv.weight"));
     follow(blk + (one_qkv ? "attn_qkv" : "attn_q"), layer.attn_q.weight, 1);
     if (!one_qkv) {

@@ -1,5 +1,5 @@
-// How much the inputs of a model's matrices count: what llama.cpp calls an importance matrix, by
-// which quantisation chooses where to err.
+// ImportanceMatrix: how much each input of a model's matrices contributes, as in llama.cpp; guides
+// quantization.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace h2o {
 
-// Of one tensor, which has the matrices of all experts, or one.
+// Statistics of one tensor, which holds one matrix or those of all experts.
 struct InputSums {
   std::string name;             // as in the file: "blk.0.attn_q.weight"
-  int64_t n_cols;               // of a matrix: elements of its input
+  int64_t n_cols;               // columns of a matrix: elements of its input
   std::vector<double> squares;  // [matrices, n_cols] sums of the squared inputs
-  std::vector<int64_t> counts;  // [matrices] how many inputs these were
+  std::vector<int64_t> counts;  // [matrices] number of inputs summed
 };
 
-// From its construction to end() it adds up the inputs of each pass of the model, of every matrix
-// but those of the embedding and the output. One at a time. Throws InvalidArgument where the back
-// end does not show them.
+// Accumulates the inputs of every matrix except those of the embedding and the output, for all
+// passes of the model between construction and end(). Only one per model at a time. Throws
+// InvalidArgument if the back end does not support observe().
 class ImportanceMatrix {
  public:
   explicit ImportanceMatrix(std::shared_ptr<Model> model);
@@ -32,7 +32,7 @@ class ImportanceMatrix {
 
   void end();
 
-  // In the order of layers. Not while the model computes.
+  // In layer order. Must not be called while the model computes.
   const std::vector<InputSums>& sums() const { return sums_; }
 
  private:
@@ -46,7 +46,7 @@ class ImportanceMatrix {
 
   std::shared_ptr<Model> model_;
   std::vector<InputSums> sums_;
-  std::unordered_map<const std::byte*, Place> places_;  // by where a matrix is in memory
+  std::unordered_map<const std::byte*, Place> places_;  // by the matrix's address
 };
 
 }  // namespace h2o

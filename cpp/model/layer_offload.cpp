@@ -18,7 +18,7 @@ LayerOffload::LayerOffload(std::vector<size_t> sizes, size_t others, size_t max_
 
   size_t left = max_resident - least;
   while (n_kept_ < n_layers() && sizes_[n_kept_] <= left) left -= sizes_[n_kept_++];
-  // With two layers that would take turns all of them fit.
+  // With at most two streamed layers, all layers fit.
   if (n_streamed() <= 2) n_kept_ = n_layers();
 }
 

@@ -7,13 +7,13 @@ namespace h2o {
 std::vector<KvPolicy> layer_policies(const Config& config, std::span<const KvPolicy> policies) {
   std::vector<KvPolicy> all(policies.begin(), policies.end());
   const bool valid = all.size() == 1 || std::ssize(all) == config.n_layers;
-  if (config.sliding_window.size == 0 || !valid) return all;  // the cache refuses other numbers
+  if (config.sliding_window.size == 0 || !valid) return all;  // the cache throws for invalid sizes
   if (all.size() == 1) all.resize(config.n_layers, all[0]);
   for (int32_t l = 0; l < config.n_layers; ++l) {
     const int32_t window = config.window(l);
     if (window == 0) continue;
     validate(all[l]);
-    // A budget does not count the token that attends.
+    // The token that attends is not part of the budget.
     const int64_t newest = std::min<int64_t>(all[l].budget(), window - 1);
     all[l] = {.sinks = 0, .heavy = 0, .recent = static_cast<int32_t>(newest)};
   }

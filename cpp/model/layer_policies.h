@@ -1,4 +1,4 @@
-// What the layers of a model keep, which is for windows of attention to say too.
+// The policy of each layer, limited by its attention window.
 #pragma once
 
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace h2o {
 
-// The policies, one or one for each layer, as the layers of the model need them. One with a window
-// keeps the newest tokens in it, and of them no more than its policy's budget: none that is older
-// is attended to, however much attention it received before.
+// Expands policies, one or one per layer, to one per layer as the model needs them. A layer with a
+// window keeps the newest tokens inside it, at most its policy's budget: older tokens are never
+// attended to, whatever their score.
 std::vector<KvPolicy> layer_policies(const Config& config, std::span<const KvPolicy> policies);
 
 }  // namespace h2o

@@ -11,8 +11,7 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-// Where they lie in the file: of those that adjoin, such as the rows of one that are several here,
-// the whole.
+// Byte ranges of tensors in the file; adjacent tensors (such as slices of a fused one) are merged.
 std::vector<Bytes> bytes_of(const std::vector<Tensor*>& tensors) {
   std::vector<Bytes> all;
   for (const Tensor* tensor : tensors) {
@@ -72,7 +71,7 @@ void MappedLayerOffload::enter(int32_t layer) {
   {
     std::unique_lock lock(mutex_);
     if (wanted_ == layer) changed_.wait(lock, [&] { return is_here_; });
-    // Otherwise the pass before this one did not end, and this layer comes as it is touched.
+    // Otherwise the previous pass was interrupted, and this layer is read on page faults.
   }
   if (current_ >= 0 && current_ != layer) {
     for (const Bytes& bytes : layers_[current_]) MappedFile::release(bytes);
@@ -85,7 +84,7 @@ void MappedLayerOffload::bring(int32_t layer) {
   {
     std::unique_lock lock(mutex_);
     if (wanted_ == layer) return;
-    // One that was asked for and not entered must not stay.
+    // A layer that was prefetched but not used must be released.
     changed_.wait(lock, [&] { return wanted_ < 0 || is_here_; });
     if (wanted_ >= 0 && wanted_ != current_) {
       for (const Bytes& bytes : layers_[wanted_]) MappedFile::release(bytes);

@@ -1,5 +1,5 @@
-// MappedLayerOffload: layers that are computed on where the mapped file has them. A thread has
-// their pages read, and those of the layer before are let go of.
+// MappedLayerOffload: layers that are used in place from the mapped file. A thread reads the pages
+// of the next layer and releases those of the previous one.
 #pragma once
 
 #include <condition_variable>
@@ -13,26 +13,26 @@ namespace h2o {
 
 class MappedLayerOffload final : public LayerOffload {
  public:
-  // Throws InvalidArgument also where the system cannot do it.
+  // Also throws InvalidArgument if the system does not support it.
   MappedLayerOffload(const std::vector<LayerTensors>& layers, const std::vector<Tensor*>& others,
                      size_t max_resident);
   ~MappedLayerOffload() override;
 
-  // Returns when it is in memory.
+  // Blocks until the layer is in memory.
   void enter(int32_t layer) override;
 
  private:
   using Bytes = std::span<const std::byte>;
 
-  void bring(int32_t layer);  // by the thread
+  void bring(int32_t layer);  // runs on the thread
   void work();
 
-  std::vector<std::vector<Bytes>> layers_;  // of each the tensors' bytes
-  int32_t current_ = -1;                    // of those that take turns, the one that computes
+  std::vector<std::vector<Bytes>> layers_;  // byte ranges of each layer's tensors
+  int32_t current_ = -1;                    // the streamed layer that computes now
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  int32_t wanted_ = -1;   // the one after it
+  int32_t wanted_ = -1;   // the layer being prefetched
   bool is_here_ = false;  // wanted_ is in memory
   bool ended_ = false;
   std::thread thread_;

@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-// a.x += what the experts of each row of a.h make of it, and the shared one.
+// a.x += output of the experts chosen for each row of a.h, and of the shared expert.
 void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
                  const Activations& a);
 

@@ -1,4 +1,4 @@
-// Model: a GGUF file made ready on a back end. Sessions share it.
+// Model: a GGUF file loaded on a back end. Shared by sessions.
 #pragma once
 
 #include <filesystem>
@@ -14,8 +14,8 @@
 namespace h2o {
 
 struct Model {
-  // At most max_resident bytes of the weights are in the back end's memory at a time, if it is not
-  // 0. Throws FileError, FormatError, InvalidArgument, OutOfMemory, and what `progress` throws.
+  // max_resident: the limit for weights in the back end's memory, in bytes; 0 = none. Throws
+  // FileError, FormatError, InvalidArgument, OutOfMemory, and whatever `progress` throws.
   Model(const std::filesystem::path& path, std::unique_ptr<Backend> on,
         const LoadProgress& progress = nullptr, size_t max_resident = 0)
       : file(path),
@@ -26,7 +26,7 @@ struct Model {
 
   GgufShards file;
   Config config;
-  uint64_t fingerprint;  // of snapshots
+  uint64_t fingerprint;  // for snapshots
   std::unique_ptr<Backend> backend;
   Weights weights;
   std::mutex mutex;  // a back end runs one forward pass at a time

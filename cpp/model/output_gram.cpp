@@ -21,7 +21,7 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
   const Tensor units = matrix(some_units, head_dim, width);
   const Tensor columns = matrix(some_columns, head_dim, c.n_embd);
 
-  // Whatever form the back end has W_O in, it multiplies by unit vectors, which gives its columns.
+  // Multiplying unit vectors gives W_O's columns in whatever layout the back end stores it.
   std::vector<float> unit_rows(head_dim * width);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     if (!policies[policies.size() == 1 ? 0 : l].weighs_outputs()) continue;

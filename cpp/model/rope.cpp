@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-// The dimension that turns `turns` times over the original context (YaRN, arXiv 2309.00071,
+// The dimension that rotates `turns` times over the original context (YaRN, arXiv 2309.00071,
 // section 3.2).
 double dimension_of(const RopeConfig& rope, double turns) {
   return rope.n_rot * std::log(rope.n_ctx_orig / (turns * 2 * std::numbers::pi)) /
@@ -34,7 +34,7 @@ std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& diviso
   for (int32_t i = 0; i < rope.n_rot / 2; ++i) {
     double plain = std::pow(double{rope.freq_base}, -2.0 * i / rope.n_rot);
     if (divisors) plain /= divisors.floats()[i];
-    // Fast dimensions keep their frequency, slow ones are stretched, a ramp lies between.
+    // Fast dimensions keep their frequency, slow ones are interpolated, with a ramp in between.
     double keep = 0;
     if (rope.yarn) {
       const double ramp = (i - low) / std::max(0.001, high - low);
@@ -46,7 +46,7 @@ std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& diviso
 }
 
 std::vector<float> alibi_slopes(int32_t n_heads, float max_bias) {
-  // Of a power of two heads; more heads lie half way between those of twice as many.
+  // The slopes for a power of two heads; further heads are interleaved from twice that number.
   const auto power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(n_heads)));
   std::vector<float> slopes(n_heads);
   for (int32_t h = 0; h < n_heads; ++h) {

@@ -8,12 +8,12 @@
 
 namespace h2o {
 
-// Radians per position [n_rot / 2], scaled as the model says. `divisors` are those of a Llama 3
-// file (tensor rope_freqs.weight), or of one with LongRoPE (rope_factors_*.weight), or empty.
+// Radians per position [n_rot / 2], with the model's scaling. `divisors`: from a Llama 3 file
+// (tensor rope_freqs.weight), from LongRoPE (rope_factors_*.weight), or empty.
 std::vector<float> rope_frequencies(const RopeConfig& rope, const Tensor& divisors);
 
-// By how much the logits of each head fall with a token of distance (ALiBi, arXiv 2108.12409),
-// [n_heads]. The slopes run from 2^-(max_bias / n_heads) to 2^-max_bias.
+// ALiBi slopes (arXiv 2108.12409) [n_heads]: how much a head's logits fall per token of distance,
+// from 2^-(max_bias / n_heads) to 2^-max_bias.
 std::vector<float> alibi_slopes(int32_t n_heads, float max_bias);
 
 }  // namespace h2o

@@ -11,7 +11,7 @@
 namespace h2o {
 namespace {
 
-constexpr int32_t kLogitsRows = 32;  // computed at a time when every row's are wanted
+constexpr int32_t kLogitsRows = 32;  // rows whose logits are computed at a time by score()
 
 SessionOptions resolve(const Config& config, SessionOptions options) {
   if (options.policies.empty()) options.policies.emplace_back();
@@ -34,14 +34,14 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
             "an archive has no rolling positions: leave positions at auto");
     options.positions = Positions::original;
   }
-  // No batch can hold more rows than all sequences together.
+  // A batch cannot have more rows than all sequences together.
   options.n_batch = static_cast<int32_t>(
       std::min(int64_t{options.n_batch}, int64_t{options.n_ctx} * options.max_sequences));
   return options;
 }
 
-// Every layer evicts before the trained length: then ranks are always positions that the model
-// knows, and there is one for the token after them.
+// True if every layer evicts before the trained length: ranks are then always positions that the
+// model was trained on, including the next token's.
 bool may_roll(const Config& config, const SessionOptions& options) {
   const bool one_rope = config.window_rope.n_rot == 0 && config.family->unrotated_period == 0;
   const bool bounded =
@@ -163,15 +163,15 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
   roll_on(inputs);
   fill_batch(inputs);
   batch_.temperatures.assign(temperatures.begin(), temperatures.end());
-  // Two pointers: what a std::function holds without allocating.
+  // Captures two pointers, which std::function stores without allocating.
   const std::function<void()> pass = [this, &then] {
     Backend& b = *model_->backend;
     forward(b, model_->config, model_->weights, batch_, cache_, activations_);
     unembed(b, model_->config, model_->weights, batch_, activations_);
     then();
   };
-  // Which layers are there differs from pass to pass, so they are not recorded: it is not launching
-  // kernels that takes their time.
+  // Resident layers change from pass to pass, so these passes are not captured. They are bound by
+  // transfers, not by kernel launches.
   const LayerOffload* const stream = model_->weights.stream.get();
   if (stream != nullptr && stream->n_streamed() > 0) {
     model_->backend->run(batch_, pass);
@@ -213,7 +213,7 @@ void Session::reserve_sequences(int32_t n) {
   const std::lock_guard lock(model_->mutex);
   require(n <= options_.max_sequences, n, " sequences, at most ", options_.max_sequences);
   cache_.reserve_sequences(n);
-  steps_.reset();  // they were captured with the addresses from before
+  steps_.reset();  // they were captured with the old addresses
   greedy_.reset();
   select_.reset();
   for (; options_.n_sequences < n; ++options_.n_sequences) start(options_.n_sequences);
@@ -333,7 +333,7 @@ size_t Session::archive_bytes() const {
 size_t Session::full_cache_bytes() const {
   const KvPolicy full;
   KvShape shape = cache_.shape();
-  shape.rope = {};  // where nothing is evicted nothing rolls
+  shape.rope = {};  // a full cache does not roll
   return KvCache::bytes({&full, 1}, shape);
 }
 
@@ -346,7 +346,7 @@ int32_t Session::room_unlocked(int32_t sequence) const {
 int32_t Session::chunk_unlocked(int32_t sequence) const {
   const int32_t chunk = std::min(options_.n_batch, room_unlocked(sequence));
   if (!cache_.can_roll(sequence)) return chunk;
-  // Up to the trained length positions are ranks while nothing rolls.
+  // Positions up to the trained length are equal to ranks until the sequence rolls.
   const int32_t n_ctx_train = model_->config.n_ctx_train;
   const int32_t length = cache_.length(sequence);
   const bool rolls = cache_.rolling(sequence) || length >= n_ctx_train;
@@ -357,7 +357,7 @@ void Session::start(int32_t sequence) {
   if (options_.positions == Positions::rolling) cache_.roll(sequence);
 }
 
-// Where nothing can roll, all are original.
+// Sequences that cannot roll have original positions.
 Positions Session::positions_of(int32_t sequence) const {
   return cache_.can_roll(sequence) ? options_.positions : Positions::original;
 }

@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::string_view kMagic = "h2o snap";
 constexpr size_t kHeader = kMagic.size() + sizeof(uint32_t) + 2 * sizeof(uint64_t);
-constexpr size_t kSample = 4096;  // bytes at each end of a tensor
+constexpr size_t kSample = 4096;  // at each end of a tensor
 
-// {"random_state": "...", "note": ...} of version 2, taken apart; the state may be null.
+// Splits {"random_state": "...", "note": ...} of version 2; the state may be null.
 void split_note(SnapshotText& text) {
   constexpr std::string_view kState = "{\"random_state\": ", kNote = ", \"note\": ";
   const std::string_view note = text.note;

@@ -1,4 +1,4 @@
-// Snapshots: a sequence and its text as bytes, to keep in memory or in a file.
+// Snapshots: a sequence and its state as bytes, kept in memory or in a file.
 //
 //   "h2o snap"                      8 bytes
 //   version                         u32, kSnapshotVersion
@@ -9,10 +9,10 @@
 //   random state                    u64 length, text of Sampler::random_state(); or none
 //   held text, held bytes           u64 length, bytes; each
 //   positions                       u8, of the session
-//   cache                           kv/sequence_image
+//   cache                           kv/serialized_sequence
 //
-// Version 2 had JSON for a note, {"random_state": ..., "note": ...}, and nothing held; it is read
-// too. Other versions are refused: a snapshot is not an archive, its text can be read again.
+// Version 2 stores {"random_state": ..., "note": ...} as a JSON note and nothing held back; it can
+// be read too. Other versions are rejected: the tokens can be processed again.
 #pragma once
 
 #include <cstdint>
@@ -27,22 +27,23 @@ namespace h2o {
 
 inline constexpr uint32_t kSnapshotVersion = 3;
 
-// What a snapshot holds besides the cache.
+// The part of a snapshot besides the cache.
 struct SnapshotText {
-  std::vector<int32_t> tokens;     // of the text so far
-  std::string note;                // JSON that the caller wants to find again; "" = null
-  int32_t n_read = 0;              // tokens that the cache has seen; the others are still to be fed
-  std::vector<float> logits = {};  // [n_vocab] after the last token, if all are read; or none
-  std::string random_state = {};   // of the sampler; "" = none
-  std::string held_text = {};      // of the tokens, not given out: it may begin a stop string
-  std::string held_bytes = {};     // of the tokens after that: of a character that is not complete
+  std::vector<int32_t> tokens;  // of the sequence so far
+  std::string note;             // JSON for the caller; "" = null
+  int32_t n_read = 0;           // tokens in the cache; the others are still to be processed
+  std::vector<float> logits =
+      {};  // [n_vocab] after the last token, if all tokens are in the cache; otherwise empty
+  std::string random_state = {};  // of the sampler; "" = none
+  std::string held_text = {};     // text not yet returned, because it may begin a stop string
+  std::string held_bytes = {};    // bytes after that, of an incomplete character
 };
 
-// Tells models apart: by their metadata but for general.*, by the names, shapes and types of their
-// tensors and by a sample of the data.
+// Identifies a model by its metadata (except general.*), the names, shapes and types of its
+// tensors, and a sample of their data.
 uint64_t fingerprint(const GgufShards& model);
 
-// Begins a snapshot, and completes it when the cache has been appended.
+// Starts a snapshot; end_snapshot() completes it after the cache has been appended.
 ByteWriter begin_snapshot(uint64_t model, const SnapshotText& text, uint8_t positions);
 std::vector<std::byte> end_snapshot(ByteWriter writer);
 
@@ -55,8 +56,8 @@ struct OpenSnapshot {
 
 enum class Damage : bool { none, possible };
 
-// Throws FormatError for bytes that are no snapshot, or have been damaged, where that is possible.
-// They must outlive it.
+// Throws FormatError if the bytes are not a snapshot or, with Damage::possible, if they are
+// damaged. The bytes must outlive the result.
 OpenSnapshot open_snapshot(std::span<const std::byte> bytes, Damage damage = Damage::possible);
 
 }  // namespace h2o

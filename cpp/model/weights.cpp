@@ -17,12 +17,12 @@
 namespace h2o {
 namespace {
 
-// Finds tensors by name, and remembers which ones it was asked for.
+// Looks up tensors by name and records which ones were used.
 class Finder {
  public:
   Finder(const GgufShards& model, const Config& config) : model_(model), config_(config) {}
 
-  // A matrix, or n of one shape, in any type that h2o computes on; empty if it is missing.
+  // One matrix, or n matrices of the same shape, in any supported type; empty if missing.
   Tensor matrix_or_none(const std::string& name, int64_t rows, int64_t cols, int64_t n = 1) {
     const Tensor tensor = model_.tensor(name, n);
     rows *= n;
@@ -38,7 +38,7 @@ class Finder {
     return present(name, matrix_or_none(name, rows, cols));
   }
 
-  // A tensor that the format keeps in f32: norms, biases, learned positions.
+  // A tensor that GGUF stores in f32: norms, biases, learned positions.
   Tensor floats_or_none(const std::string& name, int64_t rows, int64_t cols) {
     const Tensor tensor = matrix_or_none(name, rows, cols);
     if (tensor && tensor.dtype != DType::f32) {
@@ -51,7 +51,7 @@ class Finder {
     return present(name, floats_or_none(name, rows, cols));
   }
 
-  // The matrices of all experts, one below another; shape [n, rows, cols] in the file.
+  // All experts' matrices, stacked vertically; shape [n, rows, cols] in the file.
   Affine experts(const std::string& name, int64_t n, int64_t out, int64_t in, bool needs_bias) {
     const Tensor weight = present(name + ".weight", matrix_or_none(name + ".weight", out, in, n));
     const Tensor bias = floats_or_none(name + ".bias", n, out);
@@ -76,11 +76,11 @@ class Finder {
 
   bool has(const std::string& name) const { return static_cast<bool>(model_.tensor(name)); }
 
-  // A tensor that is not used would change the result without a message.
+  // An unused tensor would silently change the result.
   void expect_all_used() const {
     for (const GgufFile& file : model_.files()) {
       for (const GgufTensor& tensor : file.tensors()) {
-        // Old converters saved the inverse frequencies, which follow from the metadata.
+        // Old converters saved the inverse frequencies, which are derived from the metadata here.
         if (tensor.name.ends_with("attn_rot_embd.weight")) continue;
         if (!used_.contains(std::string(tensor.name))) {
           fail(quoted(tensor.name), text("is not part of a '", config_.family->architecture,
@@ -105,7 +105,7 @@ class Finder {
   std::unordered_set<std::string> used_;
 };
 
-// The rows [begin, end) of a matrix and of its bias.
+// Rows [begin, end) of a matrix and of its bias.
 Affine slice(const Affine& whole, int64_t begin, int64_t end) {
   const auto rows = [&](const Tensor& t) {
     return Tensor{t.row(begin), t.dtype, end - begin, t.cols};
@@ -140,7 +140,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   const bool biases = c.family->biases == Biases::all;
 
   Layer layer;
-  // Of two norms side by side (Falcon 40B) the second is attention's.
+  // Falcon 40B has two parallel norms; the second is attention's.
   const bool two_norms = c.family->shared_norm && find.has(blk + "attn_norm_2.weight");
   layer.attn_norm = find.norm(blk + (two_norms ? "attn_norm_2" : "attn_norm"));
   if (two_norms) layer.ffn_norm = find.norm(blk + "attn_norm");
@@ -186,7 +186,7 @@ Layer find_layer(Finder& find, const Config& c, const std::string& blk) {
   return layer;
 }
 
-// The weights where the file has them; of the rotary frequencies only the divisors.
+// The weights as views of the file; of the rotary frequencies only the divisors.
 Weights find_weights(const GgufShards& model, const Config& c) {
   Weights w;
   Finder find(model, c);
@@ -242,7 +242,7 @@ size_t bytes_of(const Backend& backend, const std::vector<Tensor*>& tensors) {
   return n;
 }
 
-// Nothing where there are none, or where only layers are small enough to take turns.
+// Returns nullptr if there are no experts, or if offloading whole layers is enough.
 std::unique_ptr<ExpertOffload> offload_experts(std::vector<Layer>& layers,
                                                const std::vector<LayerTensors>& tensors,
                                                const std::vector<Tensor*>& others, const Config& c,
@@ -256,7 +256,7 @@ std::unique_ptr<ExpertOffload> offload_experts(std::vector<Layer>& layers,
   return std::make_unique<ExpertOffload>(experts, c.mixture.n_experts, dense, max_resident);
 }
 
-// The same on a back end that has copies.
+// The same for a back end that copies weights.
 std::unique_ptr<HostExperts> keep_experts(Backend& backend, std::vector<Layer>& layers,
                                           const std::vector<LayerTensors>& tensors,
                                           const std::vector<Tensor*>& others, const Config& c,
@@ -277,12 +277,12 @@ Tensor upload_floats(const std::vector<float>& values, Backend& backend,
   return {owned.back().data(), DType::f32, 1, std::ssize(values)};
 }
 
-// What the divisors, if there are any, and the metadata say, in the back end's memory.
+// Frequencies from the metadata and the divisors, if any, in the back end's memory.
 Tensor upload_frequencies(const GgufShards& model, const RopeConfig& rope, const Tensor& divisors,
                           Backend& backend, std::vector<Buffer>& owned) {
   const std::vector<float> frequencies = rope_frequencies(rope, divisors);
   for (float frequency : frequencies) {
-    // Metadata and divisors may each be in range, and what follows from them not.
+    // Metadata and divisors can each be in range while the result is not.
     if (!std::isfinite(frequency * rope.magnitude)) {
       throw FormatError(text("[weights] ", model.path(), ": rotary frequency ", frequency,
                              " and magnitude ", rope.magnitude, ", expected finite numbers"));
@@ -322,7 +322,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
       &w.output_norm.weight, &w.output_norm.bias, &w.output.weight,     &w.output.bias};
 
   const size_t of_others = bytes_of(backend, others);
-  size_t total = bytes_of(others), on_backend = of_others;  // in the file; on the back end
+  size_t total = bytes_of(others), on_backend = of_others;  // bytes in the file; on the back end
   for (const LayerTensors& layer : layers) {
     total += bytes_of(layer);
     on_backend += bytes_of(backend, layer);
@@ -330,7 +330,7 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
   CopiedLayerOffload* copied = nullptr;
   bool in_place = false;
   if (max_resident == 0) {
-    // Experts are ranges of rows.
+    // Experts are row ranges of one tensor.
     const bool divisible = c.mixture.n_ff % kRowGroup == 0 && c.n_embd % kRowGroup == 0;
     in_place = (c.mixture.n_experts > 0 && !divisible && backend.maps_weights()) ||
                !backend.expect_weights(on_backend);
@@ -353,9 +353,9 @@ Weights load_weights(const GgufShards& model, const Config& c, Backend& backend,
     const std::span<const std::byte> host(tensor.data, static_cast<size_t>(tensor.bytes()));
     tensor = to(tensor);
     if (tensor.data != host.data()) {
-      MappedFile::release(host);  // not in memory twice
+      MappedFile::release(host);  // not twice in memory
     } else if (max_resident == 0) {
-      // The first tokens need every weight; and memory then stands still while text is generated.
+      // Every weight is needed for the first token; afterwards memory use stays constant.
       MappedFile::populate(host);
     }
     loaded += host.size();
