@@ -8,11 +8,11 @@
 namespace h2o {
 namespace {
 
-constexpr size_t kFew = 64;     // candidates that are sorted
-constexpr size_t kMany = 1024;  // with which most limits are reached
+constexpr size_t kFew = 64;     // sort at most this many directly
+constexpr size_t kMany = 1024;  // enough for most limits
 
-// The first of `all`, in the order of `before`, with which the masses reach a limit, or the last
-// one. It and those before it come first in `all`; only a few of them are sorted.
+// The number of candidates, in the order of `before`, whose masses reach a limit (all if they do
+// not). They are moved to the front; only a few are sorted.
 template <typename Before, typename Mass, typename Reached>
 size_t select(std::span<Candidate> all, Before before, Mass mass_of, Reached reached) {
   double mass = 0;
@@ -64,7 +64,7 @@ double Candidates::total() {
 // In nats.
 double Candidates::entropy() {
   const double sum = total();
-  double mean = 0;  // of the logarithms of the weights
+  double mean = 0;  // of the log weights
   for (size_t i = 0; i < n_; ++i) {
     const double weight = all_[i].weight;
     if (weight > 0) mean += weight * std::log(weight);
@@ -89,7 +89,7 @@ void Candidates::keep_first(size_t n) {
   n_sorted_ = std::min(n_sorted_, n);
 }
 
-// Of those that are sorted, `drop` drops none before one that it keeps.
+// If candidates are sorted, `drop` must not drop one before one that it keeps.
 template <typename Drop>
 void Candidates::drop_if(Drop drop) {
   const auto begin = all_.begin();
@@ -157,7 +157,7 @@ void Candidates::keep_typical(float p) {
   const double sum = total();
   const double mean = entropy();
   const double enough = p * sum;
-  // The weight makes room for the distance from the mean; it is computed again for those kept.
+  // The weight temporarily holds the distance from the mean; it is recomputed for those kept.
   for (size_t i = 0; i < n_; ++i) {
     const double surprise = std::log(sum) - std::log(static_cast<double>(all_[i].weight));
     all_[i].weight = static_cast<float>(std::abs(surprise - mean));
@@ -197,7 +197,7 @@ void Candidates::keep_surprise(double most) {
 }
 
 size_t Candidates::zipf_count(double bits, size_t n_vocab) {
-  constexpr size_t kRanks = 100;  // that the exponent is estimated from
+  constexpr size_t kRanks = 100;  // used to estimate the exponent
   sort_first(kRanks);
   weigh();
   double products = 0;
@@ -214,7 +214,7 @@ size_t Candidates::zipf_count(double bits, size_t n_vocab) {
   const double k =
       std::pow(epsilon * std::exp2(bits) / (1 - std::pow(static_cast<double>(n_vocab), -epsilon)),
                1 / exponent);
-  if (!(k < static_cast<double>(n_))) return n_;  // also for an exponent of 1
+  if (!(k < static_cast<double>(n_))) return n_;  // also handles an exponent of 1
   return std::max<size_t>(1, static_cast<size_t>(k));
 }
 
@@ -224,7 +224,7 @@ int32_t Candidates::draw(double u, double* surprise) {
   const auto reached = [limit](double mass) { return mass > limit; };
   size_t last = select(all_.first(n_), likelier, weight_of, reached);
   n_sorted_ = 0;
-  while (last > 0 && all_[last].weight == 0) --last;  // where rounding leaves something over
+  while (last > 0 && all_[last].weight == 0) --last;  // rounding may leave a remainder
   if (surprise != nullptr) *surprise = std::log2(sum / all_[last].weight);
   return all_[last].token;
 }

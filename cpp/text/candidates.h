@@ -1,5 +1,5 @@
-// Candidates: the tokens that are left to choose from, and what leaves out some of them. Sorts only
-// as far as it has to.
+// Candidates: the tokens a sampler can still choose from, and the steps that truncate them. Sorts
+// only as much as necessary.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +16,30 @@ struct Candidate {
 
 class Candidates {
  public:
-  // The first n of `room`, n > 0, with finite logits and in any order.
+  // The first n > 0 elements of `room`, with finite logits, in any order.
   Candidates(std::span<Candidate> room, size_t n) : all_(room), n_(n) {}
 
-  // Each keeps one candidate at least.
+  // Each step keeps at least one candidate.
   void scale(float temperature);  // above 0
-  // A temperature from `least` to `most`, by the entropy.
+  // A temperature between `least` and `most`, depending on the entropy.
   void scale_by_entropy(float least, float most, float exponent);
   void keep_largest(size_t k);
-  void keep_probable(float p);      // the most likely, of this probability together
-  void keep_relative(float least);  // at least this times as likely as the likeliest
+  void keep_probable(float p);      // the most likely with this total probability
+  void keep_relative(float least);  // at least this times as likely as the most likely
   void keep_sigma(float n);         // up to n standard deviations below the largest logit
-  void keep_typical(float p);       // surprising about as much as the average, likewise
-  void drop_top(float threshold);   // all but the least likely of those with this probability
-  void keep_surprise(double most);  // up to so many bits
+  void keep_typical(float p);       // closest to the average surprise, with this total probability
+  void drop_top(
+      float threshold);  // all but the least likely of those with at least this probability
+  void keep_surprise(double most);  // up to this surprise, in bits
 
-  // How many of the most likely to keep so that the surprise is about `bits`, if they are spread as
-  // Zipf's law has it (Basu et al., arXiv 2007.14966).
+  // The number of most likely candidates to keep for a surprise of about `bits`, assuming a Zipf
+  // distribution (Basu et al., arXiv 2007.14966).
   size_t zipf_count(double bits, size_t n_vocab);
 
   size_t size() const { return n_; }
 
-  // The one at `u` of the total probability, 0 <= u < 1, the most likely first; and how many bits
-  // its choice was worth.
+  // The candidate at cumulative probability `u`, 0 <= u < 1, in descending order of likelihood;
+  // sets `surprise` to its surprise in bits.
   int32_t draw(double u, double* surprise = nullptr);
 
  private:
@@ -52,8 +53,8 @@ class Candidates {
 
   std::span<Candidate> all_;
   size_t n_;
-  size_t n_sorted_ = 0;   // of the first, which are the most likely
-  bool weighed_ = false;  // are the weights those of the logits, 1 for the largest?
+  size_t n_sorted_ = 0;   // the first n_sorted_ are sorted and are the most likely
+  bool weighed_ = false;  // weights are up to date, relative to the largest logit
 };
 
 }  // namespace h2o

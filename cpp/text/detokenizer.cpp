@@ -5,7 +5,7 @@
 namespace h2o {
 namespace {
 
-// Where the text ends with a character that is not complete; its size if it does not.
+// The start of a trailing incomplete character; text.size() if there is none.
 size_t incomplete(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
@@ -47,7 +47,7 @@ std::string Detokenizer::release(std::string_view text) {
       return before;
     }
   }
-  // What is held begins with a character, as stop strings do.
+  // Held-back text starts at a character boundary, as stop strings do.
   std::string released = text_.substr(0, text_.size() - stop_.begun(state_));
   text_.erase(0, released.size());
   return released;

@@ -1,8 +1,8 @@
-// Detokenizer: from the bytes of tokens, as they come, to text that can be shown: whole characters,
-// up to the first stop string.
+// Detokenizer: converts token bytes to text incrementally: complete characters, up to the first
+// stop string.
 //
-// A text ends at the stop string that is complete first; of those complete at the same place, at
-// the longest. The stop string is not part of the text.
+// Output ends at the stop string that is completed first; if several are completed at the same
+// byte, at the longest. The stop string is not part of the output.
 #pragma once
 
 #include <string>
@@ -18,17 +18,17 @@ class Detokenizer {
   // Throws InvalidArgument for a stop string that is empty or not UTF-8.
   explicit Detokenizer(std::span<const std::string> stop = {}) : stop_(stop) {}
 
-  // The text that `bytes` complete, always UTF-8: U+FFFD stands for what is not.
+  // The text completed by `bytes`, always valid UTF-8: invalid bytes become U+FFFD.
   std::string push(std::string_view bytes);
 
-  // The text that was held back. An incomplete character becomes U+FFFD.
+  // Returns the text held back. An incomplete character becomes U+FFFD.
   std::string finish();
 
   // Has a stop string appeared?
   bool stopped() const { return stopped_; }
 
-  // What is held back: text that may begin a stop string, then bytes of an incomplete character.
-  // Pushed to another Detokenizer, it goes on from here.
+  // Held back: text that may begin a stop string, then bytes of an incomplete character. Pushing
+  // both to another Detokenizer continues from here.
   const std::string& held_text() const { return text_; }
   const std::string& held_bytes() const { return bytes_; }
 
@@ -36,7 +36,7 @@ class Detokenizer {
   std::string release(std::string_view text);
 
   StopStrings stop_;
-  StopStrings::State state_ = 0;  // of the text
+  StopStrings::State state_ = 0;  // of the output so far
   std::string text_;
   std::string bytes_;
   bool stopped_ = false;

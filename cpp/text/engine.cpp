@@ -11,13 +11,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatience{100};  // then a thread that waits looks at signals
+constexpr milliseconds kPatience{100};  // a waiting thread calls `between` this often
 
 SessionOptions with_rows(SessionOptions options) {
   require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
           ", expected 1 to 65536");
   const int32_t n = std::clamp(std::max(options.n_sequences, options.max_sequences), 1, 65536);
-  options.n_batch += n - 1;  // a chunk of one, and a token of each of the others
+  options.n_batch += n - 1;  // one chunk, plus a token of every other sequence
   return options;
 }
 
@@ -55,7 +55,7 @@ Engine::Handle Engine::submit(Request request, bool begin) {
     if (closed_) throw std::runtime_error("the engine is closed");
   }
   check(g.request_, g);
-  // Others begin when their first piece is asked for.
+  // Other generations start when their first piece is requested.
   if (g.request_.eager && begin) this->begin({&generation, 1});
   return generation;
 }
@@ -79,7 +79,7 @@ void Engine::check(Request& request, Generation& generation) const {
   if (!request.after.bytes.empty()) {
     SnapshotText text = open_snapshot(request.after.bytes).text;
     if (!request.seeded && !text.random_state.empty()) {
-      Sampler({}, 1).set_random_state(text.random_state);  // throws for what is none
+      Sampler({}, 1).set_random_state(text.random_state);  // throws if invalid
     }
     n_read = text.n_read;
     generation.tokens_ = std::move(text.tokens);
@@ -89,7 +89,7 @@ void Engine::check(Request& request, Generation& generation) const {
   }
   const bool empty = request.prompt.empty() && generation.tokens_.size() == n_read;
   require(!empty || !generation.logits_.empty() || request.max_tokens == 0, "the prompt is empty",
-          n_read > 0 ? ", and the snapshot has no token left to go on from" : "");
+          n_read > 0 ? ", and the snapshot has no unprocessed token" : "");
   if (generation.tokens_.empty()) {
     generation.tokens_ = std::move(request.prompt);
   } else {
@@ -107,7 +107,7 @@ void Engine::check(Request& request, Generation& generation) const {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
   }
   if (!request.max_tokens) {
-    generation.n_most_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last one is not read
+    generation.n_most_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last token is not processed
   } else {
     generation.n_most_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
   }
@@ -125,7 +125,7 @@ void Engine::enqueue(const Handle& generation) {
   generation->submitted_ = true;
 }
 
-// Throws on the thread that computes the current step: it would wait for itself.
+// Throws on the computing thread, which would wait for itself.
 void Engine::check_may_wait(const Lock& /*held*/) const {
   if (!is_leader()) return;
   throw std::runtime_error(
@@ -160,7 +160,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     Lock& lock;
     ~Waiting() {
       if (!lock.owns_lock()) lock.lock();
-      // Interrupted in the queue: it gets in line again when it is wanted again.
+      // Interrupted in the queue: it is queued again when it is wanted again.
       if (--g.n_waiting_ > 0 || g.request_.eager) return;
       if (take_out(engine.waiting_, generation)) g.submitted_ = false;
     }
@@ -198,7 +198,7 @@ void Engine::subscribe(const Handle& generation, const std::shared_ptr<Mailbox>&
   check_process();
   const Lock lock(monitor_->mutex);
   Generation& g = *generation;
-  // One that it is known to already has heard of the admission.
+  // Admission has already been posted to a mailbox that was subscribed before.
   const bool is_new = g.mailbox_.lock() != mailbox;
   g.mailbox_ = mailbox;
   if (!g.pieces_.empty() || g.ended() || (is_new && g.admitted_)) post(generation);
@@ -244,7 +244,7 @@ void Engine::end_cancelled(const Handle& generation) {
   if (waits) n_queued_ -= g.request_.eager;
   const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
   if (begun && leading_) {
-    g.cancelled_ = true;  // it may be in the step that is being computed
+    g.cancelled_ = true;  // it may be part of the current step
     return;
   }
   if (take_out(active_, generation)) scheduler_->release(g);
@@ -282,13 +282,13 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
   generation->n_given_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
-  generation->progress_.finish = Finish::length;  // it has no callbacks to drop
+  generation->progress_.finish = Finish::length;  // it has no callbacks to release
   last_ = generation;
   last_sequence_ = generation->sequence_;
   return generation;
 }
 
-// Calls `body` with the scheduler, without the lock and while nobody computes.
+// Calls `body` without the lock, while no other thread computes.
 void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
   leading_ = true;
   leader_ = std::this_thread::get_id();
@@ -367,12 +367,12 @@ void Engine::cancel_all(std::optional<int32_t> only_group) {
 
 void Engine::close() {
   if (forked()) {
-    // What other threads waited on at the fork, or were, cannot be destroyed.
+    // Leak what other threads used at the time of the fork; it cannot be destroyed.
     new std::shared_ptr(monitor_);
     if (worker_.joinable()) new std::thread(std::move(worker_));
     return;
   }
-  std::thread worker;  // of several threads that close, one joins it
+  std::thread worker;  // if several threads call close(), only one joins it
   {
     const Lock lock(monitor_->mutex);
     closed_ = true;
@@ -380,7 +380,7 @@ void Engine::close() {
   }
   cancel_all({});
   if (in_callback()) return;
-  if (worker.get_id() == std::this_thread::get_id()) {  // the last to hold it was a callback
+  if (worker.get_id() == std::this_thread::get_id()) {  // a callback held the last reference
     worker.detach();
     worker_closed_it_ = true;
   } else if (worker.joinable()) {

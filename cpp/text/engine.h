@@ -1,16 +1,17 @@
-// Engine: from prompts to texts, for any number of threads and event loops at once. The only driver
-// of a session.
+// Engine: generates text for any number of requests, threads and event loops at once. The only
+// driver of a session.
 //
-// Leader and followers: a thread that waits for a piece and finds nobody computing takes the lead
-// and computes a step for all generations that are wanted; the others wait for what it brings. So
-// streams of one thread, of many threads, of tasks and of other languages go on together. Eager
-// generations have a thread of the engine that leads when nobody else does.
+// Leader/followers: a thread that waits for a piece while no thread is computing becomes the leader
+// and computes a step for all wanted generations; the others wait for its results. Streams of one
+// thread, many threads, async tasks and other languages thus progress together. For eager
+// generations a thread of the engine leads when no other thread does.
 //
-// A generation that is not eager is paused when nobody waits for it. When sequences are short, a
-// paused one is parked: its sequence is copied to the host's memory, and back when it is wanted.
+// A generation that is not eager is paused while no thread waits for it. When sequences run short,
+// a paused generation is parked: its sequence is copied to host memory, and back when it is wanted
+// again.
 //
-// A callback of a request, called by the thread that computes, may look, submit and cancel. What
-// would wait for the step that it is part of throws std::runtime_error.
+// Callbacks of a request run on the computing thread. They may query, submit and cancel; calls that
+// would wait for the current step throw std::runtime_error.
 #pragma once
 
 #include <algorithm>
@@ -31,13 +32,13 @@
 namespace h2o {
 
 struct EngineStats {
-  int32_t n_sequences;  // the most at once
-  int32_t n_active;     // generations that have a sequence
-  int32_t n_waiting;    // in the queue
+  int32_t n_sequences;  // maximum at once
+  int32_t n_active;     // generations with a sequence
+  int32_t n_waiting;    // queued generations
   int64_t prompt_tokens;
   int64_t generated_tokens;
   int64_t evictions;      // in the layer that keeps most
-  int64_t cached_tokens;  // of prompts, that the prefix cache had
+  int64_t cached_tokens;  // prompt tokens found in the prefix cache
   int64_t prefix_bytes;   // of the prefix cache
 };
 
@@ -45,79 +46,75 @@ class Engine {
  public:
   using Handle = std::shared_ptr<Generation>;
 
-  // Called between steps and every tenth of a second by a thread that waits, without any lock. What
-  // it throws ends the wait.
+  // Called without locks by a waiting thread, between steps and every 100 ms. An exception ends the
+  // wait.
   using Between = std::function<void()>;
 
-  // It belongs to the process that made it. In a forked child, which has none of its threads and
-  // perhaps a lock that one of them held, calls throw std::runtime_error, and those that end
-  // something do nothing.
-
-  // options.n_batch: prompt tokens of one sequence that are read at a time. Throws InvalidArgument,
-  // OutOfMemory.
+  // An engine belongs to the process that created it. In a forked child, where its threads are
+  // missing and its locks may be held, calls throw std::runtime_error, and close() and cancel() do
+  // nothing.
+  //
+  // options.n_batch: chunk size of prompts. Throws InvalidArgument, OutOfMemory.
   Engine(std::shared_ptr<Model> model, std::shared_ptr<const Tokenizer> tokenizer,
          SessionOptions options, const PrefixCacheOptions& prefixes = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Takes a request; an eager one begins as soon as there is a sequence for it. Throws
-  // InvalidArgument for what can be seen to be wrong now, ContextFull for a prompt that is too
-  // long.
-  // `begin`: false for an eager one that begin() begins, with others.
+  // Adds a request; an eager one starts as soon as a sequence is available. Throws InvalidArgument
+  // for invalid options, ContextFull for a prompt that is too long.
+  // `begin`: false: an eager request waits for begin().
   Handle submit(Request request, bool begin = true);
 
-  // No step comes between their beginnings: prompts that begin alike are read once.
+  // Starts several eager generations in the same step, so that common prefixes are processed once.
   void begin(std::span<const Handle> generations);
 
-  // Waits for the next piece; none when it has ended. Throws what has ended it, once.
+  // Waits for the next piece; nullopt after the end. Throws the error of a failed generation, once.
   std::optional<Piece> next(const Handle& generation, const Between& between);
 
-  // All text that is ready, without waiting; none if there is nothing new. Throws as next() does.
+  // All text that is ready, without waiting; nullopt if there is none. Throws as next() does.
   std::optional<Piece> poll(const Handle& generation);
 
-  // From now on the mailbox hears of its pieces, its admission and its end; what has happened
-  // already is posted at once. The mailbox is the caller's to keep.
+  // Posts the generation to the mailbox on each piece, on admission and on its end, including past
+  // events. The caller owns the mailbox.
   void subscribe(const Handle& generation, const std::shared_ptr<Mailbox>& mailbox);
 
-  // Waits until the queue has room for an eager generation; false when `seconds` are over
-  // (negative: never).
+  // Waits until an eager generation is admitted to the queue; false after `seconds` (negative: no
+  // timeout).
   bool wait_admitted(const Handle& generation, double seconds, const Between& between);
 
-  // Ends it, now or after the step that is being computed.
+  // Ends it, now or after the current step.
   void cancel(const Handle& generation);
 
-  // Waits until it has ended; only for one that was cancelled.
+  // Waits until a cancelled generation has ended.
   void wait_ended(const Handle& generation);
 
-  // A snapshot of what has been computed; what has not been taken of the text is held in it.
-  // `note`: JSON, or "". Throws std::runtime_error if the cache does not hold it any more.
+  // A snapshot of the sequence, including text not yet returned. `note`: JSON, or "". Throws
+  // std::runtime_error if the cache no longer holds the sequence.
   std::vector<std::byte> save(const Handle& generation, std::string note, const Between& between);
 
-  // A generation that has ended and left in a sequence what a snapshot holds, or nothing where
-  // there is none: to be followed. Throws FormatError, and has then changed nothing.
+  // Loads a snapshot (or nothing, if empty) into a sequence; returns an ended generation to be
+  // followed. Throws FormatError without changing anything.
   Handle restore(std::span<const std::byte> snapshot, const Between& between);
 
-  // The generation that began last; nullptr before the first.
+  // The most recently started generation; nullptr if none.
   Handle last() const;
-  int32_t last_sequence() const;  // where it is or was
+  int32_t last_sequence() const;  // its current or last sequence
 
-  // Requests that may wait for a sequence; more wait to be admitted.
+  // Limits the queue of requests that wait for a sequence; others wait for admission.
   void set_max_queue(int32_t n);
 
-  // Ends all generations whose requests are of this group, after the step that is being computed.
-  // Does not wait for that in a callback.
+  // Cancels all generations of a group, after the current step. Does not wait in a callback.
   void cancel_group(int32_t group) { cancel_all(group); }
 
-  // Ends all generations, and frees the model and the caches. Nothing can be submitted any more.
-  // In a callback it does not wait, and frees nothing: the destructor does, which must not run
-  // there.
+  // Cancels all generations and frees the model and the caches; submit() throws from then on. In a
+  // callback it neither waits nor frees: the destructor does, which must not run in a callback.
   void close();
   bool closed() const;
 
-  // Is this called in a callback, by the thread that computes?
+  // Is this called from a callback, on the computing thread?
   bool in_callback() const;
-  // Throws std::runtime_error if so: for those who wait for a mailbox.
+  // Throws std::runtime_error if so. Call before waiting for a mailbox.
   void check_may_wait() const;
 
   EngineStats stats() const;
@@ -132,8 +129,9 @@ class Engine {
 
   bool forked() const { return process_id() != process_; }
   void check_process() const;
-  static constexpr std::chrono::milliseconds kRetry{10};  // where nothing can be computed now
-  static thread_local bool worker_closed_it_;             // its own thread has closed an engine
+  static constexpr std::chrono::milliseconds kRetry{10};  // delay before trying again
+  static thread_local bool
+      worker_closed_it_;  // set if the engine's thread itself destroyed its engine
 
   template <class List>
   static bool take_out(List& list, const Handle& generation) {
@@ -151,7 +149,7 @@ class Engine {
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
   bool lead(Lock& lock);
-  bool leads(Lock& lock) noexcept;  // lead(); false where there is no memory for it
+  bool leads(Lock& lock) noexcept;  // lead(); false if out of memory
   bool is_leader() const { return leading_ && leader_ == std::this_thread::get_id(); }
   void check_may_wait(const Lock& lock) const;
   void make_space(const Work& work);
@@ -178,26 +176,26 @@ class Engine {
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const int32_t n_batch_;
   std::optional<Session> session_;
-  std::optional<Scheduler> scheduler_;  // of the thread that leads
+  std::optional<Scheduler> scheduler_;  // used by the leading thread
 
-  const int32_t n_sequences_;  // the most at once
+  const int32_t n_sequences_;  // maximum at once
   const int32_t n_ctx_, n_vocab_;
-  const std::string limit_;  // why a text ends
-  const bool endless_;       // can a text go on past n_ctx?
+  const std::string limit_;  // describes why a sequence ends at the context limit
+  const bool endless_;       // can sequences continue past n_ctx?
 
   // Guarded by the monitor's mutex.
   const std::shared_ptr<EngineMonitor> monitor_;
-  bool leading_ = false;    // a thread computes
+  bool leading_ = false;    // a thread is computing
   std::thread::id leader_;  // which one
-  int32_t n_saving_ = 0;    // threads that wait to save; no step begins before them
+  int32_t n_saving_ = 0;    // threads waiting to save; no step starts before them
   bool closed_ = false;
-  std::vector<Handle> active_;     // that began, in order of arrival
-  std::vector<Handle> beginning_;  // that get a sequence in the step that is being computed
+  std::vector<Handle> active_;     // started, in order of arrival
+  std::vector<Handle> beginning_;  // get a sequence in the current step
   std::deque<Handle> waiting_;     // for a sequence
-  std::deque<Handle> outside_;     // to be admitted
-  std::vector<Handle> ended_;      // whose callbacks are still there
+  std::deque<Handle> outside_;     // waiting for admission
+  std::vector<Handle> ended_;      // whose callbacks are to be released
   int32_t max_queue_ = 1 << 30;
-  int32_t n_queued_ = 0;  // eager ones in waiting_
+  int32_t n_queued_ = 0;  // eager generations in waiting_
   Handle last_;
   int32_t last_sequence_ = 0;
   int64_t prompt_tokens_ = 0, generated_tokens_ = 0, evictions_ = 0, cached_tokens_ = 0;

@@ -1,4 +1,4 @@
-// Engine: the steps. What is computed next, and what becomes of it.
+// Engine: running steps: selecting generations, publishing results, admission.
 #include <algorithm>
 #include <utility>
 
@@ -9,13 +9,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kIdle{100};  // then a stream that another thread left may be parked
+constexpr milliseconds kIdle{100};  // a generation that was not read for this long may be parked
 
 }  // namespace
 
 thread_local bool Engine::worker_closed_it_ = false;
 
-// One step, if there is anything to compute. What fails ends the generations that it is about.
+// Runs one step if there is anything to compute. An error ends the generations it affects.
 bool Engine::lead(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
@@ -29,7 +29,7 @@ bool Engine::lead(Lock& lock) {
     lock.unlock();
     not_parked = park(work.parking);
     outputs = scheduler_->step(work.generations);
-  } catch (...) {  // no memory for a step's lists
+  } catch (...) {  // out of memory for the step's lists
     error = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
@@ -37,7 +37,7 @@ bool Engine::lead(Lock& lock) {
   if (error != nullptr) {
     for (const Handle& generation : work.generations) fail(generation, error);
   }
-  // From the last, as those that could not begin go back to the front of the queue.
+  // In reverse, because deferred generations return to the front of the queue.
   for (auto it = outputs.rbegin(); it != outputs.rend(); ++it) {
     StepOutput& output = *it;
     try {
@@ -64,7 +64,7 @@ bool Engine::lead(Lock& lock) {
   return true;
 }
 
-// Those that could not be copied keep their sequences; says why.
+// Generations that could not be saved keep their sequences; returns the error.
 std::exception_ptr Engine::park(std::span<const Handle> generations) {
   try {
     for (const Handle& generation : generations) scheduler_->park(*generation);
@@ -74,7 +74,7 @@ std::exception_ptr Engine::park(std::span<const Handle> generations) {
   return nullptr;
 }
 
-// So that a step, once computed, is not lost for want of memory.
+// Allocate before computing, so that no result is lost if memory runs out.
 void Engine::make_space(const Work& work) {
   active_.reserve(active_.size() + work.generations.size());
   ended_.reserve(ended_.size() + work.generations.size());
@@ -84,12 +84,12 @@ void Engine::make_space(const Work& work) {
   }
 }
 
-// It could not get a sequence.
+// For a generation that could not get a sequence.
 void Engine::put_back(const Handle& generation) {
   Generation& g = *generation;
   if (g.began_) return;  // it stays parked
   if (!g.wanted() && !g.cancelled_) {
-    // Its thread was interrupted meanwhile.
+    // Its thread was interrupted in the meantime.
     g.submitted_ = false;
     return;
   }
@@ -105,12 +105,12 @@ void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
   post(generation);
 }
 
-// No thread computes any more: what was cancelled meanwhile ends.
+// After a step: ends generations that were cancelled during it.
 void Engine::end_lead() {
   leading_ = false;
   const auto end_those_of = [this](const auto& list) {
     for (size_t i = list.size(); i-- > 0;) {
-      const Handle generation = list[i];  // which is then taken out of the list
+      const Handle generation = list[i];  // keeps it alive when it is removed from the list
       if (generation->cancelled_) end_cancelled(generation);
     }
   };
@@ -123,8 +123,8 @@ void Engine::end_lead() {
 Engine::Work Engine::collect() {
   Work work;
   const auto has_sequence = [](const Generation& g) { return g.sequence_ >= 0; };
-  // Those that are wanted and parked, or wait for a sequence, if there is one for them.
-  // All memory first, or those taken out of the queue might be lost.
+  // Select generations without a sequence that are wanted, as long as sequences are available.
+  // Reserve all memory first: generations taken from the queue must not be lost.
   work.generations.reserve(active_.size() + waiting_.size());
   work.parking.reserve(active_.size());
   beginning_.reserve(active_.size() + waiting_.size());
@@ -158,8 +158,8 @@ Engine::Work Engine::collect() {
   return work;
 }
 
-// Parks a generation that nobody waits for: one that the same thread reads, as it cannot go on
-// meanwhile, or one that was left for a while.
+// Parks a generation that no thread waits for: one that the same thread reads, since it cannot wait
+// for both, or one that has not been read for a while.
 bool Engine::make_room(const Generation& wanted_one, Work& work) {
   const auto now = std::chrono::steady_clock::now();
   for (const Handle& generation : active_) {
@@ -212,12 +212,12 @@ void Engine::finish(const Handle& generation, Finish finish) {
   generation->admitted_ = true;
   try {
     ended_.push_back(generation);
-  } catch (const std::bad_alloc&) {  // its callbacks stay as long as it does
+  } catch (const std::bad_alloc&) {  // it keeps its callbacks until it is destroyed
   }
 }
 
-// Drops what ended requests hold of the caller. Without the lock: that may call the engine, or wait
-// for a thread that does.
+// Releases the callbacks and data of ended requests. Unlocked, because their destructors may call
+// the engine or wait for a thread that does.
 void Engine::drop_ended(Lock& lock) {
   if (ended_.empty()) return;
   std::vector<Handle> ended = std::exchange(ended_, {});
@@ -233,7 +233,7 @@ void Engine::drop_ended(Lock& lock) {
   lock.lock();
 }
 
-// Lets those outside into the queue, as many as it has room for.
+// Admits waiting generations while the queue has space.
 void Engine::admit() noexcept {
   while (!outside_.empty() && n_queued_ < max_queue_) {
     const Handle generation = outside_.front();
@@ -254,7 +254,7 @@ void Engine::post(const Handle& generation) const noexcept {
   if (mailbox == nullptr) return;
   try {
     mailbox->post(generation);
-  } catch (const std::bad_alloc&) {  // the text is there, but this news is lost
+  } catch (const std::bad_alloc&) {  // the text is kept, only the notification is lost
   }
 }
 
@@ -266,12 +266,12 @@ bool Engine::wants_worker() const {
 bool Engine::leads(Lock& lock) noexcept {
   try {
     return lead(lock);
-  } catch (const std::bad_alloc&) {  // for the lists of a step that has not begun
+  } catch (const std::bad_alloc&) {  // for the lists of a step that has not started
     return false;
   }
 }
 
-// The engine's own thread: computes eager generations while nobody else does.
+// The engine's thread: computes eager generations while no other thread computes.
 void Engine::work() {
   const auto monitor = monitor_;
   Lock lock(monitor->mutex);
@@ -285,7 +285,7 @@ void Engine::work() {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }
-  drop_ended(lock);  // which may hold the last of a closed engine
+  drop_ended(lock);  // these may hold the last reference to a closed engine
 }
 
 }  // namespace h2o

@@ -1,4 +1,4 @@
-// Generation: the state of one request in the engine: its tokens, its text, why it ended.
+// Generation: the state of one request in the engine: its tokens, its text, its finish reason.
 #pragma once
 
 #include <chrono>
@@ -20,35 +20,35 @@ namespace h2o {
 
 enum class Finish : uint8_t {
   none,
-  stop,      // the end of the text, or a stop string
+  stop,      // an end-of-generation token, or a stop string
   length,    // max_tokens, or the end of the context
   cancelled  // or failed
 };
 
-// Text that one step, or several, have completed: whole characters, never empty.
+// Text completed by one or more steps: complete characters, never empty.
 struct Piece {
   std::string text;
-  int32_t n_tokens;  // that were generated when it was complete
+  int32_t n_tokens;  // tokens generated when it was completed
 };
 
-// Numbers of a generation. Tokens after the first count as decoding.
+// Statistics of a generation. Tokens after the first count as decoding.
 struct Progress {
   Finish finish = Finish::none;
   std::string finish_message = {};  // why the context ended, or ""
   int32_t n_prompt = 0;             // tokens read before the first was generated
-  int32_t n_cached = 0;             // tokens before them that did not have to be read again
+  int32_t n_cached = 0;             // tokens before those that were found in a cache
   int32_t n_generated = 0;
   double prompt_seconds = 0;
   double decode_seconds = 0;
 };
 
-// What an engine and its generations share.
+// Shared by an engine and its generations.
 struct EngineMonitor {
   std::mutex mutex;
-  std::condition_variable changed;  // there are pieces, ends, admissions, or nobody computes
+  std::condition_variable changed;  // pieces, ends, admissions, or no thread is computing
 };
 
-// Made by Engine::submit(). Any thread may read it at any time.
+// Created by Engine::submit(). Thread-safe for reading.
 class Generation {
  public:
   Generation(std::shared_ptr<EngineMonitor> monitor, Request request);
@@ -56,29 +56,30 @@ class Generation {
   const Request& request() const { return request_; }
 
   Progress progress() const;
-  std::vector<int32_t> tokens() const;            // of the snapshot, of the prompt, and generated
-  std::vector<int32_t> generated_tokens() const;  // the last of them
+  std::vector<int32_t> tokens() const;            // snapshot, prompt and generated tokens
+  std::vector<int32_t> generated_tokens() const;  // the generated tokens only
   int32_t n_tokens() const;
-  std::string text() const;       // all that has been generated
-  std::string text_read() const;  // what has been taken of it
-  int32_t n_tokens_read() const;  // generated tokens of the text that has been taken
-  bool began() const;             // has anything been read?
+  std::string text() const;       // everything generated
+  std::string text_read() const;  // the part already returned
+  int32_t n_tokens_read() const;  // tokens of the part already returned
+  bool began() const;             // has any token been processed?
   bool admitted() const;          // false while the queue is full
   bool has_ended() const;
 
-  // Only after it has ended: the logits after its last token [n_vocab], if it keeps_logits and all
-  // its tokens have been read, else none; and the text that was held back when it was cancelled.
+  // Only after the end. logits(): the logits after its last token [n_vocab], if it keeps_logits and
+  // all its tokens have been processed, else empty. held_back(): the text held back when it was
+  // cancelled.
   std::span<const float> logits() const { return logits_; }
   std::string held_back() const { return Detokenizer(detokenizer_).finish(); }
 
-  // Only after it has ended: what request().pooling says [n_embd].
+  // Only after the end: the embedding that request().pooling selects [n_embd].
   std::vector<float> embedding() const;
 
  private:
   friend class Engine;
   friend class Scheduler;
 
-  // All below are guarded by the monitor's mutex, but for those of the thread that computes.
+  // Members below are guarded by the monitor's mutex, except those of the computing thread.
   bool ended() const { return progress_.finish != Finish::none; }
   bool wanted() const { return request_.eager || n_waiting_ > 0; }
   bool reads_prompt() const { return tokens_.size() == n_given_; }
@@ -89,38 +90,39 @@ class Generation {
   Request request_;
 
   std::vector<int32_t> tokens_;
-  size_t n_given_ = 0;  // tokens of the snapshot and of the prompt
-  size_t n_most_ = 0;   // tokens to generate
+  size_t n_given_ = 0;  // snapshot and prompt
+  size_t n_most_ = 0;   // maximum number of tokens to generate
   Progress progress_;
-  std::exception_ptr error_;  // thrown where its pieces are waited for, once
+  std::exception_ptr error_;  // rethrown once, to the thread that waits for pieces
   std::string text_;
   size_t text_read_ = 0;
   struct End {
     size_t text;
     int32_t n_tokens;
   };
-  std::deque<End> pieces_;  // where those not taken end in text_
+  std::deque<End> pieces_;  // ends in text_ of pieces not yet returned
   int32_t n_tokens_read_ = 0;
   bool began_ = false, admitted_ = true, submitted_ = false;
-  bool cancelled_ = false;                           // while a thread computes: it ends after that
-  int32_t n_waiting_ = 0;                            // threads that wait for a piece
-  std::thread::id reader_;                           // who waited for it last
-  std::chrono::steady_clock::time_point left_at_{};  // and when it was given one
-  std::weak_ptr<Mailbox> mailbox_;                   // which holds the generations that have news
+  bool cancelled_ = false;  // while a thread computes: ends after that step
+  int32_t n_waiting_ = 0;   // threads waiting for a piece
+  std::thread::id reader_;  // last thread that waited for it
+  std::chrono::steady_clock::time_point left_at_{};  // when it last received a piece
+  std::weak_ptr<Mailbox> mailbox_;                   // notified about pieces, admission and end
 
-  // Of the thread that computes.
+  // Accessed by the computing thread only.
   std::shared_ptr<Sampler> sampler_;
-  std::string random_state_;  // of the snapshot
+  std::string random_state_;  // from the snapshot
   Detokenizer detokenizer_;
-  bool from_beginning_ = true;     // its state is that of its tokens, read from the first
-  bool saves_whole_ = false;       // the state at the end of its prompt is wanted by others
-  std::vector<size_t> save_at_;    // after how many tokens its state is to be kept
-  bool begins_ = true;             // no text yet: a space in front does not count
-  int32_t sequence_ = -1;          // that holds it, also when it has ended; -1: none
-  std::vector<std::byte> parked_;  // its sequence, while another generation uses that
+  bool from_beginning_ =
+      true;  // the sequence has read all tokens from the first on, without a loaded snapshot
+  bool saves_whole_ = false;       // another generation needs the state at the end of this prompt
+  std::vector<size_t> save_at_;    // numbers of tokens after which the state is cached
+  bool begins_ = true;             // no text yet: a leading space is not part of it
+  int32_t sequence_ = -1;          // current or, after the end, last sequence; -1: none
+  std::vector<std::byte> parked_;  // saved sequence, while another generation uses its slot
   int32_t n_evicted_ = 0;
-  std::span<const uint32_t> allowed_;  // tokens, in this step; empty: all
-  std::vector<float> logits_;          // after the last token; or none
+  std::span<const uint32_t> allowed_;  // mask of allowed tokens for this step; empty: all
+  std::vector<float> logits_;          // after the last token; may be empty
   std::vector<double> pooled_;         // hidden states: their sum, or the last one
 };
 

@@ -1,4 +1,4 @@
-// Mailbox: tells an event loop, or a thread, which generations have news.
+// Mailbox: collects generations with new events for an event loop or a thread.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,8 @@ class Generation;
 
 class Mailbox {
  public:
-  // `notify` is called, by the thread that computes, when the mailbox was empty and is no longer.
-  // It must be quick and must not throw: it writes a byte to a socket. Threads that wait() need
-  // none.
+  // `notify` is called on the computing thread when the mailbox becomes non-empty. It must be fast
+  // and must not throw, e.g. write a byte to a socket. Not needed for wait().
   explicit Mailbox(std::function<void()> notify = nullptr) : notify_(std::move(notify)) {}
 
   void post(std::shared_ptr<Generation> generation) {
@@ -30,13 +29,13 @@ class Mailbox {
     if (notify_) notify_();
   }
 
-  // Those posted since the last call.
+  // The generations posted since the last call.
   std::vector<std::shared_ptr<Generation>> take() {
     const std::lock_guard lock(mutex_);
     return std::exchange(news_, {});
   }
 
-  // Waits until there is news, or for a while.
+  // Waits until there are events or the timeout expires.
   void wait(std::chrono::milliseconds at_most) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, at_most, [this] { return !news_.empty(); });

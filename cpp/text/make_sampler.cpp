@@ -6,7 +6,7 @@
 namespace h2o {
 namespace {
 
-// A flag for each token that has one of the strings.
+// Flags tokens that contain one of the strings.
 std::vector<uint8_t> tokens_with(const Tokenizer& tokenizer, int32_t n_vocab,
                                  std::span<const std::string_view> strings) {
   std::vector<uint8_t> found(static_cast<size_t>(n_vocab));

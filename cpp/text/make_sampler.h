@@ -1,4 +1,4 @@
-// A Sampler for the tokens of a tokenizer.
+// Creates a Sampler for a model's tokenizer.
 #pragma once
 
 #include "text/sampler.h"
@@ -6,7 +6,7 @@
 
 namespace h2o {
 
-// With what options mean in a vocabulary, by strings, and in a context. Throws InvalidArgument.
+// Resolves options that depend on the vocabulary and the context. Throws InvalidArgument.
 Sampler make_sampler(SamplerOptions options, const Tokenizer& tokenizer, int32_t n_vocab,
                      int32_t n_ctx);
 

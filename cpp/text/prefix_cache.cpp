@@ -63,7 +63,7 @@ void PrefixCache::add(PrefixEntry entry) {
 void PrefixCache::put(std::shared_ptr<const PrefixEntry> entry) {
   bytes_ += size_of(*entry);
   entries_.push_front(std::move(entry));
-  // One that is too large by itself does not drive out the others.
+  // An entry that exceeds the limit by itself does not evict the others.
   if (size_of(*entries_.front()) > options_.max_bytes) {
     entries_.splice(entries_.end(), entries_, entries_.begin());
   }

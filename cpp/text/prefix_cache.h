@@ -1,9 +1,9 @@
-// PrefixCache: states of sequences that prompts pass through, so that nobody reads the same
-// beginning twice. A state is a snapshot; those used last stay, as many as fit in some bytes, and
-// the others go to disk, where there is a directory for them.
+// PrefixCache: saved states of sequences, so that common prompt prefixes are processed once. A
+// state is a snapshot. Least recently used states move to disk, if a directory is configured, above
+// a size limit.
 //
-// A prompt is read in chunks whose ends depend on nothing but its tokens and the policy, and so
-// does the state there: going on from a state is what reading would have come to, bit for bit.
+// The ends of a prompt's chunks depend only on its tokens and the policy, and so do the states
+// there: continuing from one gives, bit for bit, the result of processing the whole prompt.
 #pragma once
 
 #include <cstddef>
@@ -19,27 +19,27 @@
 namespace h2o {
 
 struct PrefixCacheOptions {
-  size_t max_bytes = 0;  // in memory; 0 = none is kept there
+  size_t max_bytes = 0;  // limit in memory; 0 = no states in memory
 
-  // Keep where each output ended too, so that a conversation goes on in the state that it left, as
-  // Chat has it. That state is not the one that the same tokens read as a prompt give: an output
-  // then depends on whether the end is still there.
+  // Also save the state at the end of each output, so that a conversation continues from it, as
+  // Chat does. That state differs from the one after processing the same tokens as a prompt, so
+  // outputs depend on whether it is still cached.
   bool ends = false;
 
   PrefixDiskOptions disk = {};
 };
 
 struct FoundPrefix {
-  std::shared_ptr<const PrefixEntry> entry;  // nullptr: none
-  size_t n_tokens = 0;                       // of the prompt that need not be read
+  std::shared_ptr<const PrefixEntry> entry;  // nullptr: not found
+  size_t n_tokens = 0;                       // of the prompt, covered by the entry
 };
 
 class PrefixCache {
  public:
-  // scope: as PrefixDisk has it. Throws FileError.
+  // scope: see PrefixDisk. Throws FileError.
   PrefixCache(PrefixCacheOptions options, uint64_t scope);
 
-  // What is in memory goes to disk.
+  // Writes entries in memory to disk.
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -48,21 +48,22 @@ class PrefixCache {
   bool keeps_ends() const { return options_.ends && enabled(); }
   size_t bytes() const { return bytes_; }  // in memory
 
-  static constexpr size_t kLeast = 32;  // fewer tokens are read about as fast as a state is copied
+  static constexpr size_t kLeast =
+      32;  // copying a state is not faster than processing fewer tokens
 
-  // The state in which most of a prompt has been read.
+  // The state that covers the most tokens of a prompt.
   FoundPrefix find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies);
 
-  // Is this state there already, or one that covers it?
+  // Is there an entry that is equal to or covers this one?
   bool has(const PrefixHead& head) const;
 
-  // Those that it covers, and those that were not used for longest, make room.
+  // Replaces entries that it covers; evicts the least recently used.
   void add(PrefixEntry entry);
 
-  // A state that was found is of no use.
+  // Removes a state that turned out to be unusable.
   void forget(const PrefixHead& head, const std::string& why) noexcept;
 
-  // How many tokens a prompt has in common with what is here, at most.
+  // The longest common prefix of a prompt with any state.
   size_t common(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) const;
 
  private:
@@ -74,7 +75,7 @@ class PrefixCache {
 
   PrefixCacheOptions options_;
   std::optional<PrefixDisk> disk_;
-  Entries entries_;  // the one used last comes first
+  Entries entries_;  // most recently used first
   size_t bytes_ = 0;
 };
 

@@ -25,16 +25,16 @@ constexpr std::string_view kMagic{"h2o pfx\0", 8};
 constexpr uint32_t kVersion = 1;
 constexpr std::string_view kSuffix = ".prefix";
 constexpr std::string_view kUnfinished = ".tmp";
-constexpr size_t kPreamble = 8 + sizeof(uint32_t) + 3 * sizeof(uint64_t);  // up to the head
+constexpr size_t kPreamble = 8 + sizeof(uint32_t) + 3 * sizeof(uint64_t);  // before the head
 constexpr uint64_t kMaxHead = uint64_t{1} << 26;
-constexpr auto kAbandoned = std::chrono::hours(1);  // nobody writes a file for so long
+constexpr auto kAbandoned = std::chrono::hours(1);  // temporary files older than this are deleted
 
 std::vector<std::byte> written(const PrefixHead& head) {
   ByteWriter writer;
   writer.put(head.kind);
   writer.put(uint64_t{head.policies.size()});
   for (const KvPolicy& policy : head.policies) {
-    static_assert(sizeof(KvPolicy) == 6 * sizeof(int32_t));  // all of its fields:
+    static_assert(sizeof(KvPolicy) == 6 * sizeof(int32_t));  // all of its fields are serialized
     writer.put(policy.sinks);
     writer.put(policy.heavy);
     writer.put(policy.recent);
@@ -75,7 +75,7 @@ std::vector<std::byte> read(std::istream& file, uint64_t n) {
   return bytes;
 }
 
-// What precedes the snapshot; none for another scope. Throws FormatError.
+// The head, before the snapshot; nullopt if of another scope. Throws FormatError.
 std::optional<PrefixHead> read_head(std::istream& file, uint64_t scope) {
   const std::vector<std::byte> preamble = read(file, kPreamble);
   ByteReader reader("it", preamble);
@@ -103,7 +103,7 @@ std::string hex(uint64_t value) {
   return digits;
 }
 
-// Whether it is named as save() names files: two numbers of 16 digits.
+// Is it a file name of save(): two numbers of 16 digits?
 bool is_named(const std::string& name) {
   return name.size() == 33 + kSuffix.size() && name.ends_with(kSuffix) && name[16] == '-' &&
          name.find_first_not_of("0123456789abcdef-") == 33;
@@ -114,7 +114,7 @@ bool is_named(const std::string& name) {
 PrefixDisk::PrefixDisk(PrefixDiskOptions options, uint64_t scope)
     : options_(std::move(options)), scope_(scope), process_(process_id()) {
   std::error_code error;
-  if (fs::create_directories(options_.directory, error)) {  // tokens of prompts are nobody else's
+  if (fs::create_directories(options_.directory, error)) {  // prompts are private
     fs::permissions(options_.directory, fs::perms::owner_all, error);
   }
   if (!fs::is_directory(options_.directory)) {
@@ -134,7 +134,7 @@ void PrefixDisk::scan() {
        it.increment(error)) {
     const fs::path& path = it->path();
     const std::string name = utf8(path.filename());
-    std::error_code gone;  // another process may remove it
+    std::error_code gone;  // another process may have removed it
     const auto used = fs::last_write_time(path, gone);
     const uint64_t bytes = it->file_size(gone);
     if (gone) continue;
@@ -178,9 +178,9 @@ std::optional<PrefixEntry> PrefixDisk::find(std::span<const int32_t> prompt,
       const auto n = ByteReader("it", size).get<uint64_t>();
       if (n > best->bytes) throw FormatError("it ends too early");
       PrefixEntry entry{*best->head, read(file, n)};
-      // Which throws where it is damaged.
+      // Throws if it is damaged.
       if (open_snapshot(entry.state).text.tokens != entry.head.tokens) {
-        throw FormatError("its state is of another text");
+        throw FormatError("its state has other tokens");
       }
       use(best);
       return entry;
@@ -273,7 +273,7 @@ void PrefixDisk::forget(const PrefixHead& head, const std::string& why) noexcept
 void PrefixDisk::say(const fs::path& path, const std::string& what) noexcept {
   try {
     if (options_.log) options_.log(text("prefix cache: ", utf8(path), " is ignored: ", what));
-  } catch (const std::exception&) {  // a log that fails is no reason not to go on
+  } catch (const std::exception&) {  // a failing log callback is ignored
   }
 }
 

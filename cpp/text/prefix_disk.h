@@ -1,10 +1,10 @@
-// PrefixDisk: states that have left memory, in files of a directory, where they are found again
-// after a restart. Those used last stay, as many as fit in some bytes.
+// PrefixDisk: prefix states in files of a directory, which survive restarts. Least recently used
+// files are removed above a size limit.
 //
-// A file is "h2o pfx\0", version u32, scope u64, checksum of the head u64, the head (u64 bytes) and
-// the snapshot (u64 bytes), which has a checksum of its own. It appears whole, under its own name.
-// The scope tells apart what the bits of a state depend on besides its head: the model, types,
-// context and chunks, and the kernels.
+// File format: "h2o pfx\0", version u32, scope u64, checksum of the head u64, the head (u64 size),
+// the snapshot (u64 size), which has its own checksum. Files are written under a temporary name and
+// renamed. The scope identifies everything else that the bits of a state depend on: the model,
+// types, context, chunk size and kernels.
 #pragma once
 
 #include <cstdint>
@@ -20,40 +20,39 @@
 namespace h2o {
 
 struct PrefixDiskOptions {
-  std::filesystem::path directory = {};  // made where there is none; empty = nothing is written
-  uint64_t max_bytes = 0;                // of all such files in it, whatever their scope
-  std::string build = {};                // of this library: another one may compute other bits
+  std::filesystem::path directory = {};  // created if missing; empty = disabled
+  uint64_t max_bytes = 0;                // limit for all such files in it, of any scope
+  std::string build = {};  // id of this library build: others may compute different bits
 
-  // Told in one line what is wrong with a file, which is then ignored.
+  // Receives a one-line message about each invalid file, which is ignored.
   std::function<void(const std::string&)> log = {};
 };
 
 class PrefixDisk {
  public:
-  // Reads the heads of the files that are there. Throws FileError for a directory that cannot be.
+  // Reads the heads of existing files. Throws FileError if the directory cannot be used.
   PrefixDisk(PrefixDiskOptions options, uint64_t scope);
 
-  // The state in which most of a prompt has been read, if that is more than n_least tokens. It is
-  // not damaged.
+  // The validated state that covers the most tokens of a prompt, if more than n_least.
   std::optional<PrefixEntry> find(std::span<const int32_t> prompt,
                                   std::span<const KvPolicy> policies, size_t n_least) noexcept;
 
   bool has(const PrefixHead& head) const;
 
-  // How many tokens a prompt has in common with what is here, at most.
+  // The longest common prefix of a prompt with any state.
   size_t common(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) const;
 
-  // Those that were not used for longest make room. A state that cannot be written is dropped.
+  // Evicts the least recently used files. A state that cannot be written is dropped.
   void save(const PrefixEntry& entry) noexcept;
 
-  // A state that was found is of no use.
+  // Removes a state that turned out to be unusable.
   void forget(const PrefixHead& head, const std::string& why) noexcept;
 
  private:
   struct File {
     std::filesystem::path path;
     uint64_t bytes;
-    std::optional<PrefixHead> head;  // none for another scope: it only takes up room
+    std::optional<PrefixHead> head;  // none if of another scope: only counts towards the size
   };
 
   void scan();
@@ -63,8 +62,8 @@ class PrefixDisk {
 
   PrefixDiskOptions options_;
   uint64_t scope_;
-  int64_t process_;        // that a fork does not write for
-  std::list<File> files_;  // the one used last comes first
+  int64_t process_;        // a forked child does not write
+  std::list<File> files_;  // most recently used first
   uint64_t bytes_ = 0;
 };
 

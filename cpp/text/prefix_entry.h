@@ -1,4 +1,4 @@
-// PrefixEntry: a state of a sequence that prompts pass through, and what it is the state of.
+// PrefixEntry: a saved state of a sequence that prompts can start from, and its key.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,14 @@
 namespace h2o {
 
 enum class PrefixKind : uint8_t {
-  passed,  // a chunk of a prompt ends here: any prompt that goes on may begin here
-  whole,   // the end of a prompt, with its logits: for the same prompt
-  ended,   // the end of an output: for what goes on after it
-  plain    // of its tokens alone, however they were read: any part of it is such a state, too
+  passed,  // the end of a chunk of a prompt: usable by longer prompts
+  whole,   // the end of a prompt, with its logits: usable by the same prompt
+  ended,   // the end of an output: usable by prompts that continue it
+  plain  // depends on its tokens alone, not on how they were processed: any prefix of it is usable
+         // too
 };
 
-// How many tokens two texts begin with alike.
+// The length of the longest common prefix.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   const size_t n = std::min(a.size(), b.size());
   return std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
@@ -36,7 +37,7 @@ struct PrefixHead {
     return std::ranges::equal(policies, others);
   }
 
-  // How many tokens of this prompt need not be read.
+  // The number of tokens of this prompt that need not be processed.
   size_t usable(std::span<const int32_t> prompt, std::span<const KvPolicy> others) const {
     if (prompt.empty() || !has_policies(others)) return 0;
     const size_t n = tokens.size(), common = common_prefix(tokens, prompt);
@@ -45,7 +46,7 @@ struct PrefixHead {
     return fits && common == n ? n : 0;
   }
 
-  // Is the other state of no use beside this one?
+  // Does this entry make the other one redundant?
   bool covers(const PrefixHead& other) const {
     if (kind != PrefixKind::plain || other.kind != kind) return *this == other;
     return policies == other.policies && common_prefix(tokens, other.tokens) == other.tokens.size();

@@ -10,7 +10,7 @@ void Repetitions::reserve(size_t n_tokens) {
   if (n > tokens_.capacity()) tokens_.reserve(std::max(n, 2 * tokens_.capacity()));
 }
 
-// What is too old goes when there is as much of it as of what is not.
+// Old tokens are dropped once there are as many of them as of recent ones.
 void Repetitions::accept(std::span<const int32_t> tokens) noexcept {
   const size_t most = most_ < 0 ? SIZE_MAX / 2 : static_cast<size_t>(most_);
   if (tokens.size() > most) tokens = tokens.last(most);
@@ -35,9 +35,9 @@ std::span<const Repetitions::Found> Repetitions::find(int32_t least,
     break;
   }
   if (longest < least) return found_;
-  // lengths_[k]: how many tokens before the one k ago are those before the next one. This is the Z
-  // function of the tokens in reverse: of what lies in a stretch [begin, end) that repeats the
-  // last tokens, it is known from there.
+  // lengths_[k]: how many tokens before the one k tokens ago match those before the next token.
+  // This is the Z function of the reversed tokens; inside a match [begin, end) with the last tokens
+  // it can be reused.
   lengths_.assign(static_cast<size_t>(n), 0);
   int32_t begin = 0;
   int32_t end = 0;

@@ -1,4 +1,4 @@
-// Repetitions: tokens that would go on repeating what has been there before. "DRY", by p-e-w
+// Repetitions: finds tokens that would continue a repetition of earlier tokens. "DRY", by p-e-w
 // (github.com/oobabooga/text-generation-webui/pull/5677).
 #pragma once
 
@@ -13,18 +13,18 @@ class Repetitions {
  public:
   struct Found {
     int32_t token;
-    int32_t length;  // of the longest repetition that it extends
+    int32_t length;  // of the longest repetition it would extend
   };
 
-  // most: tokens that are remembered; -1 = all.
+  // most: maximum number of tokens remembered; -1 = all.
   explicit Repetitions(int32_t most = 0) : most_(most) {}
 
-  // So that accept() of so many tokens cannot fail.
+  // Reserves memory so that accept() of n_tokens tokens cannot fail.
   void reserve(size_t n_tokens);
   void accept(std::span<const int32_t> tokens) noexcept;
 
-  // The tokens, each once, that would extend a repetition of `least` tokens or more. None goes past
-  // a token of `breakers`, a flag for each token of the vocabulary or nothing.
+  // The distinct tokens that would extend a repetition of at least `least` tokens. Repetitions do
+  // not extend across tokens flagged in `breakers` [n_vocab] (may be empty).
   std::span<const Found> find(int32_t least, std::span<const uint8_t> breakers);
 
  private:

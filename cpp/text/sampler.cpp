@@ -52,13 +52,13 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   candidates_.resize(n_vocab);
 }
 
-// In the same characters whatever the application's locale is.
+// Independent of the application's locale.
 std::string Sampler::random_state() const {
   std::ostringstream out;
   out.imbue(std::locale::classic());
   out << random_;
   if (options_.mirostat != 0) out << ' ' << std::setprecision(9) << surprise_;
-  if (!out) throw std::bad_alloc();  // which a stream keeps to itself
+  if (!out) throw std::bad_alloc();  // the stream swallows the exception
   return out.str();
 }
 
@@ -68,7 +68,7 @@ void Sampler::set_random_state(const std::string& state) {
   std::mt19937_64 random;
   in >> random;
   require(!in.fail(), "the random state is invalid");
-  float surprise = 0;  // only mirostat has it
+  float surprise = 0;  // only used by mirostat
   if (in >> surprise) surprise_ = surprise;
   random_ = random;
 }
@@ -80,7 +80,7 @@ void Sampler::accept(std::span<const int32_t> tokens) {
     require(token >= 0 && token < std::ssize(counts_), "token ", token,
             " is not in the vocabulary of ", counts_.size());
   }
-  // All the memory is allocated first, so that nothing can fail halfway.
+  // Allocate everything first, for the strong exception guarantee.
   if (options_.uses_dry()) repetitions_.reserve(tokens.size());
   const size_t most = options_.repeat_last_n < 0 ? counts_.size() : options_.repeat_last_n;
   const size_t n = penalises ? std::min(recent_.size() + tokens.size(), most) : 0;
@@ -148,7 +148,7 @@ void Sampler::read(std::span<const float> logits, std::span<const uint32_t> allo
     logits_[i] = allows(allowed, i) ? number(in[i]) : -kInfinity;
   }
   for (const auto& [token, bias] : options_.logit_bias) {
-    logits_[token] = number(logits_[token] + bias);  // of infinity less infinity
+    logits_[token] = number(logits_[token] + bias);  // infinity - infinity is NaN
   }
 }
 
@@ -158,7 +158,7 @@ float Sampler::bias_of(size_t token) const {
   return found != options_.logit_bias.end() && found->token == id ? found->bias : 0;
 }
 
-// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as llama.cpp has them.
+// Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as in llama.cpp.
 float Sampler::penalised(size_t token, float logit) const {
   logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
   if (options_.frequency_penalty != 0 || options_.presence_penalty != 0) {
@@ -168,7 +168,7 @@ float Sampler::penalised(size_t token, float logit) const {
   return logit;
 }
 
-// A token that occurs repeatedly is computed again from its own logit, so it is penalised once.
+// Repeated tokens are recomputed from the original logit, so each is penalized once.
 void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> allowed) {
   const auto penalise_one = [&](size_t token) {
     if (!allows(allowed, token)) return;
@@ -198,7 +198,7 @@ float Sampler::dry_penalty(int32_t length) const {
 }
 
 void Sampler::find_extremes() {
-  constexpr size_t kLanes = 16;  // independent, so that they are vectorised
+  constexpr size_t kLanes = 16;  // independent, for vectorization
   float largest[kLanes];
   float smallest[kLanes];
   std::fill_n(largest, kLanes, -kInfinity);
@@ -215,8 +215,8 @@ void Sampler::find_extremes() {
   smallest_ = *std::min_element(smallest, smallest + kLanes);
 }
 
-// The largest logit is infinite: the allowed tokens that have it are equally likely, and the others
-// are never drawn.
+// If the largest logit is infinite, the allowed tokens that have it become equally likely, and the
+// others are never sampled.
 void Sampler::make_finite(std::span<const uint32_t> allowed) {
   for (size_t i = 0; i < counts_.size(); ++i) {
     logits_[i] = logits_[i] == largest_ && allows(allowed, i) ? 0 : -kInfinity;
@@ -224,12 +224,12 @@ void Sampler::make_finite(std::span<const uint32_t> allowed) {
   largest_ = smallest_ = 0;
 }
 
-// 53 random bits: the same everywhere, unlike std::uniform_real_distribution.
+// 53 random bits; portable, unlike std::uniform_real_distribution.
 double Sampler::random_below(double total) {
   return static_cast<double>(random_() >> 11) * 0x1p-53 * total;
 }
 
-// From the first n candidates, which top-k has kept.
+// Draws from the first n candidates, after top-k.
 int32_t Sampler::draw_first(size_t n) {
   const auto begin = candidates_.begin();
   std::sort(begin, begin + n, likelier);
@@ -250,7 +250,7 @@ int32_t Sampler::draw_first(size_t n) {
   total = 0;
   for (size_t i = 0; i < n; ++i) total += candidates_[i].weight;
   double left = random_below(total);
-  size_t last = 0;  // with a weight, in case rounding leaves something over
+  size_t last = 0;  // the last one with a weight, in case of a rounding remainder
   for (size_t i = 0; i < n; ++i) {
     if (candidates_[i].weight > 0) last = i;
     left -= candidates_[i].weight;
@@ -273,7 +273,7 @@ void Sampler::find_peaks() {
   }
 }
 
-// The k largest logits are above it: k blocks have one as large as the k-th largest of some peaks.
+// A lower bound of the k largest logits: the k-th largest of a subset of block maxima.
 float Sampler::bar_below(size_t k) {
   const size_t n = std::min(peaks_.size(), 8 * k);
   if (k > n) return -kInfinity;
@@ -285,7 +285,7 @@ float Sampler::bar_below(size_t k) {
   return std::nextafter(candidates_[k - 1].logit, -kInfinity);
 }
 
-// Puts the k largest finite logits, unsorted, in front of candidates_; returns how many there are.
+// Moves the k largest finite logits, unsorted, to the front of candidates_; returns their number.
 size_t Sampler::gather_largest(size_t k) {
   const size_t room = std::min(std::max<size_t>(4 * k, 256), candidates_.size());
   const auto begin = candidates_.begin();

@@ -1,4 +1,4 @@
-// Sampler: picks the next token from logits.
+// Sampler: selects the next token from logits.
 #pragma once
 
 #include <cmath>
@@ -18,41 +18,43 @@
 namespace h2o {
 
 // The order is bias, penalties, temperature, top-k, top-p, min-p, as in Hugging Face transformers,
-// or the one that options.samplers has. Mirostat comes in place of what cuts. The same seed,
-// options and logits give the same tokens, up to the rounding of exp().
+// or options.samplers. Mirostat replaces the truncating steps. The same seed, options and logits
+// give the same tokens, up to the rounding of exp().
 class Sampler {
  public:
   // Throws InvalidArgument for an option out of range.
   Sampler(const SamplerOptions& options, int32_t n_vocab);
 
-  // With what options.samplers leaves out switched off.
+  // With steps missing from options.samplers disabled.
   const SamplerOptions& options() const { return options_; }
 
-  // Does it always choose the largest of the logits as they are?
+  // Does it always select the largest unmodified logit?
   bool is_argmax() const;
 
-  // A flag for each token that no repetition goes past [n_vocab], for DRY; none without it.
+  // For DRY: flags of tokens that repetitions do not extend across [n_vocab].
   void set_dry_breakers(std::vector<uint8_t> breakers) { breakers_ = std::move(breakers); }
 
-  // The next tokens of the text, prompt or generated. If it throws, none has been accepted.
+  // Appends tokens, from the prompt or generated. Strong exception guarantee.
   void accept(std::span<const int32_t> tokens);
   void accept(int32_t token) { accept({&token, 1}); }
 
-  // What the next random numbers depend on, as text; and back. Throws InvalidArgument for others.
+  // The state of the random number generator (and mirostat) as text. The setter throws
+  // InvalidArgument for an invalid state.
   std::string random_state() const;
   void set_random_state(const std::string& state);
 
-  // The next token from logits [n_vocab]; does not accept it. Greedy ties go to the lower id.
+  // The next token from logits [n_vocab]; does not call accept(). Greedy ties go to the lower id.
   // A NaN counts as -infinity. `allowed` is a bit mask of (n_vocab + 31) / 32 words: bit t % 32 of
   // word t / 32 is set if token t may be chosen; an empty mask allows every token.
   // Throws InvalidArgument for a wrong size, or if no token is allowed.
   int32_t sample(std::span<const float> logits, std::span<const uint32_t> allowed = {});
 
-  // The same token from the largest of the logits alone, chosen with the same random numbers; or
-  // nothing, where others may matter: then nothing has changed.
+  // The same token, from the largest logits alone and with the same random numbers. Returns
+  // nullopt, without changing anything, if other logits may matter.
   std::optional<int32_t> sample(const LargestLogits& largest);
 
-  // Is there a point in trying that; and with which temperature the rest is to be weighed, or 0.
+  // Can that succeed with these options, and for which temperature must LargestLogits::rest be
+  // computed (0: none)?
   bool may_draw_from_largest() const;
   float rest_temperature() const;
 
@@ -61,17 +63,17 @@ class Sampler {
     double mass = 0;
     int32_t count = 0;
   };
-  // The least likely candidate that is kept; it is the last one in sorted order.
+  // The least likely candidate kept: the last one in sorted order.
   struct Limit {
     float logit;
     int32_t token;
   };
-  // Of the largest logits.
+  // What is known from the largest logits.
   struct Known {
-    size_t n = 0;          // in front of candidates_
-    size_t n_certain = 0;  // the first of them: all others are less likely
-    size_t n_lowered = 0;  // tokens that penalties have lowered, at most
-    bool all = false;      // no other has a finite logit
+    size_t n = 0;          // candidates at the front of candidates_
+    size_t n_certain = 0;  // the first n_certain are more likely than all other tokens
+    size_t n_lowered = 0;  // upper bound of tokens lowered by penalties
+    bool all = false;      // no other token has a finite logit
   };
 
   void choose_steps();
@@ -119,23 +121,24 @@ class Sampler {
 
   SamplerOptions options_;
   std::mt19937_64 random_;
-  std::vector<int32_t> recent_;  // ring of the last repeat_last_n tokens, or each token seen, once
-  size_t next_recent_ = 0;       // where the ring goes on
-  std::vector<int32_t> counts_;  // [n_vocab] how often each token is recent
+  std::vector<int32_t>
+      recent_;  // ring buffer of the last repeat_last_n tokens, or the set of tokens seen
+  size_t next_recent_ = 0;       // write position in the ring
+  std::vector<int32_t> counts_;  // [n_vocab] occurrences among the recent tokens
   Repetitions repetitions_;      // for DRY
   std::vector<uint8_t> breakers_;
-  std::vector<SamplerStep> steps_;  // that do something to what the penalties leave
-  bool by_steps_;                   // not in the order, or more than, the other ways to draw have
-  float surprise_;                  // that mirostat allows, in bits
+  std::vector<SamplerStep> steps_;  // steps after the penalties that have an effect
+  bool by_steps_;                   // the options are not supported by the fast paths
+  float surprise_;                  // mirostat's current limit, in bits
 
-  // Reused by every call. The vocabulary is padded to whole blocks with logits of -infinity.
+  // Reused by every call. The vocabulary is padded to whole blocks with -infinity.
   std::vector<float> logits_;
   std::vector<float> peaks_;        // the largest logit of each block
   std::vector<int16_t> bucket_of_;  // by token
-  std::vector<Amount> buckets_;     // the most likely candidates come first
+  std::vector<Amount> buckets_;     // most likely candidates first
   std::vector<Candidate> candidates_;
   float largest_ = 0;
-  float smallest_ = 0;  // that is finite
+  float smallest_ = 0;  // smallest finite logit
   float bucket_scale_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the parts of Sampler share.
+// Shared by the parts of Sampler.
 #pragma once
 
 #include <cstddef>
@@ -6,25 +6,26 @@
 
 namespace h2o {
 
-// Loops over the vocabulary go by blocks of fixed size, which compilers vectorise even at -O2. One
-// block is one word of the mask of allowed tokens.
+// Loops over the vocabulary use fixed-size blocks, which compilers vectorize even at -O2. A block
+// corresponds to one word of the mask of allowed tokens.
 constexpr size_t kBlock = 32;
 
 template <typename Value, typename Test>
 bool any_in_block(const Value* block, Test test) {
-  Value any = 0;  // as wide as the values, for the vectoriser
+  Value any = 0;  // same width as the values, for vectorization
   for (size_t i = 0; i < kBlock; ++i) any = test(block[i]) ? Value{1} : any;
   return any != 0;
 }
 
-// Up to this many candidates are found by a threshold and sorted; more are put into buckets.
+// Up to this many candidates are selected by a threshold and sorted; more are distributed to
+// buckets.
 constexpr int32_t kMaxSorted = 1024;
 
-// How many buckets there are, of candidates for draw_bucketed.
+// Number of buckets of draw_bucketed(), as a power of two.
 constexpr int kBucketBits = 10;
 constexpr int32_t kBuckets = 1 << kBucketBits;
 
-// The order of candidates, the most likely first.
+// Descending likelihood.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 };

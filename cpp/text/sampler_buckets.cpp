@@ -1,4 +1,4 @@
-// How Sampler draws from many candidates without sorting them: by buckets of the distance to the
+// Sampler: drawing from many candidates without sorting them, with buckets by distance to the
 // largest logit.
 #include <algorithm>
 #include <array>
@@ -12,23 +12,23 @@
 namespace h2o {
 namespace {
 
-// Buckets divide the range from the largest logit down to kRange temperatures below it. Beyond that
-// a weight is below e^-60: the weights of 2^31 such tokens together are less than the rounding
-// error of a total in double. These tokens, never drawn, are in the last bucket.
+// Buckets divide the range from the largest logit down to kRange temperatures below it. Tokens
+// below that have weights less than e^-60: even 2^31 of them together are less than the rounding
+// error of a total in double. They are never drawn and share the last bucket.
 constexpr int32_t kNothing = kBuckets - 1;
 constexpr float kRange = 60;
 
 // A bucket with this few candidates is sorted.
 constexpr size_t kSmallBucket = 64;
 
-// exp(x) for -87 <= x <= 0 to a few units in the last place, and exactly 1 for 0: x = n ln 2 + r
-// with |r| <= ln 2 / 2, then a Taylor series. Without branches and tables, so that it is
-// vectorised.
+// exp(x) for -87 <= x <= 0 to a few ulp, and exactly 1 for 0: x = n ln 2 + r with |r| <= ln 2 / 2,
+// then a Taylor series. No branches or tables, so that it vectorizes.
 inline float fast_exp(float x) {
-  constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, found in the lowest bits
+  constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, in the lowest bits
   const float shifted = x * 0x1.715476p+0f + kRound;
   const float n = shifted - kRound;
-  const float r = x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;  // ln 2; n times the first is exact
+  const float r =
+      x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;  // ln 2 in two parts; n times the first is exact
   float y = 1.0f / 5040;
   y = y * r + 1.0f / 720;
   y = y * r + 1.0f / 120;
@@ -39,14 +39,14 @@ inline float fast_exp(float x) {
   return y * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
 }
 
-// Orders floats as unsigned numbers, the largest first. Both zeros are equal.
+// Maps floats to unsigned integers, largest float first. Both zeros are equal.
 uint32_t rank(float logit) {
   const auto bits = std::bit_cast<uint32_t>(logit + 0.0f);
   return bits >> 31 != 0 ? bits : ~bits & 0x7fffffffu;
 }
 
-// The first bucket up to `last` with which `reached` holds, or last + 1; `before` grows by the
-// buckets before it.
+// The first bucket up to `last` for which `reached` holds, or last + 1; adds the buckets before it
+// to `before`.
 template <typename Amount, typename Reached>
 int32_t find_bucket(const Amount* buckets, int32_t last, Amount& before, Reached reached) {
   for (int32_t b = 0; b <= last; ++b) {
@@ -59,7 +59,7 @@ int32_t find_bucket(const Amount* buckets, int32_t last, Amount& before, Reached
 
 }  // namespace
 
-// Nothing is sorted but what shares a bucket with a limit or with the token drawn.
+// Sorts only candidates that share a bucket with a limit or with the drawn token.
 int32_t Sampler::draw_bucketed(size_t k) {
   fill_buckets();
   int32_t last_bucket = kNothing - 1;
@@ -68,22 +68,22 @@ int32_t Sampler::draw_bucketed(size_t k) {
 
   double total = 0;
   for (int32_t b = 0; b <= last_bucket; ++b) total += buckets_[b].mass;
-  // Below the total, and the search adds in the same order, so it finds a bucket.
+  // Less than the total, and the search adds in the same order, so it finds a bucket.
   const auto drawn = [left = random_below(total)](const Amount& a) { return a.mass > left; };
   Amount before;
   const int32_t bucket = find_bucket(buckets_.data(), last_bucket, before, drawn);
   return narrow(gather_bucket(bucket, limit, options_.min_p), before, drawn).token;
 }
 
-// The bucket of a logit that is this much below the largest. A NaN, of infinity times zero, comes
-// from what has no weight.
+// The bucket of a logit at this distance below the largest. NaN (infinity times zero) has no
+// weight.
 int32_t Sampler::bucket_below(float distance) const {
   const float scaled = distance * bucket_scale_;
   return static_cast<int32_t>(scaled < kNothing ? scaled : kNothing);
 }
 
-// The masses are approximate: top-p alone depends on them, and with it the choice differs from that
-// of exact weights only if its limit falls within float rounding.
+// The masses are approximate. They only affect top-p: its result differs from that with exact
+// weights only if the limit is within float rounding.
 void Sampler::fill_buckets() {
   const float range = std::min(largest_ - smallest_, kRange * options_.temperature);
   bucket_scale_ = std::min((kNothing - 1) / range, std::numeric_limits<float>::max());
@@ -99,7 +99,7 @@ void Sampler::fill_buckets() {
     float weight[kBlock];
     for (size_t i = 0; i < kBlock; ++i) {
       const float x = (logit[i] - largest_) / options_.temperature;
-      weight[i] = x > -87 ? x : -87;  // in a loop of its own: GCC 12 vectorises no other way
+      weight[i] = x > -87 ? x : -87;  // in a separate loop: otherwise GCC 12 does not vectorize it
     }
     for (size_t i = 0; i < kBlock; ++i) weight[i] = fast_exp(weight[i]);
     for (size_t i = 0; i < kBlock; ++i) {
@@ -110,11 +110,11 @@ void Sampler::fill_buckets() {
   }
 }
 
-// What top-k and top-p keep, and the last bucket with something that they and min-p keep.
+// The limit set by top-k and top-p, and the last bucket with candidates kept by them and min-p.
 Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
   Limit limit = {-std::numeric_limits<float>::infinity(), 0};
   Amount kept;
-  const auto most = static_cast<int64_t>(k < counts_.size() ? k : k + 1);  // all never suffice
+  const auto most = static_cast<int64_t>(k < counts_.size() ? k : k + 1);  // always less than all
   const auto enough_tokens = [most](const Amount& a) { return a.count >= most; };
   const int32_t k_bucket = find_bucket(buckets_.data(), last_bucket, kept, enough_tokens);
   if (k_bucket <= last_bucket) {
@@ -122,7 +122,7 @@ Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
     limit = narrow(n, kept, enough_tokens);
     last_bucket = k_bucket;
   }
-  if (options_.min_p > 0) {  // and what is 1 % below it, for the sake of rounding
+  if (options_.min_p > 0) {  // with a 1 % margin for rounding
     const float distance = (0.01f - std::log(options_.min_p)) * options_.temperature;
     last_bucket = std::min(last_bucket, bucket_below(distance));
   }
@@ -140,7 +140,7 @@ Sampler::Limit Sampler::find_limit(size_t k, int32_t& last_bucket) {
   return limit;
 }
 
-// The weight of a token, or a negative number if it is beyond the limit or less likely than that.
+// The weight of a token; negative if it is past the limit or its weight is below min_weight.
 float Sampler::weight_if_kept(size_t token, const Limit& limit, float min_weight) const {
   const float logit = logits_[token];
   const bool beyond =
@@ -150,8 +150,8 @@ float Sampler::weight_if_kept(size_t token, const Limit& limit, float min_weight
   return weight >= min_weight ? weight : -1;
 }
 
-// Calls visit(token) for the tokens with a wanted bucket. Which ones of a block these are is found
-// first, without branches, which nothing could predict.
+// Calls visit(token) for tokens in buckets for which `wanted` holds. Finds them per block first,
+// without branches, which would be unpredictable.
 template <typename Wanted, typename Visit>
 void Sampler::for_tokens(Wanted wanted, Visit visit) const {
   for (size_t at = 0; at < bucket_of_.size(); at += kBlock) {
@@ -167,7 +167,7 @@ void Sampler::for_tokens(Wanted wanted, Visit visit) const {
   }
 }
 
-// Replaces the buckets by the exact masses of what top-k, top-p and min-p keep.
+// Replaces the approximate masses by exact ones of the candidates that top-k, top-p and min-p keep.
 void Sampler::weigh(int32_t last_bucket, const Limit& limit) {
   std::fill(buckets_.begin(), buckets_.end(), Amount{});
   for_tokens([last_bucket](int16_t bucket) { return bucket <= last_bucket; },
@@ -177,7 +177,8 @@ void Sampler::weigh(int32_t last_bucket, const Limit& limit) {
              });
 }
 
-// Copies what is kept of a bucket to the front of candidates_, by token; returns how many they are.
+// Copies the kept candidates of a bucket to the front of candidates_ in token order; returns their
+// number.
 size_t Sampler::gather_bucket(int32_t bucket, const Limit& limit, float min_weight) {
   size_t n = 0;
   for_tokens([bucket](int16_t b) { return b == bucket; },
@@ -189,12 +190,12 @@ size_t Sampler::gather_bucket(int32_t bucket, const Limit& limit, float min_weig
   return n;
 }
 
-// The first of n candidates, in sorted order, with which `reached` holds, or the last one with a
-// weight; `before` grows by them up to this one. The candidates are in the order of their tokens.
+// The first of n candidates in sorted order for which `reached` holds, or the last one with a
+// weight; adds the candidates up to it to `before`. The candidates are in token order.
 template <typename Reached>
 Sampler::Limit Sampler::narrow(size_t n, Amount& before, Reached reached) {
   const auto begin = candidates_.begin();
-  // Equal logits are in order already. Each round leaves kBucketBits fewer bits that differ.
+  // Equal logits are already ordered. Each round fixes kBucketBits more bits.
   while (n > 1) {
     float least = candidates_[0].logit;
     float most = least;

@@ -1,7 +1,8 @@
-// How Sampler draws from the largest logits alone, as it draws from all of them, or not at all.
+// Sampler: drawing from the largest logits alone. Gives the same token as drawing from all logits,
+// or nothing.
 //
-// Penalties only lower logits here. So the tokens that are likelier than the last one of those
-// known remain likelier than every one that is not known, and nothing else can come between them.
+// Penalties only lower logits here. So known tokens that are more likely than the last known one
+// remain more likely than every unknown token.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,12 +15,12 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Any order of adding so few weights of at least this much is exact: in double, multiples of the
-// last place of the least of them, 2^-45, are exact below 2^8.
+// Sums of weights of at least this size are exact in any order: in double, multiples of 2^-45, the
+// last place of the smallest, are exact below 2^8.
 constexpr float kLeastWeight = 0x1p-22f;
 static_assert(LargestLogits::kMost <= 1 << 8);
 
-// What the rest may be wrong by; and masses, of which draw_bucketed() has approximations.
+// The error bounds of LargestLogits::rest and of the approximate masses of draw_bucketed().
 constexpr double kRestError = 0x1p-12;
 constexpr double kMassError = 0x1p-18;
 
@@ -36,7 +37,7 @@ bool Sampler::may_draw_from_largest() const {
   return by_steps_ ? cuts && cuts_first() : cuts || draws_nucleus();
 }
 
-// Does draw_bucketed() draw from what top-p or min-p keeps of all?
+// Does draw_bucketed() draw from the tokens that top-p or min-p keep?
 bool Sampler::draws_nucleus() const {
   const SamplerOptions& o = options_;
   return !by_steps_ && o.top_k == 0 && std::ssize(counts_) > kMaxSorted &&
@@ -60,8 +61,7 @@ std::optional<int32_t> Sampler::sample(const LargestLogits& largest) {
   return by_steps_ ? draw_by_steps({candidates_, n}, true) : draw_first(n);
 }
 
-// Puts those with finite logits in front of candidates_, the most likely first, after the
-// penalties.
+// Moves tokens with finite logits, after penalties, to the front of candidates_ in sorted order.
 Sampler::Known Sampler::gather_known(const LargestLogits& largest) {
   const auto begin = candidates_.begin();
   auto end = begin;
@@ -95,9 +95,9 @@ Sampler::Known Sampler::gather_known(const LargestLogits& largest) {
   return known;
 }
 
-// What draw_bucketed() draws, where top-k is off.
+// Draws the token that draw_bucketed() would draw, if top-k is disabled.
 std::optional<int32_t> Sampler::draw_nucleus(const Known& known, const LargestLogits& largest) {
-  double mass = 0;  // of what is known
+  double mass = 0;  // of the known tokens
   for (size_t i = 0; i < known.n; ++i) {
     candidates_[i].weight = weight_of(candidates_[i].logit);
     mass += candidates_[i].weight;
@@ -106,7 +106,7 @@ std::optional<int32_t> Sampler::draw_nucleus(const Known& known, const LargestLo
   while (n < known.n_certain && candidates_[n].weight >= options_.min_p) ++n;
   const bool ends = known.all || n < known.n_certain;  // min-p keeps no others
   if (options_.top_p < 1) {
-    // The rest was weighed beside the largest logit as it was; penalties may have lowered some.
+    // `rest` is relative to the unpenalized largest logit, which may have been lowered since.
     const auto relative = [this](float logit) {
       return std::exp((static_cast<double>(logit) - largest_) / options_.temperature);
     };

@@ -33,7 +33,7 @@ std::string_view name_of(SamplerStep step) {
   return std::ranges::find(kNames, step, &std::pair<std::string_view, SamplerStep>::second)->first;
 }
 
-// They change logits; the others choose among them.
+// These modify logits; the other steps select among candidates.
 bool changes_logits(SamplerStep step) { return step == penalties || step == dry; }
 
 void check_steps(std::span<const SamplerStep> steps) {
@@ -113,7 +113,7 @@ SamplerOptions SamplerOptions::with_samplers() const {
 }
 
 void SamplerOptions::check(int32_t n_vocab) const {
-  // Written so that NaN fails too.
+  // Comparisons are written so that they fail for NaN.
   const auto finite = [](float x) { return std::isfinite(x); };
   require(n_vocab > 0, "n_vocab is ", n_vocab, ", expected 1 or more");
   require(temperature >= 0 && finite(temperature), "temperature is ", temperature,

@@ -1,5 +1,4 @@
-// How Sampler draws where options are on that the fast ways to draw do not have, or in another
-// order.
+// Sampler: drawing with options or step orders that the fast paths do not support.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +13,7 @@ void Sampler::choose_steps() {
                                              SamplerStep::top_p,       SamplerStep::min_p,
                                              SamplerStep::xtc};
   const auto add = [this](SamplerStep step) {
-    if (step == SamplerStep::penalties || step == SamplerStep::dry) return;  // they come before
+    if (step == SamplerStep::penalties || step == SamplerStep::dry) return;  // already applied
     if (options_.mirostat != 0 && step != SamplerStep::temperature) return;
     if (options_.does(step)) steps_.push_back(step);
   };
@@ -23,7 +22,7 @@ void Sampler::choose_steps() {
   } else {
     std::ranges::for_each(kDefault, add);
   }
-  // The fast ways have these steps, in this order; and one temperature.
+  // The fast paths support these steps in this order, with a single temperature.
   const auto is_fast = [](SamplerStep step) {
     return step == SamplerStep::temperature || step == SamplerStep::top_k ||
            step == SamplerStep::top_p || step == SamplerStep::min_p;
@@ -37,7 +36,7 @@ bool Sampler::is_argmax() const {
          !options_.uses_dry() && options_.logit_bias.empty();
 }
 
-// has_cut: the candidates are those of top-k.
+// has_cut: top-k has already been applied.
 int32_t Sampler::draw_by_steps(Candidates candidates, bool has_cut) {
   const SamplerOptions& o = options_;
   for (const SamplerStep step : steps_) {
@@ -75,8 +74,7 @@ int32_t Sampler::draw_by_steps(Candidates candidates, bool has_cut) {
   return candidates.draw(random_below(1));
 }
 
-// Does top-k come first, or after nothing but one temperature, which does not change which tokens
-// are the most likely?
+// Is top-k first, or preceded only by one temperature, which does not change the ranking?
 bool Sampler::cuts_first() const {
   for (const SamplerStep step : steps_) {
     if (step == SamplerStep::temperature && options_.dynatemp_range == 0) continue;
@@ -85,7 +83,8 @@ bool Sampler::cuts_first() const {
   return false;
 }
 
-// All with finite logits; or only those of top-k, sorted: sums depend on their order.
+// All candidates with finite logits; or only those of top-k, sorted, because sums depend on the
+// order.
 Candidates Sampler::gather_candidates() {
   if (cuts_first()) {
     const size_t n = gather_largest(std::min<size_t>(options_.top_k, counts_.size()));
@@ -101,7 +100,7 @@ Candidates Sampler::gather_candidates() {
   return {candidates_, n};
 }
 
-// Basu et al., arXiv 2007.14966: how many candidates there are follows the surprise of the choices.
+// Basu et al., arXiv 2007.14966: the number of candidates follows the surprise of earlier choices.
 int32_t Sampler::draw_mirostat(Candidates& candidates) {
   if (options_.mirostat == 1) {
     candidates.keep_largest(candidates.zipf_count(surprise_, counts_.size()));

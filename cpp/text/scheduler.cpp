@@ -9,7 +9,7 @@
 namespace h2o {
 namespace {
 
-// Why a text ends.
+// Describes why a sequence ends at the context limit.
 std::string describe_limit(const Session& session) {
   const Config& config = session.model().config;
   const int32_t n_ctx = session.options().n_ctx;
@@ -51,7 +51,7 @@ std::vector<StepOutput> Scheduler::step(
   }
   try {
     compute(outputs);
-  } catch (...) {  // no memory for its lists
+  } catch (...) {  // out of memory for its lists
     for (StepOutput& output : outputs) {
       if (output.error == nullptr && !output.deferred) output.error = std::current_exception();
     }
@@ -78,7 +78,7 @@ std::vector<StepOutput> Scheduler::step(
   return outputs;
 }
 
-// Does it need the result of each token of its prompt?
+// Are results of every prompt token needed?
 bool Scheduler::needs_every_row(const Generation& g) {
   const Request& request = g.request_;
   return request.prompt_logits != nullptr || request.pooling != Pooling::none ||
@@ -133,7 +133,7 @@ std::vector<Scheduler::Row> Scheduler::next_rows(std::vector<StepOutput>& output
       if (g.reads_prompt() != prompts) continue;
       const std::span<const int32_t> unread =
           std::span(g.tokens_).subspan(session_.tokens_seen(g.sequence_));
-      // None: the first token is chosen from logits that are known.
+      // Zero if the first token is sampled from known logits.
       const int64_t n =
           std::min<int64_t>({std::ssize(unread), n_batch_, session_.chunk(g.sequence_)});
       if (n > left) continue;
@@ -154,7 +154,7 @@ void Scheduler::forward(std::span<const Row> rows) {
   std::vector<float> temperatures(rows.size());
   try {
     pass(rows, inputs, temperatures, results);
-  } catch (const InvalidArgument&) {  // nothing has changed, and it may be about one of them
+  } catch (const InvalidArgument&) {  // nothing has changed; find the generation that caused it
     if (rows.size() == 1) {
       rows[0].output->error = std::current_exception();
     } else {
@@ -171,14 +171,14 @@ void Scheduler::forward(std::span<const Row> rows) {
   choose(rows, results);
 }
 
-// Does it need all the logits for more than to choose a token?
+// Are all logits needed for more than sampling?
 bool Scheduler::needs_logits(const Generation& g) {
   const Request& request = g.request_;
   return request.constraint != nullptr || request.keeps_logits || g.saves_whole_ ||
          (request.trace != nullptr && request.trace->wants_logits());
 }
 
-// The lists are the caller's: where this fails, nobody knows what the sequences hold.
+// `results` belongs to the caller. After an exception the content of the sequences is unknown.
 void Scheduler::pass(std::span<const Row> rows, std::span<const Input> inputs,
                      std::span<float> temperatures, Results& results) {
   const auto may = [](bool (Sampler::*draw)() const) {
@@ -201,7 +201,7 @@ void Scheduler::pass(std::span<const Row> rows, std::span<const Input> inputs,
   }
 }
 
-// Chooses from the largest logits where that is possible, and reads all of a row where it is not.
+// Samples from the largest logits where possible; reads the whole row otherwise.
 void Scheduler::select(std::span<const Row> rows, std::span<const Input> inputs,
                        std::span<float> temperatures, Results& results) {
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -225,7 +225,7 @@ bool Scheduler::has_read_all(const Row& row) const {
   return session_.tokens_seen(row.sequence) == std::ssize(row.output->generation->tokens_);
 }
 
-// A chunk of a prompt the logits of whose every token are wanted.
+// Processes a chunk of a prompt with the logits of every token.
 void Scheduler::score(const Row& row) {
   const Generation& g = *row.output->generation;
   const Request& request = g.request_;
@@ -251,7 +251,7 @@ void Scheduler::score(const Row& row) {
   }
 }
 
-// Adds the hidden states of a chunk to what is made of them.
+// Accumulates the hidden states of a chunk.
 void Scheduler::pool(Generation& g, const Row& row) {
   const bool mean = g.request_.pooling == Pooling::mean;
   g.pooled_.resize(session_.model().config.n_embd);
@@ -262,7 +262,7 @@ void Scheduler::pool(Generation& g, const Row& row) {
   });
 }
 
-// The next token of each row whose sequence has read all its tokens.
+// Samples the next token of each row whose sequence has no unprocessed tokens.
 void Scheduler::choose(std::span<const Row> rows, const Results& results) {
   const size_t n_vocab = session_.model().config.n_vocab;
   struct Choice {
@@ -322,7 +322,7 @@ void Scheduler::choose(std::span<const Row> rows, const Results& results) {
   }
 }
 
-// Within the memory that start() has reserved.
+// Without allocating: start() has reserved the memory.
 void Scheduler::keep_logits(StepOutput& output, std::span<const float> logits) noexcept {
   Generation& g = *output.generation;
   if (output.token >= 0) {

@@ -1,14 +1,14 @@
-// Scheduler: continuous batching. Which tokens of which sequences make up the next forward pass,
-// and what becomes of its results.
+// Scheduler: continuous batching. Selects the tokens of the next forward pass and processes its
+// results.
 //
-// A step decodes a token of every generation that it is given whose prompt has been read. Beside
-// them it reads chunks of prompts, in the order of arrival, as many as the batch has room for; one
-// always fits. Chunks are n_batch tokens long, but for the last of a prompt, and one that does not
-// fit is read later, not shortened: where a prompt is cut decides what is evicted, so it must not
-// depend on the other generations. As the results of a row do not depend on the other rows either,
-// each generation gets the tokens that it gets alone, bit for bit.
+// A step decodes one token for each generation whose prompt has been processed, and processes
+// chunks of prompts in order of arrival, as many as fit in the batch (at least one). Chunks have
+// n_batch tokens, except for the last of a prompt; one that does not fit is postponed, not
+// shortened: chunk ends determine what is evicted, so they must not depend on other generations.
+// Since rows of a batch are independent, each generation gets bit for bit the tokens that it would
+// get alone.
 //
-// For one thread at a time.
+// Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,12 @@
 
 namespace h2o {
 
-// What a step has done for a generation.
+// What a step did for a generation.
 struct StepOutput {
   std::shared_ptr<Generation> generation;
-  int32_t n_prompt = 0;  // prompt tokens to be read, told when it starts
-  int32_t n_cached = 0;  // and those before them that the prefix cache had
-  int32_t n_read = 0;    // of them, by this step
+  int32_t n_prompt = 0;  // prompt tokens to process, set when it starts
+  int32_t n_cached = 0;  // prompt tokens found in the prefix cache
+  int32_t n_read = 0;    // prompt tokens processed by this step
   int32_t token = -1;    // generated; -1: none
   std::string piece = {};
   Finish finish = Finish::none;
@@ -39,54 +39,54 @@ struct StepOutput {
   std::exception_ptr error = nullptr;
   double seconds = 0;
   bool started = false;   // it has a sequence now
-  bool deferred = false;  // it could not get one
+  bool deferred = false;  // no sequence was available
 };
 
 class Scheduler {
  public:
-  // n_batch: prompt tokens of a sequence that are read at a time.
+  // n_batch: chunk size of prompts.
   Scheduler(Session& session, const Tokenizer& tokenizer, int32_t n_batch,
             const PrefixCacheOptions& prefixes = {});
 
-  // The most generations that can have sequences at once.
+  // The maximum number of generations with a sequence.
   int32_t max_sequences() const { return max_sequences_; }
   int32_t n_active() const;
 
-  // One forward pass for generations that have a sequence or, from now on, get one. What fails ends
-  // a generation with its error; what it has read can still be followed.
+  // One forward pass for generations that have a sequence or can get one. An error ends the
+  // generation it affects; its processed tokens can still be followed.
   std::vector<StepOutput> step(const std::vector<std::shared_ptr<Generation>>& generations);
 
-  // Copies its sequence to the host's memory, so that another one can use it.
+  // Copies its sequence to host memory, and frees it for other generations.
   void park(Generation& generation);
 
-  // Gives its sequence away; it can still be saved or followed until that is used again.
+  // Frees its sequence, which can be saved or followed until it is reused.
   void release(Generation& generation);
 
-  // Gives its sequence away where nobody knows what that holds.
+  // Frees its sequence, whose content is unknown.
   void forget(Generation& generation);
 
-  // Gives a generation that has ended what a snapshot holds, or an empty sequence if there is none.
-  // Throws FormatError, std::bad_alloc, and has then changed nothing.
+  // Loads a snapshot (or an empty sequence) for a generation that has ended. Throws FormatError or
+  // std::bad_alloc without changing anything.
   void restore(const std::shared_ptr<Generation>& generation, std::span<const std::byte> snapshot);
 
-  // A snapshot; `text` has everything but the tokens. Throws InvalidArgument if the cache does not
-  // hold it any more.
+  // `text` has everything except the tokens. Throws std::runtime_error if the cache no longer holds
+  // the sequence.
   std::vector<std::byte> save(const Generation& generation, SnapshotText text) const;
 
-  // Tokens evicted since the beginning, in the layer that keeps most.
+  // Evicted tokens since the start, in the layer that keeps most.
   int64_t evictions() const { return evictions_; }
 
-  // Of the states that are kept.
+  // Size of the cached states.
   size_t prefix_bytes() const { return prefixes_.bytes(); }
 
-  // Why a text ends.
+  // Describes why a sequence ends at the context limit.
   const std::string& limit() const { return limit_; }
 
  private:
   struct Slot {
-    std::weak_ptr<Generation> owner;  // who used it last
+    std::weak_ptr<Generation> owner;  // last user
     bool active = false;
-    bool own_policies = false;  // its sequence has others than the session
+    bool own_policies = false;  // its policies differ from the session's
     uint64_t used_at = 0;
   };
   struct Row {
@@ -116,10 +116,10 @@ class Scheduler {
   void prepare(Generation& generation, bool goes_on, StepOutput& output);
   void compute(std::vector<StepOutput>& outputs);
   std::vector<Row> next_rows(std::vector<StepOutput>& outputs);
-  // A step of the session, by the way that copies least.
+  // The results of a pass, in the form that copies least.
   struct Results {
-    std::vector<std::span<const float>> logits;  // [n_rows], empty where nobody needs them; or none
-    std::vector<int32_t> picks;                  // [n_rows] tokens chosen by then, or -1; or none
+    std::vector<std::span<const float>> logits;  // [n_rows], empty where not needed; or none
+    std::vector<int32_t> picks;                  // [n_rows] sampled tokens, or -1; or none
   };
   void forward(std::span<const Row> rows);
   void pass(std::span<const Row> rows, std::span<const Input> inputs, std::span<float> temperatures,
@@ -136,7 +136,7 @@ class Scheduler {
   Session& session_;
   const Tokenizer& tokenizer_;
   const int32_t n_batch_;
-  const std::string limit_;  // made once: the session is locked while tokens are chosen
+  const std::string limit_;  // built once: the session is locked while tokens are sampled
   int32_t max_sequences_;
   std::vector<Slot> slots_;
   PrefixCache prefixes_;

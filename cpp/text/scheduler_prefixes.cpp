@@ -1,4 +1,4 @@
-// Scheduler: which states of sequences are kept, and which prompts begin in one.
+// Scheduler: the prefix cache: which states are saved, and which prompts start from one.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +10,7 @@ namespace h2o {
 
 constexpr size_t kLeast = PrefixCache::kLeast;
 
-// What the bits of a state depend on besides its tokens and policies.
+// Everything except tokens and policies that the bits of a state depend on.
 uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
                                  const std::string& build) {
   const SessionOptions& options = session.options();
@@ -24,8 +24,8 @@ uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
   return checksum(std::as_bytes(std::span(scope)));
 }
 
-// Begins in a state that was found. A file may claim what it does not have: then all of the prompt
-// is read.
+// Loads a state from the prefix cache. If the entry turns out to be invalid, the whole prompt is
+// processed.
 bool Scheduler::load_prefix(Generation& g, const FoundPrefix& prefix, int32_t sequence) {
   const auto& [head, state] = *prefix.entry;
   try {
@@ -34,7 +34,7 @@ bool Scheduler::load_prefix(Generation& g, const FoundPrefix& prefix, int32_t se
       return true;
     }
     const std::vector<float> logits = session_.load(sequence, state).logits;
-    g.logits_.assign(logits.begin(), logits.end());  // in memory that prepare() has reserved
+    g.logits_.assign(logits.begin(), logits.end());  // without allocating: reserved by prepare()
     return true;
   } catch (const FormatError& error) {
     prefixes_.forget(head, error.what());
@@ -47,15 +47,15 @@ std::span<const KvPolicy> Scheduler::policies_of(const Generation& g) const {
   return g.request_.policies.empty() ? session_.options().policies : g.request_.policies;
 }
 
-// Does it read a prompt from the beginning, of which tokens may be left out?
+// Can tokens of this generation's prompt be skipped?
 bool Scheduler::may_begin_in_prefix(const Generation& g) const {
   return prefixes_.enabled() && g.parked_.empty() && g.from_beginning_ && !needs_every_row(g);
 }
 
-// A plain state any prompt can begin in a part of: the end is kept, and, where there was much to
-// read, the prompt as soon as its first token is out. Of others the ends of chunks are: the one
-// after which least is left to read, and the one after which this prompt and another have parted,
-// as others may part there too.
+// Prefixes of plain states are usable, so it is enough to save the end of the sequence and, for
+// long prompts, the end of the prompt once its first token has been generated. Otherwise states at
+// chunk ends are saved: the last one, and the last one inside the common prefix with other prompts,
+// since further prompts may diverge there too.
 void Scheduler::plan_prefixes(Generation& g, int32_t sequence, size_t n_cached) {
   g.save_at_.clear();
   g.saves_whole_ = false;
@@ -71,7 +71,7 @@ void Scheduler::plan_prefixes(Generation& g, int32_t sequence, size_t n_cached) 
   }
 }
 
-// Is another one of this step about to come to a state that this one could begin in?
+// Will another generation of this step soon reach a state that this one can start from?
 bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
                                  std::span<const StepOutput> outputs) {
   for (const StepOutput& output : outputs) {
@@ -82,7 +82,7 @@ bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
       continue;
     }
     const auto read = static_cast<size_t>(session_.tokens_seen(o.sequence_));
-    if (read == o.tokens_.size()) continue;  // it chooses its first token now
+    if (read == o.tokens_.size()) continue;  // it samples its first token now
     const size_t common = common_prefix(o.tokens_, g.tokens_);
     if (common == g.tokens_.size() && common == o.tokens_.size()) {
       if (common < n_cached + kLeast) continue;
@@ -97,7 +97,7 @@ bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
   return false;
 }
 
-// After a step. A state that there is no memory for is not kept.
+// After a step. A state is dropped if there is no memory for it.
 void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noexcept {
   if (!prefixes_.enabled() || !g.from_beginning_) return;
   try {

@@ -1,4 +1,4 @@
-// Scheduler: which generation has which sequence.
+// Scheduler: assigning sequences to generations.
 #include <algorithm>
 #include <utility>
 
@@ -71,8 +71,8 @@ std::vector<std::byte> Scheduler::save(const Generation& g, SnapshotText text) c
   return session_.save(g.sequence_, std::move(text));
 }
 
-// The sequence in which a generation can go on from the one that it follows; -1: none. A token has
-// to be left to read, or the logits after the last one to be known.
+// The sequence in which a generation can continue the one that it follows; -1: none. Requires an
+// unprocessed token or known logits after the last one.
 int32_t Scheduler::followed_slot(const Generation& g) const {
   const Generation* const f = g.request_.follows.get();
   if (f == nullptr || f->sequence_ < 0 || !g.parked_.empty()) return -1;
@@ -85,7 +85,8 @@ int32_t Scheduler::followed_slot(const Generation& g) const {
   return same && (unread || !f->logits_.empty()) ? f->sequence_ : -1;
 }
 
-// A sequence that nobody wants, else the one that was used longest ago, else a new one; or -1.
+// A free sequence that nothing can continue, else the least recently used, else a new one; -1 if
+// all are in use.
 int32_t Scheduler::take_slot() {
   int32_t best = -1;
   const auto key = [this](int32_t i) {
@@ -112,8 +113,8 @@ bool Scheduler::grow() {
   return true;
 }
 
-// What may fail comes before the sequence is taken from the generation that it follows, which can
-// otherwise be followed again.
+// Steps that may fail come before the sequence is taken over from the followed generation, which
+// can otherwise be followed again.
 void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
   Generation& g = *output.generation;
   const Request& request = g.request_;
@@ -141,7 +142,7 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
     Slot& slot = slots_[sequence];
     if (!goes_on) {
       slot.owner.reset();
-      slot.own_policies = true;  // unless the reset succeeds
+      slot.own_policies = true;  // until the reset succeeds
       session_.reset(sequence,
                      request.policies.empty() ? session_.options().policies : request.policies);
       slot.own_policies = !request.policies.empty();
@@ -166,7 +167,7 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
     if (resumes) return;
     g.n_evicted_ = session_.tokens_seen(sequence) - session_.tokens_kept(sequence);
     output.started = true;
-    g.request_.follows.reset();  // or a long conversation would keep all its turns
+    g.request_.follows.reset();  // otherwise a long conversation would keep all its turns alive
     g.request_.after = {};
     output.n_prompt = n_unread;
     if (n_unread > 0) g.logits_.clear();
@@ -179,7 +180,7 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
   }
 }
 
-// What a generation needs besides a sequence.
+// Sets up everything besides the sequence.
 void Scheduler::prepare(Generation& g, bool goes_on, StepOutput& output) {
   const Request& request = g.request_;
   const int32_t n_vocab = session_.model().config.n_vocab;

@@ -23,14 +23,14 @@ StopStrings::StopStrings(std::span<const std::string> strings) : nodes_(1) {
   for (State parent = 0; parent < std::ssize(nodes_); ++parent) {
     const uint32_t depth = nodes_[parent].depth;
     auto [at, end] = ranges[parent];
-    while (at < end && sorted[at].size() == depth) ++at;  // it ends here
+    while (at < end && sorted[at].size() == depth) ++at;  // strings that end at this node
     nodes_[parent].first_edge = static_cast<int32_t>(edges_.size());
     while (at < end) {
       const auto byte = static_cast<unsigned char>(sorted[at][depth]);
       size_t last = at;
       while (last < end && static_cast<unsigned char>(sorted[last][depth]) == byte) ++last;
       Node node{.depth = depth + 1};
-      // The parent's fallback is shallower, so it and its edges are complete.
+      // The fallback is less deep than the node, so it and its edges are complete.
       if (parent != 0) node.fallback = next(nodes_[parent].fallback, byte);
       const bool ends = sorted[at].size() == depth + 1;
       node.complete = ends ? depth + 1 : nodes_[node.fallback].complete;

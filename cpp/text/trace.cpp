@@ -8,12 +8,12 @@
 namespace h2o {
 namespace {
 
-// The n largest, largest first; of equals the lower token.
+// The n largest in descending order; ties: the lower token first.
 std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
   const auto larger = [&](int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   };
-  std::vector<int32_t> heap;  // its front is the smallest of them
+  std::vector<int32_t> heap;  // min-heap: its front is the smallest
   for (int32_t i = 0; n > 0 && i < std::ssize(logits); ++i) {
     if (heap.size() == n) {
       if (!larger(i, heap.front())) continue;
@@ -32,7 +32,7 @@ std::vector<int32_t> largest(std::span<const float> logits, size_t n) {
 Trace::Trace(const TraceOptions& options) : options_(options) {
   require(options.n_top >= -1, "n_top is ", options.n_top, ", expected 0 or more");
   require(!options.prompt || options.n_top >= 0,
-          "log-probabilities of the prompt need n_top, how many of the likeliest to note");
+          "log-probabilities of the prompt need n_top, the number of top log-probabilities");
   require(options.kept_every >= 0, "kept_every is ", options.kept_every, ", expected 1 or more");
 }
 

@@ -1,4 +1,4 @@
-// Trace: what is written down of a sequence while it is computed, beside its text.
+// Trace: log-probabilities and cache contents recorded during generation.
 #pragma once
 
 #include <cstdint>
@@ -13,38 +13,39 @@
 namespace h2o {
 
 struct TraceOptions {
-  int32_t n_top = -1;      // log-probabilities, with so many of the likeliest; -1: none
-  bool prompt = false;     // of the prompt's tokens too, from its second on
-  int32_t kept_every = 0;  // look at what is kept after so many tokens; 0: never
+  int32_t n_top = -1;      // record log-probabilities, with this many top tokens; -1: none
+  bool prompt = false;     // also for prompt tokens, from the second on
+  int32_t kept_every = 0;  // record kept positions after this many tokens; 0: never
 };
 
-// How likely the model finds a token after those before it. Natural logarithms of the model's own
-// distribution: the options of sampling have no part in it.
+// The log-probability of a token given the tokens before it: natural logarithm, from the model's
+// logits without any sampling options.
 struct TokenLogprob {
   int32_t token;
   double logprob;
-  std::vector<std::pair<int32_t, double>> top;  // the likeliest tokens with theirs, likeliest first
+  std::vector<std::pair<int32_t, double>> top;  // most likely tokens, most likely first
 };
 
-// What a sequence keeps at one moment.
+// What a sequence keeps at one point.
 struct Kept {
-  int32_t tokens_kept;        // in the layer that keeps most
-  std::vector<float> shares;  // [tokens seen]: of all layers' KV heads, those that keep the token
+  int32_t tokens_kept;  // in the layer that keeps most
+  std::vector<float>
+      shares;  // [tokens seen]: the fraction of all layers' kv_heads that keep the token
 };
 
-// May be read by any thread while another one writes.
+// Can be read while another thread writes.
 class Trace {
  public:
-  // Throws InvalidArgument for numbers out of range.
+  // Throws InvalidArgument for options out of range.
   explicit Trace(const TraceOptions& options);
 
   const TraceOptions& options() const { return options_; }
   bool wants_logits() const { return options_.n_top >= 0; }
 
-  // Writes down a token with the logits before it [n_vocab].
+  // Records a token with the logits before it [n_vocab].
   void add(std::span<const float> logits, int32_t token);
 
-  // Writes down what a sequence keeps now.
+  // Records what a sequence keeps now.
   void observe(const Session& session, int32_t sequence);
 
   size_t n_logprobs() const;

@@ -17,8 +17,8 @@ const PreTokenizer& pre_tokenizer_of(const GgufFile& file) {
   return pre_tokenizer(name, file.string_or("general.architecture", ""));
 }
 
-// The byte that each of GPT-2's visible characters stands for: a byte that can be seen stands for
-// itself, the others for the characters from U+0100 on, in their order. -1: it stands for none.
+// GPT-2's byte-to-unicode mapping, inverted: printable bytes map to themselves, the others to
+// U+0100 and up, in order. -1: not part of the mapping.
 constexpr auto kByteOf = [] {
   std::array<int16_t, 0x144> byte_of = {};
   size_t hidden = 0x100;
@@ -30,7 +30,7 @@ constexpr auto kByteOf = [] {
   return byte_of;
 }();
 
-// The bytes that a token's characters stand for, unless one of them stands for none.
+// The bytes that a token's characters map to; nullopt if one has no mapping.
 std::optional<std::string> spelled_bytes(std::string_view token) {
   std::string bytes;
   while (!token.empty()) {
@@ -88,17 +88,18 @@ void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& token
   for (const Symbol& symbol : symbols) tokens.push_back(symbol.token);
 }
 
-// What tokens are in bytes, and which of them text can become.
+// Decodes the tokens' bytes and determines which tokens text can become.
 void BytePairs::read_bytes() {
   std::vector<TokenTable::Entry> by_bytes, whole;
-  texts_.reserve(2 * size_t{1} * vocabulary.size());  // so that none of them moves
+  texts_.reserve(2 * size_t{1} *
+                 vocabulary.size());  // prevents reallocation, which would invalidate views
   const auto keep = [this](std::string text) -> std::string_view {
     return texts_.emplace_back(std::move(text));
   };
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string_view token = vocabulary.tokens[i];
     bytes.emplace_back();
-    if (vocabulary.silent(i)) continue;  // no text can become one
+    if (vocabulary.silent(i)) continue;  // never produced from text
     if (!is_utf8(token))
       throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     const std::optional<std::string> spelled = spelled_bytes(token);
@@ -117,7 +118,7 @@ void BytePairs::read_bytes() {
     byte_tokens_[byte] = by_bytes_.find({&c, 1});
   }
   if (std::ranges::find(byte_tokens_, -1) != byte_tokens_.end())
-    return;  // of bytes left out there is no end
+    return;  // skipped bytes are unlimited
   most_bytes_ = 1;
   for (const std::string& token : texts_) most_bytes_ = std::max(most_bytes_, token.size());
 }

@@ -23,11 +23,11 @@ class BytePairs final : public TokenizerModel {
   void encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const;
 
   const PreTokenizer& pre_;
-  TokenTable whole_;                      // tokens that are read before the text is cut
-  TokenTable by_bytes_;                   // tokens that merging can give, by their bytes
-  std::array<int32_t, 256> byte_tokens_;  // -1: the byte is not a token and is left out
+  TokenTable whole_;                      // tokens matched before pre-tokenization
+  TokenTable by_bytes_;                   // tokens that merging can produce, by bytes
+  std::array<int32_t, 256> byte_tokens_;  // -1: no token; the byte is skipped
   PairTable pairs_;
-  std::vector<std::string> texts_;  // what the tables refer to
+  std::vector<std::string> texts_;  // storage for the tables
 };
 
 }  // namespace h2o

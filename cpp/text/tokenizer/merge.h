@@ -1,4 +1,4 @@
-// Byte-pair merging: neighbours become one symbol, the most urgent pair of all first.
+// Byte-pair merging: repeatedly merges the adjacent pair of lowest rank.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace h2o {
 
-// A part of a text, bytes [begin, end), and what it stands for.
+// A part of the text, bytes [begin, end), and its token.
 struct Symbol {
   uint32_t begin, end;
   int32_t token;
@@ -18,28 +18,28 @@ struct Symbol {
   uint32_t n_bytes() const { return end - begin; }
 };
 
-// What two neighbours would become. The lowest rank goes first, of equals the leftmost.
+// The result of merging two neighbours. Lowest rank first; ties: leftmost.
 struct Merge {
   double rank;
   int32_t token;
 };
 
-// Merges symbols that follow one another without a gap until there is no pair left for which
-// find(left, right), of type std::optional<Merge>, has a value.
+// Merges adjacent symbols until no pair is left for which find(left, right), of type
+// std::optional<Merge>, returns a value.
 template <class Find>
 void merge(std::vector<Symbol>& symbols, Find find) {
   constexpr uint32_t kNone = UINT32_MAX;
   struct Link {
     uint32_t previous, next;
   };
-  // A pair to merge. It is out of date if one of the two has since become part of another.
+  // A pair to merge. Stale if one of its symbols has been merged since.
   struct Candidate {
     double rank;
     uint32_t left, right;
     uint32_t n_bytes;  // of both
     int32_t token;
 
-    bool operator<(const Candidate& other) const {  // the greatest leaves the queue first
+    bool operator<(const Candidate& other) const {  // priority_queue pops the greatest first
       return rank > other.rank || (rank == other.rank && left > other.left);
     }
   };

@@ -1,4 +1,4 @@
-// PairTable: what two tokens merge to.
+// PairTable: looks up what two tokens merge into.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +6,25 @@
 
 namespace h2o {
 
-// Sorted, so that no choice of pairs makes it slow.
+// A sorted array, so that there is no adversarial worst case.
 class PairTable {
  public:
   struct Pair {
     int32_t left, right;
-    int32_t rank, token;  // what they become
+    int32_t rank, token;  // of the result
   };
 
   PairTable() = default;
 
-  // Tokens are below `n_tokens`. Of a pair that is there twice the one of the highest rank counts.
+  // Tokens are less than `n_tokens`. Of duplicate pairs the one with the highest rank is kept.
   PairTable(std::vector<Pair> pairs, int32_t n_tokens);
 
-  // nullptr where the two do not merge.
+  // nullptr if the pair does not merge.
   const Pair* find(int32_t left, int32_t right) const;
 
  private:
   std::vector<Pair> pairs_;      // by left, then right
-  std::vector<uint32_t> begin_;  // of the pairs with that left; one more than there are tokens
+  std::vector<uint32_t> begin_;  // [n_tokens + 1] first pair of each left token
 };
 
 }  // namespace h2o

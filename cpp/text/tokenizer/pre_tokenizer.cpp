@@ -17,7 +17,7 @@ bool is(Text text, size_t i, char32_t code) { return i < text.size() && text[i].
 bool is_newline(const CodePoint& c) { return c.code == '\r' || c.code == '\n'; }
 bool is_digit(const CodePoint& c) { return c.code >= '0' && c.code <= '9'; }
 
-// Where a run of at most `most` characters that `fits` holds for ends.
+// The end of a run of at most `most` characters that satisfy `fits`.
 template <class Fits>
 size_t run(Text text, size_t begin, Fits fits, size_t most = SIZE_MAX) {
   const size_t end = most < text.size() - begin ? begin + most : text.size();
@@ -36,7 +36,7 @@ size_t contraction(Text text) {
     if (i >= text.size()) return 0;
     const char32_t c = text[i].code;
     if (!any_case) return c;
-    if (c == 0x17f) return 's';  // a long s is an s in another case
+    if (c == 0x17f) return 's';  // U+017F (long s) is an s, ignoring case
     return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c;
   };
   const char32_t first = letter(1), second = letter(2);
@@ -82,12 +82,13 @@ size_t llama_3(Text text) {
   return lines(text);
 }
 
-// What words are made of, where capitals begin them: B = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], and
-// E = [\p{Ll}\p{Lm}\p{Lo}\p{M}].
+// Parts of words, divided at capitals: B = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], E =
+// [\p{Ll}\p{Lm}\p{Lo}\p{M}].
 bool begins(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_lower(); }
 bool goes_on(const CodePoint& c) { return (c.kind == letter || c.is_mark()) && !c.is_upper(); }
 
-// B*E+ from `at`, where it ends; 0 where there is none. The last of what B* takes may be E's.
+// The end of B*E+ from `at`; 0 if there is no match. B* may have to give back its last character to
+// E.
 size_t word_in_lower_case(Text text, size_t at) {
   for (size_t i = run(text, at, begins);; --i) {
     if (i < text.size() && goes_on(text[i])) return run(text, i, goes_on);
@@ -155,7 +156,7 @@ size_t bloom(Text text) {
 
 void apply(std::span<const Cut> cuts, Text text, const std::function<void(Text)>& sink) {
   if (cuts.empty()) return sink(text);
-  size_t begin = 0;  // of what no piece has begun in
+  size_t begin = 0;  // start of text not yet assigned to a piece
   const auto rest = [&](size_t end) {
     if (begin < end) apply(cuts.subspan(1), text.subspan(begin, end - begin), sink);
   };
@@ -215,7 +216,7 @@ void PreTokenizer::pieces(Text text, const std::function<void(Text)>& sink) cons
 const PreTokenizer& pre_tokenizer(std::optional<std::string_view> name,
                                   std::string_view architecture) {
   if (!name) {
-    // These architectures had one pre-tokenizer.
+    // These architectures have a single pre-tokenizer.
     if (architecture == "gpt2") return kGpt2;
     if (architecture == "gptneox" || architecture == "mpt") return kGptNeoX;
     throw FormatError("tokenizer.ggml.pre is missing");

@@ -1,4 +1,4 @@
-// How text is cut before byte-pair merging, by tokenizer.ggml.pre.
+// Pre-tokenization: splits text before byte-pair merging, by tokenizer.ggml.pre.
 #pragma once
 
 #include <functional>
@@ -11,23 +11,23 @@
 
 namespace h2o {
 
-// How many characters a text that is not empty begins with that are to be a piece; 0 if its first
-// character does not begin one.
+// Returns the length of the piece, in code points, that a non-empty text starts with; 0 if no piece
+// starts at its first character.
 using Cut = size_t (*)(std::span<const CodePoint> text);
 
 struct PreTokenizer {
-  std::span<const Cut> cuts;   // each cuts the pieces that the one before it left
-  bool nfc = false;            // the model's own tokenizer composes characters first
-  bool ignore_merges = false;  // a piece that is a token is that token, however it would merge
-  bool add_bos = false;        // where the file does not say
+  std::span<const Cut> cuts;   // each splits the pieces of the previous one further
+  bool nfc = false;            // apply NFC first, as the model's own tokenizer does
+  bool ignore_merges = false;  // a piece that is a token becomes that token without merging
+  bool add_bos = false;        // default if the file does not say
 
-  // Cuts `text` into pieces, none of them empty.
+  // Splits `text` into non-empty pieces.
   void pieces(std::span<const CodePoint> text,
               const std::function<void(std::span<const CodePoint>)>& sink) const;
 };
 
-// The pre-tokenizer of that name; or without one, of files from before the key, by the model's
-// architecture. Throws FormatError for one that would be guessed at.
+// The pre-tokenizer of that name; in old files without one, by architecture. Throws FormatError if
+// it is unknown or ambiguous.
 const PreTokenizer& pre_tokenizer(std::optional<std::string_view> name,
                                   std::string_view architecture);
 

@@ -12,8 +12,8 @@
 namespace h2o {
 namespace {
 
-constexpr std::string_view kSpace = "\u2581";  // what SentencePiece writes for a space
-constexpr size_t kMostPairBytes = 64;          // of a piece in the table of pairs
+constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
+constexpr size_t kMostPairBytes = 64;          // limit for pieces in the pair table
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
@@ -28,8 +28,8 @@ std::string byte_piece(int byte) {
   return text("<0x", kDigits[byte / 16], kDigits[byte % 16], ">");
 }
 
-// Types as SentencePiece wants them: exactly one token is the unknown one, whichever the file says
-// or else the first that has the type.
+// SentencePiece requires exactly one unknown token: the one that the file names, else the first of
+// that type.
 std::vector<TokenType> with_one_unknown(std::vector<TokenType> types, int32_t& unknown) {
   const auto first = std::ranges::find(types, TokenType::unknown);
   if (types[unknown] != TokenType::unknown && first != types.end()) {
@@ -63,7 +63,8 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
         text("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
   }
   if (file.find("tokenizer.ggml.token_type") == nullptr) {
-    throw FormatError("tokenizer.ggml.token_type is missing");  // without, bytes would be text
+    throw FormatError(
+        "tokenizer.ggml.token_type is missing");  // required, or byte tokens would be text
   }
   unknown_ = token_id(file, "unknown", n_vocab, 0);
   types_ = with_one_unknown(vocabulary.types, unknown_);
@@ -77,7 +78,7 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
   if (exceeds(view.size(), most - std::min(most, tokens.size()))) return false;
   const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
 
-  // User-defined tokens are symbols that do not merge; the others begin as characters.
+  // User-defined tokens are symbols that do not merge; other symbols start as characters.
   constexpr int32_t kFrozen = -2;
   std::vector<Symbol> symbols;
   for (uint32_t at = 0; at < view.size();) {
@@ -102,7 +103,8 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
   const auto put = [&](int32_t token, std::string_view piece) {
     if (token == unknown_ && has_bytes_) {
       for (const char c : piece) tokens.push_back(byte_tokens_[static_cast<unsigned char>(c)]);
-    } else if (token != unknown_ || !after_unknown) {  // a run of unknown ones is one token
+    } else if (token != unknown_ ||
+               !after_unknown) {  // consecutive unknown symbols become one token
       tokens.push_back(token);
     }
     after_unknown = token == unknown_;
@@ -117,14 +119,14 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
   return tokens.size() <= most;
 }
 
-// The piece that two symbols, each a piece or -1, are together; -1 if they are none.
+// The piece formed by two symbols, each a piece or -1; -1 if there is none.
 int32_t SentencePieces::merged(std::string_view both, int32_t left, int32_t right) const {
   if (left < 0 || right < 0 || both.size() > kMostPairBytes) return pieces_.find(both);
   const PairTable::Pair* pair = pairs_.find(left, right);
   return pair == nullptr ? -1 : pair->token;
 }
 
-// The text as SentencePiece's normaliser leaves it, with the rule "identity".
+// Applies SentencePiece's normalizer rule "identity".
 std::string SentencePieces::normalised(std::string_view text, bool begins) const {
   const bool one_space = begins && one_space_;
   if (one_space) text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
@@ -143,13 +145,13 @@ std::string SentencePieces::normalised(std::string_view text, bool begins) const
   return out;
 }
 
-// No text is an unused piece, or a special one.
+// Text never becomes an unused or special piece.
 int32_t SentencePieces::token_of(std::string_view piece) const {
   const int32_t token = pieces_.find(piece);
   return token < 0 || types_[token] == TokenType::unused ? unknown_ : token;
 }
 
-// An unused piece falls apart again into what it was merged of; the parts in their order.
+// Splits an unused piece into the pieces it was merged from, in order.
 std::vector<std::string_view> SentencePieces::parts(std::string_view piece,
                                                     const Halves& halves) const {
   std::vector<std::string_view> found, left = {piece};
@@ -167,10 +169,10 @@ std::vector<std::string_view> SentencePieces::parts(std::string_view piece,
   return found;
 }
 
-// Refuses what the sentencepiece library refuses.
+// Rejects what the sentencepiece library rejects.
 void SentencePieces::read_pieces() {
   std::vector<TokenTable::Entry> all, pieces, whole;
-  texts_.reserve(vocabulary.size());  // so that none of them moves
+  texts_.reserve(vocabulary.size());  // prevents reallocation, which would invalidate views
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string& piece = texts_.emplace_back(replaced(vocabulary.tokens[i], " ", kSpace));
     if (piece.empty() || !is_utf8(piece)) {
@@ -212,7 +214,7 @@ void SentencePieces::read_bytes(const TokenTable& by_text) {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     bytes.push_back(vocabulary.silent(i) ? "" : replaced(texts_[i], kSpace, " "));
   }
-  if (!has_bytes_) return;  // a run of characters without a token is one token, however long
+  if (!has_bytes_) return;  // a run of unknown characters is one token of unlimited length
   most_bytes_ = 1;
   for (const std::string& piece : texts_) most_bytes_ = std::max(most_bytes_, piece.size());
   const auto n_bytes = std::ranges::count(types_, TokenType::byte);

@@ -18,7 +18,7 @@ class SentencePieces final : public TokenizerModel {
               std::vector<int32_t>& tokens) const override;
 
  private:
-  // Two pieces that were merged into an unused one, by that one's text.
+  // For unused pieces: the two pieces each was merged from, by text.
   using Halves = std::map<std::string_view, std::pair<std::string_view, std::string_view>>;
 
   void read_pieces();
@@ -26,17 +26,17 @@ class SentencePieces final : public TokenizerModel {
   void read_pairs();
   int32_t merged(std::string_view both, int32_t left, int32_t right) const;
   std::string normalised(std::string_view text, bool begins) const;
-  int32_t token_of(std::string_view piece) const;  // unknown_ if it is not a token
+  int32_t token_of(std::string_view piece) const;  // unknown_ if there is none
   std::vector<std::string_view> parts(std::string_view piece, const Halves& halves) const;
 
-  std::vector<std::string> texts_;  // of the tokens, as SentencePiece writes them
+  std::vector<std::string> texts_;  // of the tokens, in SentencePiece's spelling
   std::vector<TokenType> types_;    // exactly one is unknown
   std::vector<float> scores_;
-  bool one_space_;  // runs of spaces are one, and those at the ends none
+  bool one_space_;  // collapse runs of spaces and strip the ends
   int32_t unknown_;
-  TokenTable pieces_;  // what text is merged into
+  TokenTable pieces_;  // candidates for merging
   TokenTable whole_;   // user-defined tokens
-  PairTable pairs_;    // of pieces_, the short ones: faster than by their text
+  PairTable pairs_;    // short pairs of pieces_: faster than looking up text
   bool has_bytes_ = false;
   std::array<int32_t, 256> byte_tokens_;
 };

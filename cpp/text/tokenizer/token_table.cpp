@@ -8,7 +8,7 @@ TokenTable::TokenTable(std::vector<Entry> entries) : entries_(std::move(entries)
   std::erase_if(entries_, [](const Entry& entry) { return entry.text.empty(); });
   std::stable_sort(entries_.begin(), entries_.end(),
                    [](const Entry& a, const Entry& b) { return a.text < b.text; });
-  // std::unique keeps the first of equals, so it goes through them from the end.
+  // std::unique keeps the first of equal entries, so iterate in reverse.
   const auto kept = std::unique(entries_.rbegin(), entries_.rend(),
                                 [](const Entry& a, const Entry& b) { return a.text == b.text; });
   entries_.erase(entries_.begin(), kept.base());
@@ -22,7 +22,7 @@ int32_t TokenTable::find(std::string_view text) const {
 
 std::optional<TokenTable::Entry> TokenTable::longest(std::string_view text) const {
   std::optional<Entry> found;
-  // Those that agree with `text` so far: after a byte, those that also have that byte there.
+  // Narrows the range to entries that share each further byte with `text`.
   auto begin = entries_.begin(), end = entries_.end();
   for (size_t i = 0; i < text.size() && begin != end; ++i) {
     const auto byte_at = [i](const Entry& entry) {

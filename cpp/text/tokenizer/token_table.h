@@ -1,4 +1,4 @@
-// TokenTable: tokens by their text.
+// TokenTable: looks up tokens by text.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace h2o {
 
-// Sorted, so that no choice of texts makes it slow. The texts must outlive it.
+// A sorted array, so that there is no adversarial worst case. The texts must outlive it.
 class TokenTable {
  public:
   struct Entry {
@@ -20,13 +20,13 @@ class TokenTable {
 
   TokenTable() = default;
 
-  // Of entries with the same text the last one counts. Empty texts are left out.
+  // Of entries with equal text the last is kept. Empty texts are ignored.
   explicit TokenTable(std::vector<Entry> entries);
 
   // The token with this text; -1 if there is none.
   int32_t find(std::string_view text) const;
 
-  // The longest token that `text` begins with.
+  // The longest token that is a prefix of `text`.
   std::optional<Entry> longest(std::string_view text) const;
 
   size_t size() const { return entries_.size(); }
@@ -36,8 +36,8 @@ class TokenTable {
   std::vector<Entry> entries_;
 };
 
-// Cuts a text at the tokens of a table, from left to right, the longest first: calls
-// on_text(part, not empty) and on_token(token) in their order.
+// Splits `text` at tokens of a table, leftmost longest first: calls on_text(non-empty part) and
+// on_token(token) in order.
 template <class OnText, class OnToken>
 void split(std::string_view text, const TokenTable& table, OnText on_text, OnToken on_token) {
   size_t begin = 0;

@@ -1,6 +1,6 @@
-// Tokenizer: text to tokens and back, by the vocabulary in a GGUF file (keys tokenizer.*).
-// The C API and Python share it. Its tokens are those of Hugging Face tokenizers, sentencepiece and
-// llama.cpp (tests/python/test_tokenizer_originals.py).
+// Tokenizer: converts text to tokens and back, with the vocabulary of a GGUF file (keys
+// tokenizer.*). Matches Hugging Face tokenizers, sentencepiece and llama.cpp
+// (tests/python/test_tokenizer_originals.py).
 #pragma once
 
 #include <cstdint>
@@ -18,55 +18,56 @@ namespace h2o {
 class Tokenizer {
  public:
   struct Options {
-    bool add_special = true;     // with the tokens that the model wants around a text
-    bool parse_special = false;  // special tokens that the text spells are those tokens
-    bool begins = true;          // it does not continue another text: a space may belong in front
-    size_t most = SIZE_MAX;      // tokens; refusing more takes less time than reading them
+    bool add_special = true;     // add BOS and EOS as the model expects
+    bool parse_special = false;  // match special tokens in the text
+    bool begins = true;          // start of the text: a leading space may be added
+    size_t most = SIZE_MAX;      // limit for the number of tokens; checked early
   };
 
-  // `file` must outlive it. Throws FormatError for a vocabulary of an unknown kind or that is
-  // damaged.
+  // `file` must outlive this object. Throws FormatError for an unsupported or invalid vocabulary.
   Tokenizer(const GgufFile& file, int32_t n_vocab);
 
-  // Tokens of a text. Throws InvalidArgument unless it is UTF-8, and ContextFull for more than
-  // options.most.
+  // Throws InvalidArgument if `text` is not valid UTF-8, and ContextFull for more than options.most
+  // tokens.
   std::vector<int32_t> encode(std::string_view text, const Options& options) const;
 
-  // Text of tokens; bytes that are not UTF-8 become U+FFFD. Throws InvalidArgument for a token that
-  // is not in the vocabulary.
+  // Invalid UTF-8 becomes U+FFFD. Throws InvalidArgument for a token that is not in the vocabulary.
   std::string decode(std::span<const int32_t> tokens) const;
 
-  // The bytes of a token: part of a character, or several; none for special tokens.
-  // begins: it is the first with any bytes, so without the space put in front of a text.
+  // The bytes of a token, which may be a part of a character; empty for special tokens. begins: the
+  // first token with bytes; strips the space that was added in front of the text.
   std::string_view token_bytes(int32_t token, bool begins = false) const;
 
-  // A token as the vocabulary spells it, special ones too. Throws InvalidArgument for what is none.
+  // A token's entry in the vocabulary, including special tokens. Throws InvalidArgument for an
+  // invalid token.
   std::string_view spelling(int32_t token) const;
 
-  // Has a text begun with these tokens?
+  // Does any of these tokens produce text?
   bool has_text(std::span<const int32_t> tokens) const;
 
   // Does a token end a turn?
   bool ends(int32_t token) const;
 
-  // Calls on_text(part, not empty) and on_token(token) for the special tokens that `text` spells
-  // and the text between them, in their order.
+  // Calls on_text(non-empty part) and on_token(token) for the special tokens in `text` and the text
+  // between them, in order.
   template <class OnText, class OnToken>
   void split_special(std::string_view text, OnText on_text, OnToken on_token) const {
     split(text, special_, on_text, on_token);
   }
 
   const Vocabulary& vocabulary() const { return kind_->vocabulary; }
-  int32_t bos() const { return vocabulary().bos; }  // -1 where there is none
+  int32_t bos() const { return vocabulary().bos; }  // -1 if there is none
   int32_t eos() const { return vocabulary().eos; }
-  std::span<const int32_t> beginning() const { return before_; }  // what add_special puts in front
-  const TokenTable& special() const { return special_; }          // read only with parse_special
+  std::span<const int32_t> beginning() const {
+    return before_;
+  }                                                       // tokens that add_special prepends
+  const TokenTable& special() const { return special_; }  // matched only with parse_special
   std::optional<std::string_view> chat_template() const { return chat_template_; }  // Jinja2
 
  private:
   std::unique_ptr<const TokenizerModel> kind_;
-  TokenTable special_;           // read in text only where asked for
-  std::vector<int32_t> before_;  // added to a text
+  TokenTable special_;           // matched only with parse_special
+  std::vector<int32_t> before_;  // prepended to a text
   std::vector<int32_t> after_;
   std::optional<std::string_view> chat_template_;
 };

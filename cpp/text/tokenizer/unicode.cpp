@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-// The range of a sorted table that `code` is in; nullptr where there is none.
+// The range of a sorted table that contains `code`; nullptr if there is none.
 template <class R>
 const R* find_range(std::span<const R> ranges, char32_t code) {
   const auto it =
@@ -16,7 +16,7 @@ const R* find_range(std::span<const R> ranges, char32_t code) {
   return it != ranges.end() && it->first <= code ? &*it : nullptr;
 }
 
-// White_Space, which has not changed since Unicode 6.3.
+// White_Space, unchanged since Unicode 6.3.
 bool is_space(char32_t c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || c == 0x85 || c == 0xa0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
@@ -58,7 +58,7 @@ void decompose(char32_t code, std::u32string& out) {
   if (it->second != 0) decompose(it->second, out);
 }
 
-// What two characters compose to; 0 if they do not.
+// The composition of two characters; 0 if there is none.
 char32_t composed(char32_t first, char32_t second) {
   if (first - kLeading < kNLeading && second - kVowels < kNVowels) {
     return kSyllables + ((first - kLeading) * kNVowels + (second - kVowels)) * kNTrailing;
@@ -73,7 +73,7 @@ char32_t composed(char32_t first, char32_t second) {
   return it != unicode::compositions.end() && key(*it) == std::pair(first, second) ? it->whole : 0;
 }
 
-// Combining characters in the order of their classes, between those of class 0.
+// Sorts combining characters by class, between characters of class 0.
 void reorder(std::u32string& codes) {
   for (auto begin = codes.begin(); begin != codes.end();) {
     const auto end =
@@ -84,11 +84,11 @@ void reorder(std::u32string& codes) {
   }
 }
 
-// Composes each character with the starter before it, unless one between them blocks it.
+// Composes each character with the preceding starter, unless a character in between blocks it.
 void compose(std::u32string& codes) {
   size_t n = 0;                           // kept so far
-  size_t starter = std::u32string::npos;  // of them, the last of class 0
-  int last_class = 0;                     // of the last kept after it; 0 if there is none
+  size_t starter = std::u32string::npos;  // index of the last character of class 0
+  int last_class = 0;  // class of the last character kept after it; 0 if there is none
   for (const char32_t code : codes) {
     const int its_class = combining_class(code);
     const bool adjacent = starter + 1 == n;
@@ -125,7 +125,7 @@ std::vector<CodePoint> code_points(std::string_view text) {
 }
 
 std::string nfc(std::string_view text) {
-  // Below U+0300 nothing combines: most text is as it should be.
+  // No combining characters below U+0300, so most text is already in NFC.
   constexpr unsigned char kFirstByte = 0xcc;
   const auto combines = [](char c) { return static_cast<unsigned char>(c) >= kFirstByte; };
   if (std::ranges::none_of(text, combines)) return std::string(text);

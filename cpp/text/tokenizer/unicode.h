@@ -1,4 +1,4 @@
-// CodePoint: a character of a text, with what Unicode says of it.
+// CodePoint: a character with its Unicode properties.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ struct CodePoint {
   enum Kind : uint8_t { letter, number, space, other };
 
   char32_t code;
-  uint32_t begin, end;  // of its bytes in the text
-  Kind kind;            // \p{L}, \p{N}, \s or none of them
+  uint32_t begin, end;  // its bytes in the text
+  Kind kind;            // \p{L}, \p{N}, \s or other
 
   bool is_punctuation() const;  // \p{P}
   bool is_upper() const;        // [\p{Lu}\p{Lt}]
@@ -24,7 +24,7 @@ struct CodePoint {
 // `text` must be UTF-8 of less than 4 GiB.
 std::vector<CodePoint> code_points(std::string_view text);
 
-// Unicode's normalisation form C: characters composed. `text` must be UTF-8.
+// Unicode normalization form C. `text` must be valid UTF-8.
 std::string nfc(std::string_view text);
 
 }  // namespace h2o

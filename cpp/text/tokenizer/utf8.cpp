@@ -5,7 +5,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";
 
-// By its first byte: how many bytes a character has, and what its second byte may be.
+// Encoded length and range of the second byte, by first byte.
 struct Form {
   size_t n_bytes;
   unsigned char least = 0x80, most = 0xbf;
@@ -13,7 +13,7 @@ struct Form {
 
 Form form_of(unsigned char first) {
   if (first < 0x80) return {1};
-  if (first < 0xc2) return {0};  // a continuation, or an overlong form
+  if (first < 0xc2) return {0};  // continuation byte or overlong form
   if (first < 0xe0) return {2};
   if (first == 0xe0) return {3, 0xa0};
   if (first == 0xed) return {3, 0x80, 0x9f};  // no surrogates

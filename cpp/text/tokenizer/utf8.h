@@ -1,4 +1,4 @@
-// UTF-8: reading it, checking it, and repairing what is not.
+// UTF-8 decoding, validation and repair.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace h2o {
 
-// What a text that is not empty begins with: a character, or as many bytes as could have become
-// one, which the Unicode Standard (3.9, "maximal subparts") has replaced by a single U+FFFD.
+// What a non-empty text starts with: a character, or a maximal subpart of an ill-formed sequence
+// (Unicode Standard, 3.9), to be replaced by a single U+FFFD.
 struct Utf8 {
   enum Kind { character, incomplete, invalid };  // incomplete: the text ends too early
   Kind kind;
@@ -21,7 +21,7 @@ bool is_utf8(std::string_view text);
 
 void append_utf8(std::string& text, char32_t code);
 
-// The text with U+FFFD for bytes that are not UTF-8. Python: bytes.decode("utf-8", "replace").
+// Replaces invalid UTF-8 by U+FFFD. Python: bytes.decode("utf-8", "replace").
 std::string repaired_utf8(std::string_view bytes);
 
 }  // namespace h2o

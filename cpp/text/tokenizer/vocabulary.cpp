@@ -7,8 +7,8 @@
 namespace h2o {
 namespace {
 
-// Tokens that end a turn whatever the file says of them, as in llama.cpp: files often name only one
-// end, and declare the others normal.
+// Tokens that end a turn regardless of the file's metadata, as in llama.cpp: files often name only
+// one end token and declare the others as normal.
 constexpr std::string_view kEnds[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
                                       "<|end|>",         "<|return|>",    "<|endoftext|>",
                                       "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
@@ -25,7 +25,7 @@ std::vector<TokenType> read_types(const GgufFile& file, size_t n_tokens) {
   return types;
 }
 
-// In the harmony format (gpt-oss) <|end|> ends a message, and the assistant may go on with another;
+// In the harmony format (gpt-oss) <|end|> ends a message, after which the assistant may continue;
 // <|return|> and <|call|> end a turn.
 void correct_harmony_ends(Vocabulary& v) {
   const auto find = [&](std::string_view token) {

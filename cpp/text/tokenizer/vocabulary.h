@@ -1,4 +1,4 @@
-// Vocabulary: what every kind of tokenizer has, by the keys tokenizer.* of a GGUF file.
+// Vocabulary: the part common to all tokenizer models, from the GGUF keys tokenizer.*.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@ namespace h2o {
 enum class TokenType : int8_t {
   normal = 1,
   unknown,
-  control,       // has no text; read in text only where asked for
-  user_defined,  // always read in text, whole
+  control,       // no text; matched in input only if parse_special
+  user_defined,  // always matched in input
   unused,
   byte
 };
 
 struct Vocabulary {
-  std::vector<std::string_view> tokens;  // live as long as the file
+  std::vector<std::string_view> tokens;  // views into the file
   std::vector<TokenType> types;
-  int32_t bos, eos;                 // -1 where there is none
-  std::vector<int32_t> end_tokens;  // any of them ends a turn; sorted
+  int32_t bos, eos;                 // -1 if there is none
+  std::vector<int32_t> end_tokens;  // tokens that end a turn; sorted
 
-  // Ids of bos and eos where the file names none, or -1. Throws FormatError.
+  // The defaults apply if the file has no id; -1: none. Throws FormatError.
   Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bos, int32_t default_eos);
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
 
-  // Does a token stand for no text?
+  // Does the token produce no text?
   bool silent(int32_t token) const;
 
-  // Those of some types, by their text.
+  // The tokens of the given types, by text.
   TokenTable table(std::initializer_list<TokenType> of) const;
 };
 
-// tokenizer.ggml.`name`_token_id; `fallback`, a token or -1, where the file has none.
+// tokenizer.ggml.`name`_token_id; `fallback`, a token or -1, if the file has none.
 // Throws FormatError.
 int32_t token_id(const GgufFile& file, std::string_view name, int32_t n_vocab, int32_t fallback);
 
