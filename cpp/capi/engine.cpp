@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kNothingBetween = [] {};
 
-// Runs `body` with a request that has been submitted.
+// Calls `body` with a submitted request.
 template <class Body>
 h2o_status call(h2o_request* handle, Body body) noexcept {
   if (handle == nullptr) return H2O_INVALID_ARGUMENT;
@@ -21,7 +21,7 @@ h2o_status call(h2o_request* handle, Body body) noexcept {
   });
 }
 
-// Its engine waits for the callback, so it must not wait for its engine.
+// The engine waits for the callback, so the callback must not wait for the engine.
 bool is_in_callback(const h2o_request* request) {
   return request != nullptr && request->engine != nullptr && request->engine->in_callback();
 }
@@ -44,7 +44,7 @@ std::vector<int32_t> prompt_of(const Tokenizer& tokenizer, std::string_view text
   return {tokens.begin(), tokens.end()};
 }
 
-// Of an output piece, which lives in the handle.
+// Returns a piece, which is stored in the handle.
 void give_piece(h2o_request& request, std::optional<Piece> found, const char** piece,
                 size_t* n_bytes) {
   request.piece = found ? std::move(found->text) : std::string();

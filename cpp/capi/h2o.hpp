@@ -1,4 +1,4 @@
-// h2o.hpp: h2o.h for C++17: handles that free themselves, exceptions and std::string.
+// h2o.hpp: h2o.h for C++17, with RAII handles, exceptions and std::string.
 #pragma once
 
 #include <exception>
@@ -14,7 +14,7 @@
 
 namespace h2o::api {
 
-// What a call of h2o.h returned, with its message.
+// A failed call's status, with its message.
 class Error : public std::runtime_error {
  public:
   Error(h2o_status status, const char* message)
@@ -41,7 +41,7 @@ class Model {
   }
 
   std::vector<int32_t> tokenize(std::string_view text, uint32_t flags = H2O_ADD_SPECIAL) const {
-    std::vector<int32_t> tokens(text.size() + 2);  // seldom more than bytes
+    std::vector<int32_t> tokens(text.size() + 2);  // rarely more than one token per byte
     size_t n = 0;
     const auto attempt = [&] {
       return h2o_tokenize(handle(), text.data(), text.size(), flags, tokens.data(), tokens.size(),
@@ -65,7 +65,7 @@ class Model {
     return text;
   }
 
-  // A token as the vocabulary spells it.
+  // A token's entry in the vocabulary.
   std::string token_text(int32_t token) const {
     size_t n = 0;
     const h2o_status status = h2o_token_text(handle(), token, nullptr, 0, &n);
@@ -91,7 +91,7 @@ class Model {
   };
   void check(h2o_status status) const {
     if (status == H2O_OK) return;
-    // While another call is in progress the message is that call's.
+    // While another call is in progress the message belongs to that call.
     throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_model_error(handle()));
   }
 
@@ -111,8 +111,8 @@ class Session {
   void cancel() { h2o_cancel(handle()); }  // from any thread
   void set_sampling(const h2o_sampling& sampling) { check(h2o_set_sampling(handle(), &sampling)); }
 
-  // Calls on_piece(std::string_view) with each piece of text; one that returns false ends the
-  // stream, and one that throws too.
+  // Calls on_piece(std::string_view) with each piece of text; the stream ends if it returns false
+  // or throws.
   template <class OnPiece>
   h2o_generation stream(std::string_view prompt, OnPiece on_piece,
                         h2o_stream_options options = H2O_STREAM_OPTIONS) {
@@ -189,30 +189,30 @@ class Session {
   };
   void check(h2o_status status) const {
     if (status == H2O_OK) return;
-    // While another call is in progress the message is that call's.
+    // While another call is in progress the message belongs to that call.
     throw Error(status, status == H2O_BUSY ? h2o_status_text(status) : h2o_session_error(handle()));
   }
 
   std::unique_ptr<h2o_session, Free> handle_;
 };
 
-// The next tokens that may come: allow(token) in a mask of n_words words.
+// Selects the allowed next tokens: allow(token) in a mask of n_words words.
 using Constraint =
     std::function<void(const int32_t* tokens, size_t n_tokens, uint32_t* allowed, size_t n_words)>;
 inline void allow(uint32_t* allowed, int32_t token) {
   allowed[token / 32] |= uint32_t{1} << (token % 32);
 }
 
-// Made by Engine::submit().
+// Created by Engine::submit().
 class Request {
  public:
-  // The next piece of text; none when it has ended. Throws what has ended it, once.
+  // The next piece of text; nullopt after the end. Throws the error that ended it, once.
   std::optional<std::string> next() { return piece_by(h2o_request_next); }
 
-  // All text that is there, without waiting; none if there is none.
+  // All text that is ready, without waiting; nullopt if there is none.
   std::optional<std::string> poll() { return piece_by(h2o_request_poll); }
 
-  // Waits for its end; all text.
+  // Waits for the end; returns all text.
   std::string wait() {
     while (next()) {
     }
@@ -227,7 +227,7 @@ class Request {
     return generation;
   }
 
-  // All that has been generated so far.
+  // All text generated so far.
   std::string text() const {
     return all<std::string>([this](char* out, size_t capacity, size_t* n) {
       return h2o_request_text(handle(), out, capacity, n);
@@ -239,7 +239,7 @@ class Request {
     });
   }
 
-  // How likely the i-th generated token was; `top` gets the likeliest, if it is given.
+  // The log-probability of the i-th generated token; `top` receives the most likely tokens.
   h2o_logprob logprob(size_t i, std::vector<h2o_logprob>* top = nullptr) const {
     h2o_logprob found{};
     const auto likeliest =
@@ -255,7 +255,7 @@ class Request {
  private:
   friend class Engine;
   struct Free {
-    std::unique_ptr<Constraint> constraint;  // called until the request is freed
+    std::unique_ptr<Constraint> constraint;  // must outlive the request's callbacks
     void operator()(h2o_request* request) const { h2o_request_free(request); }
   };
   Request() = default;
@@ -274,7 +274,7 @@ class Request {
     return std::string(piece, n);
   }
 
-  // What a call gives, which may become more from call to call.
+  // All results of a call, whose number may grow between calls.
   template <class Results, class Call>
   Results all(Call call) const {
     Results results(64, typename Results::value_type());
@@ -303,7 +303,7 @@ class Engine {
     if (status != H2O_OK) throw Error(status, h2o_engine_error(handle));
   }
 
-  // From any thread. What a constraint throws ends the request.
+  // Thread-safe. An exception in a constraint ends the request.
   Request submit(std::string_view prompt, h2o_request_options options = H2O_REQUEST_OPTIONS,
                  Constraint constraint = nullptr) {
     Request request;

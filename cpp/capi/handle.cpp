@@ -8,7 +8,7 @@
 namespace h2o::capi {
 namespace {
 
-// As much of a message as fits, in whole characters.
+// Copies as much of a message as fits, in complete characters.
 void copy_message(std::string_view message, char* out, size_t capacity) {
   size_t n = 0;
   while (n < message.size()) {
@@ -44,7 +44,7 @@ h2o_status Handle::keep_message() noexcept {
     try {
       const std::string why = std::generic_category().message(e.error_number());
       keep(H2O_CANNOT_OPEN, text(e.what(), ": ", why));
-    } catch (...) {  // no memory for the reason
+    } catch (...) {  // no memory for the message
     }
     return H2O_CANNOT_OPEN;
   } catch (const std::bad_alloc& e) {

@@ -1,5 +1,5 @@
-// Handle: what the calls of the C API do with their handle: keep other calls out, and turn
-// exceptions into a status and a message.
+// Handle: serializes calls with a handle of the C API, and converts exceptions to a status and a
+// message.
 #pragma once
 
 #include <atomic>
@@ -15,21 +15,21 @@
 
 namespace h2o::capi {
 
-// A status that no exception of the library stands for.
+// A status that does not correspond to an exception of the library.
 struct Failure {
   h2o_status status;
   std::string message;
 };
 
-// Calls that only look may also be made by the thread whose call is in progress, from a callback.
+// Read-only calls may also be made from a callback, on the thread whose call is in progress.
 enum class Access { look, change };
 
 class Handle {
  public:
-  // Runs `body`, which may throw, and says what came of it.
+  // Calls `body`, which may throw, and returns a status.
   template <class Body>
   h2o_status call(Access access, Body body) noexcept {
-    std::thread::id owner;  // of nobody
+    std::thread::id owner;  // no thread
     const bool first = owner_.compare_exchange_strong(owner, std::this_thread::get_id());
     if (!first && !(access == Access::look && owner == std::this_thread::get_id())) return H2O_BUSY;
     h2o_status status = H2O_OK;
@@ -43,7 +43,7 @@ class Handle {
     return status;
   }
 
-  // Keeps calls out for good, so that the handle can be freed; false if one is in progress.
+  // Blocks calls permanently, so that the handle can be freed; false if one is in progress.
   bool retire() noexcept {
     std::thread::id owner;
     return owner_.compare_exchange_strong(owner, std::this_thread::get_id());
@@ -52,14 +52,14 @@ class Handle {
   const char* message() const noexcept { return message_; }
 
  private:
-  h2o_status keep_message() noexcept;  // of the exception that is being handled
+  h2o_status keep_message() noexcept;  // of the current exception
 
-  std::atomic<std::thread::id> owner_{};  // whose call is in progress
+  std::atomic<std::thread::id> owner_{};  // thread whose call is in progress
   char message_[512] = "";
 };
 
-// Options as the caller gave them: those of an older h2o.h are shorter, and have the defaults for
-// the rest.
+// Options from the caller: those of an older h2o.h are shorter, and the remaining fields get the
+// defaults.
 template <class Options>
 Options given(const Options* options, Options defaults) {
   if (options == nullptr) return defaults;
@@ -69,7 +69,7 @@ Options given(const Options* options, Options defaults) {
   return defaults;
 }
 
-// Fills in a structure of the caller's, as much of it as the caller knows.
+// Fills in the caller's structure, up to its size.
 template <class Result>
 void give(Result value, Result* out) {
   require(out != nullptr, "the structure for the result is NULL");
@@ -77,7 +77,7 @@ void give(Result value, Result* out) {
   std::memcpy(out, &value, value.size);
 }
 
-// Copies results to an array of the caller's.
+// Copies results to the caller's array.
 template <class T>
 void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
   require(n_out != nullptr, "the number of results goes to NULL");
@@ -87,7 +87,7 @@ void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
   if (n > 0) std::memcpy(out, values, n * sizeof(T));
 }
 
-// Copies text to an array of the caller's, with a NUL behind.
+// Copies text to the caller's array, with a terminating NUL.
 inline void give_text(const std::string& text, char* out, size_t capacity, size_t* n_bytes) {
   require(n_bytes != nullptr, "the number of bytes goes to NULL");
   size_t n_with_nul = 0;
@@ -95,7 +95,7 @@ inline void give_text(const std::string& text, char* out, size_t capacity, size_
   give(text.c_str(), text.size() + 1, out, capacity, &n_with_nul);
 }
 
-// An array or text of the caller's.
+// The caller's array or text.
 template <class T>
 std::span<const T> given(const T* values, size_t n) {
   require(values != nullptr || n == 0, "an array of ", n, " elements is NULL");

@@ -7,26 +7,26 @@
 #include "capi/text_session.h"
 
 struct h2o_model : h2o::capi::Handle {
-  std::shared_ptr<h2o::capi::TextModel> model;  // none if it could not be loaded
+  std::shared_ptr<h2o::capi::TextModel> model;  // nullptr if it could not be loaded
 };
 
 struct h2o_session : h2o::capi::Handle {
-  std::unique_ptr<h2o::capi::TextSession> session;  // none if it could not be opened
+  std::unique_ptr<h2o::capi::TextSession> session;  // nullptr if it could not be opened
 };
 
 struct h2o_engine : h2o::capi::Handle {
-  std::shared_ptr<h2o::Engine> engine;  // none if it could not be opened
+  std::shared_ptr<h2o::Engine> engine;  // nullptr if it could not be opened
 };
 
 struct h2o_request : h2o::capi::Handle {
   std::shared_ptr<h2o::Engine> engine;
-  h2o::Engine::Handle generation;  // none if it could not be submitted
-  std::string piece;               // that was given out last
+  h2o::Engine::Handle generation;  // nullptr if it could not be submitted
+  std::string piece;               // returned last
 };
 
 namespace h2o::capi {
 
-// The model of a handle, for a session or an engine.
+// The model of a handle, to be shared by a session or an engine.
 inline std::shared_ptr<TextModel> shared_model(h2o_model* handle) {
   require(handle != nullptr, "the model is NULL");
   std::shared_ptr<TextModel> shared;
@@ -36,7 +36,7 @@ inline std::shared_ptr<TextModel> shared_model(h2o_model* handle) {
   return shared;
 }
 
-// Runs `body` with the model or the session of a handle, as Handle::call does.
+// Calls `body` with the model or the session of a handle; see Handle::call.
 template <class Body>
 h2o_status call(h2o_model* handle, Body body) noexcept {
   if (handle == nullptr) return H2O_INVALID_ARGUMENT;
@@ -54,7 +54,7 @@ h2o_status call(h2o_session* handle, Access access, Body body) noexcept {
   });
 }
 
-// What h2o_model_free and h2o_session_free do.
+// h2o_model_free and h2o_session_free.
 template <class H>
 h2o_status free_handle(H* handle) noexcept {
   if (handle != nullptr && !handle->retire()) return H2O_BUSY;

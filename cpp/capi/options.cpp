@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kPrefixDiskBytes = uint64_t{4} << 30;
 
-// A budget: up to 1 a fraction of n_ctx, cut to whole tokens as the authors of H2O do, and above
-// that a number of tokens.
+// A budget: up to 1 a fraction of n_ctx, rounded down as H2O's authors do; above that a number of
+// tokens.
 int32_t budget(const char* name, double value, int32_t n_ctx) {
   if (value >= 0 && value <= 1) return static_cast<int32_t>(value * n_ctx);
   require(value >= 2 && value <= INT32_MAX && value == std::floor(value), name, " is ", value,
@@ -107,7 +107,7 @@ PrefixCacheOptions prefix_options(const h2o_session_options* options) {
   return made;
 }
 
-// Its defaults are those of text/sampler_options.h; tests/cpp/test_capi_sampling.cpp compares them.
+// The defaults are those of text/sampler_options.h; tests/cpp/test_capi_sampling.cpp compares them.
 static_assert(H2O_SAMPLER_PENALTIES == static_cast<int32_t>(SamplerStep::penalties));
 static_assert(H2O_SAMPLER_DRY == static_cast<int32_t>(SamplerStep::dry));
 static_assert(H2O_SAMPLER_TOP_N_SIGMA == static_cast<int32_t>(SamplerStep::top_n_sigma));

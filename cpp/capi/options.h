@@ -1,4 +1,4 @@
-// What the options of h2o.h stand for.
+// Converts the options of h2o.h.
 #pragma once
 
 #include "capi/text_session.h"
@@ -6,7 +6,7 @@
 
 namespace h2o::capi {
 
-// Each throws InvalidArgument for what is invalid; NULL stands for the defaults.
+// Each throws InvalidArgument for invalid options; NULL means the defaults.
 SessionOptions session_options(const h2o_session_options* options, int32_t n_ctx_train);
 PrefixCacheOptions prefix_options(const h2o_session_options* options);
 SamplerOptions sampler_options(const h2o_sampling& sampling);
@@ -14,7 +14,7 @@ StreamOptions stream_options(const h2o_stream_options* options);
 
 h2o_generation result_of(const Progress& progress);
 
-// For random numbers that differ each time.
+// A non-deterministic seed.
 uint64_t random_seed();
 
 }  // namespace h2o::capi

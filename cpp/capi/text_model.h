@@ -1,4 +1,4 @@
-// TextModel: a model with its tokenizer. Sessions and engines share it.
+// TextModel: a model with its tokenizer, shared by sessions and engines.
 #pragma once
 
 #include <string>

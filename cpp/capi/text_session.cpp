@@ -20,7 +20,7 @@ TextSession::TextSession(std::shared_ptr<TextModel> model, const SessionOptions&
       sampler_(std::make_shared<Sampler>(sampling_, model_->model.config.n_vocab)) {}
 
 void TextSession::reset() {
-  Sampler sampler = sampler_by(sampling_, {});  // no token has been repeated
+  Sampler sampler = sampler_by(sampling_, {});  // no tokens to penalize
   sampler.set_random_state(sampler_->random_state());
   last_ = engine_.restore({}, [] {});
   added_.clear();
@@ -37,7 +37,7 @@ void TextSession::set_sampling(const SamplerOptions& options, bool seeded) {
   sampling_ = options;
 }
 
-// One that has accepted these tokens.
+// A sampler that has accepted these tokens.
 Sampler TextSession::sampler_by(const SamplerOptions& options,
                                 std::span<const int32_t> tokens) const {
   Sampler sampler = make_sampler(options, model_->tokenizer, model_->model.config.n_vocab,
@@ -66,7 +66,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
     const std::string held = generation->held_back();
     if (!held.empty()) sink(held);
   }
-  cancelled();  // what came too late for this stream is not meant for the next
+  cancelled();  // a late cancel of the previous stream does not apply to this one
   h2o_generation result = result_of(generation->progress());
   if (!done) result.finish = H2O_FINISH_CANCELLED;
   if (!generation->began()) result.n_prompt = static_cast<int32_t>(n_unread());
@@ -128,7 +128,7 @@ int32_t TextSession::n_tokens() const {
   return (last_ == nullptr ? 0 : last_->n_tokens()) + static_cast<int32_t>(added_.size());
 }
 
-// A request that goes on after all tokens.
+// Submits a request that continues after all tokens.
 Engine::Handle TextSession::submit(Request request) {
   request.prompt = tokens();
   request.follows = last_;
@@ -138,11 +138,11 @@ Engine::Handle TextSession::submit(Request request) {
 }
 
 bool TextSession::run(const Engine::Handle& generation, const Sink& sink) {
-  struct End {  // however it ends, what has been read stays read
+  struct End {  // in all cases, tokens already processed stay in the sequence
     TextSession& session;
     const Engine::Handle& generation;
     ~End() {
-      session.engine_.cancel(generation);  // unless it has ended
+      session.engine_.cancel(generation);  // no-op if it has ended
       session.adopt(generation);
     }
   };
@@ -163,7 +163,7 @@ bool TextSession::run(const Engine::Handle& generation, const Sink& sink) {
   return true;
 }
 
-// If it has begun, the cache holds its tokens.
+// If it has started, the cache holds its tokens.
 void TextSession::adopt(const Engine::Handle& generation) {
   if (last_ == generation || !generation->began()) return;
   last_ = generation;
@@ -199,7 +199,7 @@ void TextSession::load(std::span<const std::byte> snapshot) {
     const std::string& state = found.random_state;
     sampler.set_random_state(state.empty() ? sampler_->random_state() : state);
     sampler.accept(found.tokens);
-  } catch (const InvalidArgument& e) {  // not the caller's mistake
+  } catch (const InvalidArgument& e) {  // an internal error, not the caller's
     throw FormatError(e.what());
   }
   last_ = engine_.restore(snapshot, [] {});

@@ -1,5 +1,5 @@
-// TextSession: an engine with one sequence, and the tokens and random numbers that its requests
-// share: each goes on where the last one ended.
+// TextSession: an engine with one sequence, and the tokens and random state shared by its requests:
+// each continues where the last one ended.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 namespace h2o::capi {
 
 struct StreamOptions {
-  std::optional<int32_t> max_tokens = {};  // as Request has it
+  std::optional<int32_t> max_tokens = {};  // see Request
   bool ignore_end = false;
   bool parse_special = false;
   std::vector<std::string> stop = {};
@@ -26,7 +26,7 @@ struct StreamOptions {
 
 class TextSession {
  public:
-  // Returns whether to go on.
+  // Returns whether to continue.
   using Sink = std::function<bool(const std::string& piece)>;
 
   // Throws InvalidArgument, OutOfMemory.
@@ -34,16 +34,17 @@ class TextSession {
 
   void reset();
 
-  // Chooses by other options from now on. Without a seed the random numbers go on.
+  // Changes the sampling options. Without a seed the random state is kept.
   void set_sampling(const SamplerOptions& options, bool seeded);
 
-  // The calls of these names in h2o.h. They throw Failure for H2O_CONTEXT_FULL and H2O_CANCELLED.
+  // See the functions of these names in h2o.h. They throw Failure for H2O_CONTEXT_FULL and
+  // H2O_CANCELLED.
   h2o_generation stream(std::string_view prompt, const StreamOptions& options, const Sink& sink);
   void feed(std::span<const int32_t> tokens);
   int32_t sample();
   std::span<const float> logits();
 
-  // Ends the call of another thread, or else the next one. Safe in a signal handler.
+  // Cancels the running call, or else the next one. Safe in a signal handler.
   void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
 
   std::vector<std::byte> save() const;
@@ -54,23 +55,23 @@ class TextSession {
   const Session& session() const { return engine_.session(); }
 
  private:
-  // Takes a cancel, if there is one: it ends one call.
+  // Returns and clears the cancel flag: each cancel ends one call.
   bool cancelled() noexcept { return cancelled_.exchange(false, std::memory_order_relaxed); }
   size_t n_unread() const { return n_tokens() - session().tokens_seen(0); }
-  std::span<const float> known_logits() const;  // after the last token; or none
-  void check_room(size_t n_more) const;         // throws Failure if so many more cannot be read
+  std::span<const float> known_logits() const;  // after the last token; may be empty
+  void check_room(size_t n_more) const;         // throws Failure if n_more tokens do not fit
   Sampler sampler_by(const SamplerOptions& options, std::span<const int32_t> tokens) const;
   void append(std::span<const int32_t> tokens);
   Engine::Handle submit(Request request);
-  bool run(const Engine::Handle& generation, const Sink& sink);  // false if it was cancelled
+  bool run(const Engine::Handle& generation, const Sink& sink);  // false if cancelled
   void adopt(const Engine::Handle& generation);
-  void read_all();  // throws Failure if it was cancelled
+  void read_all();  // throws Failure if cancelled
 
   const std::shared_ptr<TextModel> model_;
   Engine engine_;
-  Engine::Handle last_;         // whose tokens are the first, and are read in sequence 0; or none
-  std::vector<int32_t> added_;  // the others
-  std::string held_text_, held_bytes_;  // by a snapshot: they come first in the next stream
+  Engine::Handle last_;                 // owns the first tokens, in sequence 0; may be nullptr
+  std::vector<int32_t> added_;          // further tokens
+  std::string held_text_, held_bytes_;  // from a snapshot: emitted first by the next stream
   SamplerOptions sampling_;
   const std::shared_ptr<Sampler> sampler_;  // has accepted all tokens
   std::atomic<bool> cancelled_ = false;

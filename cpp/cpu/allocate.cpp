@@ -15,8 +15,8 @@ constexpr size_t kCacheLine = 64;
 
 Buffer allocate_zeros(size_t bytes) {
   if (bytes == 0) return {};
-  // calloc, because the system gives zeroed pages only when they are touched. The block it
-  // returned is remembered in the cache line before the data.
+  // calloc, because the system provides zeroed pages lazily. The pointer that it returned is stored
+  // in the cache line before the data.
   char* block = static_cast<char*>(std::calloc(1, bytes + 2 * kCacheLine));
   if (block == nullptr) throw OutOfMemory(text("cannot allocate ", bytes, " bytes"));
   const size_t past = reinterpret_cast<uintptr_t>(block) % kCacheLine;

@@ -4,8 +4,7 @@
 
 namespace h2o {
 
-// Zeros, aligned to a cache line, whose pages are taken when they are first touched. Throws
-// OutOfMemory.
+// Zeroed memory aligned to a cache line; pages are committed on first touch. Throws OutOfMemory.
 Buffer allocate_zeros(size_t bytes);
 
 }  // namespace h2o

@@ -44,7 +44,7 @@ class CpuBackend final : public Backend {
   }
 
   Tensor upload(const Tensor& host, std::byte* to) override {
-    multiply_.reserve(host);  // here, because nothing allocates in a forward pass
+    multiply_.reserve(host);  // here, because a forward pass allocates nothing
     if (to == nullptr) return host;
     const Tensor interleaved{to, host.dtype, host.rows, host.cols, true};
     pool_.parallel_for(
@@ -248,7 +248,8 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // Consecutive elements, of any rows. A power takes as long as so many multiply-adds.
+  // Calls body(first element, number of elements). kPower: the cost of an exponential, in
+  // multiply-adds.
   template <class Body>
   void for_elements(const Tensor& x, const Body& body) {
     constexpr int64_t kTogether = 256;
@@ -261,7 +262,7 @@ class CpuBackend final : public Backend {
   }
 
   const CpuKernels& kernels_;
-  const bool repacks_;  // weights, where there is memory
+  const bool repacks_;  // weights, if there is memory
   ThreadPool pool_;
   CpuMatmul multiply_;
 };

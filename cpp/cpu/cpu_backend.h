@@ -1,4 +1,4 @@
-// The CPU back end: Backend over one table of CpuKernels and a pool of threads.
+// The CPU back end: Backend on a table of CpuKernels and a thread pool.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 
 namespace h2o {
 
-// n_threads = 0: one for each core. isa empty: the fastest this CPU runs. repacks: whether
-// quantised weights are copied in the order of cpu/matmul/interleave.h, where there is memory for
-// that. exact: weights in F16 and BF16 are multiplied as they are, in float.
-// Throws InvalidArgument for an instruction set this CPU does not run.
+// n_threads = 0: one per core. isa empty: the fastest that this CPU supports. repacks: interleave
+// quantized weights (cpu/matmul/interleave.h) if there is enough memory. exact: multiply F16 and
+// BF16 weights in float, without rounding activations. Throws InvalidArgument for an unsupported
+// instruction set.
 std::unique_ptr<Backend> make_cpu_backend(int n_threads, const std::string& isa,
                                           bool repacks = true, bool exact = false);
 

@@ -1,5 +1,5 @@
-// The kernels over plain vectors: sums, norms, activations. Compiled once per instruction
-// set, under the rules at the top of cpu/kernels-inl.h.
+// Elementwise kernels: sums, norms, activations. Compiled once per instruction set (see
+// cpu/kernels-inl.h).
 #pragma once
 
 #include "cpu/kernels.h"
@@ -53,10 +53,10 @@ void rotate(float* x, const float* rope_table, int64_t n_rot, bool pairs) {
 
 typedef int32_t Lanes __attribute__((vector_size(64)));
 
-// What lowest() looks for, among those seen so far: in each lane, or of all (T = int32_t).
+// The lowest importance so far: per lane, or overall (T = int32_t).
 template <class T>
 struct Lowest {
-  T key = T{} + 0x7fffffff;  // above that of every finite importance
+  T key = T{} + 0x7fffffff;  // greater than every finite importance
   T position = T{} - 1;
   T index = T{} - 1;
 
@@ -70,7 +70,8 @@ struct Lowest {
   void load(const float* importances, const int32_t* positions, const T& i, int32_t begin,
             int32_t end) {
     T other = {};
-    if (importances != nullptr) {  // as integers with the order of floats that are not NaN
+    if (importances !=
+        nullptr) {  // as integers with the same order as the floats, none of which is NaN
       __builtin_memcpy(&other, importances, sizeof(T));
       other ^= (other >> 31) & 0x7fffffff;
     }
@@ -83,7 +84,7 @@ struct Lowest {
 int64_t lowest(const float* importances, const int32_t* positions, int64_t n, int32_t begin,
                int32_t end) {
   constexpr int kLanes = sizeof(Lanes) / sizeof(int32_t);
-  constexpr int kChains = 2;  // of instructions that do not wait for each other
+  constexpr int kChains = 2;  // independent dependency chains
   const auto from = [&](int64_t i) { return importances == nullptr ? nullptr : importances + i; };
   Lanes index;
   for (int lane = 0; lane < kLanes; ++lane) index[lane] = lane;
@@ -107,10 +108,10 @@ int64_t lowest(const float* importances, const int32_t* positions, int64_t n, in
   return all.index;
 }
 
-// The largest of kTogether numbers at a time, and then where it is.
+// Finds the largest of kTogether numbers at a time, then its index.
 int64_t argmax(const float* x, int64_t n) {
   constexpr int64_t kTogether = 16 * kWidth;
-  int64_t best = 0;  // NaN is less than every number
+  int64_t best = 0;  // NaN sorts below every number
   const auto look = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (x[i] > x[best] || (x[best] != x[best] && x[i] == x[i])) best = i;
@@ -133,11 +134,10 @@ void relu(float* x, int64_t n) {
   for (; i < n; ++i) x[i] = x[i] > 0 ? x[i] : 0;
 }
 
-// e^x for x <= 0, to about one unit in the last place: x = n ln 2 + r, e^r by a polynomial on
-// |r| <= ln 2 / 2 (the coefficients are Cephes' expf). Below e^-70 it stays at e^-70, so that no
-// probability is denormal, however many there are.
+// e^x for x <= 0, to about 1 ulp: x = n ln 2 + r, e^r by a polynomial on |r| <= ln 2 / 2
+// (coefficients from Cephes' expf). Clamped at e^-70, so that probabilities are never denormal.
 Vec exp_negative(Vec x) {
-  // And so that none is NaN, whatever x is: scores must have an order.
+  // Also removes NaN: scores must be ordered.
   x = min(max(x, broadcast(-70.0f)), zero());
   const Vec n = round(mul(x, broadcast(1.44269504f)));
   Vec r = fma(n, broadcast(-0.693359375f), x);
@@ -191,7 +191,7 @@ void rms_norm(float* y, const float* x, const float* weight, int64_t n, float ep
   for (int64_t i = whole; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
-// 1 / (1 + e^-z) without overflow: the powers taken are of -|z| and min(z, 0).
+// 1 / (1 + e^-z) without overflow: exponentials are of -|z| and min(z, 0).
 Vec sigmoid(Vec z) {
   const Vec minus = sub(zero(), z);
   const Vec below = sub(zero(), max(minus, zero()));
@@ -216,8 +216,8 @@ void gelu_erf(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
 }
 
-// As a quotient of polynomials, for |x| up to 7.9, beyond which it is 1 (Eigen's), exact to a few
-// units in the last place near 0 too.
+// A rational approximation for |x| up to 7.9, beyond which it is 1 (from Eigen), accurate to a few
+// ulp near 0 too.
 Vec tanh(Vec x) {
   x = min(max(x, broadcast(-7.90531110763549805f)), broadcast(7.90531110763549805f));
   const Vec square = mul(x, x);

@@ -1,12 +1,12 @@
-// The bodies of CpuKernels, written once against the vector type of cpu/vec_*.h and compiled once
-// per instruction set. Everything is in an anonymous namespace and nothing of the standard library
-// is called: a shared inline function compiled here could end up in code for an older CPU.
+// The bodies of CpuKernels, written once against the vector type of cpu/simd/vec_*.h and compiled
+// once per instruction set. Everything is in an anonymous namespace and calls nothing from the
+// standard library: a shared inline function compiled here could end up in code for an older CPU.
 //
-// Needs from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store, store_f16,
-// fma(a, b, c) = a * b + c, add, sub, mul, div, max, min, sum, store_sums (of four), maximum,
-// round, times_power_of_two; and of kWidth int32: Ints, ints (broadcast), lanes (0, 1, ...),
-// load_bytes (of uint8_t), add, sub, bit_and, bit_or, shift_left and shift_right by another Ints,
-// to_float, lookup(table of 16, indices).
+// Requires from vec_*.h: Vec, kWidth, zero, broadcast, load(float|F16|BF16|int8_t), store,
+// store_f16, fma(a, b, c) = a * b + c, add, sub, mul, div, max, min, sum, store_sums (of four),
+// maximum, round, times_power_of_two; and of kWidth int32: Ints, ints (broadcast), lanes (0, 1,
+// ...), load_bytes (of uint8_t), add, sub, bit_and, bit_or, shift_left and shift_right by another
+// Ints, to_float, lookup(table of 16, indices).
 #pragma once
 
 #include "cpu/attention/softmax-inl.h"
@@ -39,7 +39,7 @@ void encode_f16(std::byte* y, const float* x, int64_t n) {
   }
 }
 
-// Round to nearest even; a NaN keeps its sign and becomes quiet.
+// Round to nearest even; NaN keeps its sign and becomes quiet.
 void encode_bf16(std::byte* y, const float* x, int64_t n) {
   BF16* out = reinterpret_cast<BF16*>(y);
   for (int64_t i = 0; i < n; ++i) {
@@ -58,7 +58,8 @@ F16 scale_of(float d) {
   return all[0];
 }
 
-// As GGUF's reference: d = largest magnitude / 127, ties away from zero. n is whole blocks.
+// Matches GGUF's reference: d = largest magnitude / 127, ties away from zero. n is a multiple of
+// the block size.
 void encode_q8_0(std::byte* y, const float* x, int64_t n) {
   BlockQ8_0* out = reinterpret_cast<BlockQ8_0*>(y);
   for (int64_t b = 0; b < n / 32; ++b, x += 32) {
@@ -77,7 +78,7 @@ void encode_q8_0(std::byte* y, const float* x, int64_t n) {
   }
 }
 
-// As GGUF's reference: d = the value of largest magnitude / -2^(bits - 1). Returns it.
+// Matches GGUF's reference: d = the value of largest magnitude / -2^(bits - 1). Returns d.
 template <int kBits>
 float quantize_symmetric(uint8_t (&q)[32], const float* x) {
   constexpr int kZero = 1 << (kBits - 1);
@@ -95,7 +96,7 @@ float quantize_symmetric(uint8_t (&q)[32], const float* x) {
   return d;
 }
 
-// n is whole blocks, here and below.
+// Here and below, n is a multiple of the block size.
 void encode_q4_0(std::byte* y, const float* x, int64_t n) {
   BlockQ4_0* out = reinterpret_cast<BlockQ4_0*>(y);
   for (int64_t b = 0; b < n / 32; ++b, x += 32) {
@@ -119,7 +120,7 @@ void encode_q5_0(std::byte* y, const float* x, int64_t n) {
   }
 }
 
-// C vectors of a row of values, from column c.
+// Reads C vectors from column c of a row of values.
 template <class Type, int C>
 void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
   if constexpr (Type::kBlock == kWidth) {
@@ -131,7 +132,7 @@ void read_columns(const std::byte* row, int64_t c, Vec (&values)[C]) {
   }
 }
 
-// Outputs [R rows from r] x [C vectors from c]. Each walks along the rows of values in order, so it
+// Outputs [R rows from r] x [C vectors from c]. Values are accumulated in row order, so the result
 // does not depend on R and C.
 template <class Type, int R, int C>
 void add_rows_tile(const AddRows& a, int64_t r, int64_t c) {
@@ -164,7 +165,7 @@ void add_rows_tile_of(int64_t n, const AddRows& a, int64_t r, int64_t c) {
 
 template <class Type, int C>
 void add_rows_columns(const AddRows& a, int64_t c) {
-  // As many rows as have registers for their sums.
+  // As many rows of accumulators as fit in registers.
   constexpr int kRows = kWidth == 16 || C <= 2 ? 6 : 4;
   for (int64_t r = 0; r < a.n_out; r += kRows) {
     add_rows_tile_of<Type, kRows, C>(a.n_out - r, a, r, c);
@@ -173,7 +174,7 @@ void add_rows_columns(const AddRows& a, int64_t c) {
 
 template <class Type>
 void add_rows(const AddRows& a) {
-  // A block, or as many vectors as some rows of sums leave registers for.
+  // A block, or as many vectors as fit in registers for several rows.
   constexpr int kVectors = Type::kBlock > kWidth ? Type::kBlock / kWidth : kWidth < 16 ? 2 : 4;
   int64_t c = 0;
   for (; c + kVectors * kWidth <= a.n; c += kVectors * kWidth) {
@@ -193,7 +194,7 @@ void add_rows(const AddRows& a) {
   }
 }
 
-// nullptr for one lane, which gains nothing from columns side by side.
+// nullptr for one lane, where interleaving columns gains nothing.
 template <class Int8>
 constexpr decltype(TypeKernels::interleaved_matmul) interleaved_matmul() {
   if constexpr (kWidth == 1) {
@@ -203,8 +204,7 @@ constexpr decltype(TypeKernels::interleaved_matmul) interleaved_matmul() {
   }
 }
 
-// Of a type of floats, and of a type that keys and values can have too: weights are multiplied in
-// integers, keys in float.
+// For types that K and V support too: weights are multiplied in integers, keys in float.
 template <class Type>
 constexpr TypeKernels plain(void (*encode)(std::byte*, const float*, int64_t)) {
   return {matmul<Type>, nullptr, nullptr, 0, decode<Type>, encode, add_rows<Type>};
@@ -220,7 +220,7 @@ constexpr TypeKernels cached(void (*encode)(std::byte*, const float*, int64_t)) 
           add_rows<Type>};
 }
 
-// Of a type that only weights have.
+// For types that only weights have.
 template <class Type, class Int8>
 constexpr TypeKernels weights() {
   return {nullptr,
@@ -232,7 +232,8 @@ constexpr TypeKernels weights() {
           nullptr};
 }
 
-// Of a type that takes longer to unpack than to read: what it is side by side, and who unpacks it.
+// For types that are expanded for interleaved matmul, because unpacking them is slower than reading
+// more bytes.
 template <class Type, class Interleaved>
 constexpr TypeKernels unpacked(decltype(TypeKernels::unpack) unpack) {
   return {.matmul = nullptr,

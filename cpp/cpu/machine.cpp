@@ -25,7 +25,7 @@
 namespace h2o {
 namespace {
 
-// One cache line: enough independent sums that loads, not additions, are what takes time.
+// One cache line: enough independent sums that loads are the bottleneck, not additions.
 using Line = std::array<uint64_t, 8>;
 
 uint64_t sum(const Line* lines, int64_t begin, int64_t end) {
@@ -40,8 +40,8 @@ uint64_t sum(const Line* lines, int64_t begin, int64_t end) {
 
 #ifdef __linux__
 
-// The number after `name` in a file of lines "name number"; with an empty name the first. `none`
-// where there is none.
+// The number after `name` in a file of lines "name number"; with an empty name the first number.
+// `none` if missing.
 size_t number_in(const char* path, std::string_view name, size_t none) {
   std::ifstream file(path);
   std::string line;
@@ -85,7 +85,7 @@ double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
     throw OutOfMemory(text("[read_bandwidth] cannot allocate ", bytes, " bytes"));
   }
   ThreadPool pool(n_threads);
-  // Whoever reads a page should be who touched it first, so that it is in memory near by.
+  // First touch by the reading thread places pages on its NUMA node.
   pool.parallel_for(n_lines, [&](int, int64_t begin, int64_t end) {
     std::fill(lines.get() + begin, lines.get() + end, Line{1});
   });
@@ -98,7 +98,7 @@ double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
       total.fetch_add(sum(lines.get(), begin, end), std::memory_order_relaxed);
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun;
-    // The check is also what keeps the reads from being optimised away.
+    // The check also prevents the compiler from removing the reads.
     if (total.load() != static_cast<uint64_t>(n_lines))
       throw std::logic_error("[read_bandwidth] wrong sum");
     fastest = std::max(fastest, static_cast<double>(n_lines * sizeof(Line)) / seconds.count());

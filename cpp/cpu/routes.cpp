@@ -29,7 +29,7 @@ void place_rows(const Routes& routes, int64_t n_rows) {
   std::fill_n(offsets, routes.n_experts + 1, 0);
   for (int64_t i = 0; i < n; ++i) ++offsets[places[i] + 1];
   for (int32_t e = 0; e < routes.n_experts; ++e) offsets[e + 1] += offsets[e];
-  // Each offset runs to the end of its expert, where the next one began.
+  // Each offset advances to the end of its expert, where the next one begins.
   for (int64_t i = 0; i < n; ++i) places[i] = offsets[places[i]]++;
   std::copy_backward(offsets, offsets + routes.n_experts, offsets + routes.n_experts + 1);
   offsets[0] = 0;

@@ -1,14 +1,14 @@
-// Which experts the rows of a batch go to.
+// Routing of rows to experts.
 #pragma once
 
 #include "backend/backend.h"
 
 namespace h2o {
 
-// The weights of row i, from the probabilities of its experts, and in `places` the experts.
+// Selects the experts of row i, written to `places`, and their weights from its probabilities.
 void choose_experts(const Routes& routes, const float* probabilities, int64_t i);
 
-// Offsets, and places from the experts that are there.
+// Computes offsets, and replaces the experts in `places` by row indices.
 void place_rows(const Routes& routes, int64_t n_rows);
 
 }  // namespace h2o

@@ -8,14 +8,13 @@
 namespace h2o {
 namespace {
 
-// A forward pass hands out a job every few microseconds: a thread that slept in between would
-// spend longer waking than working; and a virtual machine may give away the processor of one that
-// sleeps, and take milliseconds to get it back. So it spins for as long as there may be between two
-// passes, then sleeps.
+// A forward pass submits a job every few microseconds. A thread that sleeps in between would spend
+// longer waking up than working, and a hypervisor may deschedule its processor and take
+// milliseconds to restore it. So threads spin for the typical time between two passes, then sleep.
 constexpr std::chrono::microseconds kSpinning(1000);
-constexpr int kSpinsPerLook = 512;  // at the clock
+constexpr int kSpinsPerLook = 512;  // between readings of the clock
 
-// Small enough to even out threads that are held up, large enough not to cost anything.
+// Enough parts to balance delayed threads, few enough to cost nothing.
 constexpr uint32_t kPartsPerThread = 4;
 
 void relax() {
@@ -26,7 +25,7 @@ void relax() {
 #endif
 }
 
-// Waits until `value` is no longer `old`.
+// Waits until `value` differs from `old`.
 template <class T>
 void wait_while(const std::atomic<T>& value, T old) {
   if (value.load(std::memory_order_acquire) != old) return;
@@ -36,7 +35,7 @@ void wait_while(const std::atomic<T>& value, T old) {
       if (value.load(std::memory_order_acquire) != old) return;
       relax();
     }
-    std::this_thread::yield();  // to whoever has work
+    std::this_thread::yield();  // lets other threads run
   } while (std::chrono::steady_clock::now() < end);
   value.wait(old, std::memory_order_acquire);
 }
@@ -55,7 +54,7 @@ int physical_cores() {
   return n_cores > 0 ? n_cores : n;
 }
 
-// Delegating: should a thread not start, the destructor stops those that did.
+// Delegating: if a thread cannot be started, the destructor stops the others.
 ThreadPool::ThreadPool(int n_threads) : ThreadPool() {
   n_threads_ = n_threads;
   n_parts_ = kPartsPerThread * n_threads;
@@ -75,7 +74,8 @@ ThreadPool::~ThreadPool() {
 int ThreadPool::size() const { return n_threads_; }
 
 void ThreadPool::run(const Job& job) {
-  // Nobody reads job_ now: every part of the last job is done, and only a part gives the right to.
+  // No thread reads job_ now: all parts of the last job are done, and only threads with a part read
+  // it.
   job_ = job;
   done_.store(0, std::memory_order_relaxed);
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
@@ -88,8 +88,8 @@ void ThreadPool::run(const Job& job) {
   }
 }
 
-// Every thread takes one i after the other. Those before i have been taken, by threads that are at
-// work, so that waiting for them ends.
+// Each thread takes the next i. All earlier ones are already being processed, so waiting for them
+// terminates.
 void ThreadPool::run_in_order(const OrderedJob& job) {
   next_.store(0, std::memory_order_relaxed);
   finished_.store(0, std::memory_order_relaxed);
@@ -109,7 +109,7 @@ void ThreadPool::run_in_order(const OrderedJob& job) {
   });
 }
 
-// A thread that comes late finds no parts left, or those of the next job, which are as good.
+// A late thread finds no parts left, or takes those of the next job.
 void ThreadPool::take_parts(int thread) {
   while (true) {
     const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);

@@ -1,5 +1,5 @@
-// ThreadPool: splits a range over a fixed set of threads. No OpenMP, so that nothing collides with
-// another library's runtime in the same process.
+// ThreadPool: splits a range over a fixed set of threads. Does not use OpenMP, to avoid conflicts
+// with another library's runtime in the same process.
 #pragma once
 
 #include <atomic>
@@ -9,16 +9,15 @@
 
 namespace h2o {
 
-// How many cores this machine has: of hardware threads that share one, the first counts. As many
-// as there are processors where the system does not say.
+// Number of physical cores; number of processors if the system does not report cores.
 int physical_cores();
 
-// Multiply-adds below which handing work to other threads costs more than it saves.
+// Multiply-adds below which parallel execution costs more than it saves.
 constexpr int64_t kParallelWork = 100'000;
 
 class ThreadPool {
  public:
-  // n_threads >= 1, counting the caller's. Throws std::system_error if one cannot be started.
+  // n_threads >= 1, including the caller's. Throws std::system_error if a thread cannot be started.
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,8 +26,8 @@ class ThreadPool {
   int size() const;
 
   // Calls body(thread, begin, end) on consecutive parts of [0, n) and waits for all. Any free
-  // thread takes the next part: on a busy machine the caller does the work of threads that have not
-  // been woken yet. body must not throw. One caller at a time.
+  // thread takes the next part, so on a busy machine the caller does the work of threads that are
+  // not awake yet. body must not throw. One caller at a time.
   template <class Body>
   void parallel_for(int64_t n, const Body& body) {
     if (size() == 1 || n <= 1) {
@@ -41,7 +40,7 @@ class ThreadPool {
          &body, n});
   }
 
-  // The same, by the caller alone where it is little work: so many multiply-adds.
+  // The same, on the caller's thread alone if `work`, in multiply-adds, is small.
   template <class Body>
   void parallel_for(int64_t n, int64_t work, const Body& body) {
     if (work < kParallelWork) {
@@ -51,7 +50,7 @@ class ThreadPool {
     }
   }
 
-  // Calls body(thread, i) for each i below n, any free thread taking the next i, and waits for all.
+  // Calls body(thread, i) for each i < n, dynamically scheduled, and waits for all.
   template <class Body>
   void for_each(int64_t n, const Body& body) {
     run_in_order({[](const void* context, int thread, int64_t i) {
@@ -87,7 +86,7 @@ class ThreadPool {
 
   struct OrderedJob {
     void (*body)(const void* context, int thread, int64_t i);
-    void (*finish)(const void* context, int thread, int64_t i);  // nullptr: nothing
+    void (*finish)(const void* context, int thread, int64_t i);  // may be nullptr
     const void* context;
     int64_t n;
   };
@@ -98,14 +97,14 @@ class ThreadPool {
   void work(int thread);
 
   int n_threads_ = 1;
-  Job job_;                              // read only by who has a part of it
-  uint32_t n_parts_ = 0;                 // of every job
+  Job job_;                              // read only by threads that have a part of it
+  uint32_t n_parts_ = 0;                 // per job
   std::atomic<uint64_t> ticket_{0};      // generation of the job << 32 | its next part
-  std::atomic<uint32_t> done_{0};        // parts of the job that are finished
-  std::atomic<uint32_t> generation_{0};  // of the newest job: what idle threads wait for
+  std::atomic<uint32_t> done_{0};        // completed parts of the job
+  std::atomic<uint32_t> generation_{0};  // of the newest job; idle threads wait for it to change
   std::atomic<bool> stopping_{false};
-  std::atomic<int64_t> next_{0};      // of an ordered job
-  std::atomic<int64_t> finished_{0};  // how many of it are
+  std::atomic<int64_t> next_{0};      // next i of an ordered job
+  std::atomic<int64_t> finished_{0};  // completed i's of it
   std::vector<std::thread> workers_;
 };
 

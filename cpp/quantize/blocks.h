@@ -1,4 +1,4 @@
-// One block of each type: the parts of quantize_rows(). See "Block formats" in the GGUF reference.
+// Quantization of one block, for each type; used by quantize_rows().
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,8 @@
 
 namespace h2o {
 
-// Each writes one block to `out` and returns whether its f16 fields are finite.
-// x: [block size], finite; importance: [block size], above 0, how much the squared error of each
-// element counts
+// Each writes one block to `out` and returns whether its f16 fields are finite. x: [block size],
+// finite; importance: [block size], positive: the weight of each element's squared error.
 using QuantizeBlock = bool (*)(uint8_t* out, const float* x, const float* importance);
 
 bool quantize_q4_0(uint8_t* out, const float* x);
@@ -26,7 +25,7 @@ bool quantize_q6_k(uint8_t* out, const float* x, const float* importance);
 bool quantize_iq4_nl(uint8_t* out, const float* x, const float* importance);
 bool quantize_iq4_xs(uint8_t* out, const float* x, const float* importance);
 
-// A number as f16, rounded to nearest even: its bits, and the value they stand for.
+// A number rounded to f16, to nearest even: its bits and its value.
 struct Half {
   uint16_t bits = 0;
   float value = 0.0f;
@@ -38,10 +37,10 @@ inline Half to_half(float x) {
   if (!(magnitude < 65520.0f)) {
     return {static_cast<uint16_t>(sign | 0x7c00), std::copysign(HUGE_VALF, x)};
   }
-  // Subnormals have the exponent of the smallest normal number.
+  // Denormals use the exponent of the smallest normal number.
   const int exponent = magnitude > 0.0f ? std::max(std::ilogb(magnitude), -14) : -14;
   const float steps = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
-  // 1024 steps are the implicit bit: added, they and a carry of the rounding raise the exponent.
+  // 1024 steps are the implicit bit: adding it and the carry of rounding increments the exponent.
   const uint32_t bits = (static_cast<uint32_t>(exponent + 14) << 10) + static_cast<uint32_t>(steps);
   return {static_cast<uint16_t>(sign | bits), std::copysign(std::ldexp(steps, exponent - 10), x)};
 }

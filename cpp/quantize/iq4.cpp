@@ -1,12 +1,12 @@
-// IQ4_XS: 8 groups of 32, x = unit * scale * value, the scale of 6 bits, the value one of 16; and
-// IQ4_NL, blocks of 32 with a unit alone.
+// IQ4_XS: 8 groups of 32, x = unit * scale * value, with 6-bit scales and one of 16 values; and
+// IQ4_NL, blocks of 32 with a unit only.
 #include "core/blocks.h"
 #include "quantize/scale_search.h"
 
 namespace h2o {
 namespace {
 
-// The index of the value nearest to each whole number from -128 to 127.
+// The index of the value nearest to each integer from -128 to 127.
 constexpr std::array<uint8_t, 256> kNearest = [] {
   std::array<uint8_t, 256> nearest{};
   for (int x = -128; x < 128; ++x) {
@@ -72,7 +72,7 @@ bool quantize_iq4_nl(uint8_t* out, const float* x, const float* importance) {
     return sums;
   };
   for (int i = 0; i < kTries && largest > 0.0f; ++i) {
-    // The largest weight at 95 to 173, of either sign.
+    // Maps the largest weight to a value between 95 and 173, of either sign.
     const Half unit = unit_of(largest / (95.0f + 2.0f * static_cast<float>(i)));
     if (!std::isfinite(unit.value)) return false;
     for (const float sign : {1.0f, -1.0f}) {

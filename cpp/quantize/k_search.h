@@ -1,10 +1,10 @@
-// What the K-quants have in common. Their blocks of 256 have one or two f16 units; each group of a
-// block multiplies them by small integers, and its weights are levels in steps of the product.
+// Shared by the K-quants. Their blocks of 256 have one or two f16 units; each group multiplies them
+// by small integers, and its weights are levels in steps of the product.
 //
-// The search is over what is stored. Given the units, a group tries every integer that could be
-// best and keeps the least squared error; given the integers and the levels, the best units are a
-// least-squares fit. The two alternate. Many near-equal steps are importance trying because each
-// lays its levels differently over the same few weights.
+// The search minimizes the error of the stored values. Given the units, each group tries every
+// plausible integer and keeps the smallest squared error; given the integers and the levels, the
+// units are fitted by least squares. The two steps alternate. Many nearly equal step sizes need to
+// be tried, because each assigns the few weights differently to levels.
 #pragma once
 
 #include <array>
@@ -15,27 +15,27 @@
 namespace h2o {
 
 constexpr int kSuperBlock = 256;
-constexpr int kRefits = 2;  // of the units; a third gains less than one part in a thousand
+constexpr int kRefits = 2;  // of the units; a third improves by less than 0.1 %
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct LevelRange {
   float lowest = 0.0f, highest = 0.0f;
 };
 
-// The level nearest to x, halves to even.
+// The nearest level, ties to even.
 inline float nearest_level(float x, LevelRange range) {
   x = x < range.lowest ? range.lowest : x;
   x = x > range.highest ? range.highest : x;
-  return (x + 0x1.8p23f) - 0x1.8p23f;  // std::nearbyint would not be vectorised
+  return (x + 0x1.8p23f) - 0x1.8p23f;  // std::nearbyint would not be vectorized
 }
 
-// What the error of a group depends on, besides its weights: sums of level, level^2, level * x,
-// each times how much the error counts.
+// The statistics that determine a group's error, besides its weights: sums of level, level^2, level
+// * x, each weighted by importance.
 struct LevelSums {
   float q = 0.0f, qq = 0.0f, qx = 0.0f;
 };
 
-// Sums in lanes, so that the loop can be vectorised without reordering a sum.
+// Sums per lane, so that the loop can be vectorized without reordering.
 template <int n, class Level>
 LevelSums sum_levels(const float* x, const float* importance, const Level& level_of) {
   constexpr int kLanes = n / 4;
@@ -58,7 +58,7 @@ LevelSums sum_levels(const float* x, const float* importance, const Level& level
   return sums;
 }
 
-// A unit for a quantity of which there is some: never 0, however small it is.
+// The unit for a nonzero quantity: never 0, even if it underflows.
 inline Half unit_of(float x) {
   constexpr Half kSmallest{1, 0x1p-24f};
   const Half half = to_half(x);

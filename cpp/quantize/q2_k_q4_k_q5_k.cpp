@@ -1,12 +1,13 @@
-// Q4_K and Q5_K: 8 groups of 32, x = units.scale * scale * level - units.min * min, the scale and
-// the min of 6 bits, the level of 4 or 5. Q2_K: 16 groups of 16, integers of 4 bits, a level of 2.
+// Q4_K and Q5_K: 8 groups of 32, x = units.scale * scale * level - units.min * min, with 6-bit
+// scales and mins and levels of 4 or 5 bits. Q2_K: 16 groups of 16, with 4-bit scales and mins and
+// 2-bit levels.
 #include "quantize/k_search.h"
 
 namespace h2o {
 namespace {
 
-// The integers that the largest scale and min begin with leave the search room above them. From
-// kFrom to kTo: scales tried, as multiples of the one that spreads the levels over all weights.
+// The initial integers of the largest scale and min leave space above them. kFrom to kTo: scales
+// tried, as multiples of the one that spreads the levels over all weights.
 struct SixBits {
   static constexpr int kGroups = 8, kMaxInteger = 63;
   static constexpr float kLargestScale = 58.0f, kLargestMin = 60.0f, kFrom = 0.9f, kTo = 1.1f;
@@ -16,7 +17,7 @@ struct FourBits {
   static constexpr float kLargestScale = 14.0f, kLargestMin = 14.0f, kFrom = 0.6f, kTo = 1.15f;
 };
 
-// Mins tried, in parts of a step from the one that gives the lowest weight level 0.
+// Mins tried, in fractions of a step from the one that gives the lowest weight level 0.
 constexpr int kParts = 6, kPartsBelow = 4, kPartsAbove = 1;
 
 struct Units {
@@ -38,10 +39,10 @@ struct Group {
   static constexpr int kGroupSize = kSuperBlock / Format::kGroups;
   static constexpr int kMaxInteger = Format::kMaxInteger;
 
-  std::array<float, kGroupSize> z = {};        // x - low: sums of its squares lose less to rounding
-  float low = 0.0f, range = 0.0f;              // low <= 0, as the format can only subtract
-  const float* w = nullptr;                    // how much each error counts
-  float n = 0.0f, sum = 0.0f, squares = 0.0f;  // of 1, z and z^2, as far as they count
+  std::array<float, kGroupSize> z = {};        // x - low: its squares lose less precision
+  float low = 0.0f, range = 0.0f;              // low <= 0, because the format can only subtract
+  const float* w = nullptr;                    // weight of each error
+  float n = 0.0f, sum = 0.0f, squares = 0.0f;  // weighted sums of 1, z and z^2
   LevelRange levels;
 
   Group() = default;
@@ -58,12 +59,12 @@ struct Group {
     }
   }
 
-  // x in units, as far as there are integers for it.
+  // x in units, clamped to the range of the integers.
   static float in_units(float x, Half unit) {
     return unit.value > 0.0f ? std::clamp(x / unit.value, 0.0f, float{kMaxInteger}) : 0.0f;
   }
 
-  // The level that stands for an element, where z = step * level - offset.
+  // The level of an element, where z = step * level - offset.
   static float level_of(float z, float inverse, float offset, LevelRange levels) {
     return nearest_level(z * inverse + offset, levels);
   }
@@ -85,7 +86,7 @@ struct Group {
 
   Choice search(const Units& units) const {
     Choice best;
-    // All weights alike: the mean.
+    // All weights are equal: the mean.
     const float mean = low + sum / n;
     consider(best, units, 0, static_cast<int>(std::lround(in_units(-mean, units.min))));
 
@@ -121,8 +122,8 @@ struct Block {
   float error = kInfinity;
 };
 
-// The units that minimise the squared error for these integers and levels, neither of them
-// negative: a and b of x = a * u - b * v, where u = scale * level and v = min.
+// The units that minimize the squared error for these integers and levels, both non-negative: a and
+// b of x = a * u - b * v, where u = scale * level and v = min.
 template <class Format>
 Units refit(const Groups<Format>& groups, const Block<Format>& block) {
   double uu = 0.0, uv = 0.0, vv = 0.0, ux = 0.0, vx = 0.0;
@@ -179,7 +180,7 @@ int level_in(const Block<Format>& block, const Groups<Format>& groups, int g, in
   return static_cast<int>(group.level_of(group.z[i], inverse, offset * inverse, group.levels));
 }
 
-// Two integers of 6 bits for each group, in 12 bytes: the later groups' are in parts.
+// Two 6-bit integers per group, in 12 bytes; those of the later groups are split.
 void pack_integers(uint8_t* out, const Block<SixBits>& block) {
   constexpr int kHalf = SixBits::kGroups / 2;
   for (int g = 0; g < kHalf; ++g) {
@@ -191,7 +192,7 @@ void pack_integers(uint8_t* out, const Block<SixBits>& block) {
   }
 }
 
-// units, integers [12], of 5 bits the fifth ones [32], low bits [128]
+// units, integers [12], for 5 bits the fifth bits [32], low bits [128]
 template <int n_bits>
 void pack(uint8_t* out, const Groups<SixBits>& groups, const Block<SixBits>& block) {
   store(out, block.units.scale);
@@ -238,7 +239,7 @@ struct Search {
       range = std::max(range, groups[g].range);
       lowest = std::min(lowest, groups[g].low);
     }
-    // A min is of use for shifting the levels, even where no weight is negative.
+    // A min can improve the levels even if no weight is negative.
     const float step = range / max_level;
     units = {unit_of(step / Format::kLargestScale),
              unit_of(std::max(-lowest, step) / Format::kLargestMin)};

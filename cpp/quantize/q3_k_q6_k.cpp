@@ -1,5 +1,5 @@
-// Q3_K and Q6_K: 16 groups of 16, x = unit * scale * level, the scale of 6 bits or a signed byte,
-// the level -4..3 or -32..31.
+// Q3_K and Q6_K: 16 groups of 16, x = unit * scale * level; the scale has 6 bits or is a signed
+// byte, the level is -4..3 or -32..31.
 #include "quantize/scale_search.h"
 
 namespace h2o {
@@ -51,7 +51,7 @@ bool quantize_q6_k(uint8_t* out, const float* x, const float* importance) {
   std::memset(out, 0, static_cast<size_t>(scales - out));
   for (int e = 0; e < kSuperBlock; ++e) {
     const int bits = block.level(x, e) + 32;
-    // Four weights, 32 apart, share a byte of high bits; two, 64 apart, one of low bits.
+    // Four weights, 32 apart, share a byte of high bits; two, 64 apart, share one of low bits.
     const int half = e / 128, quarter = e % 128 / 32, byte = e % 32;
     low[64 * half + 32 * (quarter % 2) + byte] |=
         static_cast<uint8_t>((bits & 15) << 4 * (quarter / 2));

@@ -1,4 +1,4 @@
-// Which block goes with which type, the checks, and the sharing out of rows.
+// Quantizers by type, validation, and parallel execution.
 #include "quantize/quantize.h"
 
 #include <array>
@@ -19,7 +19,7 @@ struct Row {
   QuantizeBlock quantize;
 };
 
-// Of a type that is rounded, not searched for.
+// For types that are rounded without a search.
 template <bool (*round)(uint8_t* out, const float* x)>
 bool rounded(uint8_t* out, const float* x, const float*) {
   return round(out, x);
@@ -34,7 +34,8 @@ constexpr std::array kTypes = {
     Row{DType::iq4_nl, quantize_iq4_nl},      Row{DType::iq4_xs, quantize_iq4_xs},
 };
 
-// Their mean is 1. What never counted still does a little: another text may need it.
+// Normalized to a mean of 1. Columns that were never used get a small weight, because other inputs
+// may use them.
 std::vector<float> relative_importance(std::span<const float> importance, int64_t n_cols) {
   if (importance.empty()) return std::vector<float>(n_cols, 1.0f);
   require(std::ssize(importance) == n_cols, "[quantize] ", importance.size(),
@@ -62,7 +63,7 @@ QuantizeBlock block_quantizer(DType dtype) {
   throw InvalidArgument(text("[quantize] cannot write ", info(dtype).name));
 }
 
-// Work is handed out in pieces of about this many weights.
+// Work is divided into chunks of about this many weights.
 constexpr int64_t kPiece = 1 << 15;
 
 }  // namespace
@@ -113,7 +114,7 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
         try {
           quantize_row(row);
         } catch (...) {
-          // The first row's error, whichever thread gets there first.
+          // Keep the first error only.
           const std::lock_guard lock(mutex);
           if (row < failed_row) {
             failed_row = row;
@@ -126,7 +127,8 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
     }
   };
   {
-    std::vector<std::future<void>> threads;  // which wait for their ends; jthread is not everywhere
+    std::vector<std::future<void>>
+        threads;  // their destructors wait; std::jthread is not available everywhere
     const int64_t n_pieces = (n_rows + piece - 1) / piece;
     for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_pieces); ++i) {
       threads.push_back(std::async(std::launch::async, work));

@@ -1,10 +1,9 @@
 // The search for blocks of 256 with one unit, x = unit * scale * level, where each group has a
-// scale of either sign. See k_search.h for how it goes.
+// signed scale. See k_search.h.
 //
-// A Format has kGroups groups, scales from kLowestScale to kHighestScale, of which the largest
-// group begins with kLargestScale, for the search needs room above it; scales from kFrom to kTo
-// times the one that gives the largest weight a level of -kLowest are tried; and level(x), the
-// level that stands for x.
+// A Format defines kGroups groups; scales from kLowestScale to kHighestScale, of which the largest
+// group starts with kLargestScale to leave space above it; the range of scales tried, kFrom to kTo
+// times the one that gives the largest weight a level of -kLowest; and level(x), the level for x.
 #pragma once
 
 #include "quantize/k_search.h"
@@ -23,7 +22,7 @@ struct ScaleSearch {
 
   struct Group {
     const float* x = nullptr;
-    const float* w = nullptr;  // how much each error counts
+    const float* w = nullptr;  // weight of each error
     float largest = 0.0f, squares = 0.0f;
 
     Group() = default;
@@ -46,7 +45,7 @@ struct ScaleSearch {
       if (error < best.error) best = {error, scale, sums};
     }
 
-    // Both signs: there is one more level below zero than above, or the largest is there.
+    // Both signs: there is one more level below zero than above.
     Choice search(float unit) const {
       constexpr auto kMost = static_cast<float>(Format::kHighestScale);
       const float scale = unit > 0.0f ? largest / (-Format::kLowest * unit) : 0.0f;
@@ -72,14 +71,14 @@ struct ScaleSearch {
     std::array<Choice, Format::kGroups> choices;
     float error = kInfinity;
 
-    // The level of an element, and its step.
+    // The level of an element, and the step of its group.
     int level(const float* x, int element) const {
       const float step = unit.value * static_cast<float>(choices[element / kGroupSize].scale);
       return step == 0.0f ? 0 : static_cast<int>(Format::level(x[element] * (1.0f / step)));
     }
   };
 
-  // The unit that minimises the squared error for these scales and levels.
+  // The unit that minimizes the squared error for these scales and levels.
   static Half refit(const Block& block) {
     double uu = 0.0, ux = 0.0;  // u = scale * level
     for (const Choice& c : block.choices) {
@@ -89,7 +88,7 @@ struct ScaleSearch {
     return uu > 0.0 && ux > 0.0 ? to_half(static_cast<float>(ux / uu)) : Half{};
   }
 
-  // The best block; its unit is not finite where the weights are too large.
+  // The best block; its unit is not finite if the weights are too large.
   static Block search(const float* x, const float* importance) {
     std::array<Group, Format::kGroups> groups;
     float largest = 0.0f;

@@ -1,5 +1,5 @@
-// The blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. The arithmetic is gguf-py's, step by step, in
-// float: a scale from the extremes, its reciprocal, and rounding by truncation.
+// The blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. The arithmetic is exactly gguf-py's, in float: a
+// scale from the extremes, its reciprocal, and rounding by truncation.
 #include <array>
 
 #include "quantize/blocks.h"
@@ -9,13 +9,13 @@ namespace {
 
 constexpr int kSize = 32;
 
-// 0 where 1/d overflows. There d is 0 as f16, and so is the block.
+// 0 if 1/d overflows. In that case d is 0 as f16, and so is the block.
 float reciprocal(float d) {
   const float inverse = 1.0f / d;
   return std::isfinite(inverse) ? inverse : 0.0f;
 }
 
-// The value of largest magnitude, the first of equals.
+// The value of largest magnitude (ties: the first).
 float extreme(const float* x) {
   float value = x[0];
   for (int i = 1; i < kSize; ++i) {
@@ -24,7 +24,8 @@ float extreme(const float* x) {
   return value;
 }
 
-// Levels of `n_bits` bits: of 5, the high bits come first, then as of 4, two to a byte.
+// Levels of `n_bits` bits: for 5 bits the high bits come first, then the rest as for 4, two per
+// byte.
 template <int n_bits>
 void store_levels(uint8_t* out, const std::array<uint8_t, kSize>& levels) {
   if constexpr (n_bits == 5) {
@@ -38,13 +39,13 @@ void store_levels(uint8_t* out, const std::array<uint8_t, kSize>& levels) {
   }
 }
 
-// x = d * (level - half of the levels); the extreme value is exact.
+// x = d * (level - number of levels / 2); the extreme value is exact.
 template <int n_bits>
 bool quantize_symmetric(uint8_t* out, const float* x) {
   constexpr int kZero = 1 << (n_bits - 1);
   const float d = extreme(x) / -kZero;
   const float inverse = reciprocal(d);
-  // gguf-py's levels are 0 where its 1/d overflows, on x86-64.
+  // On x86-64, gguf-py's levels are 0 if its 1/d overflows.
   const float offset = inverse == 0.0f && d != 0.0f ? 0.0f : kZero + 0.5f;
   std::array<uint8_t, kSize> levels;
   for (int i = 0; i < kSize; ++i) {
@@ -91,7 +92,7 @@ bool quantize_q8_0(uint8_t* out, const float* x) {
   const float d = std::abs(extreme(x)) / 127;
   const float inverse = reciprocal(d);
   for (int i = 0; i < kSize; ++i) {
-    // Halves round away from zero.
+    // Ties round away from zero.
     const float scaled = std::abs(x[i] * inverse);
     int level = static_cast<int>(scaled);
     if (scaled - static_cast<float>(level) >= 0.5f) ++level;

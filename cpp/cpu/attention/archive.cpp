@@ -32,7 +32,7 @@ void ArchiveWriter::convert(DType from_type, const std::byte* from, DType to_typ
   }
 }
 
-// By keys as they are stored.
+// From the keys as stored.
 void ArchiveWriter::bound(int32_t page) const {
   const int64_t n = cache_.head_dim;
   const int32_t count = head_.counts[page];

@@ -1,4 +1,4 @@
-// ArchiveWriter: where tokens go that one kv_head evicts.
+// ArchiveWriter: archives the tokens that one kv_head evicts.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class ArchiveWriter {
   ArchiveWriter(const CpuKernels& kernels, const KvView& cache, int32_t sequence, int32_t kv_head,
                 float* scratch);
 
-  // The token in `row` is about to be overwritten. After the last one of its page: bound() that.
+  // Adds the token in `row`, before it is overwritten. Call bound() after the last one of a page.
   void add(const KvRow& row, int32_t position) const;
   void bound(int32_t page) const;
 

@@ -14,13 +14,13 @@
 namespace h2o {
 namespace {
 
-// Queries of a tile that are not divided: a thread reads the keys for them, or merges their sums.
+// Minimum queries in a part of a tile: a thread reads the keys, or merges sums, for all of them.
 constexpr int64_t kLeastQueries = 8;
 
-// As many blocks of keys for each thread even out what they take.
+// Work units per thread, for load balancing.
 constexpr int64_t kUnitsPerThread = 4;
 
-// What merging a number takes, in multiply-adds.
+// Cost of merging one number, in multiply-adds.
 constexpr int64_t kMergeCost = 16;
 
 // One call of attend().
@@ -74,8 +74,8 @@ class Attend {
     return (segment.n_rows + tile_rows_ - 1) / tile_rows_ * cache_.n_kv_heads;
   }
 
-  // Of what there is n(segment) of in each segment, one after the other, calls
-  // body(segment, index in the segment, first tile of the segment) for those from begin to end - 1.
+  // Enumerates n(segment) items for each segment, consecutively over all segments, and calls
+  // body(segment, index in the segment, first tile of the segment) for items [begin, end).
   template <class Count, class Body>
   void for_range(int64_t begin, int64_t end, const Count& n, const Body& body) const {
     int64_t before = 0;
@@ -100,7 +100,7 @@ class Attend {
     });
   }
 
-  // Tiles of one kv_head come one after the other, so that its keys stay in the caches.
+  // Consecutive tiles belong to one kv_head, so that its keys stay in cache.
   template <class Body>
   void with_tile(const Segment& segment, int64_t i, const Body& body) const {
     const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
@@ -109,7 +109,7 @@ class Attend {
     body(Tile(kernels_, attention_, keys, first, std::min(tile_rows_, segment.n_rows - first)));
   }
 
-  // The queries, and but for rolling segments the keys, are rotated, and the new rows stored.
+  // Rotates queries and, except in rolling segments, keys, and stores the new rows.
   void store() {
     pool_.parallel_for(batch_.n_rows(), attention_.q.rows * attention_.q.cols,
                        [&](int thread, int64_t begin, int64_t end) {
@@ -143,7 +143,7 @@ class Attend {
     if (!segment.rolling) rotate_heads(attention_.k);
   }
 
-  // What the archive adds to each tile.
+  // Computes the archive's contribution to each tile.
   void recall() {
     const auto rows = [this](const Segment& segment, int64_t i) -> TileRows {
       const int64_t per_head = n_tiles(segment) / cache_.n_kv_heads;
@@ -185,20 +185,21 @@ class Attend {
              });
   }
 
-  // Adds that to the sums of a tile.
+  // Merges that contribution into the sums of a tile.
   void merge_recalled(const Tile& tile, const TileSums& to, int64_t begin, int64_t end) const {
     if (recalls(tile.segment())) {
       tile.merge(recall_->sums(tile.segment(), tile.kv_head(), tile.first()), to, begin, end);
     }
   }
 
-  // Do whole tiles keep all threads at work? Then what weighing reads again is still in a cache.
+  // Are there enough tiles to keep all threads busy? Then exponentials are still in cache when they
+  // are read again.
   bool divides_evenly() const {
     return pool_.size() == 1 || n_tiles_ >= kTilesPerThread * pool_.size() ||
            (batch_.segments.size() == 1 && n_tiles_ % pool_.size() == 0);
   }
 
-  // A thread has all keys of a tile.
+  // Each thread processes all keys of a tile.
   void by_tiles(int64_t work) {
     const auto tiles = [this](const Segment& segment) { return n_tiles(segment); };
     const auto attend = [this](int thread, const Segment& segment, const Tile& tile) {
@@ -227,7 +228,7 @@ class Attend {
         });
       };
     };
-    if (scores_) {  // the tiles of a kv_head add to its scores one after the other
+    if (scores_) {  // tiles add to a kv_head's scores in order
       pool_.in_order(n_tiles_, for_tile(attend), for_tile(score));
     } else {
       pool_.for_each(n_tiles_, for_tile(attend));
@@ -237,7 +238,7 @@ class Attend {
   void attend_all(const Tile& tile, int thread, bool scored) const {
     const TileSpace space = work_.of_thread(thread);
     const int64_t n_queries = tile.n_queries();
-    // One block's sums are all there are, unless there are sinks before them or recalled keys.
+    // The sums of a single block are final, unless there are sinks or recalled keys.
     const bool merged = tile.n_blocks() > 1 || attention_.sinks || recalls(tile.segment());
     const auto sums_of = [&](int64_t block) { return merged ? space.block(block) : space.all; };
     tile.load_queries(work_.q(thread));
@@ -254,7 +255,7 @@ class Attend {
     }
   }
 
-  // The keys of each tile are divided, and its queries where threads would be left without work.
+  // Divides the keys of each tile among threads, and its queries too if there is not enough work.
   void by_blocks(int64_t work) {
     const int64_t tile_queries = tile_rows_ * group_;
     int64_t n_units = 0;
@@ -320,7 +321,7 @@ class Attend {
         });
   }
 
-  // What no longer fits is evicted.
+  // Evicts the tokens over the budget.
   void choose() {
     parallel(
         n_keys_, [this](const Segment&) { return cache_.n_kv_heads; },
@@ -350,15 +351,15 @@ class Attend {
   const Attention& attention_;
   const KvView& cache_;
   const Batch& batch_;
-  const int64_t group_;  // query heads that share a kv_head
+  const int64_t group_;  // query heads per kv_head
   const int64_t tile_rows_;
   const Workspace work_;
   std::optional<Recall> recall_;  // if there is an archive
   int64_t n_tiles_ = 0;
-  int64_t n_logits_ = 0;  // at most
-  int64_t n_keys_ = 0;    // of all kv_heads
-  bool scores_ = false;   // does some segment's policy keep scores?
-  bool recalls_ = false;  // does some segment recall what it has evicted?
+  int64_t n_logits_ = 0;  // maximum
+  int64_t n_keys_ = 0;    // over all kv_heads
+  bool scores_ = false;   // does any segment's policy use scores?
+  bool recalls_ = false;  // does any segment recall archived tokens?
 };
 
 }  // namespace

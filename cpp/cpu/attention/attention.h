@@ -1,4 +1,4 @@
-// Attention over the bounded cache on the CPU: store, attend, score, choose.
+// Attention over the bounded cache on the CPU: store, attend, score, select victims.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,11 @@
 
 namespace h2o {
 
-// Bytes of workspace that attend() needs with so many threads.
+// Bytes of workspace that attend() needs with n_threads threads.
 size_t attend_workspace(const KvView& shape, int n_threads);
 
-// Backend::attend(). Neither the number of threads nor what else is in the batch changes a bit.
+// Backend::attend(). Results do not depend, bit for bit, on the number of threads or the rest of
+// the batch.
 void attend(const CpuKernels& kernels, ThreadPool& pool, const Attention& attention,
             const KvView& cache, const Batch& batch);
 

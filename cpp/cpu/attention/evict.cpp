@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-// What the token in `row` may be evicted for, when the next one is at `next`.
+// The eviction candidate for the token in `row`, when the next one is at `next`.
 Victim victim_of(const KvHead& head, const KvRow& row, int32_t position, int32_t next,
                  int32_t slot) {
   const float score = row.score != nullptr ? *row.score : 0.0f;
@@ -15,7 +15,7 @@ Victim victim_of(const KvHead& head, const KvRow& row, int32_t position, int32_t
   return {head.policy.importance(score, norm, position, next), position, slot};
 }
 
-// Younger tokens move up by one when the one in `slot` goes.
+// Decrements the ranks of tokens younger than the evicted one in `slot`.
 void close_rank(const KvHead& head, int32_t slot, int32_t used) {
   const int32_t rank = head.ranks[slot];
   for (int32_t i = 0; i < used; ++i) head.ranks[i] -= head.ranks[i] > rank;
@@ -28,8 +28,7 @@ void copy_row(const KvView& cache, const KvRow& from, const KvRow& to) {
   if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
 }
 
-// Victims, which are all that may be evicted, get the largest score of their neighbours among them,
-// which is theirs from now on.
+// Replaces the scores of all evictable tokens by the maximum over their evictable neighbours.
 void pool_scores(const KvHead& head, int32_t next, Victim* victims, int64_t n, const auto& row_of) {
   constexpr int64_t kNeighbours = KvPolicy::kNeighbours;
   std::sort(victims, victims + n,
@@ -58,7 +57,7 @@ bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
     *head.next_slot = used;
     return false;
   }
-  const float* importance = head.scores;  // the paper's
+  const float* importance = head.scores;  // the default importance
   if (head.scores != nullptr && !head.policy.plain()) {
     for (int32_t i = 0; i < used; ++i) {
       const float norm = head.value_norms != nullptr ? head.value_norms[i] : 1.0f;
@@ -79,7 +78,7 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
   const int32_t written = head.written(segment.position);
   const int32_t dead = head.dead_slot(segment.position);
 
-  // The slots of rows of the chunk count on: slots + row.
+  // Rows of the chunk are numbered after the slots: slots + row.
   int64_t n = 0;
   for (int32_t i = 0; i < written; ++i) {
     const int32_t position = head.positions[i];
@@ -110,7 +109,7 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
     if (is_last) archive->bound(page);
   }
 
-  // Free slots, in order: those of evicted tokens, then the ones that held none before.
+  // Free slots in order: those of evicted tokens, then unused ones.
   const Victim* evicted = victims;
   const Victim* const evicted_end = victims + n_evicted;
   int32_t unused = *head.next_slot;

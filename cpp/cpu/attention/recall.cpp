@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // that are attended to together
+constexpr int64_t kBlockPages = kKeyBlock / kPageTokens;  // attended to together
 
 }  // namespace
 
@@ -60,7 +60,7 @@ void Recall::attend_found(const TileRows& rows, int64_t tile, int thread) const 
   }
 }
 
-// Offers the pages of a part to best(row) of each row.
+// Offers the pages of a part to best(row) for each row.
 template <class Best>
 void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Best& best) const {
   const KvArchive& archive = *cache_.archive;
@@ -105,7 +105,7 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
   }
 }
 
-// There is at least one page.
+// Requires at least one page.
 void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
                           int thread) const {
   const ArchiveHead head = cache_.archive->head(cache_.layer, rows.segment.sequence, rows.kv_head);
@@ -118,7 +118,7 @@ void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const Est
   }
 }
 
-// The query heads of one row, q [group, head_dim].
+// For the query heads of one row, q [group, head_dim].
 void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages,
                           const float* q, float* powers, const TileSums& to) const {
   const KvArchive& archive = *cache_.archive;
@@ -140,7 +140,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
   }
   for (int64_t i = 0; i < group_; ++i) {
     float* const logits = powers + i * kKeyBlock;
-    if (attention_.softcap > 0) {  // of logits that are yet to be scaled
+    if (attention_.softcap > 0) {  // logits are scaled later
       kernels_.softcap(logits, n_keys, attention_.softcap / attention_.scale);
     }
     to.softmax.total[i] = kernels_.powers(logits, n_keys, attention_.scale, to.softmax.largest + i);

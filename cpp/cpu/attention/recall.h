@@ -1,10 +1,10 @@
-// Recall: queries attend to the pages of the archive that may matter most to them, besides the
-// tokens that the cache keeps.
+// Recall: queries attend to the archived pages with the largest estimated logits, in addition to
+// the tokens in the cache.
 //
-// Every row of a segment chooses its own pages, for all query heads that share the kv_head: those
-// for which some head's estimate of their largest q.k is largest. They are the same in whichever
-// parts all pages were searched, and are attended to in their order. So the bits of a result depend
-// neither on which rows make a tile nor on which threads have them, or parts of the pages.
+// Each row of a segment selects its own pages, shared by all query heads of a kv_head: those with
+// the largest estimate over these heads. The selection does not depend on how pages are divided for
+// the search, and pages are attended to in order. So results do not depend, bit for bit, on how
+// rows are grouped into tiles or work is assigned to threads.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@
 
 namespace h2o {
 
-// Pages that are searched together: their bounds fit in a second-level cache.
+// Pages searched together: their bounds fit in the L2 cache.
 constexpr int64_t kPartPages = 256;
 
-// Rows [first, first + n) of a segment, at most a tile's, with the query heads of one kv_head.
+// Rows [first, first + n) of a segment, at most one tile, with the query heads of one kv_head.
 struct TileRows {
   const Segment& segment;
   int32_t kv_head;
@@ -32,8 +32,8 @@ struct TileRows {
   int64_t n;
 };
 
-// Of the pages offered since clear() those with the largest estimates, as many as there is room
-// for; at least one.
+// The pages with the largest estimates among those offered since clear(), up to the capacity of the
+// storage; at least one.
 class BestPages {
  public:
   explicit BestPages(std::span<EstimatedPage> room) : pages_(room) {}
@@ -41,7 +41,7 @@ class BestPages {
   void clear() const { std::fill(pages_.begin(), pages_.end(), kNone); }
 
   void offer(const EstimatedPage& page) const {
-    if (!page.before(pages_.front())) return;  // the last of those chosen so far
+    if (!page.before(pages_.front())) return;  // the worst of those selected so far
     std::pop_heap(pages_.begin(), pages_.end(), before);
     pages_.back() = page;
     std::push_heap(pages_.begin(), pages_.end(), before);
@@ -50,7 +50,7 @@ class BestPages {
     for (const EstimatedPage& page : others.pages_) offer(page);
   }
 
-  // By their places. Nothing may be offered until clear().
+  // Sorted by index. Call clear() before offering more pages.
   std::span<const EstimatedPage> in_order() const {
     std::sort(pages_.begin(), pages_.end(),
               [](const EstimatedPage& a, const EstimatedPage& b) { return a.page < b.page; });
@@ -59,7 +59,7 @@ class BestPages {
   }
 
  private:
-  // After every page.
+  // Sorts after every page.
   static constexpr EstimatedPage kNone{-std::numeric_limits<float>::infinity(),
                                        std::numeric_limits<int32_t>::max()};
   static bool before(const EstimatedPage& a, const EstimatedPage& b) { return a.before(b); }
@@ -67,8 +67,8 @@ class BestPages {
   std::span<EstimatedPage> pages_;  // a heap
 };
 
-// What it computes with: of each thread, of tiles whose pages several threads search, and the sums
-// of all queries of a batch. Behind Workspace.
+// Workspace of Recall: per-thread buffers, buffers of tiles whose pages are searched by several
+// threads, and the sums of all queries of a batch. Placed after Workspace.
 class RecallSpace {
  public:
   RecallSpace(const KvView& shape, int n_threads);
@@ -79,7 +79,7 @@ class RecallSpace {
            sizeof(float);
   }
 
-  // Of a thread.
+  // Per thread.
   float* q(int thread) const {
     return base() + thread * thread_floats();
   }  // [queries, 2, head_dim]
@@ -96,13 +96,13 @@ class RecallSpace {
     return sums_at(powers(thread) + group_ * kKeyBlock, group_, 0);
   }
 
-  // Of a part of all pages, for a row of a tile whose parts several threads have.
+  // The best pages of one part, for a row of a tile whose parts are searched by several threads.
   BestPages best(int64_t tile, int64_t row, int64_t part) const {
     return pages_at(base() + n_threads_ * thread_floats() + tile * tile_floats(),
                     row * n_parts_ + part, std::min(n_recalled_, kPartPages));
   }
 
-  // From a query of the batch on: [n_kv_heads, max_rows, group]
+  // Starting at a query of the batch: [n_kv_heads, max_rows, group]
   TileSums sums(int64_t query) const {
     return sums_at(base() + n_threads_ * thread_floats() + n_tiles_ * tile_floats(), n_queries_,
                    query);
@@ -122,14 +122,14 @@ class RecallSpace {
   }
 
   std::byte* workspace_;
-  size_t begin_;  // there, in bytes
+  size_t begin_;  // offset in bytes
   int64_t n_threads_;
   int64_t n_tiles_;
   int64_t group_;
   int64_t tile_rows_;
   int64_t tile_queries_;
   int64_t head_dim_;
-  int64_t n_parts_;  // of all pages
+  int64_t n_parts_;  // that all pages are divided into
   int64_t n_recalled_;
   int64_t n_queries_;  // of a batch
 };
@@ -143,26 +143,26 @@ class Recall {
         space_(cache, n_threads),
         group_(cache.n_heads / cache.n_kv_heads) {}
 
-  // Is there anything to recall for a segment? What a window has passed is not archived.
+  // Does the segment have archived tokens? Tokens outside a window are not archived.
   bool wanted(const Segment& segment) const {
     return cache_.archive != nullptr && attention_.window == 0 &&
            cache_.policies[segment.sequence].kept(segment.position) < segment.position;
   }
 
-  // Parts of all pages in which a segment's may be searched.
+  // Number of parts that a segment's pages can be searched in.
   int64_t n_parts(const Segment& segment) const {
     return (n_pages(segment) + kPartPages - 1) / kPartPages;
   }
 
-  // A thread searches all pages, and attends to the best.
+  // Number of parts that a segment's pages can be searched in.
   void attend(const TileRows& rows, int thread) const;
 
-  // The same where parts of the pages are searched first, by any threads: `tile` is the tile's
-  // number in the batch.
+  // The same in two steps: parts of the pages are searched by any threads first. `tile`: index of
+  // the tile in the batch.
   void search(const TileRows& rows, int64_t tile, int64_t part, int thread) const;
   void attend_found(const TileRows& rows, int64_t tile, int thread) const;
 
-  // What that has given, in the order of a tile's queries.
+  // The resulting sums, in the order of a tile's queries.
   TileSums sums(const Segment& segment, int32_t kv_head, int64_t first) const {
     return space_.sums((int64_t{kv_head} * cache_.max_rows + segment.row + first) * group_);
   }
@@ -184,7 +184,7 @@ class Recall {
   const Attention& attention_;
   const KvView& cache_;
   const RecallSpace space_;
-  const int64_t group_;  // query heads that share a kv_head
+  const int64_t group_;  // query heads per kv_head
 };
 
 }  // namespace h2o

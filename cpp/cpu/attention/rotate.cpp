@@ -10,7 +10,7 @@ namespace h2o {
 void compute_rope_table(float* rope_table, const Rope& rope, int32_t position) {
   const int64_t half = rope.frequencies.cols;
   for (int64_t i = 0; i < half; ++i) {
-    // In f32, as transformers and llama.cpp do.
+    // In f32, as transformers and llama.cpp compute it.
     const float angle = static_cast<float>(position) * rope.frequencies.floats()[i];
     rope_table[i] = std::cos(angle) * rope.magnitude;
     rope_table[half + i] = std::sin(angle) * rope.magnitude;

@@ -9,7 +9,7 @@
 
 namespace h2o {
 
-// rope_table [n_rot]: the cosines of the angles of `position`, times the magnitude, and then the
+// rope_table [n_rot]: the cosines of the angles of `position`, times the magnitude, followed by the
 // sines.
 void compute_rope_table(float* rope_table, const Rope& rope, int32_t position);
 
@@ -18,7 +18,7 @@ inline void rotate(const CpuKernels& kernels, float* x, const float* rope_table,
   kernels.rotate(x, rope_table, rope.n_rot(), rope.layout == RopeLayout::pairs);
 }
 
-// The keys of `head`, of a sequence of `length` tokens, become unrotated and get their ranks.
+// Un-rotates the keys of `head`, of a sequence of `length` tokens, and computes their ranks.
 void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope, const KvHead& head,
                int32_t length);
 

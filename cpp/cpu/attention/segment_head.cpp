@@ -5,8 +5,8 @@
 
 namespace h2o {
 
-// As policy.value_norm has it, in f32, in order; finite whatever v is, so that importances have an
-// order.
+// The norm selected by policy.value_norm, in f32 and in fixed order; finite for any v, so that
+// importances can be ordered.
 float SegmentHead::value_norm(const CpuKernels& kernels, const float* v, float* scratch) const {
   const int64_t n = cache_.head_dim;
   float sum = 0;
@@ -23,7 +23,7 @@ float SegmentHead::value_norm(const CpuKernels& kernels, const float* v, float* 
                         .add = false},
                        0, n);
     for (int64_t i = 0; i < n; ++i) sum += v[i] * scratch[i];
-    sum = sum > 0 ? std::sqrt(sum) : 0;  // rounding may take it below 0
+    sum = sum > 0 ? std::sqrt(sum) : 0;  // rounding may make it negative
   } else {
     for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
   }

@@ -1,5 +1,5 @@
-// SegmentHead: one segment against one kv_head: where its new rows are stored, and which keys each
-// of them attends to, in which order.
+// SegmentHead: one segment and one kv_head: where its new rows are stored, and which keys each of
+// them attends to, in which order.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace h2o {
 
-// Consecutive keys and values, as they are stored.
+// Consecutive keys and values as stored.
 struct KvRows {
   const std::byte* k;
   const std::byte* v;
-  float* scores;         // nullptr when the policy keeps none
-  const int32_t* ranks;  // of slots that roll; nullptr: they count on from first_rank
+  float* scores;         // nullptr if the policy uses no scores
+  const int32_t* ranks;  // of rolling slots; nullptr: consecutive from first_rank
   int32_t first_rank;
-  const int32_t* positions;  // of slots; nullptr: they count on from first_position
+  const int32_t* positions;  // of slots; nullptr: consecutive from first_position
   int32_t first_position;
   int64_t n;
 
@@ -35,7 +35,7 @@ struct KvRows {
 
 class SegmentHead {
  public:
-  // What store() writes does not change it; next_slot, which it reads, may change only at the end.
+  // Not affected by store(). next_slot is read here and must not change before the end.
   SegmentHead(const KvView& cache, const Segment& segment, int32_t kv_head)
       : cache_(cache),
         segment_(segment),
@@ -54,17 +54,17 @@ class SegmentHead {
   const KvStaging& chunk() const { return chunk_; }
   int32_t kv_head() const { return kv_head_; }
 
-  // Do the new rows fit in free slots? If not, they wait in the chunk, because nothing is evicted
-  // before every row of the segment has attended.
+  // Do the new rows fit in free slots? Otherwise they are staged, because nothing is evicted before
+  // every row of the segment has attended.
   bool fits() const { return fits_; }
 
-  // How many keys there were before the segment, and how many its row sees: those, and the rows up
-  // to itself.
+  // Number of keys before the segment, and visible to a row: those plus the segment's rows up to
+  // itself.
   int64_t n_before() const { return n_before_; }
   int64_t n_visible(int64_t row) const { return n_before_ + row + 1; }
 
-  // Keys [begin, end) in the order in which all sums run: slots, without the dead one of a filled
-  // pool, and then the rows of the chunk.
+  // Keys [begin, end) in the order of all sums: slots, except the free one of a filled pool, then
+  // the staged rows.
   using Parts = std::array<KvRows, 3>;
   Parts keys(int64_t begin, int64_t end) const {
     if (fits_) return {slots(begin, end)};
@@ -74,7 +74,7 @@ class SegmentHead {
         chunk_rows(std::max(begin, n_before_) - n_before_, std::max(end, n_before_) - n_before_)};
   }
 
-  // Rounds the new row to the cache's types, which attention then reads. `scratch`: [head_dim]
+  // Rounds the new row to the cache's types, for attention to read. `scratch`: [head_dim]
   void store(const CpuKernels& kernels, const Attention& attention, int32_t row,
              float* scratch) const;
 
@@ -112,9 +112,10 @@ class SegmentHead {
   const KvHead head_;
   const KvStaging chunk_;
   const int32_t kept_;   // tokens of the sequence in the cache
-  const int32_t first_;  // slot of the first new row, if it fits
+  const int32_t first_;  // slot of the first new row, if the rows fit
   const bool fits_;
-  const int64_t dead_;  // the slot that no row sees, if they do not fit; or the first unused one
+  const int64_t dead_;  // a free slot that no row attends to, if they do not fit; otherwise the
+                        // first unused slot
   const int64_t n_before_;
 };
 

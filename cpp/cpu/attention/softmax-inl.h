@@ -1,5 +1,5 @@
-// Softmax over keys that come in parts, compiled once per instruction set, under the rules at the
-// top of cpu/kernels-inl.h. The sums of parts are merged as in FlashAttention (arXiv 2205.14135).
+// Softmax over keys in parts, compiled once per instruction set (see cpu/kernels-inl.h). Partial
+// sums are merged as in FlashAttention (arXiv 2205.14135).
 #pragma once
 
 #include "cpu/elementwise-inl.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr float kLargestFloat = 3.402823466e+38f;
 
 float powers(float* x, int64_t n, float scale, float* largest) {
-  // Whatever x is the largest is finite, so that differences of two are never NaN.
+  // The maximum is finite for any x, so that differences are never NaN.
   Vec m = broadcast(-kLargestFloat);
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) m = max(load(x + i), m);
@@ -36,7 +36,7 @@ float powers(float* x, int64_t n, float scale, float* largest) {
   return total;
 }
 
-// Calls body(load, store, i) for kWidth of n numbers at a time: load(p) gives those of p from i.
+// Calls body(load, store, i) for kWidth of n numbers at a time; load(p) loads from p + i.
 template <class Body>
 void for_vectors(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -79,7 +79,7 @@ void mix(float* y, const float* x, int64_t n, float keep, float take) {
   });
 }
 
-// A floor keeps probabilities out of the denormals, however many there are.
+// Clamped so that probabilities are never denormal.
 Vec probability(Vec power, float weight) {
   return max(mul(power, broadcast(weight)), broadcast(1e-30f));
 }

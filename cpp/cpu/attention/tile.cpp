@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kTogether = 32;  // queries whose sums are merged, or weighed, in one call
+constexpr int64_t kTogether = 32;  // queries per call of merge_sums or weights_of
 
 }  // namespace
 
@@ -58,7 +58,7 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
   multiply(block, q, powers, rotated, begin, end);
   for (int64_t i = begin; i < end; ++i) {
     if (attention_.slopes) add_distances(block, i, powers + i * kKeyBlock);
-    if (attention_.softcap > 0) {  // of logits that are yet to be scaled
+    if (attention_.softcap > 0) {  // logits are scaled later
       kernels_.softcap(powers + i * kKeyBlock, n_keys(block, i / group_),
                        attention_.softcap / attention_.scale);
     }
@@ -70,7 +70,7 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
                                           attention_.scale, to.softmax.largest + i);
   }
 
-  // The keys that all rows see, and then what each later row sees besides.
+  // First the keys visible to all rows, then for each later row the additional ones.
   const int64_t head_dim = cache_.head_dim;
   const int64_t key = block * kKeyBlock;
   const int64_t common = n_keys(block, row);
@@ -85,8 +85,8 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
   }
 }
 
-// logits [queries, kKeyBlock] = q keys^T, of queries [begin, end), for more keys than earlier rows
-// see.
+// logits [queries, kKeyBlock] = q keys^T for queries [begin, end), including keys not visible to
+// earlier rows.
 void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
                     int64_t end) const {
   const int64_t key = block * kKeyBlock;
@@ -114,7 +114,7 @@ void Tile::multiply(int64_t block, const float* q, float* logits, float* rotated
   }
 }
 
-// ALiBi, of logits that are yet to be scaled. Where positions roll, distances are those of ranks.
+// ALiBi, applied to unscaled logits. With rolling positions, distances are differences of ranks.
 void Tile::add_distances(int64_t block, int64_t i, float* logits) const {
   const float slope = attention_.slopes.floats()[head_of(i)] / attention_.scale;
   const Segment& segment = keys_.segment();
@@ -131,23 +131,24 @@ void Tile::add_distances(int64_t block, int64_t i, float* logits) const {
   }
 }
 
-// The powers of query i, with 0 for the keys beyond its window. Where a segment is one row, the
-// cache keeps none of them.
+// The exponentials of query i, with 0 for keys outside its window. In a segment of one row the
+// cache keeps none of these.
 void Tile::powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const {
   const int64_t row = i / group_;
   const int64_t n = n_keys(block, row);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  if (set_beyond_window(block, row, powers, -kInfinity) == n) {  // no sums, as before all blocks
+  if (set_beyond_window(block, row, powers, -kInfinity) ==
+      n) {  // no visible keys: sums as at the start
     to.largest[i] = -std::numeric_limits<float>::max();
     to.total[i] = 0;
   } else {
     to.total[i] = kernels_.powers(powers, n, attention_.scale, to.largest + i);
   }
-  set_beyond_window(block, row, powers, 0);  // and not only very small
+  set_beyond_window(block, row, powers, 0);  // exactly zero
 }
 
-// Sets the elements of p [keys of the block] of tokens too old for a row to see; how many there
-// are.
+// Sets the elements of p [keys of the block] of tokens outside a row's window; returns their
+// number.
 int64_t Tile::set_beyond_window(int64_t block, int64_t row, float* p, float value) const {
   const int64_t oldest = keys_.segment().position + first_ + row - attention_.window + 1;
   const int64_t begin = block * kKeyBlock;
@@ -163,7 +164,7 @@ int64_t Tile::set_beyond_window(int64_t block, int64_t row, float* p, float valu
   return n_old;
 }
 
-// By their ranks.
+// At their ranks.
 void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
   for (const KvRows& part : parts) {
     for (int64_t i = 0; i < part.n; ++i, rotated += cache_.head_dim) {
@@ -194,7 +195,8 @@ void Tile::start(const TileSums& sums, int64_t begin, int64_t end) const {
   constexpr float kMost = std::numeric_limits<float>::max();
   std::fill(sums.softmax.largest + begin, sums.softmax.largest + end, -kMost);
   std::fill(sums.softmax.total + begin, sums.softmax.total + end, 0.0f);
-  for (int64_t i = begin; attention_.sinks && i < end; ++i) {  // a power, which nothing is times
+  for (int64_t i = begin; attention_.sinks && i < end;
+       ++i) {  // a power that no value is multiplied by
     const float logit = attention_.sinks.floats()[head_of(i)] / attention_.scale;
     sums.softmax.largest[i] = logit > -kMost ? std::min(logit, kMost) : -kMost;  // NaN: -kMost
     sums.softmax.total[i] = 1;

@@ -1,7 +1,7 @@
-// Tile: some rows of a segment, with all query heads of one kv_head, attend block by block of keys.
+// Tile: rows of a segment with all query heads of one kv_head, which attend block by block of keys.
 //
-// The division into blocks is fixed, and the sums of blocks are merged in order. So the bits of a
-// result depend neither on which rows make a tile nor on which threads have which blocks.
+// The division into blocks is fixed and block sums are merged in order, so results do not depend,
+// bit for bit, on how rows are grouped into tiles or blocks assigned to threads.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@
 
 namespace h2o {
 
-// Small enough for the powers of a tile, and keys and values, to stay in a second-level cache,
-// large enough for merging to cost next to nothing.
+// Small enough that the exponentials of a tile, keys and values stay in the L2 cache, large enough
+// that merging costs almost nothing.
 constexpr int64_t kKeyBlock = 512;
 
-// Of some keys, for each query of a tile.
+// Partial softmax sums over some keys, for each query of a tile.
 struct TileSums {
   SoftmaxSums softmax;  // [queries]
-  float* out;           // [queries, head_dim]: values times powers
+  float* out;           // [queries, head_dim]: exponentials times values
 };
 
-// Adds sums of some keys to those of others, for queries [begin, end).
+// Merges the sums over some keys into those over others, for queries [begin, end).
 void merge_sums(const CpuKernels& kernels, const Attention& attention, int64_t head_dim,
                 const TileSums& part, const TileSums& to, int64_t begin, int64_t end);
 
 class Tile {
  public:
-  // Query rows, over all heads of the group, that read keys and values together.
+  // Query rows, over all heads of the group, that share reads of keys and values.
   static constexpr int64_t kQueries = 24;
   static int64_t rows(int64_t group) { return group < kQueries ? kQueries / group : 1; }
 
@@ -38,7 +38,7 @@ class Tile {
 
   const Segment& segment() const { return keys_.segment(); }
   int32_t kv_head() const { return keys_.kv_head(); }
-  int64_t first() const { return first_; }  // row of the segment
+  int64_t first() const { return first_; }  // row in the segment
   int64_t n_queries() const { return n_ * group_; }
   int64_t n_blocks() const {
     return (keys_.n_visible(first_ + n_ - 1) + kKeyBlock - 1) / kKeyBlock;
@@ -47,41 +47,41 @@ class Tile {
   // q [queries, head_dim]
   void load_queries(float* q) const;
 
-  // The sums of one block, of queries [begin, end). Leaves the powers [queries, kKeyBlock], each
-  // row's up to the keys that it sees. `rotated`: scratch, [kKeyBlock, head_dim] if the segment is
-  // rolling.
+  // Computes the sums of one block for queries [begin, end). Leaves the exponentials [queries,
+  // kKeyBlock], each row up to its last visible key, in `powers`. `rotated`: scratch, [kKeyBlock,
+  // head_dim] if the segment is rolling.
   void attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
               int64_t begin, int64_t end) const;
 
-  // Adds the sums of a block, or of other keys that all queries see, to those of the blocks before
-  // it, for queries [begin, end).
+  // Merges the sums of a block, or of other keys visible to all queries, into those of the previous
+  // blocks, for queries [begin, end).
   void merge(int64_t block, const TileSums& part, const TileSums& to, int64_t begin,
              int64_t end) const;
   void merge(const TileSums& part, const TileSums& to, int64_t begin, int64_t end) const;
-  // Those of no block: of the sinks alone.
+  // Initializes the sums, with the attention sinks only.
   void start(const TileSums& sums, int64_t begin, int64_t end) const;
 
-  // Writes the output of queries [begin, end), whose sums are those of all blocks.
+  // Writes the output of queries [begin, end) once the sums are complete.
   void write(const TileSums& sums, int64_t begin, int64_t end) const;
 
-  // powers of a block, whose largest logits are `largest`, become the attention that its keys
+  // Converts the exponentials of a block, relative to `largest`, to the attention that its keys
   // received: [rows, kKeyBlock], in the powers of each row's first head.
   void weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* powers) const;
 
-  // Adds it to the scores, row by row.
+  // Adds that attention to the scores, row by row.
   void add_to_scores(int64_t block, const float* received) const;
 
  private:
-  // The first row of the tile that sees keys of a block.
+  // The first row of the tile to which keys of a block are visible.
   int64_t first_row(int64_t block) const {
     return std::max<int64_t>(0, block * kKeyBlock - keys_.n_visible(first_) + 1);
   }
-  // How many keys of a block row i of the tile sees.
+  // Number of keys of a block visible to row i of the tile.
   int64_t n_keys(int64_t block, int64_t i) const {
     return std::min(kKeyBlock, keys_.n_visible(first_ + i) - block * kKeyBlock);
   }
 
-  // Do rows see no further back than a window? One row's cache keeps no token beyond it.
+  // Is attention limited by a window? For a single row the cache already keeps no token outside it.
   bool windowed() const { return attention_.window > 0 && keys_.segment().n_rows > 1; }
 
   void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
@@ -103,7 +103,7 @@ class Tile {
   const TypeKernels& v_kernels_;
   const int64_t first_;
   const int64_t n_;
-  const int64_t group_;  // query heads that share this kv_head
+  const int64_t group_;  // query heads per kv_head
 };
 
 }  // namespace h2o

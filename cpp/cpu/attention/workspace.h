@@ -1,4 +1,5 @@
-// What attention computes with: of each thread, and of tiles whose keys are divided over threads.
+// Workspace of attention: per-thread buffers, and buffers of tiles whose keys are divided among
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +12,16 @@
 
 namespace h2o {
 
-// Fewer tiles than this leave threads without work, or with a tile more than others.
+// With fewer tiles per thread the load is unbalanced.
 constexpr int64_t kTilesPerThread = 8;
 
-// Where the sums of a tile are, and of its blocks.
+// Locations of a tile's sums and of those of its blocks.
 struct TileSpace {
   TileSums all;
-  TileSums blocks;      // of the first; with room for one, each block's `out` is in its place
+  TileSums blocks;      // of the first block; with space for only one, blocks reuse it
   float* powers;        // of the first block
-  int64_t sums_step;    // from the total and out of one block to those of the next, in queries
-  int64_t powers_step;  // from the powers of one block to those of the next
+  int64_t sums_step;    // stride in queries between the sums of consecutive blocks
+  int64_t powers_step;  // stride between the exponentials of consecutive blocks
   int64_t queries;
   int64_t head_dim;
 
@@ -31,7 +32,7 @@ struct TileSpace {
   float* powers_of(int64_t block) const { return powers + block * powers_step; }
 };
 
-// So that threads do not share one.
+// Avoids false sharing.
 constexpr int64_t whole_cache_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 class Workspace {
@@ -55,13 +56,13 @@ class Workspace {
     return (n_threads_ * thread_floats() + n_tiles_ * tile_floats()) * sizeof(float);
   }
 
-  // Tiles whose keys several threads have, at most.
+  // Maximum number of tiles whose keys are divided among threads.
   int64_t n_tiles() const { return n_tiles_; }
 
-  // Of a thread.
+  // Per thread.
   float* q(int thread) const { return base_ + thread * thread_floats(); }  // [queries, head_dim]
   float* rotated(int thread) const { return q(thread) + queries_ * head_dim_; }
-  // [keys] victims, importances or ranks; or a row of the rotary table
+  // [keys] victims, importances or ranks; or a row of the RoPE table
   std::byte* victims(int thread) const {
     return reinterpret_cast<std::byte*>(rotated(thread) + rotated_floats());
   }
@@ -69,7 +70,8 @@ class Workspace {
     return space(rotated(thread) + rotated_floats() + victim_floats(), 1);
   }
 
-  // Of a tile whose blocks several threads have. Without scores, its powers are not read again.
+  // Of a tile whose blocks are divided among threads. Without scores, its exponentials are not read
+  // again.
   TileSpace of_tile(int64_t tile, int thread) const {
     TileSpace shared = space(base_ + n_threads_ * thread_floats() + tile * tile_floats(), blocks_);
     if (!scores_) shared.powers = of_thread(thread).powers;
@@ -93,7 +95,7 @@ class Workspace {
     return whole_cache_lines(sums_floats(blocks_) + powers_floats(scores_ ? blocks_ : 0));
   }
 
-  // Sums for n_blocks at once: one or all of them.
+  // Sums for n_blocks blocks at once: one or all of them.
   TileSpace space(float* at, int64_t n_blocks) const {
     const auto take = [&at](int64_t n) { return std::exchange(at, at + n); };
     TileSpace space;
@@ -112,10 +114,10 @@ class Workspace {
   int64_t n_threads_;
   int64_t n_tiles_;
   int64_t group_;
-  int64_t queries_;  // of a tile
+  int64_t queries_;  // per tile
   int64_t head_dim_;
-  int64_t keys_;    // as many as there can be
-  int64_t blocks_;  // of them
+  int64_t keys_;    // maximum
+  int64_t blocks_;  // maximum
   bool scores_;
   bool rolls_;
 };

@@ -26,7 +26,7 @@ H2O_FOR_EACH_BF16_ISA(H2O_DECLARE_BF16)
 
 namespace {
 
-// Of each instruction set that a unit may be built for: does this CPU have it?
+// For each instruction set that a unit can be built for: does this CPU support it?
 [[maybe_unused]] bool has_scalar() { return true; }
 
 #ifdef __x86_64__
@@ -38,11 +38,11 @@ struct CpuidRegisters {
 CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf = 0) {
   CpuidRegisters r;
   __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx,
-                    &r.edx);  // leaves zeros if there is no leaf
+                    &r.edx);  // leaves zeros if the leaf does not exist
   return r;
 }
 
-// The register state that the operating system saves (XCR0).
+// The register state saved by the operating system (XCR0).
 uint64_t saved_state() {
   uint32_t low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -79,7 +79,7 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
   return has_x86_64_v4_vnni() && has(cpuid(7, 1).eax, {5});
 }
 
-// Linux saves the tiles of a process that asked for them. May be asked again.
+// Requests permission to use AMX tiles from Linux. Can be called repeatedly.
 [[maybe_unused]] bool may_use_tiles() {
 #ifdef __linux__
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -113,7 +113,7 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
 
 #endif
 
-// `kernels` with products in bf16.
+// `kernels` extended by bf16 products.
 [[maybe_unused]] CpuKernels completed(CpuKernels kernels, const Bf16Kernels& products) {
   kernels.isa = products.isa;
   kernels.round_rows = products.round_rows;
@@ -145,7 +145,7 @@ const CpuKernels& choose_kernels(const std::string& isa, bool exact) {
     if (is_found && !(exact && table->round_rows != nullptr)) return *table;
     names += text(names.empty() ? "" : ", ", table->isa);
   }
-  throw InvalidArgument(text("instruction set '", isa, "' is not one this CPU runs: ", names));
+  throw InvalidArgument(text("instruction set '", isa, "' is not supported by this CPU: ", names));
 }
 
 }  // namespace h2o

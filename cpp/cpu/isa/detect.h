@@ -1,4 +1,4 @@
-// Which kernels this CPU can run.
+// Selects kernels for this CPU.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace h2o {
 
-// Every table that this build has and this CPU and operating system can run, fastest first.
-// The last one is "scalar".
+// The tables in this build that this CPU and operating system support, fastest first. The last one
+// is "scalar".
 std::vector<const CpuKernels*> supported_kernels();
 
-// The table called `isa`, or the fastest when `isa` is empty; with `exact` the next that has no
-// products in bf16. Throws InvalidArgument listing the supported names.
+// The table named `isa`, or the fastest if `isa` is empty; with `exact` the fastest without bf16
+// products. Throws InvalidArgument listing the supported names.
 const CpuKernels& choose_kernels(const std::string& isa, bool exact = false);
 
 }  // namespace h2o

@@ -1,13 +1,13 @@
-// Matmul of F16 and BF16 weights in bf16 by AMX, under the rules at the top of cpu/kernels-inl.h.
+// Matmul of F16 and BF16 weights in bf16 with AMX (see cpu/kernels-inl.h).
 //
-// A tile register has 16 rows of 64 bytes. An instruction adds to 16 columns of outputs, for up to
-// 16 rows of x each, the products of 32 elements: in two sums, of even and of odd ones, whose sum
-// it adds. So an output is one sum over steps of 32 elements in order, to the same bits in every
+// A tile register has 16 rows of 64 bytes. An instruction adds the products of 32 elements to 16
+// columns of outputs, for up to 16 rows of x: as two sums, over even and odd elements, whose sum is
+// added. An output is thus one sum over steps of 32 elements in order, bit-identical for every
 // batch and range of columns.
 //
-// A panel of columns is copied, and rounded where it is in f16, so that tiles of it lie side by
-// side in a first-level cache; then all rows of x pass over it. Sums are kept between the panels of
-// the same columns.
+// A panel of columns is copied, rounded from f16 if necessary, so that its tiles are contiguous in
+// the L1 cache; then all rows of x are multiplied with it. Sums are kept between panels of the same
+// columns.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -16,33 +16,32 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kTile = 16;     // rows of a tile
+constexpr int64_t kTile = 16;     // rows per tile
 constexpr int64_t kTileRow = 64;  // bytes
 constexpr int64_t kTileBytes = kTile * kTileRow;
-constexpr int64_t kStep = kPairWidth;  // elements that one instruction takes of each row
+constexpr int64_t kStep = kPairWidth;  // elements of each row per instruction
 
-// Two tiles of columns. So much of them stays in a first-level cache while rows of x pass.
+// Two tiles of columns, which stay in the L1 cache while iterating over rows of x.
 constexpr int64_t kPanelColumns = 2 * kTile;
 constexpr int64_t kPanelDepth = 512;
 constexpr int64_t kPanelBytes = kPanelColumns * kPanelDepth * 2;
 
-// Panels whose sums are kept at a time: a part of x is read from a second-level cache for all of
-// them.
+// Panels whose sums are kept at a time: a part of x is read from the L2 cache for all of them.
 constexpr int64_t kPanels = 8;
 constexpr int64_t kPanelSums = kRoundedRows * kPanelColumns;
 
 static_assert(kPanelBytes + kPanels * kPanelSums * 4 <= kBf16Workspace);
 
-// What the compiler does not know of the intrinsics: that they read memory.
+// The compiler does not know that the intrinsics read memory.
 void written_before() { __asm__ volatile("" ::: "memory"); }
 
 // ---- Activations ----
 
-// Rows are kept in tiles: of each two elements, those of all rows of the tile. All tiles of
-// kPanelDepth elements lie together.
+// Rows are stored in tiles: for every two elements, those of all rows of the tile. All tiles of
+// kPanelDepth elements are contiguous.
 struct RowTiles {
-  int64_t width;   // rows of a tile; the last one's are filled up with zeros
-  int64_t n_rows;  // of all tiles
+  int64_t width;   // rows per tile; the last one is zero-padded
+  int64_t n_rows;  // in all tiles
   int64_t n_in;
 
   explicit RowTiles(const Bf16Rows& x)
@@ -52,16 +51,16 @@ struct RowTiles {
 
   int64_t depth(int64_t k) const { return n_in - k < kPanelDepth ? n_in - k : kPanelDepth; }
 
-  // Where the tile of row r begins for elements k, k + 1, ..., a multiple of kPanelDepth.
+  // Offset of the tile of row r for elements k and up, a multiple of kPanelDepth.
   int64_t at(int64_t r, int64_t k) const { return k * n_rows + r * depth(k); }
 };
 
-// kStep elements of a row from x, rounded; those from n on are zero.
+// kStep elements of a row from x, rounded; zeros from n on.
 Pairs round_step(const float* x, int64_t n) {
   return n >= kStep ? load_pairs(x) : load_first_pairs(x, n > 0 ? n : 0);
 }
 
-// A step of a whole tile of rows, of which n are given.
+// One step of a whole tile of rows, of which n_rows exist.
 void round_tile(BF16* to, const float* x, int64_t n_rows, int64_t stride, int64_t n) {
   const auto row = [&](int64_t i) {
     return (__m512i)round_step(x + i * stride, i < n_rows ? n : 0).v;
@@ -102,13 +101,12 @@ void round_rows(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) 
 
 // ---- Weights ----
 
-// A part of the weights: kPanelColumns columns from o, kPanelDepth elements from k, each where
-// there are as many.
+// A part of the weights: up to kPanelColumns columns from o, up to kPanelDepth elements from k.
 struct Part {
   int64_t o, k;
 };
 
-// Where the weights of a part begin in the file, and how many columns of [.., end) are in it.
+// Location of a part in the file, and the number of its columns within [.., end).
 struct Source {
   const std::byte* w;
   int64_t n_columns;
@@ -122,8 +120,8 @@ struct Source {
   const std::byte* column(int64_t j) const { return w + j * row_bytes; }
 };
 
-// n elements of C columns, in tiles. What is missing of a column is zero; columns that are missing
-// repeat the last one: nobody asks for their sums.
+// Packs n elements of C columns into tiles. Missing elements are zero; missing columns repeat the
+// last one and their sums are unused.
 template <class T, int64_t C>
 void pack(std::byte* panel, const Source& from, int64_t n) {
   for (int64_t j = 0; j < C; ++j) {
@@ -157,16 +155,15 @@ void configure_tiles(int64_t width) {
   _tile_loadconfig(&config);
 }
 
-// What is asked for ahead of a part while another is multiplied: of some columns, an element of
-// each step.
+// Software prefetch of a part while another is multiplied: for some columns, one element of each
+// step.
 struct Ahead {
   const std::byte* w;
   int64_t n_columns;
   int64_t row_bytes;
 };
 
-// Adds the products of a panel with R tiles of rows to their sums; `first` says that there are
-// none yet.
+// Adds the products of a panel with R tiles of rows to their sums; `first`: there are no sums yet.
 template <int R>
 void amx_tiles(float* sums, const std::byte* w, const BF16* x, int64_t depth, int64_t width,
                bool first, const Ahead& ahead) {
@@ -193,7 +190,7 @@ void amx_tiles(float* sums, const std::byte* w, const BF16* x, int64_t depth, in
       __builtin_prefetch(ahead.w + j * ahead.row_bytes + k * 2, 0, 2);
     }
     _tile_loadd(4, w, kTileRow);
-    _tile_stream_loadd(6, x, x_row);  // which need not stay
+    _tile_stream_loadd(6, x, x_row);  // streaming: need not stay in cache
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(5, w + kTileBytes, kTileRow);
     _tile_dpbf16ps(1, 5, 6);
@@ -214,7 +211,7 @@ void amx_tiles(float* sums, const std::byte* w, const BF16* x, int64_t depth, in
   }
 }
 
-// Outputs of rows [r, r + n_rows) and columns [o, o + n_columns), a tile's or fewer.
+// Outputs of rows [r, r + n_rows) and columns [o, o + n_columns), at most a tile.
 void write_tile(const Matmul& m, const float* sums, int64_t r, int64_t n_rows, int64_t o,
                 int64_t n_columns) {
   const auto mask = static_cast<__mmask16>((1u << n_columns) - 1);
@@ -238,19 +235,19 @@ void write_tile(const Matmul& m, const float* sums, int64_t r, int64_t n_rows, i
   }
 }
 
-// Adds the products of a step of a tile of columns with one of rows.
+// Adds the products of one step of a column tile and a row tile.
 void amx_step(const std::byte* w, int64_t w_row, const BF16* x, int64_t width) {
   _tile_loadd(4, w, w_row);
   _tile_loadd(6, x, 4 * width);
   _tile_dpbf16ps(0, 4, 6);
 }
 
-// A tile of rows, or fewer. Reading the weights takes longer than multiplying them, so they are
-// not gathered in panels: those in bf16 are read in place, where a tile of them is whole.
+// At most one tile of rows. Bound by reading the weights, so they are not packed into panels: bf16
+// weights are read in place where a tile of them is complete.
 template <class T>
 void amx_few_rows(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                   std::byte* workspace) {
-  constexpr int64_t kRun = 2 * kStep;  // two lines of each column
+  constexpr int64_t kRun = 2 * kStep;  // two cache lines of each column
   float* sums = reinterpret_cast<float*>(workspace + kPanelBytes);
   for (int64_t o = begin; o < end; o += kTile) {
     const int64_t n_columns = end - o < kTile ? end - o : kTile;
@@ -298,7 +295,7 @@ void amx_matmul(const Matmul& m, const Bf16Rows& x, int64_t begin, int64_t end,
   float* all_sums = reinterpret_cast<float*>(workspace + kPanelBytes);
   const int64_t rows_at_once = 2 * tiles.width;
   const int64_t n_passes = (tiles.n_rows + rows_at_once - 1) / rows_at_once;
-  // Weights are asked for while others are multiplied.
+  // Prefetch weights while others are multiplied.
   const int64_t ahead_per_pass = (kPanelColumns + n_passes - 1) / n_passes;
   const int64_t group = kPanels * kPanelColumns;
 

@@ -1,5 +1,5 @@
-// Pairs of bf16 by the instructions of AVX-512 BF16, which round to nearest even and take what is
-// below the normal numbers for zero.
+// Pairs of bf16 with AVX-512 BF16 instructions, which round to nearest even and flush denormals to
+// zero.
 #pragma once
 
 #include "cpu/simd/vec_avx512.h"
@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-// What one register holds, and what rows are padded to with zeros.
+// Elements per register; rows are zero-padded to a multiple.
 constexpr int64_t kPairWidth = 32;
 
 struct Pairs {
@@ -19,7 +19,7 @@ Pairs load_pairs(const F16* p) { return {_mm512_cvtne2ps_pbh(load(p + 16).v, loa
 Pairs load_pairs(const float* p) { return {_mm512_cvtne2ps_pbh(load(p + 16).v, load(p).v)}; }
 void store_pairs(BF16* p, Pairs a) { _mm512_storeu_si512(p, (__m512i)a.v); }
 
-// The n < kPairWidth numbers from p, then zeros.
+// Loads n < kPairWidth numbers, then zeros.
 template <class T>
 Pairs load_first_pairs(const T* p, int64_t n) {
   T padded[kPairWidth] = {};

@@ -1,6 +1,6 @@
-// Matmul of F16 and BF16 weights in bf16 by AVX-512 BF16, under the rules at the top of
-// cpu/kernels-inl.h: that of kernels-inl.h with factors of 8 significant bits. Products are exact;
-// each lane adds two at a time, with a rounding for each of them.
+// Matmul of F16 and BF16 weights in bf16 with AVX-512 BF16 (see cpu/kernels-inl.h): like
+// matmul-inl.h with factors of 8 significant bits. Products are exact; each lane adds two at a
+// time, rounding after each.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -24,26 +24,26 @@ void round_row(BF16* to, const T* x, int64_t n) {
   if (i < n) store_pairs(to + i, load_first_pairs(x + i, n - i));
 }
 
-// Rows of x lie one after the other, padded to whole registers.
+// Rows of x are stored one after another, padded to whole registers.
 void round_rows(const Bf16Rows& to, const float* x, int64_t begin, int64_t end) {
   const int64_t stride = padded_to(to.n_in, kPairWidth);
   for (int64_t r = begin; r < end; ++r) round_row(to.x + r * stride, x + r * to.n_in, to.n_in);
 }
 
-// Where the weights of a tile are, in the file or, rounded, in the workspace.
+// The weights of a tile, in the file or, rounded, in the workspace.
 template <class T>
 struct WeightColumns {
   const T* w;
   int64_t row_bytes;
-  int64_t n;  // of a row; a multiple of kPairWidth if they are rounded
+  int64_t n;  // per row; a multiple of kPairWidth if rounded
 
   const T* row(int64_t j) const {
     return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(w) + j * row_bytes);
   }
 };
 
-// Outputs [R rows from r] x [O columns from o], the weights of which are `columns`. Each has one
-// accumulator that walks along n_in, so its value does not depend on R and O.
+// Outputs [R rows from r] x [O columns from o], with weights `columns`. Each has one accumulator
+// over n_in, so its value does not depend on R and O.
 template <class T, int R, int O>
 void bf16_tile(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& columns, int64_t r,
                int64_t o, int64_t ahead = 0) {
@@ -113,8 +113,8 @@ void bf16_tiles(const Matmul& m, const Bf16Rows& rows, const WeightColumns<T>& c
   }
 }
 
-// The same of weights in the file. For several tiles they are gathered first, if the workspace has
-// room: f16 is rounded once, and rows of 4096 bytes would lie in the same lines of the cache.
+// The same for weights in the file. If the workspace allows, they are copied there first for
+// several tiles: f16 is rounded once, and rows of 4096 bytes do not map to the same cache lines.
 template <class T, int O>
 void bf16_columns(const Matmul& m, const Bf16Rows& rows, int64_t o, std::byte* workspace) {
   const WeightColumns<T> columns = columns_from<T>(m, o);
@@ -133,7 +133,7 @@ template <class T>
 void bf16_matmul(const Matmul& m, const Bf16Rows& rows, int64_t begin, int64_t end,
                  std::byte* workspace) {
   int64_t o = begin;
-  if (m.n_rows == 1) {  // one column after another, in the order in which memory is fastest
+  if (m.n_rows == 1) {  // one column after another: the fastest order for memory
     for (; o < end; ++o) {
       const int64_t ahead = o + 1 < end ? m.w_row_bytes : 0;
       bf16_tile<T, 1, 1>(m, rows, columns_from<T>(m, o), 0, o, ahead);

@@ -1,15 +1,13 @@
-// Readers of the element types, compiled once per instruction set, under the rules at the top of
-// cpu/kernels-inl.h.
+// Readers of the element types, compiled once per instruction set (see cpu/kernels-inl.h).
 //
-// A row is a run of blocks of kBlock elements; a block is read in groups of kGroup, a group kWidth
-// elements at a time. Scales are worked out once per block and spread once per group:
+// A row is a sequence of blocks of kBlock elements; a block is read in groups of kGroup, kWidth
+// elements at a time. Scales are computed once per block and broadcast once per group:
 //   Type block = Type::block(row, i);    // the block at element i of the row
 //   auto group = block.group(g);         // its elements [g, g + kGroup)
 //   Vec values = group.at(l);            // elements [l, l + kWidth) of the group
 //
-// A value is rounded once at most: d and dmin have 11 bits, a scale and q 12 together, so that
-// their product fits the 24 bits of a float exactly, and the sum with a min is the same, fused or
-// not.
+// A value is rounded at most once: d and dmin have 11 bits, a scale and q together 12, so their
+// product is exact in a float's 24 bits, and the sum with a min is the same whether fused or not.
 #pragma once
 
 #include "core/blocks.h"
@@ -33,13 +31,13 @@ struct Plain {
     __builtin_prefetch(reinterpret_cast<const std::byte*>(p) + bytes_ahead, 0, 2);
   }
 
-  // The n < kWidth elements from i, then zeros. Rows of the other types are whole blocks.
+  // The n < kWidth elements from i, then zeros. Rows of other types are whole blocks.
   static Vec tail(const std::byte* row, int64_t i, int64_t n) {
     return load_first(reinterpret_cast<const T*>(row) + i, n);
   }
 };
 
-// What readers share: Reader is made of one Block of kSize elements.
+// Common base of readers: Reader is constructed from one Block of kSize elements.
 template <class Reader, class Block, int64_t kSize>
 struct Blocks {
   static constexpr int64_t kBlock = kSize;
@@ -48,7 +46,7 @@ struct Blocks {
   static Reader block(const std::byte* row, int64_t i) {
     return Reader(reinterpret_cast<const Block*>(row)[i / kSize]);
   }
-  void prefetch(int64_t) const {}  // of the cache only, whose rows lie close together
+  void prefetch(int64_t) const {}  // only for the cache, whose rows are contiguous
 };
 
 uint32_t load_word(const uint8_t* p) {
@@ -57,7 +55,7 @@ uint32_t load_word(const uint8_t* p) {
   return word;
 }
 
-// The least is denormal, and the product of two that are not.
+// The smallest value is denormal; computed as a product of two normal numbers.
 Vec load(const E8M0* p) {
   const Ints exponent = load_bytes(&p->bits);
   const Ints half = shift_right(exponent, ints(1));
@@ -65,7 +63,7 @@ Vec load(const E8M0* p) {
   return times_power_of_two(root, to_float(sub(sub(exponent, half), ints(64))));
 }
 
-// ---- Blocks of 32: a group by themselves. ----
+// ---- Blocks of 32: one group. ----
 
 template <class Reader, class Block>
 struct OneGroup : Blocks<Reader, Block, 32> {
@@ -148,7 +146,7 @@ struct MXFP4 : OneGroup<MXFP4, BlockMXFP4> {
   Vec at(int64_t l) const { return mul(d, lookup(kMxfp4Values, nibbles(qs, l))); }
 };
 
-// The n elements of a row, as float.
+// Decodes n elements of a row to float.
 template <class Type>
 void decode(float* y, const std::byte* x, int64_t n) {
   int64_t i = 0;

@@ -1,13 +1,12 @@
-// The types whose elements come from tables: from codebooks (IQ1 to IQ3), from powers of three
-// (TQ1_0), and NVFP4; and TQ2_0. Compiled once per instruction set, under the rules at the top of
-// cpu/kernels-inl.h.
+// Types whose elements come from tables: codebooks (IQ1 to IQ3), powers of three (TQ1_0), NVFP4;
+// and TQ2_0. Compiled once per instruction set (see cpu/kernels-inl.h).
 //
-// They are multiplied in integers as the others are. Each type says
-//   quants(&q, source, i)         as in int8_blocks-inl.h, of rows of the file
+// They are multiplied in integers like the other types. Each type defines
+//   quants(&q, source, i)         as in int8_blocks-inl.h, for rows of the file
 //   factor(block), step(block, g) whose product is the scale of group g
-// so that an element is scale * (q - kOffset), a product that fits a float exactly.
+// so that an element is scale * (q - kOffset), exact in float.
 //
-// How columns of them lie side by side is in cpu/matmul/interleaved_codebooks-inl.h.
+// For interleaved columns see cpu/matmul/interleaved_codebooks-inl.h.
 #pragma once
 
 #include "core/unpack_tables.h"
@@ -30,12 +29,12 @@ uint32_t half_byte(const uint8_t* p, int64_t i) { return p[i / 2] >> i % 2 * 4 &
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
 
-// ---- 32 elements of each column as four numbers of eight bytes: they go from registers to a
-// vector, for a load from memory waits until what it spans has been stored. ----
+// ---- 32 elements of each column as four 8-byte words, passed from registers to a vector: a load
+// from memory would wait for the stores that it spans. ----
 
 typedef uint64_t Eights __attribute__((vector_size(sizeof(Quants))));
 
-// What `eight` says of the block of each column: eight(block, e) is number e of the four.
+// Word e of the block of each column is eight(block, e), e < 4.
 template <class Block, class Eight>
 H2O_INLINE void make_eights(Eights* to, const BlocksInRows& source, const Eight& eight) {
   const auto& a = *reinterpret_cast<const Block*>(source.columns[0] + source.at);
@@ -90,8 +89,8 @@ struct CodebookType
   }
 };
 
-// Magnitudes and signs: magnitudes(block, i, e) are the eight from i + 8 e, of at most kOffset, and
-// signs(block, i, e) has all bits of the bytes of those that are negative.
+// Magnitudes and signs: magnitudes(block, i, e) are the eight elements from i + 8 e, at most
+// kOffset; signs(block, i, e) has 0xff bytes for the negative ones.
 template <class Type, class BlockType, int64_t kGroupElements, class QuantsOf>
 struct SignedCodebook : CodebookType<Type, BlockType, kGroupElements, QuantsOf> {
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
@@ -106,11 +105,11 @@ struct SignedCodebook : CodebookType<Type, BlockType, kGroupElements, QuantsOf> 
   }
 };
 
-// A reader, as those of cpu/blocks-inl.h.
+// A reader like those of cpu/matmul/blocks-inl.h.
 template <class Type>
 struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
   struct Group {
-    Quants q;       // of columns that are all the same
+    Quants q;       // all columns are equal
     Vec scales[2];  // of 16 elements
 
     Vec at(int64_t l) const {
@@ -137,7 +136,7 @@ struct Unpacked : Blocks<Unpacked<Type>, typename Type::Block, Type::kBlock> {
 // ---- Two bits ----
 
 struct Int8IQ2_XXS : SignedCodebook<Int8IQ2_XXS, BlockIQ2_XXS, 32, Iq2Quants> {
-  // Of 32 elements four indices, then signs and scale.
+  // Per 32 elements: four indices, then signs and scale.
   static uint64_t magnitudes(const Block& b, int64_t i, int64_t e) {
     return kIq2XxsGrid[b.qs[i / 4 + e]];
   }
@@ -191,7 +190,7 @@ struct Int8IQ3_S : SignedCodebook<Int8IQ3_S, BlockIQ3_S, 32, Iq3SQuants> {
   static uint32_t scale(const Block& b, int64_t g) { return half_byte(b.scales, g); }
 };
 
-// ---- One bit: g + delta, where delta is an eighth of either sign, in eighths ----
+// ---- One bit: g + delta, where delta is +-1/8; in eighths ----
 
 uint64_t eighths(uint32_t index, bool negative) {
   return kIq1Grid[index] + (negative ? -kEachByte : kEachByte);
@@ -218,7 +217,7 @@ struct Int8IQ1_M : CodebookType<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
     });
     *q = (Quants)all;
   }
-  // The high four bits of the words of scales, together, are the f16 of the block.
+  // The high four bits of the scale words form the f16 of the block.
   static F16 d(const Block& b) {
     uint32_t d = 0;
     for (int64_t i = 0; i < 4; ++i) d |= load_half(b.scales + 2 * i) >> 12 << 4 * i;
@@ -235,8 +234,8 @@ struct Int8IQ1_M : CodebookType<Int8IQ1_M, BlockIQ1_M, 16, Iq1Quants> {
 struct Int8TQ1_0 : UnpackedType<BlockTQ1_0, 256, 32, 2, 1> {
   static constexpr bool kUnrolled = true;
 
-  // Five digits to the base of three in a byte, as a fraction: 32 bytes have the first 160
-  // elements, 16 the next 80, and four, with four digits each, the last 16.
+  // Five base-3 digits per byte, as a fraction: 32 bytes have the first 160 elements, 16 the next
+  // 80, and four, with four digits each, the last 16.
   H2O_INLINE static void quants(Quants* q, const BlocksInRows& source, int i) {
     Eights all;
     make_eights<Block>(&all, source, [i](const Block& b, int64_t e) {
@@ -244,7 +243,7 @@ struct Int8TQ1_0 : UnpackedType<BlockTQ1_0, 256, 32, 2, 1> {
       if (i == 224 && e >= 2) return uint64_t{load_word(b.qh)} * 0x100000001;
       return load_eight(b.qs + 32 + 8 * (e % 2));
     });
-    // The digit of each eight, or, of the last, each four.
+    // The digit index of each group of eight (at the end, of four).
     Bits powers;
     if (i < 160) {
       powers = Bits{} + kPowers[i / 32];
@@ -256,7 +255,7 @@ struct Int8TQ1_0 : UnpackedType<BlockTQ1_0, 256, 32, 2, 1> {
       load_pattern(&powers, {81, 81, 81, 81, 1, 3, 9, 27, 81, 81, 81, 81, 1, 3, 9, 27});
     }
     const auto fractions = (Fractions)all * (Fractions)(powers * 0x01010101);
-    // Times three, the whole part: one from a third on, two from two thirds on.
+    // The integer part of three times the fraction: 1 from a third on, 2 from two thirds on.
     *q = -((Quants)(fractions >= 86) + (Quants)(fractions >= 171));
   }
   static float step(const Block&, int64_t) { return 1; }

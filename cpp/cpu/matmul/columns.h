@@ -1,4 +1,4 @@
-// Where the vectors of cpu/vec_*.h find columns of weights that they read side by side.
+// Pointers to columns of weights that cpu/simd/vec_*.h reads in parallel.
 #pragma once
 
 #include <cstddef>

@@ -7,20 +7,20 @@
 namespace h2o {
 namespace {
 
-// Of a thread. What it does not use is never touched, and takes no memory.
+// Per thread. Unused parts are never touched and take no memory.
 constexpr int64_t kWorkspace =
     std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
-// Rows of a product that are not divided: a thread reads a panel of weights for them.
+// Rows of a product are not divided below this: a thread reads a panel of weights for all of them.
 constexpr int64_t kLeastRows = 48;
 
-// As many tiles of a product for each thread even out what they take.
+// Tiles of a product per thread, for load balancing.
 constexpr int64_t kTilesPerThread = 4;
 
-// As many products as a layer has of one x.
+// Products of the same x in a layer.
 constexpr size_t kTogether = 3;
 
-// What the rounded rows of one call take.
+// Size of the rounded rows of one call.
 int64_t int8_bytes(int64_t n_in) {
   return kRoundedRows * (n_in + n_in / 32 * 4 + n_in / kInt8Group * 4);
 }
@@ -29,7 +29,7 @@ int64_t bf16_bytes(int64_t n_in) {
   return kRoundedRows * n_blocks * kBf16Block * static_cast<int64_t>(sizeof(BF16));
 }
 
-// Whole tiles of rows, of every instruction set.
+// Padded to whole tiles of rows for every instruction set.
 int64_t padded(int64_t n_rows) { return (n_rows + 11) / 12 * 12; }
 
 // Do both types read the same rounded rows?
@@ -84,7 +84,7 @@ void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x
       auto last = first + 1;
       while (last != products.end() && share_rounding(type(*first), type(*last))) ++last;
       find_runs(row, end, offsets);
-      // What is rounded to bf16 comes in blocks of rows, which several runs would not fill.
+      // Rows rounded to bf16 come in blocks, which several runs would not fill.
       const int64_t together = type(*first).bf16_matmul == nullptr ? std::ssize(runs_) : 1;
       for (int64_t i = 0; i < std::ssize(runs_); i += together) {
         multiply({first, last}, std::span(runs_).subspan(i, together), x, add);
@@ -94,7 +94,7 @@ void CpuMatmul::experts(std::initializer_list<Product> products, const Tensor& x
   }
 }
 
-// The rows [begin, end), by expert.
+// Divides rows [begin, end) into runs by expert.
 void CpuMatmul::find_runs(int64_t begin, int64_t end, std::span<const int32_t> offsets) {
   runs_.clear();
   for (size_t e = 0; e + 1 < offsets.size(); ++e) {
@@ -111,7 +111,7 @@ void CpuMatmul::show(const Product& product, const Tensor& x, std::span<const in
   }
 }
 
-// Of types that read the same rounded rows.
+// For types that use the same rounded rows.
 void CpuMatmul::multiply(std::span<const Product> products, std::span<const Run> runs,
                          const Tensor& x, bool add) {
   round(kernels_.of(products[0].w.weight.dtype), runs, x);
@@ -150,7 +150,7 @@ void CpuMatmul::round(const TypeKernels& type, std::span<const Run> runs, const 
   }
 }
 
-// `first`: where the rows of x are among those that are rounded together.
+// `first`: index of x's rows among the rows rounded together.
 CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64_t first,
                                   bool add) const {
   const auto& [y, w] = product;
@@ -200,7 +200,7 @@ void CpuMatmul::run_parts() {
   });
 }
 
-// Tiles [begin, end) of a product, those of a panel one after the other.
+// Tiles [begin, end) of a product; tiles of a panel are consecutive.
 void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
   std::byte* const workspace = panels_.data() + thread * kWorkspace;
   const auto multiply = [&](int64_t first_row, int64_t n_rows, int64_t column, int64_t end_column) {
@@ -236,7 +236,7 @@ void CpuMatmul::run(const Part& part, int thread, int64_t begin, int64_t end) {
   }
 }
 
-// Of a run that begins after so many rounded rows.
+// The rows of a run that starts at rounded row `first`.
 Int8Rows CpuMatmul::int8_rows(int64_t first, int64_t n_rows, int64_t n_in, int64_t group) const {
   const int64_t row_bytes = n_in + n_in / 32 * 4 + n_in / group * 4;
   auto* q = rounded_.as<int8_t>() + first * row_bytes;

@@ -1,4 +1,4 @@
-// CpuMatmul: products on the threads of a pool, by the kernels of the weights' types.
+// CpuMatmul: matrix products on a thread pool, with the kernels of the weights' types.
 #pragma once
 
 #include <initializer_list>
@@ -16,20 +16,20 @@ class CpuMatmul {
  public:
   CpuMatmul(const CpuKernels& kernels, ThreadPool& pool);
 
-  // What a product with the weight needs, so that nothing is allocated later. Throws OutOfMemory.
+  // Allocates everything that a product with `weight` needs. Throws OutOfMemory.
   void reserve(const Tensor& weight);
 
-  // As Backend::observe.
+  // See Backend::observe.
   void observe(ProductObserver observer) { observer_ = std::move(observer); }
 
-  // As Backend::matmul; with `add` as matmul_add.
+  // See Backend::matmul; with `add`, Backend::matmul_add.
   void operator()(std::initializer_list<Product> products, const Tensor& x, bool add);
 
-  // As Backend::matmul_experts, where rows [offsets[e], offsets[e + 1]) are those of expert e.
+  // See Backend::matmul_experts; expert e has rows [offsets[e], offsets[e + 1]).
   void experts(std::initializer_list<Product> products, const Tensor& x,
                std::span<const int32_t> offsets, bool add = false);
 
-  // Between products, of as many bytes at least as a row of a reserved weight.
+  // Usable between products; at least the size of a row of any reserved weight.
   std::byte* scratch() { return rounded_.data(); }
 
  private:
@@ -40,17 +40,17 @@ class CpuMatmul {
     int64_t n;
   };
 
-  // A product of a run in tiles: panels of columns, and where these are few, of some of the rows.
+  // A product of a run in tiles: panels of columns and, if there are few, parts of the rows.
   struct Part {
     Matmul m;
     const TypeKernels* type;
     bool interleaved;
-    int64_t first;  // where its rows are among those that are rounded together
+    int64_t first;  // index of its rows among those rounded together
     int64_t n_out;
     int64_t width;   // of a panel
     int64_t n_rows;  // of a tile
     int64_t n_panels;
-    int64_t per_panel;  // tiles
+    int64_t per_panel;  // number of tiles
 
     int64_t n_tiles() const { return n_panels * per_panel; }
   };
@@ -69,10 +69,10 @@ class CpuMatmul {
 
   const CpuKernels& kernels_;
   ThreadPool& pool_;
-  Buffer panels_;   // of each thread
+  Buffer panels_;   // per thread
   Buffer rounded_;  // rows of x
   std::vector<Run> runs_;
-  std::vector<Part> parts_;  // that are run together
+  std::vector<Part> parts_;  // run together
   ProductObserver observer_;
 };
 

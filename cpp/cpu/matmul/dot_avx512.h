@@ -1,4 +1,4 @@
-// The dot products by the instructions of x86-64-v4.
+// Dot products with the instructions of x86-64-v4.
 #pragma once
 
 #include "cpu/simd/vec_avx512.h"
@@ -6,14 +6,13 @@
 namespace h2o {
 namespace {
 
-// maddubs multiplies unsigned by signed bytes, and its 16 bits hold two products of w up to 128.
+// maddubs multiplies unsigned by signed bytes; its 16-bit sums hold two products with w up to 128.
 Ints dot(Ints sums, Ints w, Ints x) {
   const __m512i pairs = _mm512_maddubs_epi16(w.v, x.v);
   return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 
-// The sums of 16 bits that maddubs gives are added in 16 bits, while they fit, by those who have
-// several in a row.
+// The largest pair sum of maddubs; used to add several pair sums in 16 bits where they fit.
 constexpr int kLargestPair = 0x7fff;
 template <int kN>
 [[gnu::always_inline]] inline Ints dot_quads(Ints sums, const Ints (&w)[kN], const Ints (&x)[kN]) {
@@ -25,7 +24,7 @@ template <int kN>
   return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 
-// The sign of w goes to x.
+// The sign of w is transferred to x.
 int32_t signed_start(int32_t) { return 0; }
 Ints signed_dot(Ints sums, Ints w, Ints x) {
   const __mmask64 negative = _mm512_movepi8_mask(w.v);

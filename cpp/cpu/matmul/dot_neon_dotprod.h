@@ -1,4 +1,4 @@
-// The dot products by the instruction that is made for them, of Arm v8.2.
+// Dot products with the Arm v8.2 instruction.
 #pragma once
 
 #include "cpu/simd/vec_neon.h"
@@ -6,13 +6,13 @@
 namespace h2o {
 namespace {
 
-constexpr int kLargestPair = 0;  // no sums of 16 bits
+constexpr int kLargestPair = 0;  // no 16-bit sums
 
 Ints dot(Ints sums, Ints w, Ints x) {
   return {vdotq_s32(sums.v, vreinterpretq_s8_s32(w.v), vreinterpretq_s8_s32(x.v))};
 }
 
-// Bytes without a sign are below 128 here, so they are the same.
+// Unsigned bytes are below 128 here, so signed products are the same.
 int32_t signed_start(int32_t) { return 0; }
 Ints signed_dot(Ints sums, Ints w, Ints x) { return dot(sums, w, x); }
 

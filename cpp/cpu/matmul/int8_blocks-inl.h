@@ -1,21 +1,21 @@
-// The quantised types as 8-bit integers and scales, compiled once per instruction set, under the
-// rules at the top of cpu/kernels-inl.h.
+// Quantized types as 8-bit integers and scales, compiled once per instruction set (see
+// cpu/kernels-inl.h).
 //
 // w[i] = scale * (q[i] - kOffset) + min, where a group of kGroup elements has a scale and, if
-// kMins, a min, both exact in float. q has kBits bits, and no sign unless it has eight. Each type
-// says how to read a block of kBlock elements of several columns at once. Where the bytes of the
-// blocks are, in rows of the file or side by side, a source knows:
-//   quants(&q, source, i)          the q's of the 32 elements from i that the source looks at
-// A block of 32 is one group, whose scale is its d and whose min is its m. A block of 256 has up to
-// 32 bytes of scales, which are worked out for kWidth columns at once:
+// kMins, a min, both exact in float. q has kBits bits, and is unsigned unless it has eight. Each
+// type defines how to read a block of kBlock elements of several columns at once. A `source`
+// provides the bytes of the blocks, in file order or interleaved:
+//   quants(&q, source, i)          the q's of the 32 elements from i of the source's columns
+// A block of 32 is one group with scale d and min m. A block of 256 has up to 32 bytes of scales,
+// which are computed for kWidth columns at once:
 //   d(source), scale(source, g)    the scale of group g is d * scale,
 //   dmin(source), min(source, g)   its min dmin * min
-// Vectors of bytes are the compiler's, so that this is written once. They are handed out by
-// pointer, because how they are returned depends on the instruction set; and inline, because shifts
-// by constants are cheaper.
+// Byte vectors use compiler extensions, so that this is written once. They are passed by pointer,
+// because the ABI for returning them depends on the instruction set, and functions are inlined,
+// because shifts by constants are cheaper.
 //
-// Needs from vec_*.h: Quants, 32 bytes of each of kQuantColumns columns; load_quants, 32
-// bytes; load_quants_twice, 16 bytes twice; lookup_quants, of bytes below 16 in a table.
+// Requires from vec_*.h: Quants, 32 bytes of each of kQuantColumns columns; load_quants, 32 bytes;
+// load_quants_twice, 16 bytes twice; lookup_quants, of bytes below 16 in a table.
 #pragma once
 
 #include "cpu/matmul/blocks-inl.h"
@@ -36,30 +36,31 @@ struct Int8Type {
   static constexpr int kBits = kQuantBits;
   static constexpr bool kSigned = kBits == 8;
   static constexpr bool kUnpacked = false;  // see cpu/matmul/codebooks-inl.h
-  static constexpr bool kUnrolled = true;   // a block of 256 has not too many instructions to cache
+  static constexpr bool kUnrolled = true;   // a block of 256 does not exceed the instruction cache
 };
 
-typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));  // of the same bytes, by fours
+typedef uint32_t Bits
+    __attribute__((vector_size(sizeof(Quants))));  // the same bytes in groups of four
 
-// Of a constant that every column has.
+// A constant for every column.
 H2O_INLINE void load_pattern(Bits* to, const uint32_t (&pattern)[16]) {
   __builtin_memcpy(to, pattern, sizeof(*to));
 }
 
-// `mask` applied to each byte after a shift to the right, or to the left if it is negative: bits
-// that come from the next byte must not pass.
+// Shifts each byte right (left if negative) and applies `mask`, which must clear bits from the
+// neighbouring byte.
 H2O_INLINE void shift_bytes(Bits* to, const Quants& bytes, int right, uint32_t mask) {
   const Bits bits = (Bits)bytes;
   *to = (right < 0 ? bits << -right : bits >> right) & mask * 0x01010101;
 }
 
-// The low four bits, one in bit 4 of each byte.
+// Moves each of the low four bits to bit 4 of one byte.
 H2O_INLINE void spread_fifth_bits(Quants* to, const Bits& four) {
   *to = (Quants)((four << 4 | four << 11 | four << 18 | four << 25) & 0x10101010);
 }
 
-// ---- Where quants are: a block of kQuantColumns columns in the file, `at` bytes after the
-// beginning of these columns. Of 32 elements all are given. ----
+// ---- Quants in the file: a block of kQuantColumns columns, `at` bytes from the start of these
+// columns. All 32 elements at once. ----
 
 struct BlocksInRows {
   Columns columns;
@@ -73,7 +74,7 @@ struct BlocksInRows {
   }
   H2O_INLINE void bytes(Quants* to, int64_t offset) const { load_quants(to, columns, at + offset); }
 
-  // The low halves of 16 bytes, then the high ones.
+  // The low nibbles of 16 bytes, then the high ones.
   H2O_INLINE void nibbles(Quants* to, int64_t offset) const {
     Bits shifts;
     load_pattern(&shifts, {0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4});
@@ -81,7 +82,7 @@ struct BlocksInRows {
     *to = (Quants)((Bits)*to >> shifts & 0x0f0f0f0f);
   }
 
-  // 16 where the bit of the 32 bits is set.
+  // 16 where the corresponding one of 32 bits is set.
   H2O_INLINE void fifth_bits(Quants* to, int64_t offset) const {
     const auto word = [&](int i) {
       return load_word(reinterpret_cast<const uint8_t*>(columns[i] + at + offset));
@@ -156,7 +157,7 @@ struct Int8IQ4_NL : Int8Type<BlockIQ4_NL, 32, 32, false, 8> {
   }
 };
 
-// Above the least of the values, so that none is negative.
+// Offset by the smallest value, so that none is negative.
 constexpr int8_t kMxfp4Quants[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 struct Int8MXFP4 : Int8Type<BlockMXFP4, 32, 32, false, 5, 12> {
@@ -181,7 +182,7 @@ Ints byte_of(Ints word, int64_t i) {
 // The f16 in bytes i and i + 1 of four.
 Vec half_of(Ints word, int64_t i) { return i == 0 ? low_halves(word) : high_halves(word); }
 
-// The 32 bytes of a block that Type::packed_scales gives: four in a word, a column in a lane.
+// The 32 bytes of a block selected by Type::packed_scales: four per word, one column per lane.
 template <class Type>
 struct ScalesInRows {
   const Ints* words;
@@ -221,7 +222,7 @@ struct Int8Q2_K : Int8Type<BlockQ2_K, 256, 16, true, 2> {
     source.bits(&bits, offsetof(Block, qs) + i / 128 * 32, i / 32 % 4 * 2, 3);
     *q = (Quants)bits;
   }
-  // The scales, and instead of the 16 bytes after them the end of the block, d and dmin.
+  // The scales, followed by the end of the block, d and dmin, instead of the 16 bytes after them.
   using Last = ScalesLast<BlockQ2_K>;
   H2O_INLINE static void packed_scales(Quants* q, const Columns& columns, int64_t at) {
     Quants end;
@@ -299,7 +300,7 @@ struct ScalesAndMins32 : Int8Type<BlockType, 256, 32, true, kBits>, ScalesFirst 
   static Ints six_bits(const Source& s, int64_t g, int64_t of_mins) {
     const Ints first = s.word(offsetof(BlockType, scales) + 4 * of_mins);
     Ints four = bit_and(first, ints(0x3f3f3f3f));
-    if (g >= 4) {  // the compiler works this out once
+    if (g >= 4) {  // the compiler hoists this
       const Ints last = s.word(offsetof(BlockType, scales) + 8);
       const Ints low = bits_of(last, 4 * of_mins, 0x0f0f0f0f);
       four = bit_or(low, bits_of(first, 2, 0x30303030));
@@ -341,7 +342,7 @@ struct Int8Q6_K : Int8Type<BlockQ6_K, 256, 16, false, 6, 32>, ScalesLast<BlockQ6
     return s.half(offsetof(Block, d));
   }
   template <class Source>
-  static Ints scale(const Source& s, int64_t g) {  // of either sign
+  static Ints scale(const Source& s, int64_t g) {  // signed
     return sub(bit_xor(s.byte(offsetof(Block, scales) + g), ints(128)), ints(128));
   }
 };

@@ -1,8 +1,8 @@
-// Weights of which kInterleaved columns lie side by side (cpu/matmul/interleave.h), compiled once
-// per instruction set, under the rules at the top of cpu/kernels-inl.h.
+// Weights with kInterleaved interleaved columns (cpu/matmul/interleave.h), compiled once per
+// instruction set (see cpu/kernels-inl.h).
 //
-// A vector of them is four elements of each column, so that nothing is transposed: unpacked, it is
-// multiplied by the four elements of x in every lane. What is added, and in which order, is as in
+// A vector holds four elements of each column, so nothing is transposed: after unpacking it is
+// multiplied by four elements of x in every lane. The operations and their order are those of
 // int8_matmul-inl.h.
 #pragma once
 
@@ -13,16 +13,16 @@ namespace {
 
 constexpr int64_t kStripVectors = kInterleaved / kWidth;
 
-// Where byte `offset` of a block is: after the scales, if they make its size odd.
+// Offset of byte `offset` of a block: after the scales, if their size is odd.
 template <class Block>
 constexpr int64_t interleaved_at(int64_t offset) {
   return sizeof(Block) % kQuad * kInterleaved + offset / kQuad * kQuad * kInterleaved;
 }
 
-// Of 32 elements: those four from `element`, of so many columns as Quants holds.
+// Of 32 elements: the four from `element`, for all columns in Quants.
 template <class Block>
 struct InterleavedBlocks {
-  const std::byte* block;  // that of the first of these columns
+  const std::byte* block;  // of the first of these columns
   int element;
 
   H2O_INLINE void bytes(Quants* to, int64_t offset) const { load(to, offset + element); }
@@ -50,7 +50,7 @@ struct InterleavedBlocks {
   }
 };
 
-// What scales are worked out from, of kWidth columns.
+// The packed scales of kWidth columns.
 template <class Block>
 struct InterleavedScales {
   const std::byte* block;  // of all columns
@@ -70,7 +70,7 @@ struct InterleavedScales {
   }
 };
 
-// The scale and the min of group g of a block.
+// The scale and min of group g of a block.
 template <class Type>
 struct BlockScales {
   using Source = InterleavedScales<typename Type::Block>;
@@ -100,29 +100,28 @@ struct BlockScales {
   }
 };
 
-// All lines of so many bytes, into the second-level cache: it takes more requests at once than the
-// first, which then hold up what comes after them. Hardware does not follow the streams of a block.
+// Prefetches kBytes into the L2 cache: it supports more outstanding requests than L1, whose would
+// delay subsequent loads. Hardware prefetchers do not follow the streams of a block.
 template <int64_t kBytes>
 H2O_INLINE void prefetch_lines(const std::byte* from) {
 #pragma GCC unroll 16
   for (int64_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// A row of x and kInterleaved columns.
+// One row of x and kInterleaved columns.
 template <class Type>
 struct Strip {
   static constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
-  // Elements whose instructions are written out: those of a whole block of 256 are too many to be
-  // scheduled well.
+  // Unrolled elements: a whole block of 256 has too many instructions for good scheduling.
   static constexpr int kStep = Type::kBlock < 64 ? Type::kBlock : 64;
-  static constexpr int64_t kAhead = 8192;  // bytes from what is multiplied to what is prefetched
+  static constexpr int64_t kAhead = 8192;  // prefetch distance in bytes
 
   const int8_t* x_q;
   const float* x_scales;
   const int32_t* x_sums;
   Vec totals[kStripVectors];
 
-  // How many quads in a row have sums that fit 16 bits, where products are added so.
+  // How many quads have sums that fit in 16 bits, where pair sums are used.
   static constexpr int kRun = [] {
     constexpr int kMost = kLargestPair / (2 * 127 * ((1 << Type::kBits) - 1));
     if (Type::kSigned || kMost < 2) return 1;
@@ -159,7 +158,7 @@ struct Strip {
   }
 
  private:
-  // Those of a block, worked out before they are needed: registers are few.
+  // Scales of a block, computed ahead of use because registers are scarce.
   struct Scales {
     static constexpr int64_t kGroups = Type::kBlock / Type::kGroup;
     Vec scales[kGroups][kStripVectors], mins[kGroups][kStripVectors];
@@ -187,7 +186,7 @@ struct Strip {
     }
   }
 
-  // kRun quads, of all columns.
+  // kRun quads of all columns.
   H2O_INLINE static void add_quads(Ints (&dots)[kStripVectors], const std::byte* block, int g,
                                    int e, const int8_t* x) {
 #pragma GCC unroll 16

@@ -1,17 +1,17 @@
-// Matmul of quantised weights in 8-bit integers, compiled once per instruction set, under the rules
-// at the top of cpu/kernels-inl.h.
+// Matmul of quantized weights in 8-bit integers, compiled once per instruction set (see
+// cpu/kernels-inl.h).
 //
-// x is rounded to 8 bits first, with a scale for every 32 elements. A panel of columns is unpacked
-// to bytes and laid out so that kWidth columns lie side by side, four bytes each. Then every row
-// passes over it: integer products of four are summed in the lanes of the columns, without error,
-// and once for each group of weights they are scaled and added in float. So an output is one sum
-// over groups in order, by products and sums that no instruction set may fuse: it has the same bits
-// on all of them, and in every batch and range of columns.
+// x is first rounded to 8 bits, with a scale for every 32 elements. A panel of columns is unpacked
+// to bytes, with kWidth columns interleaved, four bytes each. Then every row is multiplied with the
+// panel: integer products of four are summed exactly in the lanes of the columns, and once per
+// group of weights they are scaled and accumulated in float. An output is thus one sum over groups
+// in order, with operations that no instruction set may fuse: it is bit-identical on all of them,
+// and for every batch and range of columns.
 //
-// A single row reads each weight once, so that nothing is laid out for it: see int8_row-inl.h.
+// A single row reads each weight once, so nothing is repacked for it: see int8_row-inl.h.
 //
-// Needs from vec_*.h, beyond what kernels-inl.h and int8_row-inl.h say: kTileRows, kTileVectors;
-// load_quads and broadcast_quad of four bytes a lane; store_bytes.
+// Requires from vec_*.h, in addition to kernels-inl.h and int8_row-inl.h: kTileRows, kTileVectors;
+// load_quads and broadcast_quad of four bytes per lane; store_bytes.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -20,14 +20,14 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kColumns = kTileVectors * kWidth;  // of a panel
+constexpr int64_t kColumns = kTileVectors * kWidth;  // per panel
 
 static_assert(kColumns <= kInt8Columns && kColumns % kInterleaved == 0);
 
 // ---- Activations ----
 
-// Rows are kept in tiles, in the order in which the kernel reads them: of each four elements, those
-// of all rows of the tile. The last tile has the rows that are left.
+// Rows are stored in tiles, in the order that the kernel reads them: for every four elements, those
+// of all rows of the tile. The last tile has the remaining rows.
 struct RowTile {
   int64_t begin;
   int64_t n;
@@ -39,8 +39,9 @@ struct RowTile {
 
 Vec magnitude(Vec x) { return max(x, sub(zero(), x)); }
 
-// As encode_q8_0 rounds, but with the scale in float. Scales of NaN say that a row is not finite.
-// Of some blocks first the largest magnitudes, so that no block waits for another one's divisions.
+// Rounds as encode_q8_0 does, but with the scale in float. A scale of NaN marks a row that is not
+// finite. Computes the largest magnitudes of several blocks first, so that blocks do not wait for
+// each other's divisions.
 template <int64_t kGroup>
 void quantize_rows_in_groups(const Int8Rows& to, const float* x, int64_t begin, int64_t end) {
   constexpr int64_t kTogether = 16;
@@ -66,14 +67,14 @@ void quantize_rows_in_groups(const Int8Rows& to, const float* x, int64_t begin, 
       }
       for (int64_t b = 0; b < n; ++b) {
         d[b] /= 127;
-        // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
+        // For denormal d, 1 / d may overflow: such values are rounded to zero.
         inverse[b] = d[b] >= 0x1p-126f ? 1 / d[b] : 0;
         scales[(first + b) * tile.n] = d[b];
       }
       for (int64_t b = 0; b < n; ++b, from += kActivations) {
         int8_t q[kActivations];
         for (int64_t g = 0; g < kActivations; g += kGroup, sums += tile.n) {
-          Vec total = zero();  // of integers below 2**12, so without error
+          Vec total = zero();  // of integers below 2^12, so exact
           for (int64_t i = g; i < g + kGroup; i += kWidth) {
             const Vec nearest = round(mul(load(from + i), broadcast(inverse[b])));
             const Vec value = min(max(nearest, broadcast(-127)), broadcast(127));  // NaN: -127
@@ -105,7 +106,7 @@ struct Panel {
 
   int8_t* q;             // [depth / 4, kColumns, 4]
   float *scales, *mins;  // [depth / group, kColumns]
-  float* sums;           // [n_rows, kColumns]: of the panels of these columns so far
+  float* sums;           // [n_rows, kColumns]: sums over the previous panels of these columns
 
   explicit Panel(std::byte* workspace)
       : q(reinterpret_cast<int8_t*>(workspace)),
@@ -114,7 +115,7 @@ struct Panel {
         sums(mins + kScales) {}
 };
 
-// kWidth columns from `begin`. Those past `end` repeat the last one: nobody asks for their sums.
+// kWidth columns from `begin`. Columns past `end` repeat the last one; their sums are unused.
 struct ColumnTable {
   const std::byte* rows[kWidth];
 
@@ -141,8 +142,8 @@ void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64
       const int64_t at = i / Type::kBlock * kBlockBytes;
 #pragma GCC unroll 8
       for (int g = 0; g < Type::kBlock; g += 32) {
-        // A processor does not see in time that it is to read the same of the next columns; and it
-        // cannot ask for more than some lines at once.
+        // Software prefetch: hardware prefetchers do not detect the next columns in time, and the
+        // number of outstanding lines is limited.
         const int64_t next = at + ahead + g * kBlockBytes / Type::kBlock;
         Quants q[kQuantVectors];
 #pragma GCC unroll 8
@@ -158,7 +159,7 @@ void pack(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64
   }
 }
 
-// Elements [g, g + 32) of a block as bytes: of each four those of kInterleaved columns.
+// Elements [g, g + 32) of a block as bytes: quads of kInterleaved columns.
 template <class Type>
 H2O_INLINE void unpack_quads(int8_t* to, int64_t stride, const std::byte* block, int g) {
 #pragma GCC unroll 8
@@ -172,13 +173,13 @@ H2O_INLINE void unpack_quads(int8_t* to, int64_t stride, const std::byte* block,
   }
 }
 
-// The same where kInterleaved columns lie side by side: bytes are in order, and need only be
-// unpacked.
+// The same for kInterleaved interleaved columns: bytes are already in order, and only need
+// unpacking.
 template <class Type>
 void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_t end, int64_t k,
                       int64_t n) {
   constexpr int64_t kBlockBytes = kInterleaved * sizeof(typename Type::Block);
-  // The next elements of these columns, or the first of those that come next.
+  // The next elements of these columns, or the first of the next columns.
   int64_t ahead = n / Type::kBlock * kBlockBytes;
   if (k + n == m.n_in) {
     const bool is_last = begin + 2 * kColumns > end;
@@ -213,8 +214,8 @@ void pack_interleaved(const Panel& panel, const Matmul& m, int64_t begin, int64_
   }
 }
 
-// R rows of x, which begin in the arrays of `x` where the tile's elements from k do, times a panel
-// of depth n. `first` says that there are no sums yet.
+// Multiplies R rows of x, at the tile's elements from k on, with a panel of depth n. `first`: there
+// are no sums yet.
 template <class Type, int R>
 void int8_tile(const Panel& panel, const Int8Rows& x, float* sums_of_tile, int64_t n, bool first) {
   Vec totals[R][kTileVectors];

@@ -1,17 +1,17 @@
-// One row of x, rounded to 8 bits, times quantised weights, compiled once per instruction set,
-// under the rules at the top of cpu/kernels-inl.h; and what it shares with many rows.
+// One row of x, rounded to 8 bits, times quantized weights, compiled once per instruction set (see
+// cpu/kernels-inl.h); and the parts shared with int8_matmul-inl.h.
 //
-// This is what a decode step does, and it should take no longer than reading the weights does. The
-// 32 weights of a column are multiplied where they lie; only their sums of four are transposed, so
-// that kWidth columns lie side by side when scales come in.
+// Used by decode steps, which should be bound by reading the weights. The 32 weights of a column
+// are multiplied in place; only their sums of four are transposed, so that kWidth columns are
+// interleaved when scales are applied.
 //
-// Needs from vec_*.h, beyond what kernels-inl.h and int8_blocks-inl.h say: dot(sums, w, x), which
-// adds the four products of unsigned bytes below 129 (VNNI: any) by signed ones of each lane;
-// signed_dot, of signed bytes, exact with signed_start(sum of x) added; repeat_quads, 32 bytes of x
-// for each column of Quants (part i of them where they are more than a vector); sum_quads, of eight
-// vectors that hold kWidth columns' products, one column after the other, the sums of the first and
-// the last 16 of each column; transpose_quads, kWidth times 8 quads to 8 times kWidth, `stride`
-// bytes apart; low_halves, high_halves, bit_xor.
+// Requires from vec_*.h, in addition to kernels-inl.h and int8_blocks-inl.h: dot(sums, w, x), which
+// adds the four products of unsigned bytes below 129 (VNNI: any) by signed ones in each lane;
+// signed_dot for signed bytes, exact if signed_start(sum of x) is added; repeat_quads, 32 bytes of
+// x for each column of Quants (part i of them if they exceed a vector); sum_quads, which reduces
+// eight vectors with kWidth columns' products, column by column, to the sums of the first and last
+// 16 of each column; transpose_quads, from kWidth times 8 quads to 8 times kWidth, `stride` bytes
+// apart; low_halves, high_halves, bit_xor.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -34,8 +34,7 @@ Ints dot(Ints sums, Ints w, Ints x) {
   return Type::kSigned ? signed_dot(sums, w, x) : dot(sums, w, x);
 }
 
-// Vector i of Quants holds column i of kWidth, and the one kQuantVectors further on if it holds
-// two.
+// Vector i of Quants holds column i of kWidth, and column i + kQuantVectors if it holds two.
 struct EvenColumns {
   const std::byte* first;
   int64_t stride;
@@ -44,7 +43,7 @@ struct EvenColumns {
   Columns vector(int64_t i) const { return {column(i), kQuantVectors * stride}; }
 };
 
-// The scales of blocks of 256, one of each column, `at` bytes on; `stride` floats apart.
+// Scales of blocks of 256, one block per column, at byte offset `at`; `stride` floats apart.
 template <class Type, class Source>
 void read_superblock_scales(float* scales, float* mins, int64_t stride, const Source& columns,
                             int64_t at) {
@@ -71,7 +70,7 @@ void read_superblock_scales(float* scales, float* mins, int64_t stride, const So
   }
 }
 
-// Of n <= kInt8Depth elements of the columns: a scale and, if the type has them, a min for each
+// For n <= kInt8Depth elements of the columns: a scale and, if the type has them, a min for each
 // group, [n / kGroup, stride].
 template <class Type, class Source>
 void read_scales(float* scales, float* mins, int64_t stride, const Source& columns, int64_t n) {
@@ -111,7 +110,7 @@ void read_scales(float* scales, float* mins, int64_t stride, const Source& colum
       }
       for (; i < n_blocks; ++i) copy(i);
     }
-    // Only now: a load that spans several stores waits for them.
+    // Deferred, because a load that spans several stores waits for them.
     for (int64_t i = 0; i < n_blocks; ++i) {
       store(scales + i * stride, load(d + i * kWidth));
       if constexpr (Type::kMins) store(mins + i * stride, load(m + i * kWidth));
@@ -127,7 +126,7 @@ void write_outputs(const Matmul& m, int64_t r, int64_t o, int64_t n_columns, con
   }
 }
 
-// The sums of 32 products, in halves, of the columns with 32 elements of x.
+// The sums of 32 products of the columns with 32 elements of x, in halves.
 template <class Type>
 H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t at, int i,
                             const int8_t* x) {
@@ -147,10 +146,10 @@ H2O_INLINE void dot_columns(Ints (&sums)[2], const EvenColumns& columns, int64_t
   sum_quads<kLargest>(sums, products);
 }
 
-// What a row of x and kWidth columns have in a panel's depth. Bytes from `ahead` on, as many as
-// these columns have, are wanted next: a processor does not see that in time, and it cannot ask for
-// more than some lines at once. So with each 32 elements goes a part of them, a line here and a
-// line there: it reads several pages together sooner than one after the other.
+// One row of x and kWidth columns within a panel's depth. Prefetches from `ahead` on as many bytes
+// as these columns have, because hardware prefetchers do not detect them in time and the number of
+// outstanding lines is limited. A part goes with each 32 elements, spread over several pages: these
+// are read faster together than one after another.
 template <class Type>
 struct RowPanel {
   static constexpr int64_t kBlockBytes = sizeof(typename Type::Block);
@@ -165,7 +164,7 @@ struct RowPanel {
   const std::byte* ahead;
   int64_t ahead_stride;
 
-  // The sums and the products of elements [i + g, i + g + 32), where i is a multiple of kBlock.
+  // Adds the scaled products of elements [i + g, i + g + 32), where i is a multiple of kBlock.
   H2O_INLINE Vec add_to(Vec total, int64_t i, int g) const {
 #pragma GCC unroll 16
     for (int64_t l = 0; l < kAheadLines; ++l) {
@@ -191,7 +190,7 @@ struct RowPanel {
   }
 };
 
-// x times kWidth columns, before those that begin at `ahead`.
+// x times kWidth columns; prefetches the ones at `ahead`.
 template <class Type>
 Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte* ahead,
                      std::byte* workspace) {
@@ -211,7 +210,7 @@ Vec int8_row_columns(const Int8Rows& x, const EvenColumns& all, const std::byte*
         .ahead_stride = x.n_in / 32 * kLine};
     read_scales<Type>(scales, mins, kWidth, panel.columns, n);
     int64_t i = 0;
-    // Many at once, so that addresses are not worked out for each.
+    // Unrolled, to reduce address computations.
     for (; i + 256 <= n; i += 256) {
       if constexpr (Type::kUnrolled) {
 #pragma GCC unroll 8
@@ -242,7 +241,7 @@ void int8_row(const Matmul& m, const Int8Rows& x, int64_t begin, int64_t end,
     store(sums, int8_row_columns<Type>(x, {w, m.w_row_bytes}, w + next, workspace));
     write_outputs(m, 0, o, kWidth, sums);
   }
-  for (; o < end; ++o) {  // each of the last is kWidth columns that are the same
+  for (; o < end; ++o) {  // remaining columns one at a time, repeated kWidth times
     const std::byte* w = m.w + o * m.w_row_bytes;
     store(sums, int8_row_columns<Type>(x, {w, 0}, w, workspace));
     write_outputs(m, 0, o, 1, sums);

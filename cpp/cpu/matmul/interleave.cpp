@@ -10,10 +10,10 @@ namespace {
 
 constexpr int64_t kQuad = 4;
 
-// Where the parts of a block are.
+// Offsets of the parts of a block.
 struct BlockParts {
   int64_t bytes;
-  int64_t scale;  // what comes first, if size_of_scale is not 0
+  int64_t scale;  // stored first, unless size_of_scale is 0
   int64_t quads;  // the rest
   int64_t n_quads;
   int64_t size_of_scale;

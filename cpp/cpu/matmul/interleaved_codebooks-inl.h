@@ -1,9 +1,9 @@
-// Columns side by side (cpu/matmul/interleave.h) of types that take longer to unpack than to read,
-// compiled once per instruction set, under the rules at the top of cpu/kernels-inl.h.
+// Interleaved columns (cpu/matmul/interleave.h) of types that are slower to unpack than to read,
+// compiled once per instruction set (see cpu/kernels-inl.h).
 //
-// Their blocks are unpacked when a model is opened: the 16 elements at most that a codebook has to
-// indices of four bits, those of TQ1_0 to the two bits of TQ2_0, and scales of NVFP4 to f16.
-// Elements and scales are those of the file, so that results have the same bits.
+// Their blocks are expanded when a model is loaded: codebook entries with at most 16 distinct
+// elements to 4-bit indices, TQ1_0 to the two bits of TQ2_0, and NVFP4's scales to f16. Elements
+// and scales are those of the file, so results are bit-identical.
 #pragma once
 
 #include "cpu/matmul/codebooks-inl.h"
@@ -33,7 +33,7 @@ struct InterleavedCodebook
     return add(shift_left(half, ints(1)), ints(1));
   }
 
-  // Of a block that is alone.
+  // For a single block.
   static float factor(const Block& b) { return to_float(b.d); }
   static float step(const Block& b, int64_t g) {
     return static_cast<float>(2 * half_byte(b.scales, g) + 1) * Values::kStep;
@@ -53,10 +53,10 @@ struct InterleavedNVFP4 : Int8Type<BlockNvfp4Halves, 64, 16, false, 5, 12> {
 
 // ---- One block of the file ----
 
-// The q's of its 32 elements from i.
+// The q's of 32 elements from i.
 template <class Type>
 struct BlockQuants {
-  Quants all;  // of columns that are all the same
+  Quants all;  // all columns are equal
 
   BlockQuants(const std::byte* block, int i) { Type::quants(&all, BlocksInRows{{block, 0}, 0}, i); }
   int operator[](int e) const { return reinterpret_cast<const uint8_t*>(&all)[e]; }
@@ -97,7 +97,7 @@ void unpack_nvfp4(std::byte* to, const std::byte* block) {
   BlockNvfp4Halves halves;
   for (int g = 0; g < 4; ++g) halves.d[g] = kNvfp4Scales[b.d[g]];
   for (int i = 0; i < 32; ++i) {
-    // Of 16 elements 8 bytes become 16 halves of bytes.
+    // 8 bytes of 16 elements become 16 nibbles.
     const uint8_t* from = b.qs + i / 16 * 16 + i % 8;
     const int shift = i / 8 % 2 * 4;
     halves.qs[i] = static_cast<uint8_t>((from[0] >> shift & 15) | (from[8] >> shift & 15) << 4);

@@ -1,5 +1,4 @@
-// Matmul with x in float, under the rules at the top of cpu/kernels-inl.h, whatever the type of the
-// weights.
+// Matmul with x in float for all weight types (see cpu/kernels-inl.h).
 #pragma once
 
 #include "cpu/kernels.h"
@@ -8,13 +7,13 @@
 namespace h2o {
 namespace {
 
-// Outputs [R rows from r] x [O columns from o]. Each has one accumulator that walks along n_in, so
-// its value does not depend on R and O. Weights `ahead` bytes further on will be wanted next.
+// Outputs [R rows from r] x [O columns from o]. Each has one accumulator over n_in, so its value
+// does not depend on R and O. Prefetches weights `ahead` bytes further on.
 template <class Type, int R, int O>
 void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
   const float* x[R];
   const std::byte* w[O];
-  constexpr int kSums = (O + 3) / 4 * 4;  // four are stored at a time
+  constexpr int kSums = (O + 3) / 4 * 4;  // stored four at a time
   Vec sums[R][O];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) x[i] = m.x + (r + i) * m.n_in;
@@ -26,7 +25,7 @@ void matmul_tile(const Matmul& m, int64_t r, int64_t o, int64_t ahead = 0) {
     for (int j = 0; j < O; ++j) sums[i][j] = zero();
   }
 
-  // Unrolled so early, or GCC 12 stores all sums to memory in every step.
+  // Unrolled here: otherwise GCC 12 stores all sums to memory in every step.
   int64_t k = 0;
   for (; k + Type::kBlock <= m.n_in; k += Type::kBlock) {
 #pragma GCC unroll 8
@@ -83,7 +82,7 @@ void matmul_tile_of(int64_t n, const Matmul& m, int64_t r, int64_t o) {
   matmul_tile<Type, R, O>(m, r, o);
 }
 
-// Of x, what stays in a second-level cache while the columns go by.
+// The part of x that stays in the L2 cache while iterating over columns.
 constexpr int64_t kCachedFloats = 192 * 1024;
 
 // O columns of the rows [first, last).
@@ -94,8 +93,8 @@ void matmul_rows(const Matmul& m, int64_t first, int64_t last, int64_t o) {
   }
 }
 
-// The same. For several tiles, weights are gathered as floats first, if there is room: f16 is
-// converted once, and rows of 4096 bytes would lie in the same lines of the cache.
+// The same. If the workspace allows, weights for several tiles are first converted to float: f16 is
+// converted once, and rows of 4096 bytes do not map to the same cache lines.
 template <class Type, int O>
 void matmul_columns(const Matmul& m, int64_t first, int64_t last, int64_t o) {
   if constexpr (Type::kBlock == kWidth) {

@@ -1,4 +1,4 @@
-// Readers of the blocks of 256 elements, as those in cpu/blocks-inl.h.
+// Readers of the blocks of 256 elements; see cpu/matmul/blocks-inl.h.
 #pragma once
 
 #include "cpu/matmul/blocks-inl.h"
@@ -10,10 +10,10 @@ namespace {
 template <class Reader, class Block>
 using Superblock = Blocks<Reader, Block, 256>;
 
-constexpr int64_t kScales = 16;  // in a block: 16, or 8 scales and 8 mins
+constexpr int64_t kScales = 16;  // per block: 16, or 8 scales and 8 mins
 
-// The 16 bytes of kScales, by fours: scales are packed so that four unpack at a time. They are one
-// vector because a load that spans several stores waits for them.
+// The 16 bytes of kScales in groups of four: scales are packed so that four unpack at a time. One
+// vector, because a load that spans several stores waits for them.
 typedef uint32_t Words __attribute__((vector_size(kScales)));
 
 // y[i] = d * (byte i - offset)
@@ -97,7 +97,7 @@ struct Q3_K : Superblock<Q3_K, BlockQ3_K> {
 
 // The scales and mins of Q4_K and Q5_K, by group of 32.
 struct ScalesAndMins {
-  float scales[kScales];  // 8, then the mins times d, which nothing needs
+  float scales[kScales];  // 8 scales, then the mins times d (unused)
   float mins[kScales];    // negated, the last 8
 
   // Bytes 0 to 3 hold scales 0 to 3, bytes 4 to 7 mins 0 to 3, in their low six bits. Of scales and

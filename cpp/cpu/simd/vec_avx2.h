@@ -12,7 +12,7 @@
 namespace h2o {
 namespace {
 
-// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+// Size of a matmul tile in registers: rows times columns, or vectors of columns.
 constexpr int kTileRows = 4;
 constexpr int kTileColumns = 3;
 
@@ -54,7 +54,7 @@ Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 
-// x * 2^n for a whole n in [-126, 127].
+// x * 2^n for an integer n in [-126, 127].
 Vec times_power_of_two(Vec x, Vec n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
   return {_mm256_mul_ps(x.v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)))};
@@ -103,7 +103,7 @@ Ints shift_left(Ints a, Ints n) { return {_mm256_sllv_epi32(a.v, n.v)}; }
 Ints shift_right(Ints a, Ints n) { return {_mm256_srlv_epi32(a.v, n.v)}; }
 Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
-// The low byte of each lane selects a byte of the table, which then fills the lane with its sign.
+// The low byte of each lane selects a byte of the table, sign-extended to the lane.
 Vec lookup(const int8_t* table, Ints i) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   const __m256i values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), i.v);
@@ -151,14 +151,13 @@ Ints broadcast_quad(const int8_t* p) {
   return ints(quad);
 }
 
-// maddubs multiplies unsigned by signed bytes, and its 16 bits hold two products of w up to 128.
+// maddubs multiplies unsigned by signed bytes; its 16-bit sums hold two products with w up to 128.
 Ints dot(Ints sums, Ints w, Ints x) {
   const __m256i pairs = _mm256_maddubs_epi16(w.v, x.v);
   return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
 }
 
-// The sums of 16 bits that maddubs gives are added in 16 bits, while they fit, by those who have
-// several in a row.
+// The largest pair sum of maddubs; used to add several pair sums in 16 bits where they fit.
 constexpr int kLargestPair = 0x7fff;
 template <int kN>
 [[gnu::always_inline]] inline Ints dot_quads(Ints sums, const Ints (&w)[kN], const Ints (&x)[kN]) {
@@ -170,7 +169,7 @@ template <int kN>
   return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
 }
 
-// The sign of w goes to x.
+// The sign of w is transferred to x.
 int32_t signed_start(int32_t) { return 0; }
 Ints signed_dot(Ints sums, Ints w, Ints x) {
   return dot(sums, {_mm256_abs_epi8(w.v)}, {_mm256_sign_epi8(x.v, w.v)});
@@ -209,8 +208,8 @@ void store_bytes(int8_t* p, Vec a) {
   }
 }
 
-// The sums of neighbours, in each half of the vectors: two of a, then two of b. kLargest is the
-// largest magnitude that there can be.
+// The sums of neighbours, per half of the vectors: two of a, then two of b. kLargest: the largest
+// possible magnitude.
 template <int kLargest>
 [[gnu::always_inline]] inline __m256i add_neighbours(__m256i a, __m256i b) {
   if constexpr (kLargest <= 0x7fff) {

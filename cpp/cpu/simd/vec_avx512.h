@@ -12,7 +12,7 @@
 namespace h2o {
 namespace {
 
-// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+// Size of a matmul tile in registers: rows times columns, or vectors of columns.
 constexpr int kTileRows = 6;
 constexpr int kTileColumns = 4;
 
@@ -167,8 +167,8 @@ __m512i upper_quarters() { return _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   }
 }
 
-// The sums of neighbours, in each quarter of the vectors: two of a, then two of b. kLargest is the
-// largest magnitude that there can be.
+// The sums of neighbours, per quarter of the vectors: two of a, then two of b. kLargest: the
+// largest possible magnitude.
 template <int kLargest>
 [[gnu::always_inline]] inline __m512i add_neighbours(__m512i a, __m512i b) {
   if constexpr (kLargest <= 0x7fff) {

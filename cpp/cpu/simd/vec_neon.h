@@ -12,7 +12,7 @@
 namespace h2o {
 namespace {
 
-// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+// Size of a matmul tile in registers: rows times columns, or vectors of columns.
 constexpr int kTileRows = 4;
 constexpr int kTileColumns = 4;
 
@@ -45,12 +45,12 @@ Vec sub(Vec a, Vec b) { return {vsubq_f32(a.v, b.v)}; }
 Vec mul(Vec a, Vec b) { return {vmulq_f32(a.v, b.v)}; }
 Vec div(Vec a, Vec b) { return {vdivq_f32(a.v, b.v)}; }
 Vec fma(Vec a, Vec b, Vec c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
-// min and max return b where one is NaN, which the instructions of these names do not.
+// min and max return b if one is NaN, unlike the NEON instructions of these names.
 Vec min(Vec a, Vec b) { return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)}; }
 Vec max(Vec a, Vec b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }
 Vec round(Vec a) { return {vrndnq_f32(a.v)}; }
 
-// x * 2^n for a whole n in [-126, 127].
+// x * 2^n for an integer n in [-126, 127].
 Vec times_power_of_two(Vec x, Vec n) {
   const int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n.v), vdupq_n_s32(127));
   return {vmulq_f32(x.v, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)))};
@@ -90,7 +90,7 @@ Ints shift_right(Ints a, Ints n) {
 }
 Vec to_float(Ints a) { return {vcvtq_f32_s32(a.v)}; }
 
-// The low byte of each lane selects a byte of the table, which then fills the lane with its sign.
+// The low byte of each lane selects a byte of the table, sign-extended to the lane.
 Vec lookup(const int8_t* table, Ints i) {
   const int8x16_t values = vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s32(i.v));
   return {vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(vreinterpretq_s32_s8(values), 24), 24))};
@@ -155,7 +155,7 @@ void store_bytes(int8_t* p, Vec a) {
   }
 }
 
-// Two vectors have the products of a column.
+// Two vectors hold the products of a column.
 template <int kLargest>
 [[gnu::always_inline]] inline void sum_quads(Ints* sums, const Ints* products) {
   for (int half = 0; half < 2; ++half) {

@@ -1,4 +1,4 @@
-// Vec on any CPU: one float. The oracle that the other instruction sets are tested against.
+// Vec for any CPU: one float. The reference for the other instruction sets' tests.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace h2o {
 namespace {
 
-// What the registers hold in a matmul: rows times columns, or vectors of columns, of sums.
+// Size of a matmul tile in registers: rows times columns, or vectors of columns.
 constexpr int kTileRows = 4;
 constexpr int kTileColumns = 2;
 
@@ -31,11 +31,12 @@ To bit_cast(From from) {
 float to_float(F16 h) {
   const uint32_t sign = uint32_t{h.bits & 0x8000u} << 16;
   const uint32_t magnitude = h.bits & 0x7fffu;
-  if (magnitude < 0x0400) {  // zero or subnormal: a multiple of 2^-24
+  if (magnitude < 0x0400) {  // zero or denormal: a multiple of 2^-24
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
   }
-  const uint32_t rebias = magnitude < 0x7c00 ? 0x38000000u : 0x70000000u;  // infinity stays it
+  const uint32_t rebias =
+      magnitude < 0x7c00 ? 0x38000000u : 0x70000000u;  // infinity remains infinity
   return bit_cast<float>(((magnitude << 13) + rebias) | sign);
 }
 
@@ -49,7 +50,7 @@ F16 to_f16(float x) {  // round to nearest even
   } else if (magnitude >= 0x477ff000) {
     half = 0x7c00;  // rounds above the largest f16
   } else if (magnitude < 0x38800000) {
-    // Subnormal: adding 0.5 leaves the value, in units of 2^-24, in the low bits, rounded.
+    // Denormal: adding 0.5 puts the value, in units of 2^-24 and rounded, into the low bits.
     half = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
   } else {
     half = (magnitude - 0x38000000 + 0x0fff + (magnitude >> 13 & 1)) >> 13;
@@ -76,7 +77,7 @@ Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 Vec round(Vec a) { return {__builtin_rintf(a.v)}; }
 
-// x * 2^n for a whole n in [-126, 127].
+// x * 2^n for an integer n in [-126, 127].
 Vec times_power_of_two(Vec x, Vec n) {
   return {x.v * bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v) + 127) << 23)};
 }
@@ -136,7 +137,7 @@ Ints load_quads(const int8_t* p) {
 }
 Ints broadcast_quad(const int8_t* p) { return load_quads(p); }
 Ints repeat_quads(const int8_t* p, int64_t i) { return load_quads(p + 4 * i); }
-constexpr int kLargestPair = 0;  // no sums of 16 bits
+constexpr int kLargestPair = 0;  // no 16-bit sums
 
 template <class Byte>
 Ints dot_of(Ints sums, Ints w, Ints x) {
