@@ -154,7 +154,7 @@ class Recall {
     return (n_pages(segment) + kPartPages - 1) / kPartPages;
   }
 
-  // Number of parts that a segment's pages can be searched in.
+  // Searches all pages on one thread, and attends to the best.
   void attend(const TileRows& rows, int thread) const;
 
   // The same in two steps: parts of the pages are searched by any threads first. `tile`: index of
