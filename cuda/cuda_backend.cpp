@@ -30,7 +30,8 @@ class CudaBackend final : public Backend {
 
   ~CudaBackend() override {
     cudaSetDevice(stream_.device());
-    cudaStreamSynchronize(stream_.get());  // a copy may read a pinned batch, freed now
+    cudaStreamSynchronize(
+        stream_.get());  // copies from a pinned batch, which is freed next, may be in progress
   }
 
   std::string name() const override {
@@ -119,7 +120,7 @@ class CudaBackend final : public Backend {
     const cuda::DecodeKinds kinds(batch.segments);
     const cuda::StepKind step{batch.n_rows(), kinds.fixed, kinds.rolling};
     static_cast<cuda::GraphCache&>(*graph).run(stream_, graphs_, step, [&] {
-      matmul_.forget();  // it may run twice
+      matmul_.forget();  // capture may run the pass twice
       pass();
     });
   }
@@ -145,7 +146,7 @@ class CudaBackend final : public Backend {
   }
 
   void observe(ProductObserver) override {
-    throw InvalidArgument(name() + " does not show the inputs of products; use device=cpu");
+    throw InvalidArgument(name() + " does not support observing products; use device=cpu");
   }
 
   void matmul_add(Tensor y, const Tensor& x, const Affine& w) override {
@@ -234,7 +235,7 @@ class CudaBackend final : public Backend {
 
   void attend(const Attention& attention, const KvView& all, const Batch& batch) override {
     matmul_.forget();
-    // What a window has passed is not archived.
+    // Tokens outside a window are not archived.
     const bool archives = all.archive != nullptr && attention.window == 0;
     std::byte* const recalls = archives ? all.workspace : nullptr;
     KvView cache = all;
@@ -273,7 +274,7 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  // Each thread of the host has a device of its own.
+  // The current device is per host thread.
   void use_device() const { check(cudaSetDevice(stream_.device()), "choose the device"); }
 
   void begin(const Batch& batch) {
@@ -293,7 +294,7 @@ class CudaBackend final : public Backend {
   cuda::GraphSwitch graphs_;
   cuda::AsyncCopy copies_;
   cuda::BatchCopier batches_;
-  cuda::DeviceBatch batch_{};  // of the pass that runs
+  cuda::DeviceBatch batch_{};  // of the running pass
   cuda::Matmul matmul_;
 };
 

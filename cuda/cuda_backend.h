@@ -1,4 +1,4 @@
-// The CUDA back end. CMake compiles either the back end or no_cuda.cpp, which answers in its place.
+// The CUDA back end. CMake compiles either it or no_cuda.cpp, which replaces it.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace h2o {
 
-// How many CUDA devices this build can use here.
+// Number of CUDA devices that this build can use.
 int cuda_device_count();
 
-// Throws InvalidArgument when there is no such device.
+// Throws InvalidArgument if the device does not exist.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 
 }  // namespace h2o

@@ -10,11 +10,11 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kThreads = 256;      // of blocks over elements
-constexpr int kNormThreads = 512;  // of the block of one row
-constexpr int kHeld = 16;          // elements of its row that a thread holds: rows up to 8192
+constexpr int kNormThreads = 512;  // of a block for one row
+constexpr int kHeld = 16;          // elements per thread in registers: rows up to 8192
 
-// A row in registers: thread t has the elements t, t + kNormThreads, ...; zeros past the end. What
-// does not fit is read again.
+// A row in registers: thread t has elements t, t + kNormThreads, ...; zeros past the end. Elements
+// that do not fit are read again.
 class Row {
  public:
   __device__ Row(const float* x, int n) : x_(x), n_(n) {
@@ -25,7 +25,7 @@ class Row {
     }
   }
 
-  // body(i, element i, element i of each of the others) for the elements of this thread.
+  // Calls body(i, element i, element i of each of the others) for the elements of this thread.
   template <class Body, class... Rows>
   __device__ void each(const Body& body, const Rows&... others) const {
 #pragma unroll
@@ -44,7 +44,7 @@ class Row {
   float held_[kHeld];
 };
 
-// Rounds the row of this block, of which each thread reads what it has written itself.
+// Rounds the row of this block; each thread reads only what it wrote itself.
 __device__ void round_row(const QuantizedRows& to, const float* y, int n) {
   if (!to) return;
   const int end = to.n_chunks * QuantizedRows::kChunk * QuantizedRows::kGroup;
@@ -54,9 +54,9 @@ __device__ void round_row(const QuantizedRows& to, const float* y, int n) {
   }
 }
 
-// One block for each row. y may be x: a thread writes only what it alone has read. No kernel writes
-// weights: they are read before the kernel ahead has ended, and before what is written, which they
-// would else be reread after.
+// One block per row. y may alias x: a thread only writes what it alone has read. Weights are not
+// written by kernels, so they are loaded before wait_for_previous(), and before stores that would
+// force reloading them.
 __global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_kernel(float* y, const float* x, const float* weight, const float* bias, int n,
                       float eps, QuantizedRows rounded) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kNormThreads)
   round_row(rounded, to, n);
 }
 
-// to[i, j] (+)= from[rows[i], j]; one block for each row i.
+// to[i, j] (+)= from[rows[i], j]; one block per row i.
 template <bool kAdd>
 __global__ void rows_kernel(float* to, const float* from, const int32_t* rows, int n) {
   let_next_start();
@@ -103,7 +103,7 @@ __global__ void rows_kernel(float* to, const float* from, const int32_t* rows, i
   for (int i = threadIdx.x; i < n; i += blockDim.x) t[i] = kAdd ? t[i] + f[i] : f[i];
 }
 
-// A logit and where it is; NaN is the least.
+// A logit and its token; NaN sorts lowest.
 struct Best {
   float logit;
   int token;
@@ -114,7 +114,7 @@ struct Best {
   }
 };
 
-// One block for each row.
+// One block per row.
 __global__ void __launch_bounds__(kNormThreads)
     argmax_kernel(int32_t* tokens, const float* x, int n) {
   __shared__ Best scratch[kNormThreads / kWarp];
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kNormThreads)
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (const Best& other : scratch) best.consider(other.logit, other.token);
-  tokens[blockIdx.x] = best.token < n ? best.token : 0;  // all of them NaN
+  tokens[blockIdx.x] = best.token < n ? best.token : 0;  // all are NaN
 }
 
 struct Relu {
@@ -176,7 +176,7 @@ __global__ void zip_kernel(float* __restrict__ y, const float* __restrict__ x, i
     y[i] = f(y[i], x[i]);
 }
 
-// x = f(x), or f(x, gate), row by row, and rounded: blocks are those of rounding_grid().
+// x = f(x), or f(x, gate), row by row, and rounded; blocks as in rounding_grid().
 template <class F, class... Gate>
 __global__ void __launch_bounds__(kThreads)
     rounded_kernel(QuantizedRows rounded, int n, F f, float* x, Gate... gate) {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
   round_group(rounded, row, i / QuantizedRows::kGroup, y);
 }
 
-// Enough blocks for n elements, at most a few for each multiprocessor.
+// Enough blocks for n elements, at most a few per multiprocessor.
 dim3 blocks(const Stream& stream, int64_t n) {
   const int64_t most = int64_t{8} * stream.n_multiprocessors();
   return dim3(static_cast<unsigned>(std::clamp<int64_t>((n + kThreads - 1) / kThreads, 1, most)));

@@ -1,4 +1,4 @@
-// Everything that works row by row or element by element; as in core/backend.h.
+// Row-wise and element-wise operations; see backend/backend.h.
 #pragma once
 
 #include "backend/backend.h"
@@ -9,7 +9,7 @@ namespace h2o::cuda {
 
 void add_positions(const Stream& stream, Tensor x, const Tensor& table, const int32_t* positions);
 
-// The result is also rounded, if there is a place for it; here and below.
+// Here and below, the result is also written to `rounded`, unless that is empty.
 void layer_norm(const Stream& stream, Tensor y, const Tensor& x, const Affine& norm, float eps,
                 const QuantizedRows& rounded);
 void rms_norm(const Stream& stream, Tensor y, const Tensor& x, const Tensor& weight, float eps,

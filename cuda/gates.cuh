@@ -1,4 +1,4 @@
-// Activations, and the gates made of them, for every kernel that applies one: the same bits.
+// Activations and gates, shared by all kernels that apply them, so that results are bit-identical.
 #pragma once
 
 #include "backend/backend.h"

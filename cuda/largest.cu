@@ -7,11 +7,11 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kRoom = 2 * kThreads;  // keys that a block sorts
+constexpr int kRoom = 2 * kThreads;  // keys sorted by a block
 constexpr int kMost = LargestLogits::kMost;
 
-// Sorts keys [kRoom] of shared memory, the largest first. Batcher's bitonic sort: every thread
-// orders one pair in each round.
+// Sorts keys [kRoom] in shared memory in descending order. Batcher's bitonic sort: every thread
+// orders one pair per round.
 __device__ void sort_keys(uint64_t* keys) {
   for (int length = 2; length <= kRoom; length *= 2) {
     for (int apart = length / 2; apart > 0; apart /= 2) {
@@ -28,11 +28,11 @@ __device__ void sort_keys(uint64_t* keys) {
   __syncthreads();
 }
 
-// One block for each row, which it reads twice. The first time it finds the largest logits of kRoom
-// groups that take turns along the row. The kMost-th largest of them is a bar that kMost logits
-// reach, and few more as long as the large ones are spread over the groups. The second time it
-// gathers what reaches the bar, in whatever order: sorting decides. Where that is more than there
-// is room for, it gives up, and the host reads the row.
+// One block per row, which it reads twice. The first pass finds the largest logits of kRoom
+// interleaved groups. The kMost-th largest of these is a threshold that at least kMost logits
+// reach, and few more if the large ones are spread over the groups. The second pass gathers logits
+// that reach the threshold, in any order, to be sorted. If there are more than kRoom, it gives up,
+// and the host reads the row.
 __global__ void __launch_bounds__(kThreads)
     largest_kernel(LargestLogits* to, const float* x, int n, const float* temperatures) {
   __shared__ uint64_t keys[kRoom];
@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(kThreads)
   LargestLogits& out = to[blockIdx.x];
   const float temperature = temperatures[blockIdx.x];
 
-  float peaks[2] = {-INFINITY, -INFINITY};  // NaNs are passed over
+  float peaks[2] = {-INFINITY, -INFINITY};  // NaN is skipped
 #pragma unroll 4
   for (int i = threadIdx.x; i < n; i += kRoom) {
     peaks[0] = fmaxf(peaks[0], row[i]);
     if (i + kThreads < n) peaks[1] = fmaxf(peaks[1], row[i + kThreads]);
   }
-  keys[threadIdx.x] = key_of(peaks[0], -1);  // the token that makes it least
+  keys[threadIdx.x] = key_of(peaks[0], -1);  // the token that sorts last
   keys[threadIdx.x + kThreads] = key_of(peaks[1], -1);
   if (threadIdx.x == 0) n_found = 0;
   sort_keys(keys);

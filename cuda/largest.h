@@ -1,4 +1,4 @@
-// The largest logits of rows, so that a step copies these and not all.
+// The largest logits of rows, so that a step copies only these.
 #pragma once
 
 #include "backend/largest.h"
@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-// to[i] = those of row i; temperatures [x.rows] as Batch has them.
+// to[i] = the largest logits of row i; temperatures [x.rows], see Batch.
 void select_largest(const Stream& stream, LargestLogits* to, const Tensor& x,
                     const float* temperatures);
 

@@ -1,12 +1,12 @@
-// Logits in an order without ties.
+// A total order of logits.
 #pragma once
 
 #include <cstdint>
 
 namespace h2o::cuda {
 
-// A logit and its token as one number, the larger the more likely; of equal logits the lower token
-// comes first. Both zeros are equal. Above 0.
+// A logit and its token as one positive integer; more likely is larger, ties: the lower token. Both
+// zeros are equal.
 __device__ inline uint64_t key_of(float logit, int token) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);
   const uint32_t order = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;

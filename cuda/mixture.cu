@@ -11,11 +11,11 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kThreads = 256;      // of blocks over elements
-constexpr int kRouteWarps = 32;    // of blocks over rows of logits, a warp each
-constexpr int kCopyThreads = 512;  // of the block of one copy, or row
+constexpr int kRouteWarps = 32;    // warps of blocks over rows of logits, one row each
+constexpr int kCopyThreads = 512;  // of a block for one copy or row
 
-// The experts and weights of a row, by one warp. The experts take the place of the logits, as bits:
-// `places` is being written while warps read them.
+// Selects the experts and weights of a row, by one warp. The experts overwrite the logits, as bits:
+// `places` is written while warps read them.
 __device__ void choose(const Routes& routes, float* logits, int row) {
   const int lane = threadIdx.x % kWarp;
   const int n = routes.n_experts;
@@ -26,7 +26,7 @@ __device__ void choose(const Routes& routes, float* logits, int row) {
   for (int e = lane; e < n; e += kWarp) total += expf(x[e] - largest);
   total = warp_sum(total);
 
-  // Lane j has choice j, j + 32, ...
+  // Lane j has choices j, j + 32, ...
   float* const weights = routes.weights + int64_t{row} * routes.n_used;
   int32_t* const chosen = routes.places + int64_t{row} * routes.n_used;
   float sum = 0;
@@ -34,7 +34,7 @@ __device__ void choose(const Routes& routes, float* logits, int row) {
   for (int j = 0; j < routes.n_used; ++j) {
     uint64_t best = 0;
     for (int e = lane; e < n; e += kWarp) {
-      const uint64_t key = key_of(fmaxf(x[e], -INFINITY), e);  // NaN is the least
+      const uint64_t key = key_of(fmaxf(x[e], -INFINITY), e);  // NaN sorts lowest
       if (key < last) best = max(best, key);
     }
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ void choose(const Routes& routes, float* logits, int row) {
   }
 }
 
-// Where the copies of expert e lie, in the order of their rows; by one warp.
+// Computes the indices of the copies for expert e, in row order; by one warp.
 __device__ void place(const Routes& routes, const float* logits, int n_rows, int e) {
   const int lane = threadIdx.x % kWarp;
   const int n_copies = n_rows * routes.n_used;
@@ -83,7 +83,7 @@ __device__ void place(const Routes& routes, const float* logits, int n_rows, int
   }
 }
 
-// Few rows have one block, which places their copies as well.
+// For few rows a single block also computes the indices of the copies.
 template <bool kPlaces>
 __global__ void __launch_bounds__(kRouteWarps* kWarp)
     choose_kernel(Routes routes, float* logits, int n_rows) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
   }
 }
 
-// A block of one warp for each expert.
+// One block of one warp per expert.
 __global__ void __launch_bounds__(kWarp)
     place_kernel(Routes routes, const float* logits, int n_rows) {
   let_next_start();
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kWarp)
   place(routes, logits, n_rows, blockIdx.x);
 }
 
-// body(i), the new element i of row `row` of y, for the n elements of it; by one block.
+// Writes body(i), the new element i, for the n elements of row `row` of y; by one block.
 template <class Body>
 __device__ void write_row(float* y, int row, int n, const QuantizedRows& rounded,
                           const Body& body) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   write_row(x, blockIdx.x, n, rounded, [&](int i) { return from[i] * factor; });
 }
 
-// Rows along x, as there may be more than 65,535 of them, and their elements along y.
+// Rows along x, since there may be more than 65,535 of them, and their elements along y.
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(float* y, const float* x, const float* weights, const int32_t* places,
                    int n_used, int n) {

@@ -1,4 +1,4 @@
-// Mixtures of experts but for their products; as in backend/backend.h.
+// Mixtures of experts, except their products; see backend/backend.h.
 #pragma once
 
 #include "backend/backend.h"
@@ -9,7 +9,7 @@ namespace h2o::cuda {
 
 void route(const Stream& stream, const Routes& routes, const Tensor& logits);
 
-// The result is also rounded, if there is a place for it; here and below.
+// Here and below, the result is also written to `rounded`, unless that is empty.
 void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
               const QuantizedRows& rounded);
 void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,

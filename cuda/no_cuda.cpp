@@ -1,4 +1,4 @@
-// The answers of a build without CUDA.
+// Replaces the CUDA back end in builds without CUDA.
 #include "core/error.h"
 #include "cuda/cuda_backend.h"
 

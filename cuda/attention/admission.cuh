@@ -1,5 +1,4 @@
-// Who stays when the rows of a long segment have attended, as the kernels that see to it tell each
-// other.
+// Eviction after prefill of a long segment: data shared by its kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@
 
 namespace h2o::cuda {
 
-// The workspace of one kv_head. "All" are the slots and, after them, the rows of the segment.
+// The workspace of one kv_head. "All" are the slots followed by the rows of the segment.
 struct Admission {
   __device__ Admission(const KvView& cache, int kv_head)
       : n(cache.slots + cache.max_rows), orders(nullptr) {
@@ -27,8 +26,8 @@ struct Admission {
   }
 
   int32_t n;
-  uint64_t* orders;  // [all] in which they are evicted; kLastOrder for those that may not be
-  int32_t* to;       // [rows] the slot of a row that stays, or -1
+  uint64_t* orders;  // [all] eviction order; kLastOrder for tokens that must be kept
+  int32_t* to;       // [rows] the destination slot of a row that is kept, or -1
   int32_t* evicted;  // [rows] slots of evicted tokens, in order, then slots + row of evicted rows
   int32_t* closed;   // [slots] by rank: how many tokens of lower rank are evicted
 };

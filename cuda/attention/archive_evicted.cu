@@ -10,7 +10,7 @@
 namespace h2o::cuda {
 namespace {
 
-// The tokens that a segment evicts of one kv_head.
+// The tokens of one kv_head that a segment evicts.
 struct Evicted {
   __device__ Evicted(const KvView& cache, const Segment& segment, int32_t kv_head)
       : cache(cache),
@@ -21,8 +21,8 @@ struct Evicted {
         all(head.policy.kept(segment.position) + int64_t{segment.n_rows}),
         n(head.evicts() ? all - head.policy.budget() : 0) {}
 
-  // Of token i of them, in the order in which they go. A segment that has found room evicts one at
-  // most, which stays in its slot until the next token comes.
+  // The slot of token i, in eviction order. A segment whose rows fit evicts at most one token,
+  // which stays in its slot until the next token is stored.
   __device__ int32_t slot(int64_t i) const {
     return all <= head.slots ? *head.next_slot : slots[i];
   }
@@ -40,13 +40,13 @@ struct Evicted {
   const Segment& segment;
   const KvHead head;
   const KvStaging chunk;
-  const int32_t* slots;  // where the segment has not found room
-  const int64_t all;     // tokens before they go
+  const int32_t* slots;  // if the rows did not fit
+  const int64_t all;     // tokens before eviction
   const int64_t n;
 };
 
-// Writes a row of the cache to the archive, by way of `stored`, which has it then. Both are shared:
-// `scratch` [head_dim].
+// Writes a row of the cache to the archive, through `stored`, which holds it afterwards. Both
+// `stored` and `scratch` [head_dim] are shared.
 __device__ void store(DType from_type, const std::byte* from, DType to_type, std::byte* to,
                       int64_t row_bytes, int head_dim, float* scratch, std::byte* stored) {
   if (from_type == to_type) {
@@ -62,8 +62,8 @@ __device__ void store(DType from_type, const std::byte* from, DType to_type, std
   copy_bytes(to, stored, row_bytes);
 }
 
-// The bounds of `count` keys of a page, to the bits that the CPU writes: an element is an exact
-// product, so that a sum with it rounds alike, fused or not. A thread has its own elements.
+// The bounds of `count` keys of a page, bit-identical to the CPU: elements are exact products, so
+// sums with them round the same, fused or not. Each thread has its own elements.
 __device__ void bound(__nv_bfloat16* bounds, DType type, const std::byte* k, int64_t row_bytes,
                       int32_t count, int head_dim) {
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
@@ -82,8 +82,8 @@ __device__ void bound(__nv_bfloat16* bounds, DType type, const std::byte* k, int
   }
 }
 
-// One warp for each (segment of one row, kv_head), or else for each (token that the chunk evicts,
-// kv_head): that which has the first token of a page archives those that follow there, in order.
+// One warp per (segment of one row, kv_head), or per (token that the chunk evicts, kv_head): the
+// warp of a page's first token archives the tokens of that page that follow, in order.
 __global__ void __launch_bounds__(kWarp)
     archive_kernel(KvView cache, ArchiveLayout archive, const Segment* segments, Segment chunk) {
   __shared__ float scratch[kMaxHeadDim];
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarp)
     if (evicted.position(i) / kPageTokens != page) continue;
     const KvRow row = evicted.row(i);
     const int64_t at = int64_t{page} * kPageTokens + count;
-    __syncthreads();  // nobody reads what was stored before
+    __syncthreads();  // no thread reads the previous row
     store(cache.v_dtype, row.v, archive.v_dtype, head.v + at * archive.v_row_bytes,
           archive.v_row_bytes, cache.head_dim, scratch, stored);
     __syncthreads();
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWarp)
           archive.k_row_bytes, cache.head_dim, scratch, stored);
     ++count;
   }
-  __syncthreads();  // all have read the old count, and may read all keys
+  __syncthreads();  // all threads have read the old count, and may read all keys
   bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
         archive.k_dtype, head.k + int64_t{page} * kPageTokens * archive.k_row_bytes,
         archive.k_row_bytes, count, cache.head_dim);

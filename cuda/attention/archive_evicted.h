@@ -1,4 +1,4 @@
-// What the cache evicts goes to the archive, in the host's memory.
+// Archives evicted tokens in host memory.
 #pragma once
 
 #include "cuda/runtime/device.h"
@@ -7,11 +7,11 @@
 
 namespace h2o::cuda {
 
-// Of the segments of one row: the tokens in their next slots, if they were evicted.
+// For segments of one row: archives the tokens in their next slots, if they were evicted.
 void archive_evicted(const Stream& stream, const KvView& cache, const DeviceBatch& batch,
                      int32_t n_segments);
 
-// Of a longer segment, when it is known who stays, and before anything takes their slots.
+// For a longer segment, after eviction has been decided and before slots are overwritten.
 void archive_evicted(const Stream& stream, const KvView& cache, const Segment& segment);
 
 }  // namespace h2o::cuda

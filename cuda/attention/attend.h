@@ -1,4 +1,4 @@
-// The steps of attend() on the device, in their order.
+// The steps of attend() on the device, in order.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace h2o::cuda {
 
-// Larger heads are refused: a thread keeps its part of one in registers.
+// Limit, because a thread keeps its part of a head in registers.
 constexpr int32_t kMaxHeadDim = 1024;
 
-// Rotates q and k, and stores the rows: where they fit in free slots, else in the chunk.
+// Rotates q and k, and stores the rows in free slots if they fit, otherwise in the staging area.
 void enter(const Stream& stream, const Attention& attention, const KvView& cache,
            const DeviceBatch& batch);
 
-// Which segments of one row a batch has: those whose keys are rotated as they are read, and others.
-// A recorded step is one of a number of rows and of these.
+// Which kinds of one-row segments a batch has: those whose keys are rotated when read, and others.
+// A captured step is identified by its number of rows and these.
 struct DecodeKinds {
   explicit DecodeKinds(std::span<const Segment> segments) {
     for (const Segment& segment : segments) {
@@ -32,17 +32,18 @@ struct DecodeKinds {
   bool rolling = false;
 };
 
-// Segments of one row: attention, scores, and the choice of the next slot. The others are left out.
-// `rounded`: the output once more, if there are no others and there is a place for it. `recalled`:
-// what the segments add of the archive, by their sequences.
-// decode_workspace: the bytes of cache.workspace that it needs, from its start.
+// For segments of one row: attention, score update, and selection of the next slot. Other segments
+// are skipped. `rounded`: receives the rounded output, if all segments have one row and it is not
+// empty. `recalled`: archive contributions, by sequence.
+// decode_workspace: bytes of cache.workspace that it uses, from its start.
 size_t decode_workspace(const KvView& shape);
 void decode(const Stream& stream, const Attention& attention, const KvView& cache,
             const DeviceBatch& batch, int32_t n_segments, DecodeKinds kinds,
             const QuantizedRows& rounded, const RecalledSums& recalled);
 
-// After the rows of `segment` have attended: chooses the next slot, and where they did not fit, who
-// stays. `archives`: what is evicted goes to the archive. admit_workspace: as decode_workspace.
+// After the rows of `segment` have attended: selects the next slot and, if the rows did not fit,
+// the tokens to keep. `archives`: evicted tokens are archived. admit_workspace: see
+// decode_workspace.
 size_t admit_workspace(const KvView& shape);
 void admit(const Stream& stream, const KvView& cache, const Segment& segment, bool archives);
 

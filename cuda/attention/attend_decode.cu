@@ -1,7 +1,7 @@
-// Attention of one new token for each sequence, over the dense slots: two launches. The first
-// splits the slots over blocks, each with its own softmax; the second merges them, adds the
-// probabilities, which need the whole softmax, to the scores, and finds who is to be evicted. The
-// first is in decode_splits.cuh, compiled once for each way to read rows.
+// Decode attention, in two launches. The first splits the slots over blocks, each with its own
+// softmax. The second merges them, adds the probabilities, which need the complete softmax, to the
+// scores, and selects the victim. The first is in decode_splits.cuh, compiled once for each kind of
+// row reader.
 #include <cfloat>
 
 #include "cuda/attention/attend.h"
@@ -20,10 +20,11 @@ constexpr int kMergeParts = 4;
 // The softmax of a query head over all splits.
 struct Softmax {
   float largest;
-  float inverse;  // of the sum of e^(logit - largest)
+  float inverse;  // reciprocal of the sum of e^(logit - largest)
 };
 
-// By one warp. `recalled`: what `query` adds of the archive; n is 0 if that is nothing.
+// Called by one warp. `recalled`: partial sums of `query` over the archive; n is 0 if there are
+// none.
 __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
                          const LogitChanges& changes, int head, int64_t query, int n_splits) {
   const float* largest = partials.largest + query * partials.splits.n;
@@ -44,12 +45,12 @@ __device__ Softmax merge(const Partials& partials, const RecalledSums& recalled,
   for (int r = lane; r < recalled.n; r += kWarp) {
     sum = fmaf(exp_negative(recalled.largest[first + r] - most), recalled.total[first + r], sum);
   }
-  // Not infinite where no logit was a number.
+  // Finite even if every logit is NaN.
   return {most, 1 / fmaxf(warp_sum(sum), FLT_MIN)};
 }
 
-// put(i, element i of [group, head_dim]) of a kv_head, from those of the splits. As many parts of
-// the block as there is room for have every n-th split, and are added up in order.
+// Calls put(i, element i of [group, head_dim]) for a kv_head, merged from the splits. The block is
+// divided into as many parts as fit; each sums every n-th split, and their sums are added in order.
 template <class Put>
 __device__ void merge_outputs(const Partials& partials, const RecalledSums& recalled,
                               const Softmax* softmax, int64_t query, int group, int head_dim,
@@ -88,14 +89,14 @@ __device__ void merge_outputs(const Partials& partials, const RecalledSums& reca
   put(threadIdx.x, sum * softmax[threadIdx.x / head_dim].inverse);
 }
 
-// Two blocks for each (segment, kv_head): one merges the outputs, the other does the scores.
+// Two blocks per (segment, kv_head): one merges the outputs, the other updates the scores.
 __global__ void __launch_bounds__(kFinishThreads)
     finish_kernel(Decode decode, KvView cache, DeviceBatch batch, QuantizedRows rounded,
                   RecalledSums recalled) {
   float* const shared = dynamic_shared<float>();  // [group] Softmax
   __shared__ Victim scratch[kFinishThreads / kWarp];
   let_next_start();
-  // What only copies write.
+  // Written by copies only.
   const Segment segment = batch.segments[blockIdx.x];
   const int kv_head = blockIdx.y;
   const KvPolicy policy = cache.policies[segment.sequence];
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kFinishThreads)
 
 using DecodeSplits = decltype(&decode_splits<Single>);
 
-// For keys and values as this cache has them, in whole rows; nullptr where there is none.
+// For this cache's types, in whole rows; nullptr if not supported.
 DecodeSplits whole_rows(const KvView& cache) {
   if (cache.head_dim % 8 != 0 || cache.head_dim > 256) return nullptr;
   const auto are = [&](DType k, DType v) { return cache.k_dtype == k && cache.v_dtype == v; };

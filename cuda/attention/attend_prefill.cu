@@ -14,7 +14,7 @@ bool is_f16_or_blocks(DType dtype) {
   return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
 }
 
-// f32 and bf16 do not go into f16 without loss.
+// f32 and bf16 cannot be converted to f16 without loss.
 bool suits_tiles(const KvView& cache) {
   return tiles_support(cache.head_dim) && is_f16_or_blocks(cache.k_dtype) &&
          is_f16_or_blocks(cache.v_dtype);
@@ -24,8 +24,7 @@ bool is_f16(const KvView& cache) {
   return cache.k_dtype == DType::f16 && cache.v_dtype == DType::f16;
 }
 
-// Where the arrays of one call lie in its workspace: those of PrefillStep, each if it may be
-// needed.
+// Layout of one call's arrays in the workspace: those of PrefillStep that may be needed.
 struct Workspace {
   explicit Workspace(const KvView& cache, std::byte* base = nullptr) {
     const auto take = [&]<class T>(T*& array, bool needed, int64_t n) {

@@ -1,4 +1,4 @@
-// Attention of the rows of one segment, many at a time.
+// Prefill attention of one segment.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace h2o::cuda {
 
-// Bytes of cache.workspace that prefill_attention() needs, from its start.
+// Bytes of cache.workspace that prefill_attention() uses, from its start.
 size_t prefill_workspace(const KvView& shape);
 
-// The rows of `segment` attend to what the cache kept and to the rows up to themselves. q is
-// rotated; keys and values are where SegmentKeys says. Their probabilities are added to the scores,
-// if the policy keeps any. `recalls`: the workspace of recall(), where they attend to the archive
-// too; else nullptr.
+// The rows of `segment` attend to the cached tokens and to the rows up to themselves. q is rotated;
+// keys and values are located by SegmentKeys. Adds their probabilities to the scores, if the policy
+// uses scores. `recalls`: the workspace of recall() if they also attend to the archive; else
+// nullptr.
 void prefill_attention(const Stream& stream, const Attention& attention, const KvView& cache,
                        const Segment& segment, std::byte* recalls);
 

@@ -1,4 +1,4 @@
-// Choosing some of many by their order, by the whole of a block.
+// Selection by rank, by all threads of a block.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,17 @@ namespace h2o::cuda {
 constexpr int kSelectThreads = 1024;
 constexpr int kSelectBins = 256;
 
-// A float and an index as one number: of two the smaller float, of equals the smaller index, has
-// the smaller order. NaN has none.
+// A float and an index as one integer: ordered by float, ties by index. NaN has no order.
 __device__ inline uint64_t make_order(float x, uint32_t index) {
   const auto bits = __float_as_uint(x + 0.0f);  // -0 is 0
   const uint32_t sortable = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   return uint64_t{sortable} << 32 | index;
 }
 
-// After every other.
+// Sorts last.
 constexpr uint64_t kLastOrder = ~uint64_t{0};
 
-// The sum of x over the threads before this one; `total`, over all. `scratch`: shared, [n_warps].
+// Exclusive prefix sum of x over the threads; `total`: the sum. `scratch`: shared, [n_warps].
 __device__ inline int32_t block_scan(int32_t x, int32_t* scratch, int32_t& total) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int32_t sum = x;
@@ -42,7 +41,8 @@ __device__ inline int32_t block_scan(int32_t x, int32_t* scratch, int32_t& total
   return before + sum - x;
 }
 
-// For i in [0, n), in order: found(i, how many before it are) for those with is(i). How many are.
+// Calls found(i, number of selected indices before it) for each i in [0, n) that satisfies is(i),
+// in order. Returns their number.
 template <class Is, class Found>
 __device__ int32_t number(int32_t n, int32_t* scratch, const Is& is, const Found& found) {
   int32_t before = 0;
@@ -57,8 +57,8 @@ __device__ int32_t number(int32_t n, int32_t* scratch, const Is& is, const Found
   return before;
 }
 
-// The k-th smallest (k from 1) of order(i) for i in [0, n), which differ but for kLastOrder: eight
-// bits at a time.
+// The k-th smallest (k from 1) of order(i) for i in [0, n), which are distinct except for
+// kLastOrder: a radix select, eight bits at a time.
 template <class Order>
 __device__ uint64_t select(int32_t n, int32_t k, const Order& order_of_index) {
   __shared__ int32_t bins[kSelectBins];
@@ -72,7 +72,7 @@ __device__ uint64_t select(int32_t n, int32_t k, const Order& order_of_index) {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
       const uint64_t order = i < n ? order_of_index(i) : 0;
       const bool counts = i < n && (shift == 56 || order >> (shift + 8) == prefix >> (shift + 8));
-      // Many scores begin with the same bits: one addition for all lanes of a bin.
+      // Many scores share leading bits: one addition for all lanes with the same bin.
       const int32_t bin = counts ? static_cast<int32_t>(order >> shift & 255) : -1;
       const unsigned peers = __match_any_sync(kAllLanes, bin);
       const int leader = __ffs(static_cast<int>(peers)) - 1;

@@ -1,5 +1,5 @@
-// Two launches: the first estimates the largest q.k of every page, the second chooses the pages
-// with the largest estimates. As recall.cpp of the CPU does, up to the rounding of estimates.
+// Two launches: the first estimates the largest q.k of every page, the second selects the pages
+// with the largest estimates. Matches the CPU's recall.cpp up to the rounding of estimates.
 #include <algorithm>
 #include <cmath>
 
@@ -14,9 +14,9 @@ namespace h2o::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int32_t kMaxBlocks = 64;  // that share the pages of a kv_head
+constexpr int32_t kMaxBlocks = 64;  // maximum blocks that divide the pages of a kv_head
 
-// By a warp: the estimate of one query, by the bounds of a page's keys.
+// Called by a warp: the estimate of one query from the bounds of a page's keys.
 __device__ float estimate_by(const float* q, const float* bounds, int32_t head_dim) {
   const auto product = [&](int32_t i) {
     return bounds[i] * (i < head_dim ? weight_of_upper(q[i]) : weight_of_lower(q[i - head_dim]));
@@ -28,8 +28,8 @@ __device__ float estimate_by(const float* q, const float* bounds, int32_t head_d
   return warp_sum(sum);
 }
 
-// One block for each (row or all rows of a chunk, kv_head, some of the pages): a warp has a page.
-// Bounds are read once for all rows of a chunk.
+// One block per (row or all rows of a chunk, kv_head, some of the pages); one page per warp. Bounds
+// are read once for all rows of a chunk.
 __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step, int32_t rows) {
   let_next_start();
   wait_for_previous();
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
   const RecallRow first(step, static_cast<int32_t>(blockIdx.x) * rows);
   if (!first.recalls) return;
   const ArchiveHead head = first.head(step, kv_head);
-  // Of this warp: the upper ones, then the lower. A lane reads the elements that it has written.
+  // This warp's upper bounds, then the lower. A lane only reads elements that it wrote itself.
   float* const bounds = dynamic_shared<float>() + warp * 2 * head_dim;
 
   const auto apart = static_cast<int32_t>(gridDim.z) * kWarps;
@@ -67,13 +67,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
   }
 }
 
-// In the order of EstimatedPage::before(). After all others those that may not be chosen.
+// The order of EstimatedPage::before(). Pages that must not be selected sort last.
 __device__ uint64_t order_of_page(const float* estimates, int32_t page) {
   const float estimate = estimates[page];
   return estimate == -INFINITY ? kLastOrder : make_order(-estimate, static_cast<uint32_t>(page));
 }
 
-// One block for each (row, kv_head).
+// One block per (row, kv_head).
 __global__ void __launch_bounds__(kSelectThreads) choose_kernel(RecallStep step) {
   __shared__ int32_t scratch[kSelectThreads / kWarp];
   let_next_start();

@@ -1,4 +1,4 @@
-// Which pages of the archive a row attends to.
+// Selects the archived pages that each row attends to.
 #pragma once
 
 #include "cuda/runtime/device.h"

@@ -1,4 +1,4 @@
-// Decoding over keys and values in F16.
+// Decode attention with keys and values in F16.
 #include "cuda/attention/decode_splits.cuh"
 
 namespace h2o::cuda {

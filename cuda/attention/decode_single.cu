@@ -1,4 +1,4 @@
-// Decoding over keys and values of any type.
+// Decode attention with keys and values of any type.
 #include "cuda/attention/decode_splits.cuh"
 
 namespace h2o::cuda {

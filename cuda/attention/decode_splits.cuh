@@ -1,5 +1,5 @@
-// decode_splits(), to be instantiated for one kind of Rows by each of decode_*.cu: together they
-// would take as long to compile as all the other kernels.
+// decode_splits(), instantiated for one kind of Rows by each decode_*.cu: a single file would take
+// as long to compile as all other kernels.
 #pragma once
 
 #include <type_traits>
@@ -12,17 +12,17 @@
 namespace h2o::cuda {
 namespace {
 
-// Blocks that a multiprocessor holds at least: few enough that the rows which a thread reads ahead
-// stay in registers.
+// Minimum blocks per multiprocessor: few enough that the rows which a thread prefetches stay in
+// registers.
 constexpr int decode_blocks(int heads) { return heads == 1 ? 5 : heads <= 4 ? 3 : 2; }
 
-// One block for each (segment, heads of a group, split): along x there may be 2^31.
+// One block per (segment, heads of a group, split), all along x, which allows 2^31.
 template <class Rows, int kLanes, int kOctets, int kHeads>
 __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   let_next_start();
-  // What only copies write.
+  // Written by copies only.
   const Segment segment = batch.segments[blockIdx.x];
   const KvPolicy policy = cache.policies[segment.sequence];
   wait_for_previous();
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
   }
   if constexpr (kHeads == 4) {
     team.merge(shared, partials, split, query, n_heads, cache.head_dim);
-  } else {  // registers do not suffice to hold them while rows are read: they are found again
+  } else {  // not enough registers to keep them while reading rows: recompute
     std::byte* workspace = cache.workspace;
     asm volatile("" : "+l"(workspace));
     team.merge(shared, Partials(cache, workspace), split, query, n_heads, cache.head_dim);

@@ -1,5 +1,5 @@
-// Attention of one query row over a part of the slots: how threads read keys and values, and share
-// the work.
+// Decode attention of one query row over a part of the slots: how threads read keys and values and
+// divide the work.
 #pragma once
 
 #include "cuda/attention/kv_types.cuh"
@@ -9,11 +9,11 @@
 
 namespace h2o::cuda {
 
-constexpr int kTeamThreads = 128;  // of a block
+constexpr int kTeamThreads = 128;  // per block
 constexpr int kMaxSplits = 128;
 
-// How the slots are split, by their number alone: the bits of a sequence's results do not depend on
-// what else is in the batch.
+// How slots are split. Depends only on their number, so that a sequence's results do not depend,
+// bit for bit, on the rest of the batch.
 struct Splits {
   __host__ __device__ explicit Splits(int32_t slots) : length(64) {
     while ((slots + length - 1) / length > kMaxSplits) length *= 2;
@@ -23,7 +23,7 @@ struct Splits {
   int32_t n;
 };
 
-// The workspace: for each sequence of the batch, head and split.
+// The workspace, for each sequence of the batch, head and split.
 struct Partials {
   __host__ __device__ Partials(const KvView& cache, std::byte* base) : splits(cache.slots) {
     const int64_t heads = int64_t{cache.n_sequences} * cache.n_heads;
@@ -39,9 +39,9 @@ struct Partials {
   Splits splits;
   int64_t stride;
   float* logits;   // [heads, stride] scaled
-  float* out;      // [heads, n_splits, head_dim] weighed by e^(logit - largest)
-  float* largest;  // [heads, n_splits] of the logits
-  float* total;    // [heads, n_splits] of the weights
+  float* out;      // [heads, n_splits, head_dim] weighted by e^(logit - largest)
+  float* largest;  // [heads, n_splits] largest logit
+  float* total;    // [heads, n_splits] sum of the weights
   size_t bytes;
 };
 
@@ -51,19 +51,19 @@ struct Decode {
   float scale;
   int32_t half;  // n_rot / 2 of rolling sequences
   bool pairs;
-  bool only_rolling;  // segments, by Single: the others are another kernel's
+  bool only_rolling;  // segments, for Single: another kernel handles the others
   LogitChanges changes;
 };
 
-// What becomes of the logits of the newest token of a sequence, its query heads from `first_head`
-// on.
+// Modifies the logits of a sequence's newest token, for query heads from `first_head` on.
 struct SlotLogits {
   const LogitChanges& changes;
   const KvHead& head;
   const Segment& segment;
   int first_head;
 
-  // Of query head h and the key in a slot. Where positions roll, distances are those of ranks.
+  // For query head h and the key in `slot`. With rolling positions, distances are differences of
+  // ranks.
   __device__ float operator()(float logit, int h, int slot) const {
     return changes.changed(logit, first_head + h, [&] {
       return segment.rolling ? head.policy.kept(segment.position) - head.ranks[slot]
@@ -73,7 +73,7 @@ struct SlotLogits {
 };
 
 // How a thread reads its part of the keys and values: eight elements at a time, kAhead<n> rows
-// before the first is used, by n query heads. Whole octets of a type known when this was compiled:
+// before the first is used, by n query heads. Whole: octets of a type known at compile time.
 template <class KeyRow, class ValueRow = KeyRow>
 struct Whole {
   template <int heads>
@@ -90,13 +90,13 @@ struct Whole {
   __device__ Value value(int slot, int i) const {
     return ValueRow::load(head.v + slot * cache.v_row_bytes, inside(i));
   }
-  // Past the end the last octet again: the query is zero there, and what it weighs is not kept.
+  // Past the end the last octet is repeated: the query is zero there, and its output is not stored.
   __device__ int inside(int i) const { return min(i, cache.head_dim - 8); }
   static __device__ Octet unpack_key(const Key& key) { return KeyRow::unpack(key); }
   static __device__ Octet unpack_value(const Value& value) { return ValueRow::unpack(value); }
 };
 
-// Any type and head_dim, an element at a time; keys of a rolling segment are rotated as they are
+// Single: any type and head_dim, one element at a time; keys of a rolling segment are rotated when
 // read.
 struct Single {
   template <int heads>
@@ -140,8 +140,8 @@ struct Single {
   }
 };
 
-// The softmax of kHeads query heads over some keys, and what it weighs of their values. kLanes
-// threads, a team, have one together: eight elements each at a time, kOctets times.
+// Softmax of kHeads query heads over some keys, and the weighted values. A team of kLanes threads
+// processes one key at a time, each thread kOctets times eight elements.
 template <int kLanes, int kOctets, int kHeads>
 struct Team {
   static constexpr int kTeams = kTeamThreads / kLanes;
@@ -177,12 +177,12 @@ struct Team {
     constexpr int kRound = kTeams * kAhead;
     typename Rows::Key k[kAhead][kOctets];
     typename Rows::Value v[kAhead][kOctets];
-    // A round is loaded in the one before: within one, the compiler would move loads behind what
-    // does not need them, and a thread would wait for memory several times.
+    // Each round is loaded during the previous one. Within a single round the compiler would move
+    // loads after independent code, and a thread would wait for memory several times.
     const auto load = [&](int round, const auto& put) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        // Past the end: read, and given no weight.
+        // Past the end: loaded, but given no weight.
         const int slot = min(round + team + i * kTeams, end - 1);
 #pragma unroll
         for (int c = 0; c < kOctets; ++c) put(i, c, slot);
@@ -196,7 +196,7 @@ struct Team {
     };
     load_keys(begin);
     load_values(begin);
-    // As many rounds for every team: the lanes of a warp, which may be of several, stay together.
+    // The same number of rounds for every team, because the lanes of a warp may belong to several.
     for (int round = begin; round < end; round += kRound) {
       const int first = round + team;
       float p[kAhead][kHeads];
@@ -272,8 +272,8 @@ struct Team {
     }
   }
 
-  // One after the other: merges the teams of the block, in order, into out [n_heads, n_splits,
-  // head_dim], and the softmax of each head. `shared`: [kTeams, kHeads, kWidth + 2].
+  // Merges the teams of the block, in order, into out [n_heads, n_splits, head_dim] and the softmax
+  // of each head. Teams take turns. `shared`: [kTeams, kHeads, kWidth + 2].
   __device__ void merge(float* shared, const Partials& partials, int split_index, int64_t query,
                         int n_heads, int head_dim) const {
     float* const sums = shared + kTeams * kHeads * 2;
@@ -298,7 +298,7 @@ struct Team {
       float sum = 0, weights = 0;
       for (int t = 0; t < kTeams; ++t) {
         const float* softmax = shared + 2 * (t * kHeads + h);
-        // A team that had no slot has no weight, and its sums are zeros.
+        // A team without slots has no weight and zero sums.
         const float weight = exp_negative(softmax[0] - most);
         sum = fmaf(weight, sums[(t * kHeads + h) * kWidth + e], sum);
         weights = fmaf(weight, softmax[1], weights);

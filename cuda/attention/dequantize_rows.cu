@@ -7,9 +7,9 @@
 namespace h2o::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a block; each has a key
+constexpr int kWarps = 8;  // per block; one key each
 
-// What is out of f16's range becomes its largest value: a probability is a number.
+// Clamped to f16's range: probabilities must be finite.
 __device__ void store_pair(uint16_t* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack_halves(within_half(low), within_half(high));
 }

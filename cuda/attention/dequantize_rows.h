@@ -1,4 +1,4 @@
-// Keys and values made f16 ahead of the kernels that work on tensor cores.
+// Converts keys and values to f16 for the tensor-core kernels.
 #pragma once
 
 #include "cuda/runtime/device.h"

@@ -1,5 +1,4 @@
-// Who stays when the rows of a long segment have attended: choose and admit, one block for each
-// kv_head.
+// Eviction after prefill of a long segment: select and admit, one block per kv_head.
 #include "cuda/attention/admission.cuh"
 #include "cuda/attention/archive_evicted.h"
 #include "cuda/attention/attend.h"
@@ -12,13 +11,13 @@
 namespace h2o::cuda {
 namespace {
 
-// Of two victims the one that goes first has the smaller order, and no two have the same.
+// Lower orders are evicted first; no two are equal.
 __device__ uint64_t order_of(const Victim& victim) {
   return make_order(victim.importance, 0xffffffffu - static_cast<uint32_t>(victim.position));
 }
 
-// As admit_chunk() of the CPU: keeps `budget` tokens, and finds a free slot for each row that
-// stays.
+// As admit_chunk() on the CPU: keeps `budget` tokens and finds a free slot for each row that is
+// kept.
 __device__ void admit_rows(const KvView& cache, const Segment& segment, const SegmentKeys& keys) {
   __shared__ int32_t scratch[kSelectThreads / kWarp];
   const KvHead& head = keys.head;
@@ -48,7 +47,7 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
   const uint64_t last = select(n, n_evicted, [&](int32_t i) { return work.orders[i]; });
   const auto goes = [&](int32_t i) { return work.orders[i] <= last; };
 
-  // Free slots, in order: those of evicted tokens, then the ones that held none before.
+  // Free slots in order: those of evicted tokens, then unused ones.
   const int32_t n_free = number(written, scratch, goes, [&](int32_t i, int32_t index, bool is) {
     if (is) work.evicted[index] = i;
   });
@@ -64,7 +63,8 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
       });
 
   if (segment.rolling) {
-    // Ranks close up: by rank, how many go before; then the same for every slot that stays.
+    // Update ranks: count, by rank, how many lower ranks are evicted, and subtract it from the rank
+    // of each remaining slot.
     for (int32_t i = threadIdx.x; i < written; i += kSelectThreads) {
       if (i != dead) work.closed[head.ranks[i]] = goes(i);
     }
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kSelectThreads) admit_kernel(KvView cache, Seg
   }
 }
 
-// One block for each (row, kv_head): the rows that stay move from the chunk to their slots.
+// One block per (row, kv_head): moves kept rows from the staging area to their slots.
 __global__ void move_kernel(KvView cache, Segment segment) {
   let_next_start();
   wait_for_previous();

@@ -1,4 +1,4 @@
-// Keys and values as tensor cores take them: tiles of f16 rows in shared memory.
+// Tiles of f16 keys and values in shared memory, for tensor cores.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,8 @@
 
 namespace h2o::cuda {
 
-// Calls f with the head size as a constant. False if there are no kernels for it.
+// Calls f with the head size as a compile-time constant. Returns false if there are no kernels for
+// it.
 template <class F>
 bool with_head_dim(int head_dim, F f) {
   const auto is = [&](auto dim) {
@@ -21,7 +22,8 @@ bool with_head_dim(int head_dim, F f) {
          is(integral_constant<int, 256>());
 }
 
-// Where f16 rows are that a block reads: keys or values of a segment, in the order of SegmentKeys.
+// Locates the f16 rows that a block reads: keys or values of a segment, in the order of
+// SegmentKeys.
 template <int kDim>
 struct HalfRows {
   // In the cache.
@@ -32,7 +34,7 @@ struct HalfRows {
         gap(keys.first),
         kept(keys.kept) {}
 
-  // In the workspace, one after another.
+  // In the workspace, contiguous.
   __device__ HalfRows(const uint16_t* rows, int32_t kept)
       : old(rows), own(rows), gap(kept), kept(kept) {}
 
@@ -40,14 +42,14 @@ struct HalfRows {
     return i >= kept ? own + int64_t{i} * kDim : old + int64_t{i + (i >= gap)} * kDim;
   }
 
-  // Are rows `first` to `last` one after another in memory?
+  // Are rows `first` to `last` contiguous in memory?
   __device__ bool are_together(int32_t first, int32_t last) const {
     return first >= kept || (last < kept && (first >= gap || last < gap));
   }
 
-  const uint16_t* old;  // what the cache kept
-  const uint16_t* own;  // the segment's rows, as if the keys before them were there too
-  int32_t gap;          // the dead slot
+  const uint16_t* old;  // cached rows
+  const uint16_t* own;  // the segment's rows, as if preceded by the cached ones
+  int32_t gap;          // the free slot
   int32_t kept;
 };
 
@@ -69,15 +71,15 @@ __device__ HalfRows<kDim> value_rows(const PrefillStep& step, const SegmentKeys&
   return HalfRows<kDim>(keys, keys.head.v, keys.chunk.v);
 }
 
-// How far apart rows lie in shared memory: eight of them begin in different banks.
+// Row stride in shared memory: eight consecutive rows start in different banks.
 template <int kDim>
 constexpr int kTileStride = kDim * 2 + 16;
 
-// Copies rows [first, first + kRows) of n to `tile`, by kThreads threads; zeros past n.
+// Copies rows [first, first + kRows) of n to `tile` with kThreads threads; zeros past n.
 template <int kRows, int kThreads, int kDim>
 __device__ inline void copy_rows_async(uint32_t tile, const HalfRows<kDim>& rows, int32_t first,
                                        int32_t n) {
-  constexpr int kPerRow = kDim / 8;  // pieces of 16 bytes
+  constexpr int kPerRow = kDim / 8;  // 16-byte pieces
   constexpr int kPieces = kRows * kPerRow / kThreads;
   static_assert(kRows * kPerRow % kThreads == 0);
   const auto to = [&](int piece) {
@@ -100,8 +102,8 @@ __device__ inline void copy_rows_async(uint32_t tile, const HalfRows<kDim>& rows
   }
 }
 
-// The part of a row address for load_matrices() that depends on the lane. The four matrices are:
-// upper left, lower left, upper right, lower right of 16 x 16 elements ...
+// The lane-dependent part of a row address for load_matrices(). The four matrices are: upper left,
+// lower left, upper right, lower right of 16 x 16 elements ...
 template <int kDim>
 __device__ inline uint32_t lane_offset_rows_first(int lane) {
   return lane % 16 * kTileStride<kDim> + lane / 16 * 16;

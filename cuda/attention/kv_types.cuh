@@ -1,5 +1,5 @@
-// The types that a cache stores its rows in: reading eight elements of a row at a time, and writing
-// a row, to the bits that the CPU writes.
+// The types of cached rows: reading eight elements at a time, and writing rows bit-identically to
+// the CPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,9 +18,9 @@ struct Octet {
   float x[8];
 };
 
-// A reader of rows has one(row, i), element i, and where rows are whole octets, aligned to 16
-// bytes, load(row, i), elements [i, i + 8) as they are stored, i a multiple of 8, and what they
-// unpack() to: many loads may be under way before the first is unpacked.
+// A row reader has one(row, i), element i; and for rows that consist of whole octets, 16-byte
+// aligned, load(row, i), which loads elements [i, i + 8) in stored form, i a multiple of 8, and
+// unpack(): many loads can be in flight before the first is unpacked.
 
 struct F32Row {
   struct Packed {
@@ -81,7 +81,7 @@ struct BF16Row {
 
 __device__ inline float to_float(F16 x) { return __half2float(__ushort_as_half(x.bits)); }
 
-// Blocks are aligned to 2 bytes.
+// Blocks are 2-byte aligned.
 struct Q8_0Row {
   struct Packed {
     uint16_t pairs[4];
@@ -112,7 +112,7 @@ struct Q4_0Row {
   struct Packed {
     uint16_t pairs[4];
     F16 d;
-    uint16_t shift;  // of the half-bytes that count
+    uint16_t shift;  // selects the nibbles used
   };
   static __device__ float one(const std::byte* row, int i) {
     const BlockQ4_0& block = reinterpret_cast<const BlockQ4_0*>(row)[i / 32];
@@ -138,7 +138,7 @@ struct Q4_0Row {
   }
 };
 
-// Element i of a row of a type that only the launch knows.
+// Element i of a row of a type known at run time only.
 __device__ inline float element(DType dtype, const std::byte* row, int i) {
   switch (dtype) {
     case DType::f16:
@@ -154,8 +154,8 @@ __device__ inline float element(DType dtype, const std::byte* row, int i) {
   }
 }
 
-// ---- Writing. A row of n elements, of which each warp writes whole blocks of 32; x is in shared
-// memory. The quantised types round as GGUF's reference does: no product is fused with a sum. ----
+// ---- Writing a row of n elements, of which each warp writes whole blocks of 32; x is in shared
+// memory. Quantized types round as GGUF's reference does: products are not fused with sums. ----
 
 __device__ inline F16 f16_of(float x) { return {__half_as_ushort(__float2half_rn(x))}; }
 
@@ -168,7 +168,7 @@ __device__ inline void write_q8_0(BlockQ8_0& to, float x, int lane) {
 }
 
 __device__ inline void write_q4_0(BlockQ4_0& to, float x, int lane) {
-  // Of equal magnitudes the first.
+  // Ties: the first.
   float farthest = x == x ? x : 0;
   int at = lane;
   for (int apart = kWarp / 2; apart > 0; apart /= 2) {

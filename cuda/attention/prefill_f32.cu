@@ -8,8 +8,8 @@
 namespace h2o::cuda {
 namespace {
 
-// A block takes a tile of queries and a tile of keys at a time, a few dimensions at a time. A warp
-// has its own queries, a lane one key.
+// A block iterates over tiles of keys for a tile of queries, a few dimensions at a time. A warp has
+// its own queries, a lane one key.
 constexpr int kQueries = 16;
 constexpr int kKeys = kWarp;
 constexpr int kDims = 64;
@@ -19,14 +19,15 @@ constexpr int kOwnQueries = kQueries / kWarps;
 
 struct alignas(16) Tile {
   float q[kQueries][kDims];
-  float rows[kKeys][kDims + 1];  // of keys or of values; a column is read without bank conflicts
+  float rows[kKeys]
+            [kDims + 1];  // keys or values; padded to avoid bank conflicts when reading a column
   float p[kQueries][kKeys];
 };
 
 __device__ int warp_index() { return threadIdx.x / kWarp; }
 __device__ int lane_index() { return threadIdx.x % kWarp; }
 
-// Dimensions [dim, dim + kDims) of the queries from `first` on; zeros where there are none.
+// Dimensions [dim, dim + kDims) of the queries from `first` on; zeros past the end.
 __device__ void load_queries(const PrefillStep& step, int32_t kv_head, int32_t first, int32_t dim,
                              Tile& tile) {
   for (int query = warp_index(); query < kQueries; query += kWarps) {
@@ -39,7 +40,7 @@ __device__ void load_queries(const PrefillStep& step, int32_t kv_head, int32_t f
   }
 }
 
-// The same of keys (or else of values) from `first` on, of which there are `n_keys`.
+// The same for keys (or values) from `first` on, of `n_keys`.
 template <bool of_keys>
 __device__ void load_rows(const PrefillStep& step, const SegmentKeys& keys, int32_t first,
                           int32_t n_keys, int32_t dim, Tile& tile) {
@@ -53,14 +54,14 @@ __device__ void load_rows(const PrefillStep& step, const SegmentKeys& keys, int3
   }
 }
 
-// Logits of this warp's queries and this lane's key, in powers of two.
+// Base-2 logits of this warp's queries and this lane's key.
 __device__ void multiply_tile(const PrefillStep& step, const SegmentKeys& keys, int32_t kv_head,
                               int32_t first_query, int32_t first_key, int32_t n_keys, Tile& tile,
                               float (&logits)[kOwnQueries]) {
 #pragma unroll
   for (float& logit : logits) logit = 0.0f;
   for (int32_t dim = 0; dim < step.cache.head_dim; dim += kDims) {
-    __syncthreads();  // nobody reads the rows that were there
+    __syncthreads();  // no thread reads the previous rows
     load_queries(step, kv_head, first_query, dim, tile);
     load_rows<true>(step, keys, first_key, n_keys, dim, tile);
     __syncthreads();
@@ -90,12 +91,12 @@ __device__ void multiply_tile(const PrefillStep& step, const SegmentKeys& keys, 
   }
 }
 
-// The last key that query t sees; -1 if there is no such query.
+// The last key that query t sees; -1 if t is past the end.
 __device__ int32_t last_visible(const PrefillStep& step, const SegmentKeys& keys, int32_t t) {
   return t < step.n_queries() ? keys.kept + t / step.group : -1;
 }
 
-// Is key i not too old for query t, which must be one of those that there are?
+// Is key i inside the window of query t, which must exist?
 __device__ bool in_window(const PrefillStep& step, const SegmentKeys& keys, int32_t t, int32_t i) {
   if (step.window == 0) return true;
   const int32_t position = step.segment.position + t / step.group;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 4) prefill_f32_kernel(PrefillStep st
   const int32_t n_keys = last_visible(step, keys, last_query) + 1;
 
   const int own = warp_index() * kOwnQueries;
-  // [kOwnQueries, head_dim]: what out will be; an element is touched by one thread only.
+  // [kOwnQueries, head_dim] output accumulators; each element is accessed by one thread only.
   float* const sums = reinterpret_cast<float*>(shared + sizeof(Tile)) + own * head_dim;
   float largest[kOwnQueries], total[kOwnQueries];
 #pragma unroll

@@ -1,4 +1,4 @@
-// Prefill attention for every head size and every type, in f32.
+// Prefill attention for all head sizes and types, in f32.
 #pragma once
 
 #include "cuda/runtime/device.h"
@@ -9,8 +9,8 @@ struct PrefillStep;
 
 void prefill_f32(const Stream& stream, const PrefillStep& step);
 
-// Adds the probabilities of the segment's rows to the scores; after prefill_f32(), which left their
-// log-sum-exp.
+// Adds the probabilities of the segment's rows to the scores. Call after prefill_f32(), which
+// stores their log-sum-exp.
 void score_rows(const Stream& stream, const PrefillStep& step);
 
 }  // namespace h2o::cuda

@@ -8,42 +8,40 @@
 namespace h2o::cuda {
 namespace {
 
-// A block has a tile of queries, in shared memory, and takes the keys a tile at a time, as
-// FlashAttention-2 (arXiv 2307.08691) does. A warp has its own queries, with their sums in
-// registers.
+// A block has a tile of queries in shared memory and iterates over tiles of keys, as in
+// FlashAttention-2 (arXiv 2307.08691). A warp has its own queries, with accumulators in registers.
 template <int kDim_>
 struct Shape {
   static constexpr int kDim = kDim_;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kStrips = kDim <= 128 ? 2 : 1;  // of 16 queries that a warp has
+  static constexpr int kStrips = kDim <= 128 ? 2 : 1;  // of 16 queries per warp
   static constexpr int kQueries = kWarps * kStrips * 16;
   static constexpr int kKeys = 64;
   static constexpr int kStride = kTileStride<kDim>;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kStride;
 };
 
-// What a thread holds of its warp's queries. Of strip s it has the queries lane / 4 + 8 * half, and
-// of them columns 8 j + 2 (lane % 4) and the next: element [s][j][2 * half] and the next.
+// A thread's part of its warp's queries. In strip s it holds queries lane / 4 + 8 * half, with
+// columns 8 j + 2 (lane % 4) and the next: elements [s][j][2 * half] and the next.
 template <class S>
 struct Queries {
   float out[S::kStrips][S::kDim / 8][4] = {};
-  float shift[S::kStrips][2];       // out and total are 2^-shift times what they stand for
-  float total[S::kStrips][2] = {};  // of the 2^logits of this thread's columns
+  float shift[S::kStrips][2];       // out and total are scaled by 2^-shift
+  float total[S::kStrips][2] = {};  // sum of 2^logit over this thread's columns
 };
 
 template <class S>
 using Logits = float[S::kStrips][S::kKeys / 8][4];
 
-// Query number of a thread's strip and half, in the block's tile.
+// Index in the block's tile of a thread's query in a strip and half.
 template <class S>
 __device__ inline int query_index(int strip, int half) {
   const int lane = threadIdx.x % kWarp;
   return (threadIdx.x / kWarp * S::kStrips + strip) * 16 + half * 8 + lane / 4;
 }
 
-// Rounds the queries from `first` on to f16, zeros where there are none, and keeps them for
-// score_tiles().
+// Rounds the queries from `first` on to f16 (zeros past the end), and saves them for score_tiles().
 template <class S>
 __device__ inline void load_queries(const PrefillStep& step, int32_t kv_head, int32_t first,
                                     std::byte* tile) {
@@ -98,7 +96,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t q_tile, uint32_t k_tile, 
   }
 }
 
-// The factor that is left to come.
+// Returns the scale still to be applied.
 template <class S>
 __device__ __forceinline__ float cap(const PrefillStep& step, Logits<S>& logits) {
   if (step.changes.softcap == 0) return step.scale;
@@ -113,7 +111,7 @@ __device__ __forceinline__ float cap(const PrefillStep& step, Logits<S>& logits)
   return 1;
 }
 
-// No query sees what comes after it.
+// Causal mask.
 template <class S>
 __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept,
                                            int32_t first_query, int32_t first_key,
@@ -134,9 +132,9 @@ __device__ __forceinline__ void hide_later(const PrefillStep& step, int32_t kept
   }
 }
 
-// Logits become probabilities, up to a factor that is still to come. It is 2^-shift for a shift
-// near the largest logit: as long as that grows by less than kSlack, which f16 has room for, it may
-// stay. The first key is seen by all, so it is a number from the first tile on.
+// Converts logits to probabilities, up to a factor 2^-shift for a shift near the largest logit.
+// While the largest logit grows by less than kSlack, which fits in f16's range, the shift is kept.
+// Every query sees the first key, so the shift is finite from the first tile on.
 template <class S>
 __device__ __forceinline__ void weigh(float scale, Logits<S>& logits, Queries<S>& own) {
   constexpr float kSlack = 8.0f;
@@ -174,8 +172,8 @@ __device__ __forceinline__ void weigh(float scale, Logits<S>& logits, Queries<S>
   }
 }
 
-// out += probabilities values. The sums of one product are the factors of the next: two tiles of
-// 8 columns are laid over the warp as one of 16 is.
+// out += probabilities values. The accumulators of one product are the operands of the next: two
+// 8-column tiles have the same layout as one 16-column tile.
 template <class S>
 __device__ __forceinline__ void add_values(uint32_t v_tile, const Logits<S>& p, Queries<S>& own) {
   const uint32_t v_row = v_tile + lane_offset_rows_first<S::kDim>(threadIdx.x % kWarp);
@@ -215,7 +213,7 @@ __device__ __forceinline__ void write_out(const PrefillStep& step, int32_t kv_he
       float shift = own.shift[strip][half];
       const int32_t t = first_query + query_index<S>(strip, half);
       if (t >= step.n_queries()) continue;
-      float weight = 1.0f;  // of what was summed up
+      float weight = 1.0f;  // rescales the previous sums
       if (step.changes.sinks != nullptr) {
         const float sink = step.changes.sink(step.head(kv_head, t));
         const float largest = fmaxf(shift, sink);
@@ -247,7 +245,7 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
   const uint32_t k_tile = q_tile + S::kQueries * S::kStride;
   const uint32_t v_tile = k_tile + S::kKeys * S::kStride;
 
-  // The queries that see most keys begin first.
+  // Queries with the most keys start first.
   const Tiles block(step.cache);
   const int32_t kv_head = block.kv_head;
   const int32_t first_query = (block.last - block.tile) * S::kQueries;
@@ -267,14 +265,14 @@ __global__ void __launch_bounds__(S::kThreads, 2) prefill_mma_kernel(PrefillStep
 
   for (int32_t first_key = 0; first_key < n_keys; first_key += S::kKeys) {
     wait_for_copies<0>();
-    __syncthreads();  // the keys are there, and nobody reads the values that were
+    __syncthreads();  // keys have been loaded, and no thread reads the previous values
     copy_rows_async<S::kKeys, S::kThreads>(v_tile, v, first_key, n_keys);
     commit_copies();
     Logits<S> logits;
     multiply_keys<S>(q_tile, k_tile, logits);
     const float scale = cap<S>(step, logits);
     wait_for_copies<0>();
-    __syncthreads();  // the values are there, and nobody reads the keys that were
+    __syncthreads();  // values have been loaded, and no thread reads the previous keys
     if (first_key + S::kKeys < n_keys) {
       copy_rows_async<S::kKeys, S::kThreads>(k_tile, k, first_key + S::kKeys, n_keys);
       commit_copies();

@@ -1,4 +1,4 @@
-// Prefill attention on tensor cores: f16 products, sums in f32.
+// Prefill attention on tensor cores: f16 products, f32 sums.
 #pragma once
 
 #include "cuda/runtime/device.h"
@@ -12,8 +12,8 @@ bool tiles_support(int head_dim);
 // Keys and values are f16 in the cache, or in step.k_halves and step.v_halves.
 void prefill_mma(const Stream& stream, const PrefillStep& step);
 
-// Adds the probabilities of the segment's rows to the scores; after prefill_mma(), which left
-// their log-sum-exp and step.q_halves.
+// Adds the probabilities of the segment's rows to the scores. Call after prefill_mma(), which
+// stores their log-sum-exp and step.q_halves.
 void score_tiles(const Stream& stream, const PrefillStep& step);
 
 }  // namespace h2o::cuda

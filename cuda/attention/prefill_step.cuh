@@ -1,4 +1,4 @@
-// What the kernels of prefill attention share.
+// Shared by the prefill attention kernels.
 #pragma once
 
 #include "backend/backend.h"
@@ -10,33 +10,33 @@
 
 namespace h2o::cuda {
 
-// The attention of one segment, as its kernels are told of it.
+// Kernel argument: the attention of one segment.
 //
-// The query heads of a group share its keys, so they are one list of queries to a kernel: query t
-// of a kv_head is head t % group of its group, in row t / group of the segment.
+// The query heads of a group share its keys, so kernels process them as one list of queries: query
+// t of a kv_head is head t % group of its group, in row t / group of the segment.
 struct PrefillStep {
   KvView cache;
   Segment segment;
-  int32_t group;         // query heads that share a kv_head
-  RopeLayout rope;       // how the keys of a rolling segment are rotated as they are read
-  int32_t n_rot;         // 0: none are
-  float scale;           // of the logits, which are powers of two: includes log2(e)
-  LogitChanges changes;  // slopes are known to prefill_f32 alone
-  int32_t window;        // as in Attention; only prefill_f32 knows it
+  int32_t group;         // query heads per kv_head
+  RopeLayout rope;       // how keys of a rolling segment are rotated when read
+  int32_t n_rot;         // 0: not rotated
+  float scale;           // of the base-2 logits: includes log2(e)
+  LogitChanges changes;  // slopes are only supported by prefill_f32
+  int32_t window;        // see Attention; only supported by prefill_f32
   int64_t width;         // of q and out
   const float* q;        // [segment.n_rows, width]
   float* out;            // [segment.n_rows, width]
-  float* lse;            // [n_kv_heads, max_rows * group]: log2 of the sum of a query's 2^logits;
-                         // nullptr if no policy keeps scores and nothing is archived
+  float* lse;  // [n_kv_heads, max_rows * group]: log2 of the sum of 2^logit per query; nullptr if
+               // no policy uses scores and nothing is archived
 
   // For tensor cores, f16 in the workspace.
-  uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are wanted
-  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: the keys and values, one after
-  uint16_t* v_halves;  // another; both nullptr: they are f16 in the cache as attention reads them
+  uint16_t* q_halves;  // [n_kv_heads, max_rows * group, head_dim]: q, if scores are needed
+  uint16_t* k_halves;  // [n_kv_heads, slots + max_rows, head_dim]: contiguous keys and values;
+  uint16_t* v_halves;  // nullptr if they can be read as f16 from the cache
 
   H2O_HD int32_t n_queries() const { return segment.n_rows * group; }
 
-  // Keys that there may be: how many there are is known to the device alone.
+  // Upper bound for the number of keys, which is known on the device only.
   H2O_HD int32_t max_keys() const {
     return (segment.position < cache.slots ? segment.position : cache.slots) + segment.n_rows;
   }
@@ -44,24 +44,24 @@ struct PrefillStep {
   // The query head of query t of a kv_head.
   H2O_HD int32_t head(int32_t kv_head, int32_t t) const { return kv_head * group + t % group; }
 
-  // Where that query begins in q and out.
+  // Offset of that query in q and out.
   H2O_HD int64_t offset(int32_t kv_head, int32_t t) const {
     return t / group * width + int64_t{head(kv_head, t)} * cache.head_dim;
   }
 
-  // Where the queries of a kv_head begin in lse.
+  // Offset of a kv_head's queries in lse.
   H2O_HD int64_t first_query(int32_t kv_head) const {
     return int64_t{kv_head} * cache.max_rows * group;
   }
 
-  // Where the keys of a kv_head begin in k_halves, and its values in v_halves.
+  // Offset of a kv_head's keys in k_halves, and values in v_halves.
   H2O_HD int64_t first_unpacked(int32_t kv_head) const {
     return kv_head * (int64_t{cache.slots} + cache.max_rows) * cache.head_dim;
   }
 };
 
-// One block for each tile, of queries or of keys, and kv_head. All along x, where there may be 2^31
-// of them: along y a context of half a million tokens would have too many.
+// One block per tile, of queries or of keys, and kv_head. All along x, which allows 2^31: along y
+// there would be too many for a context of half a million tokens.
 struct Tiles {
   static dim3 grid(const KvView& cache, int32_t n, int32_t tile) {
     const int64_t n_tiles = (int64_t{n} + tile - 1) / tile;
@@ -76,18 +76,18 @@ struct Tiles {
 
   int32_t kv_head;
   int32_t tile;
-  int32_t last;  // tile of the kv_head
+  int32_t last;  // index of the kv_head's last tile
 };
 
-// 2^x for x <= 0, never NaN whatever x is: scores must have an order. Below e^-70 it stays there.
+// 2^x for x <= 0, clamped near e^-70 and never NaN: scores must be ordered.
 __device__ inline float exp2_negative(float x) { return exp2_fast(fminf(fmaxf(x, -101.0f), 0.0f)); }
 
-// What is left after the segment of the attention that its row gave.
+// The decay of the attention of `row` until the end of the segment.
 __device__ inline float decay_since(const PrefillStep& step, const KvPolicy& policy, int32_t row) {
   return powf(policy.decay, static_cast<float>(step.segment.n_rows - 1 - row));
 }
 
-// Adds to the score of key i what the segment's rows gave it.
+// Adds the attention from the segment's rows to the score of key i.
 __device__ inline void add_score(const PrefillStep& step, const SegmentKeys& keys, int32_t i,
                                  float received) {
   float* score = keys.row(step.cache, i).score;

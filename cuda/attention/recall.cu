@@ -13,11 +13,11 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kPartTokens = kPartPages * kPageTokens;
-constexpr int kHeadsAtOnce = 8;  // whose sums a thread has in registers
+constexpr int kHeadsAtOnce = 8;  // whose sums a thread keeps in registers
 
-// One block for each (row, kv_head, kPartPages of its pages).
+// One block per (row, kv_head, kPartPages of its pages).
 __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
-  __shared__ int64_t tokens[kPartTokens];  // as rows of the head's K and V; -1: there is none
+  __shared__ int64_t tokens[kPartTokens];  // row indices in the head's K and V; -1: none
   let_next_start();
   wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   if (!row.recalls) return;
   const ArchiveHead head = row.head(step, kv_head);
   const ArchiveLayout& archive = step.archive;
-  float* const p = dynamic_shared<float>();  // [group, kPartTokens] logits, then their powers
-  float* const key = p + group * kPartTokens + warp * head_dim;  // of each warp
+  float* const p = dynamic_shared<float>();  // [group, kPartTokens] logits, then their exponentials
+  float* const key = p + group * kPartTokens + warp * head_dim;  // per warp
 
   for (int i = threadIdx.x; i < kPartTokens; i += kThreads) {
     const int32_t index = part * kPartPages + i / kPageTokens;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
 
   for (int i = warp; i < kPartTokens; i += kWarps) {
     if (tokens[i] < 0) continue;
-    // A lane reads the elements that it has written.
+    // A lane only reads elements that it wrote itself.
     const std::byte* const from = head.k + tokens[i] * archive.k_row_bytes;
     for (int d = lane; d < head_dim; d += kWarp) key[d] = element(archive.k_dtype, from, d);
     const float* q = row.queries(step, kv_head);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) recall_kernel(RecallStep step) {
   }
 }
 
-// One block for each (row of the chunk, query head).
+// One block per (row of the chunk, query head).
 __global__ void __launch_bounds__(kThreads) add_kernel(RecallStep recall, PrefillStep step) {
   let_next_start();
   wait_for_previous();
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) add_kernel(RecallStep recall, Prefil
   float* const out = step.out + step.offset(kv_head, t);
   const RecalledSums& sums = recall.space.sums;
   const int64_t first = (int64_t{row.place} * recall.cache.n_heads + head) * sums.n;
-  const auto largest_of = [&](int32_t part) {  // as a power of two
+  const auto largest_of = [&](int32_t part) {  // in base 2
     return sums.largest[first + part] * std::numbers::log2e_v<float>;
   };
 
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) add_kernel(RecallStep recall, Prefil
     }
     out[d] = sum / total;
   }
-  __syncthreads();  // all have read it
+  __syncthreads();  // all threads have read it
   if (threadIdx.x == 0) *lse = largest + log2f(total);
 }
 

@@ -1,4 +1,4 @@
-// What the kernels share that find pages of the archive and attend to them.
+// Shared by the kernels that select archived pages and attend to them.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 
 namespace h2o::cuda {
 
-// Pages that a block attends to.
+// Pages per block.
 constexpr int32_t kPartPages = 4;
 
-// Rows of a longer segment that are looked after together.
+// Rows of a longer segment that are processed together.
 constexpr int32_t kRecalledRows = 64;
 
-// The arrays of the workspace, for as many rows as may be looked after together.
+// The arrays of the workspace, for the maximum number of rows processed together.
 struct RecallSpace {
   RecallSpace(const KvView& cache, std::byte* base) {
     const auto take = [&]<class T>(T*& array, int64_t n) {
@@ -34,25 +34,25 @@ struct RecallSpace {
 
   size_t bytes = 0;
   float* estimates;  // [rows, n_kv_heads, n_pages] of the largest q.k; -infinity: an empty page
-  int32_t* pages;    // [rows, n_kv_heads, n_recalled] that were chosen, in order; then -1
+  int32_t* pages;    // [rows, n_kv_heads, n_recalled] selected pages, in order; then -1
   RecalledSums sums;
 };
 
-// Rows that recall something, as the kernels are told of them: of the segments of one row, or some
-// of a longer one.
+// Kernel argument: rows that recall pages, either all segments of one row, or some rows of a longer
+// segment.
 struct RecallStep {
   KvView cache;
   ArchiveLayout archive;
-  const Segment* segments;  // of one row each, by index; nullptr: the rows are those
-  Segment chunk;            // of this one, from
-  int32_t first;            // this one on
+  const Segment* segments;  // of one row each; nullptr: rows of `chunk`
+  Segment chunk;            // the longer segment
+  int32_t first;            // its first row
   int32_t n_rows;
   const float* q;  // of the batch
   float scale;
   LogitChanges changes;
   RecallSpace space;
 
-  // The query heads that share a kv_head.
+  // Query heads per kv_head.
   H2O_HD int32_t group() const { return cache.n_heads / cache.n_kv_heads; }
 };
 
@@ -85,9 +85,9 @@ struct RecallRow {
 
   Segment segment;
   int32_t place;    // in the workspace
-  int32_t row;      // of the batch
-  bool recalls;     // has it anything to recall? Else nothing is written
-  int32_t n_pages;  // that tokens of the sequence may be in
+  int32_t row;      // in the batch
+  bool recalls;     // does it recall anything? Otherwise nothing is written
+  int32_t n_pages;  // that may contain tokens of the sequence
 };
 
 }  // namespace h2o::cuda

@@ -1,4 +1,4 @@
-// Sequences that begin to roll: their keys are turned back, and get ranks.
+// Switches sequences to rolling positions: un-rotates their keys and computes ranks.
 #include <algorithm>
 
 #include "cuda/attention/attend.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// rope_table [n, n_rot]; one block for each position.
+// rope_table [n, n_rot]; one block per position.
 __global__ void rope_table_kernel(float* rope_table, Rotation rotation) {
   let_next_start();
   wait_for_previous();
@@ -23,7 +23,7 @@ __global__ void rope_table_kernel(float* rope_table, Rotation rotation) {
   }
 }
 
-// One block for each (slot, kv_head). Its rank: how many of the others are older.
+// One block per (slot, kv_head). A token's rank is the number of older tokens.
 __global__ void roll_kernel(KvView cache, Rotation back, int32_t sequence, int32_t length) {
   float* const key = dynamic_shared<float>();  // [head_dim]
   __shared__ float scratch[kThreads / kWarp];
@@ -47,7 +47,7 @@ __global__ void roll_kernel(KvView cache, Rotation back, int32_t sequence, int32
   __syncthreads();
   write_row(cache.k_dtype, stored, key, cache.head_dim);
 
-  float older = 0;  // counts are exact in f32 up to 2^24
+  float older = 0;  // counts up to 2^24 are exact in f32
   for (int32_t i = threadIdx.x; i < written; i += kThreads) {
     older += i != dead && head.positions[i] < position ? 1.0f : 0.0f;
   }

@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-// A Rope as kernels take it.
+// Rope as a kernel argument.
 struct Rotation {
   explicit Rotation(const Rope& rope)
       : frequencies(rope.frequencies.floats()),
@@ -15,8 +15,8 @@ struct Rotation {
         magnitude(rope.magnitude),
         pairs(rope.layout == RopeLayout::pairs) {}
 
-  // The cosine (x) and sine (y) by which pair i turns at a position. The angle in f32, as
-  // transformers and llama.cpp have it.
+  // The cosine (x) and sine (y) of the rotation of pair i at a position. The angle is computed in
+  // f32, as in transformers and llama.cpp.
   __device__ float2 angle(int32_t position, int i) const {
     const float angle = __fmul_rn(static_cast<float>(position), frequencies[i]);
     float sine, cosine;
@@ -35,7 +35,7 @@ struct Rotation {
   }
 
   const float* frequencies;  // [half]
-  int32_t half;              // n_rot / 2; 0: nothing turns
+  int32_t half;              // n_rot / 2; 0: no rotation
   float magnitude;
   bool pairs;
 };

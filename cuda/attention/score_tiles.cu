@@ -6,18 +6,18 @@
 namespace h2o::cuda {
 namespace {
 
-// A block has a tile of keys and takes the queries that see one of them a tile at a time. A warp
-// has its own keys, as the left factor, in registers: the sums over queries are sums along rows,
-// and no warp needs another's.
+// A block has a tile of keys and iterates over tiles of the queries that see at least one of them.
+// A warp holds its own keys in registers as the left operand: sums over queries are sums along
+// rows, independent of other warps.
 template <int kDim_>
 struct Shape {
   static constexpr int kDim = kDim_;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kStrips = 2;  // of 16 keys that a warp has
+  static constexpr int kStrips = 2;  // of 16 keys per warp
   static constexpr int kKeys = kWarps * kStrips * 16;
   static constexpr int kQueries = 64;
-  static constexpr int kAtOnce = 32;  // of them, whose logits are in registers
+  static constexpr int kAtOnce = 32;  // queries whose logits are in registers at a time
   static constexpr int kStride = kTileStride<kDim>;
 };
 
@@ -25,10 +25,10 @@ template <class S>
 struct alignas(16) QueryTile {
   std::byte halves[S::kQueries * S::kStride];
   float lse[S::kQueries];
-  float weight[S::kQueries];  // what is left of the attention that a query gave; 0: no such query
+  float weight[S::kQueries];  // decay factor of a query's attention; 0: no such query
 };
 
-// What a thread holds of 16 keys as a left factor; past the last key it is the last key's.
+// A thread's part of 16 keys as left operand; keys past the end repeat the last one.
 template <class S>
 __device__ __forceinline__ void load_keys(const HalfRows<S::kDim>& rows, int32_t first,
                                           int32_t n_keys, uint32_t (&keys)[S::kDim / 16][4]) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_queries(const PrefillStep& step, const Segm
   tile.weight[threadIdx.x] = exists ? decay_since(step, keys.head.policy, t / step.group) : 0.0f;
 }
 
-// received += what the tile's queries give to this thread's keys, which are number lane / 4 + 8
+// received += attention that the tile's queries give to this thread's keys, numbers lane / 4 + 8
 // half of each strip. `later`: some of the block's keys come after some of the queries.
 template <class S, bool later>
 __device__ __forceinline__ void add_tile(const PrefillStep& step, int32_t kept, int32_t first_key,
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
   let_next_start();
   wait_for_previous();
   std::byte* const shared = dynamic_shared<std::byte>();
-  auto* const tiles = reinterpret_cast<QueryTile<S>*>(shared);  // one is copied while one is used
+  auto* const tiles = reinterpret_cast<QueryTile<S>*>(shared);  // double-buffered
 
   const Tiles block(step.cache);
   const int32_t kv_head = block.kv_head;
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kDim <= 128 ? 3 : 2)
     }
     commit_copies();
     wait_for_copies<1>();
-    __syncthreads();  // tiles[used] is there
+    __syncthreads();  // tiles[used] has been loaded
     if (block_key + S::kKeys - 1 > keys.kept + first_query / step.group) {
       add_tile<S, true>(step, keys.kept, first_key, first_query, tiles[used], own, received);
     } else {
       add_tile<S, false>(step, keys.kept, first_key, first_query, tiles[used], own, received);
     }
-    __syncthreads();  // and nobody reads it any more
+    __syncthreads();  // no thread reads it any more
   }
 
   const int lane = threadIdx.x % kWarp;

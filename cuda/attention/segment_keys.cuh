@@ -1,5 +1,5 @@
-// The keys that the rows of a segment attend to, in order: first what the cache kept of the
-// sequence, then the segment's own rows.
+// The keys that the rows of a segment attend to, in order: the cached tokens of the sequence, then
+// the segment's own rows.
 #pragma once
 
 #include "backend/batch.h"
@@ -7,8 +7,8 @@
 
 namespace h2o::cuda {
 
-// Of one kv_head. Row r of the segment sees the first kept + r + 1 keys. The segment's rows are in
-// free slots if they all fit, and else in the chunk until every row has attended.
+// For one kv_head. Row r of the segment sees the first kept + r + 1 keys. The segment's rows are in
+// free slots if they all fit, otherwise staged until every row has attended.
 struct SegmentKeys {
   __device__ SegmentKeys(const KvView& cache, const Segment& segment, int32_t kv_head)
       : head(cache.head(segment.sequence, kv_head)),
@@ -17,10 +17,10 @@ struct SegmentKeys {
         first(*head.next_slot),
         fits(int64_t{kept} + segment.n_rows <= head.slots) {}
 
-  // The slot of key i, or -1 if it is in the chunk, as row i - kept.
+  // The slot of key i, or -1 if it is staged as row i - kept.
   __device__ int32_t slot(int32_t i) const {
     if (i >= kept) return fits ? first + i - kept : -1;
-    return i < first ? i : i + 1;  // a filled pool has one dead row, at `first`
+    return i < first ? i : i + 1;  // a filled pool has one free row, at `first`
   }
 
   __device__ KvRow row(const KvView& cache, int32_t i) const {
@@ -32,18 +32,18 @@ struct SegmentKeys {
     return i >= kept ? segment.position + i - kept : head.positions[slot(i)];
   }
 
-  // What `rope_table` a rolling segment's key is rotated by.
+  // The rank, in the RoPE table, of a rolling segment's key.
   __device__ int32_t rank(int32_t i) const { return i >= kept ? i : head.ranks[slot(i)]; }
 
-  // How far a row of the segment is from key i; where positions roll, in ranks.
+  // The distance from a row of the segment to key i; in ranks if positions roll.
   __device__ int32_t distance(const Segment& segment, int32_t row, int32_t i) const {
     return segment.rolling ? kept + row - rank(i) : segment.position + row - position(segment, i);
   }
 
   KvHead head;
   KvStaging chunk;
-  int32_t kept;   // tokens of the sequence that were there before
-  int32_t first;  // slot of the first new row, if they fit; else the first that is free
+  int32_t kept;   // cached tokens before the segment
+  int32_t first;  // slot of the first new row, if the rows fit; otherwise the first free slot
   bool fits;
 };
 

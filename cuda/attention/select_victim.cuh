@@ -1,4 +1,5 @@
-// Who makes room for the next token: the block-wide end of attention over one kv_head.
+// Selects the slot of the next token: the block-wide last step of decode attention over one
+// kv_head.
 #pragma once
 
 #include "backend/batch.h"
@@ -9,7 +10,7 @@ namespace h2o::cuda {
 
 __device__ inline Victim earlier(const Victim& a, const Victim& b) { return b.before(a) ? b : a; }
 
-// Of all threads' victims the one that goes first, in every thread. `scratch`: shared, [n_warps].
+// The first of all threads' victims, in every thread. `scratch`: shared, [n_warps].
 __device__ inline Victim block_victim(Victim victim, Victim* scratch) {
 #pragma unroll
   for (int apart = kWarp / 2; apart > 0; apart /= 2) {
@@ -26,13 +27,13 @@ __device__ inline Victim block_victim(Victim victim, Victim* scratch) {
   return victim;
 }
 
-// Slots of a thread whose loads are under way together.
+// Slots per thread whose loads are in flight together.
 constexpr int kSlotsAtOnce = 4;
 
-// The tokens of a segment are in the slots [0, used). Each slot is once among those of
-// load(slots [kSlotsAtOnce], scores [kSlotsAtOnce]), which writes nothing, and may be there again,
-// as the last one; then store(slot, score) is called, once. Chooses the slot of the next token: a
-// free one, or that of the token to evict, which leaves no gap among the ranks.
+// The tokens of a segment are in slots [0, used). load(slots [kSlotsAtOnce], scores [kSlotsAtOnce])
+// is called with each slot, the last one possibly several times, and must not write; store(slot,
+// score) is called exactly once per slot. Selects the slot of the next token: a free one, or that
+// of the evicted token, and closes the gap in the ranks.
 template <class Load, class Store>
 __device__ void select_next_slot(const KvHead& head, const Segment& segment, int32_t used,
                                  Victim* scratch, const Load& load, const Store& store) {

@@ -1,4 +1,4 @@
-// New rows: rotated, rounded to the cache's types, stored.
+// Rotates new rows, converts them to the cache's types and stores them.
 #include <cfloat>
 
 #include "cuda/attention/attend.h"
@@ -18,7 +18,7 @@ struct Rows {
   const float* v;  // [n, n_kv_heads * head_dim]
 };
 
-// One block for each (row, kv_head).
+// One block per (row, kv_head).
 __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   __shared__ float scratch[kThreads / kWarp];
@@ -28,8 +28,8 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
   float2* rope_table = reinterpret_cast<float2*>(v + head_dim);  // [half]
   let_next_start();
 
-  // What only copies write, but for next_slot: kernels of this layer in the batch before, which a
-  // copy has waited for, wrote that.
+  // Written by copies only, except for next_slot, which the previous pass wrote: a copy has waited
+  // for that.
   const int row = blockIdx.x, kv_head = blockIdx.y;
   const Segment segment = batch.segments[batch.segment_of[row]];
   const SegmentKeys keys(cache, segment, kv_head);
@@ -71,8 +71,8 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
       norm += output ? moved * v[i] : fabsf(v[i]);
     }
     norm = block_sum(norm, scratch);
-    if (output) norm = sqrtf(fmaxf(norm, 0));  // rounding may take it below 0
-    // Finite whatever v is, so that importances have an order.
+    if (output) norm = sqrtf(fmaxf(norm, 0));  // rounding may make it negative
+    // Finite for any v, so that importances can be ordered.
     if (threadIdx.x == 0) *to.value_norm = norm < FLT_MAX ? norm : FLT_MAX;
   }
   if (threadIdx.x == 0) {

@@ -1,4 +1,4 @@
-// Keys and values of a segment, element by element.
+// Element-wise access to the keys and values of a segment.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,7 @@
 
 namespace h2o::cuda {
 
-// A key and a value of a segment, as its rows read them: a rolling segment's key is rotated by its
-// rank.
+// A key and a value of a segment; the key of a rolling segment is rotated by its rank.
 class StoredRow {
  public:
   __device__ StoredRow(const PrefillStep& step, const SegmentKeys& keys, int32_t i)

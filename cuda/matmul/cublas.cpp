@@ -10,7 +10,7 @@
 namespace h2o::cuda {
 namespace {
 
-// What cublas_v2.h declares of what is used here; the same in its versions 12 and 13.
+// The declarations of cublas_v2.h used here; the same in versions 12 and 13.
 using Status = int;
 constexpr Status kAllocationFailed = 3;
 constexpr int kAsIs = 0, kTransposed = 1;  // cublasOperation_t
@@ -32,8 +32,8 @@ struct Library {
                  int algorithm);
 };
 
-// Where the library may be: where the system looks, and in NVIDIA's Python packages, if this code
-// is in a Python package beside them.
+// Searches the system's paths and, if this code is in a Python package, NVIDIA's Python packages
+// beside it.
 void* open_library() {
   std::string packages;
   Dl_info self;
@@ -57,7 +57,7 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// nullptr if there is none. It stays loaded: it holds state of the device that outlives a handle.
+// nullptr if not found. Never unloaded: it holds device state that outlives a handle.
 const Library* library() {
   static const auto found = []() -> Library {
     Library l{};
@@ -117,7 +117,7 @@ std::string Cublas::name() const {
 
 void Cublas::multiply(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,
                       int64_t n_rows, int64_t n_out, int64_t n_in, bool add) const {
-  // cuBLAS reads columns where we have rows: to it this is y^T = w x^T.
+  // cuBLAS is column-major: it computes y^T = w x^T.
   const float alpha = 1;
   const float beta = add ? 1 : 0;
   const cudaDataType type = data_type(dtype);

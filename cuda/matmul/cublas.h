@@ -1,4 +1,4 @@
-// cuBLAS, found when the program runs: one build serves machines with it and without.
+// cuBLAS, loaded at run time: one build supports machines with and without it.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@ namespace h2o::cuda {
 
 class Cublas {
  public:
-  // On this stream, with a workspace of its own: it allocates nothing later, so its calls can be
-  // captured in a graph.
+  // Uses this stream and its own workspace: it allocates nothing later, so its calls can be
+  // captured.
   explicit Cublas(const Stream& stream);
   Cublas(const Cublas&) = delete;
   Cublas& operator=(const Cublas&) = delete;
   ~Cublas();
 
-  // Whether there is one. Nothing else may be called if not, but name().
+  // True if cuBLAS was found. Otherwise only name() may be called.
   explicit operator bool() const { return handle_ != nullptr; }
 
   std::string name() const;  // "cuBLAS 13.0" or "no cuBLAS"
 
-  // y [n_rows, y_stride], of which n_out columns, = x [n_rows, n_in] w [n_out, n_in]^T, or y += it.
-  // x and w are of one type: f16, bf16 or f32. Sums are f32.
+  // y = x w^T, or y += it: x [n_rows, n_in], w [n_out, n_in], y [n_rows, y_stride], whose first
+  // n_out columns are written. x and w have the same type: f16, bf16 or f32. Sums are f32.
   void multiply(float* y, int64_t y_stride, const void* x, const void* w, DType dtype,
                 int64_t n_rows, int64_t n_out, int64_t n_in, bool add) const;
 

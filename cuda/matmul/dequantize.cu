@@ -11,16 +11,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The blocks of n elements.
+// Number of blocks for n elements.
 unsigned blocks_of(int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
 
-// Rows along x, as there may be more than 65,535 of them, and their elements along y.
+// Rows along x, since there may be more than 65,535 of them, and their elements along y.
 dim3 row_blocks(int64_t n_rows, int64_t n) { return {static_cast<unsigned>(n_rows), blocks_of(n)}; }
 
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ int64_t index_in_row() { return int64_t{blockIdx.y} * kThreads + threadIdx.x; }
 
-// A thread has a group.
+// One group per thread.
 template <class Format>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(__half* to, Weights w, int64_t begin, int64_t n) {

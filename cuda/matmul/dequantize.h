@@ -1,4 +1,4 @@
-// Elements of one type as another: weights as floats, activations as weights' partners.
+// Conversions: weights to floats, activations to operands for weights.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace h2o::cuda {
 
-// Rows [begin, begin + n) of quantised weights as f16 [n, w.cols].
+// Rows [begin, begin + n) of quantized weights as f16 [n, w.cols].
 void dequantize(const Stream& stream, void* to, const Weights& w, int64_t begin, int64_t n);
 
 // x[i] = table[tokens[i]]; tokens: [x.rows] on the device.
 void embed(const Stream& stream, const Tensor& x, const Weights& table, const int32_t* tokens);
 
-// x as f16 or bf16. What f16 cannot hold becomes the largest that it can.
+// x as f16, clamped to its range, or bf16.
 void convert(const Stream& stream, void* to, DType dtype, const Tensor& x);
 
 // y = bias in every row, or y += bias.

@@ -1,4 +1,4 @@
-// How warps find experts, and tiles of their rows.
+// Mapping of rows to experts and tiles on the device.
 #pragma once
 
 #include "cuda/matmul/expert_rows.h"
@@ -6,7 +6,7 @@
 
 namespace h2o::cuda {
 
-// The expert of a row: as many as there are end at this row or before it.
+// The expert of a row: the number of experts that end at or before it.
 __device__ inline int expert_of(const ExpertRows& experts, int row) {
   int n = 0;
   for (int first = 0; first < experts.n_experts; first += kWarp) {
@@ -22,13 +22,13 @@ struct ExpertTile {
   int expert, first, n;
 };
 
-// The rows [begin, begin + n_rows) are cut at multiples of kRows from `begin` on, and where experts
-// begin. These are the tiles, in that order; n is 0 where experts begin together, or at such a
-// multiple, or elsewhere.
+// The rows [begin, begin + n_rows) are divided at multiples of kRows from `begin` on, and where
+// experts start. These are the tiles, in order; n is 0 if two boundaries coincide or for an index
+// past the end.
 template <int kRows>
 __device__ ExpertTile expert_tile(const ExpertRows& experts, int begin, int n_rows, int index) {
   const int n_multiples = (n_rows + kRows - 1) / kRows;
-  int first = index * kRows;  // from `begin` on
+  int first = index * kRows;  // relative to `begin`
   int e = index - n_multiples;
   if (e < 0) {
     e = expert_of(experts, begin + first);
@@ -40,7 +40,7 @@ __device__ ExpertTile expert_tile(const ExpertRows& experts, int begin, int n_ro
   return {e, begin + first, end - first};
 }
 
-// Of so many rows.
+// For n_rows rows.
 template <int kRows>
 unsigned n_expert_tiles(const ExpertRows& experts, int n_rows) {
   return static_cast<unsigned>((n_rows + kRows - 1) / kRows + experts.n_experts);

@@ -1,15 +1,14 @@
-// The quantised types as they lie in device memory: another order of the bits of core/blocks.h, for
-// wide loads and few instructions.
+// Quantized types in device memory: the bits of core/blocks.h in another order, for wide loads and
+// few instructions.
 //
-// A row is divided into groups of 32 elements, and what one group needs of a kind lies beside what
-// the next group needs of that kind, so that the lanes of a warp, a group each, load whole sectors:
-//   q's:     their low four bits, 16 bytes a group: byte i has elements i (low half) and 16 + i.
-//            Or, of 8 bits, two runs of 16 bytes: of each 32 groups, all first halves come first.
-//   then     two more bits, 8 bytes a group: bits 2 k of byte i of word h: element 16 h + 4 k + i.
-//   then     one more bit, 4 bytes a group: bit 8 i + j is element 4 j + i.
-//   scales:  what each group has of its own,
-//   then     what 8 groups share: the d of blocks of 256.
-// Rows are padded to 16 bytes; so every load is aligned to its size.
+// A row is divided into groups of 32 elements. Each kind of data is contiguous over the groups, so
+// that the lanes of a warp, one group each, load whole sectors:
+//   q's:     low four bits, 16 bytes per group: byte i has elements i (low nibble) and 16 + i.
+//            For 8 bits, two runs of 16 bytes: for every 32 groups, first all lower halves.
+//   then     two more bits, 8 bytes per group: bits 2 k of byte i of word h: element 16 h + 4 k +
+//   i. then     one more bit, 4 bytes per group: bit 8 i + j is element 4 j + i. scales:  data of
+//   each group, then     data shared by 8 groups: the d of blocks of 256.
+// Rows are padded to 16 bytes, so every load is aligned to its size.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +26,7 @@ namespace h2o::cuda {
 constexpr int kGroup = 32;  // elements
 constexpr int kRowAlignment = 16;
 
-// ---- The bits of element i of a block, as core/blocks.h says ----
+// ---- The bits of element i of a block, see core/blocks.h ----
 
 template <class Block>
 __host__ __device__ inline uint32_t half_byte(const Block& b, int i) {
@@ -72,7 +71,7 @@ __host__ __device__ inline uint32_t stored(const BlockIQ4_XS& b, int i) {
 
 // ---- Formats ----
 
-// A group as it was loaded, and unpacked. What a format does not have is never touched.
+// A group as loaded, and unpacked. Parts that a format does not have are unused.
 template <class Scales>
 struct RawGroup {
   uint4 four[2];
@@ -83,7 +82,7 @@ struct RawGroup {
 
 template <class Scales>
 struct Group {
-  uint32_t q[8];  // of four elements each, in order: signed bytes
+  uint32_t q[8];  // four elements each, in order: signed bytes
   float scale[Scales::kScales];
   float min[Scales::kScales];
 };
@@ -95,10 +94,11 @@ struct Format {
   using Raw = RawGroup<Scales>;
   static constexpr int kOffset = kSubtracted;
   static constexpr bool kTable = !std::is_same_v<Table, NoTable>;
-  static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes a group, as above
+  static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes per group, see above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
-  static constexpr int kBlockGroups = Scales::kBlockBytes > 0 ? kSuperblock : 1;  // in a Block
+  static constexpr int kBlockGroups =
+      Scales::kBlockBytes > 0 ? kSuperblock : 1;  // groups in a Block
 
   __host__ __device__ static int64_t row_bytes(int64_t n_groups) {
     const int64_t bytes = n_groups * (kWide + kTwo + kOne + Scales::kGroupBytes) +
@@ -106,7 +106,7 @@ struct Format {
     return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
   }
 
-  // Where in a row the parts of group g are.
+  // Offsets in a row of the parts of group g.
   struct Places {
     uint32_t wide, wide_step, two, one, of_group, of_block;
 
@@ -165,7 +165,8 @@ struct Format {
     return group;
   }
 
-  // Group g of a row, which is in block `b`. stored(b, i) are the bits of element i of the block.
+  // Stores group g of a row, which is in block `b`. stored(b, i): the bits of element i of the
+  // block.
   __host__ __device__ static void store(std::byte* row, int n_groups, int g, const Block& b) {
     const Places at(n_groups, g);
     const int first = g % kBlockGroups * kGroup;
@@ -199,8 +200,8 @@ struct Format {
 
 inline bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
-// f.template operator()<Format>() of a quantised type. Throws InvalidArgument for one that only the
-// CPU computes on.
+// Calls f.template operator()<Format>() for a quantized type. Throws InvalidArgument for types that
+// only the CPU supports.
 template <class F>
 auto with_format(DType dtype, const F& f) {
   switch (dtype) {

@@ -1,15 +1,15 @@
 // The kernel of gemm(), for one type of weights.
 //
-// A block computes a tile of y, kRows x kOuts, and walks along the columns of x and w a stage of
-// kDepth at a time. A stage of both lies in shared memory as 16-bit rows; there are two buffers, so
-// that the next stage is on its way while tensor cores multiply this one:
+// A block computes a tile of y, kRows x kOuts, and iterates over the columns of x and w in stages
+// of kDepth. A stage of both is in shared memory as 16-bit rows, double-buffered, so that the next
+// stage is loaded while tensor cores multiply the current one:
 //
-//   x, and weights of 16 bits:  cp.async, straight into the other buffer.
-//   quantised weights:          each thread loads one group of 32 into registers, a stage further
-//                               ahead, and unpacks it into the other buffer a stage later.
+//   x and 16-bit weights:  cp.async, directly into the other buffer.
+//   quantized weights:     each thread loads one group of 32 into registers, one stage further
+//                          ahead, and unpacks it into the other buffer one stage later.
 //
-// Warps divide the tile by rows and by outs, and the depth of a stage into shares, which are added
-// at the end in the order of the warps: the same bits every time.
+// Warps divide the tile by rows and outputs, and the depth of a stage into shares, which are summed
+// at the end in a fixed order: deterministic.
 #pragma once
 
 #include "cuda/matmul/expert_rows.cuh"
@@ -38,11 +38,12 @@ struct GemmShape {
   static constexpr int kRows = kRows_, kOuts = kOuts_, kDepth = kGroups * kGroup;
   static constexpr int kRowWarps = kRowWarps_, kOutWarps = kOutWarps_, kShares = kShares_;
   static constexpr int kThreads = kRowWarps * kOutWarps * kShares * kWarp;
-  static constexpr int kBlocks = kBlocks_;                // of an SM, that registers suffice for
-  static constexpr int kStrips = kRows / kRowWarps / 16;  // of 16 rows that a warp has
-  static constexpr int kPairs = kOuts / kOutWarps / 16;   // of twice 8 outs that a warp has
-  static constexpr int kOwnDepth = kDepth / kShares;      // of a stage
-  static constexpr int kStride = kDepth * 2 + 16;         // eight rows begin in different banks
+  static constexpr int kBlocks = kBlocks_;                // per SM, limited by registers
+  static constexpr int kStrips = kRows / kRowWarps / 16;  // of 16 rows per warp
+  static constexpr int kPairs = kOuts / kOutWarps / 16;   // of twice 8 outputs per warp
+  static constexpr int kOwnDepth = kDepth / kShares;      // per warp
+  static constexpr int kStride =
+      kDepth * 2 + 16;  // eight consecutive rows start in different banks
   static constexpr int kStageBytes = (kRows + kOuts) * kStride;
   static constexpr int kSumStride = kOuts + 1;  // floats
   static constexpr int kSharedBytes = 2 * kStageBytes;
@@ -50,16 +51,16 @@ struct GemmShape {
   static_assert(kShares * kRows * kSumStride * 4 <= kSharedBytes, "sums take the place of stages");
 };
 
-// 9 to 64 rows are bound by the bytes of the weights: narrow tiles, for many blocks.
+// 9 to 64 rows are bound by reading the weights: narrow tiles, for many blocks.
 using FewRows = GemmShape<64, 32, 4, 1, 1, 4, 3>;
 using ManyRows = GemmShape<128, 128, 2, 4, 2, 1, 2>;
 
-// Columns [k, k + kDepth) of rows [first, first + kCount) of `rows` [n, n_cols], of 16 bits, to
-// shared memory; zeros where there are none.
+// Copies columns [k, k + kDepth) of rows [first, first + kCount) of `rows` [n, n_cols], 16 bits, to
+// shared memory; zeros past the end.
 template <class S, int kCount>
 __device__ inline void copy_halves(uint32_t to, const uint16_t* rows, int64_t first, int64_t n,
                                    int64_t n_cols, int k) {
-  constexpr int kPerRow = S::kDepth / 8;  // pieces of 16 bytes
+  constexpr int kPerRow = S::kDepth / 8;  // 16-byte pieces
   static_assert(kCount * kPerRow % S::kThreads == 0);
 #pragma unroll 2
   for (int i = 0; i < kCount * kPerRow / S::kThreads; ++i) {
@@ -72,8 +73,8 @@ __device__ inline void copy_halves(uint32_t to, const uint16_t* rows, int64_t fi
   }
 }
 
-// How weights come into shared memory: the Tile of a block has kOuts rows of them, from `first` on.
-// load(k) asks for the stage at column k; store() puts what was asked for into a buffer.
+// How weights are loaded into shared memory: the block's Tile has kOuts rows of them, from `first`
+// on. load(k) starts loading the stage at column k; store() writes it to a buffer.
 template <bool kBf16_>
 struct Plain {
   static constexpr bool kBf16 = kBf16_;
@@ -107,7 +108,7 @@ struct Unpacked {
     static __device__ int own_row() { return threadIdx.x / kGroups; }
     static __device__ int own_group() { return threadIdx.x % kGroups; }
 
-    // Past the end the last row or group again: it is not written to y, or x is zero there.
+    // Past the end the last row or group is repeated: it is not written to y, or x is zero there.
     __device__ void load(int column) {
       const int n_groups = static_cast<int>(w.cols / kGroup);
       group = min(column / kGroup + own_group(), n_groups - 1);
@@ -122,8 +123,8 @@ struct Unpacked {
   };
 };
 
-// The part of the tile that a warp has: rows from `row` on, outs from `out` on, of each stage the
-// columns from `depth` on. For sums, see multiply_add(): of strip s and outs 8 j.
+// A warp's part of the tile: rows from `row`, outputs from `out`, and columns from `depth` of each
+// stage. `sums` of strip s and outputs 8 j have the layout of multiply_add().
 template <class S>
 struct WarpTile {
   int row, out, depth, share;
@@ -137,7 +138,7 @@ struct WarpTile {
     depth = share * S::kOwnDepth;
   }
 
-  // Strips that begin at row n_rows or later are left out.
+  // Skips strips from row n_rows on.
   template <bool kBf16>
   __device__ void multiply(uint32_t x_tile, uint32_t w_tile, int n_rows) {
     const int lane = threadIdx.x % kWarp;
@@ -180,7 +181,7 @@ struct WarpTile {
   }
 };
 
-// Adds the shares, and writes what of the tile is in y.
+// Sums the shares, and writes the part of the tile that is inside y.
 template <class S>
 __device__ inline void write_tile(const Gemm& g, const float* sums, int64_t first_row,
                                   int64_t first_out) {
@@ -199,7 +200,7 @@ __device__ inline void write_tile(const Gemm& g, const float* sums, int64_t firs
   }
 }
 
-// The tile of y that begins at these.
+// Computes the tile of y at (first_row, first_out).
 template <class S, class Kind>
 __device__ __forceinline__ void multiply_tile(const Gemm& g, int64_t first_row, int64_t first_out) {
   std::byte* const shared = dynamic_shared<std::byte>();
@@ -207,7 +208,7 @@ __device__ __forceinline__ void multiply_tile(const Gemm& g, int64_t first_row, 
   typename Kind::template Tile<S> weights{g.w, first_out};
   const auto x_tile = [&](int stage) { return shared + stage % 2 * S::kStageBytes; };
   const auto w_tile = [&](int stage) { return x_tile(stage) + S::kRows * S::kStride; };
-  // Puts a stage into its buffer, and asks for the weights after it.
+  // Writes a stage to its buffer, and starts loading the weights of the next.
   const auto put = [&](int stage) {
     weights.store(w_tile(stage));
     copy_halves<S, S::kRows>(shared_address(x_tile(stage)), g.x, first_row, g.n_rows, g.w.cols,
@@ -222,12 +223,12 @@ __device__ __forceinline__ void multiply_tile(const Gemm& g, int64_t first_row, 
   WarpTile<S> own;
   for (int stage = 0; stage < n_stages; ++stage) {
     wait_for_copies<0>();
-    __syncthreads();  // this stage is there, and nobody reads the one before it
+    __syncthreads();  // this stage has been loaded, and no thread reads the previous one
     if (stage + 1 < n_stages) put(stage + 1);
     own.template multiply<Kind::kBf16>(shared_address(x_tile(stage)), shared_address(w_tile(stage)),
                                        static_cast<int>(g.n_rows - first_row));
   }
-  __syncthreads();  // nobody reads the last stage
+  __syncthreads();  // no thread reads the last stage
   auto* const sums = reinterpret_cast<float*>(shared);
   own.store(sums);
   __syncthreads();
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) gemm_kernel(Gemm g) {
   multiply_tile<S, Kind>(g, int64_t{blockIdx.y} * S::kRows, int64_t{blockIdx.x} * S::kOuts);
 }
 
-// Of rows that each are an expert's: those of x are the rows of y from `begin` on.
+// For rows grouped by expert: rows of x correspond to rows of y from `begin` on.
 template <class S, class Kind>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     experts_gemm_kernel(Gemm g, ExpertRows experts, int begin) {
@@ -280,7 +281,7 @@ void launch_gemm(const Stream& stream, const Gemm& g) {
 template <class Kind>
 void launch_experts_gemm(const Stream& stream, const Gemm& g, const ExpertRows& experts,
                          int begin) {
-  using S = FewRows;  // an expert seldom has more
+  using S = FewRows;  // an expert rarely has more
   const dim3 grid(out_tiles<S>(g), n_expert_tiles<S::kRows>(experts, g.n_rows));
   launch(stream, experts_gemm_kernel<S, Kind>, grid, dim3(S::kThreads), S::kSharedBytes, g, experts,
          begin);

@@ -1,4 +1,4 @@
-// Products of many rows with weights, on tensor cores, without a library.
+// Products of many rows with weights on tensor cores, without cuBLAS.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace h2o::cuda {
 
-// What gemm() multiplies weights with: bf16 for bf16, f16 for f16 and the quantised types.
+// The operand type for these weights: bf16 for bf16; f16 for f16 and quantized types.
 DType gemm_factors(DType weights);
 
-// Whether gemm() can: not weights in f32, nor rows that do not begin at multiples of 16 bytes.
+// Does gemm() support these weights? Not f32, nor rows that are not 16-byte aligned.
 bool gemm_takes(const Weights& w);
 
 // y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in gemm_factors(w.dtype);
@@ -21,8 +21,8 @@ bool gemm_takes(const Weights& w);
 void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
           const float* bias, bool add);
 
-// y = x w^T + bias of the rows [begin, begin + n_rows) of y, which each are an expert's; w and bias
-// are those of the first. x [n_rows, w.cols]
+// y = x w^T + bias for rows [begin, begin + n_rows) of y, grouped by expert; w and bias are those
+// of the first expert. x [n_rows, w.cols]
 void gemm_experts(const Stream& stream, float* y, const void* x, int64_t begin, int64_t n_rows,
                   const Weights& w, const float* bias, const ExpertRows& experts);
 

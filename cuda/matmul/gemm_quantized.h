@@ -1,5 +1,4 @@
-// gemm() and gemm_experts() of quantised weights, in a file that compiles beside that of the
-// others.
+// gemm() and gemm_experts() for quantized weights, in a separate file for parallel compilation.
 #pragma once
 
 #include "cuda/matmul/expert_rows.h"

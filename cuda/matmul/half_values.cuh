@@ -7,7 +7,7 @@
 
 namespace h2o::cuda {
 
-// What f16 cannot hold becomes the largest that it can; NaN stays NaN.
+// Clamped to f16's range; NaN stays NaN.
 __device__ inline __half saturated(float x) {
   constexpr float kMost = 65504;
   return __float2half_rn(fabsf(x) > kMost ? copysignf(kMost, x) : x);

@@ -18,14 +18,14 @@
 namespace h2o::cuda {
 namespace {
 
-// More rows than these take cuBLAS, where it is found. It multiplies faster than gemm(), but before
-// it can do so with quantised weights they are written and read as f16.
+// More rows than this use cuBLAS, where found. It multiplies faster than gemm(), but quantized
+// weights must first be written and read again as f16.
 constexpr int64_t kOwnRows = 64;
 constexpr int64_t kOwnQuantizedRows = 512;
 
-constexpr int64_t kRoundedRows = 64;               // of x at a time, in 8 bits
-constexpr int64_t kGemmRows = 2048;                // of x at a time, in 16 bits
-constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: less than an L2 cache
+constexpr int64_t kRoundedRows = 64;               // rows of x at a time, in 8 bits
+constexpr int64_t kGemmRows = 2048;                // rows of x at a time, in 16 bits
+constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: smaller than the L2 cache
 
 bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
@@ -34,14 +34,14 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
   return {x.row(begin), x.dtype, std::min(n, x.rows - begin), x.cols};
 }
 
-// With weights as many as y has columns: those of the first expert, if there are any.
+// `w` has as many rows as y has columns: those of the first expert, if there are experts.
 Matvec matvec_of(const Product& product, Weights w) {
   const auto& [y, affine] = product;
   w.rows = y.cols;
   return {y.floats(), affine.bias ? affine.bias.floats() : nullptr, w};
 }
 
-// Memory that grows. What was recorded before goes on with the smaller one, which is kept.
+// Memory that grows. Graphs captured before keep using the smaller buffer, which is not freed.
 class Workspace {
  public:
   void reserve(int64_t bytes) {
@@ -56,13 +56,13 @@ class Workspace {
   std::vector<Buffer> buffers_;
 };
 
-// Activations in another form, and of which tensor.
+// Activations in another type, and the tensor they were converted from.
 struct OtherForm {
   Workspace memory;
   Tensor x;
   DType dtype = DType::f32;
 
-  // Whether it has yet to be made.
+  // Returns true if the conversion must be performed.
   bool becomes(const Tensor& tensor, DType as) {
     if (x.data == tensor.data && x.rows == tensor.rows && x.cols == tensor.cols && dtype == as) {
       return false;
@@ -98,10 +98,10 @@ struct Matmul::State {
   const Stream& stream;
   Cublas cublas;
   Uploader uploader;
-  std::map<const std::byte*, Tensor> quantised;  // as callers see them, by where they begin
-  std::set<int64_t> quantised_cols;              // that such weights have
-  OtherForm quantized;                           // kRoundedRows, as QuantizedRows, in 8 bits
-  OtherForm halves;                              // kGemmRows, as f16 or bf16
+  std::map<const std::byte*, Tensor> quantised;  // keyed by address
+  std::set<int64_t> quantised_cols;              // their numbers of columns
+  OtherForm quantized;                           // kRoundedRows rows as QuantizedRows, in 8 bits
+  OtherForm halves;                              // kGemmRows rows, as f16 or bf16
   Workspace tile;                                // weights as f16
 };
 
@@ -111,7 +111,8 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
   uploader.upload(tensor.data, host);
 
   if (is_quantised(host.dtype)) {
-    // Whatever else began there has been freed, or takes turns with it and begins where it does.
+    // Previous tensors in this range were freed, or share it as streamed layers with the same
+    // layout.
     quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
     quantised[tensor.data] = tensor;
     quantised_cols.insert(tensor.cols);
@@ -122,7 +123,7 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
   return tensor;
 }
 
-// A range of rows of what was uploaded begins where it would if they were as long as in the file.
+// Row ranges of an uploaded tensor are addressed as if its rows had their length in the file.
 Weights Matmul::State::find(const Tensor& t) const {
   if (!is_quantised(t.dtype)) return {t.data, t.dtype, t.rows, t.cols, t.row_bytes()};
   auto whole = quantised.upper_bound(t.data);
@@ -132,7 +133,7 @@ Weights Matmul::State::find(const Tensor& t) const {
   return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
 }
 
-// A library multiplies nothing whose rows the host does not know: those of experts.
+// cuBLAS cannot be used if the host does not know the rows: those of experts.
 bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts) const {
   return n_rows <= kMatvecRows || !((cublas && !experts) || gemm_takes(w));
 }
@@ -142,7 +143,7 @@ bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
   return cublas && (n_rows > most || !gemm_takes(w));
 }
 
-// `rows` says of all rows what it says but for which they are.
+// `rows` describes all rows; its range is set here.
 void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows) {
   const bool rounds = is_quantised(products.front().w.dtype);
   const int64_t most = !rows.experts ? kMatvecRows : rounds ? kRoundedRows : x.rows;
@@ -160,7 +161,7 @@ void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, M
   }
 }
 
-// At most kGemmRows rows as what tensor cores take.
+// At most kGemmRows rows, converted for tensor cores.
 const void* Matmul::State::factors(const Tensor& x, DType type) {
   if (type == DType::f32) return x.data;
   if (halves.becomes(x, type)) convert(stream, halves.memory.data(), type, x);
@@ -207,7 +208,7 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
   }
 }
 
-// With `routes`, x has the copies of the rows that experts get.
+// With `routes`, x has the copies of rows for the experts.
 void Matmul::State::multiply(std::span<const Product> products, const Tensor& x, bool add,
                              const Routes* routes) {
   if (x.rows == 0) return;

@@ -1,4 +1,4 @@
-// Products with weights in any type, and their rows as floats.
+// Products with weights of all types, and token embedding.
 #pragma once
 
 #include <memory>
@@ -11,38 +11,38 @@
 
 namespace h2o::cuda {
 
-// A few rows are multiplied straight from the weights' blocks; more on tensor cores, by gemm() or,
-// where they are many and it is found, by cuBLAS, a tile of unpacked weights at a time.
+// A few rows are multiplied with the weights in their stored type; more rows on tensor cores, by
+// gemm() or, if there are many, by cuBLAS (where found) with a tile of unpacked weights at a time.
 class Matmul {
  public:
   explicit Matmul(const Stream& stream);
   ~Matmul();
 
-  std::string name() const;  // of what multiplies many rows: "cuBLAS 13.0" or "no cuBLAS"
+  std::string name() const;  // the library for many rows: "cuBLAS 13.0" or "no cuBLAS"
 
-  // The weights at `to` on the device, in rows of device_row_bytes() laid out for its kernels; the
-  // workspace grows with them, for nothing is allocated later.
+  // Uploads weights to `to` on the device, in rows of device_row_bytes(), and grows the workspace
+  // for them, so that nothing is allocated later.
   Tensor upload(const Tensor& host, std::byte* to);
 
-  // Of each product y = x w.weight^T + w.bias, or y += it, to the same bits as alone. Few rows take
-  // one launch for as many products as have weights of one type.
+  // Each product y = x w.weight^T + w.bias, or y += it, bit-identical to computing it alone. For
+  // few rows, products with weights of one type share a launch.
   void multiply(std::span<const Product> products, const Tensor& x, bool add);
 
-  // As Backend::matmul_gated in one launch, for few rows and weights that are not quantised: of
-  // those the kernel that applies the gate rounds the result as well. False if it did nothing.
+  // Backend::matmul_gated in one launch, for few rows and weights that are not quantized: otherwise
+  // the kernel that applies the gate also rounds the result. Returns false if not supported.
   bool multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x);
 
-  // As Backend::matmul_experts: of each row as alone.
+  // Backend::matmul_experts; each row is bit-identical to computing it alone.
   void multiply_experts(std::span<const Product> products, const Tensor& x, const Routes& routes);
 
   // x[i] = table[tokens[i]]; tokens: [x.rows] on the device
   void embed(Tensor x, const Tensor& table, const int32_t* tokens);
 
-  // What multiply() remembers of x, which may be written now.
+  // Invalidates converted copies of x, which may be overwritten now.
   void forget();
 
-  // The same, and where a kernel that writes y is to put it rounded too, since quantised weights
-  // may be multiplied with it next. None if there are no such weights, or y has many rows.
+  // The same; returns where a kernel that writes y should also write it rounded, because quantized
+  // weights may be multiplied with it next. Empty if there are no such weights, or y has many rows.
   QuantizedRows rounded(const Tensor& y);
 
  private:

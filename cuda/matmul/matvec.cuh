@@ -1,26 +1,26 @@
-// The kernel of products of a few rows with weights. A launch computes several products of the same
-// rows; each has blocks of its own, and the same bits as alone.
+// The kernel for products of a few rows with weights. A launch computes several products of the
+// same rows; each has its own blocks, and is bit-identical to computing it alone.
 //
 // A warp has kWide rows of weights, or a share of their columns, and all rows of x. A row is
-// divided into units, which are what 16 or 32 bytes of weights hold, and chunks of 32 units: a lane
-// has a unit. What a lane multiplies later is always being loaded; and the first of it is loaded
-// before the kernel ahead has ended, since no kernel writes weights. A sum is over the units of a
-// lane, then over lanes, then over the shares, always in that order.
+// divided into units of 16 or 32 bytes of weights, and chunks of 32 units, one per lane. Loads are
+// always in flight ahead of the multiplications; the first are issued before the preceding kernel
+// has ended, since no kernel writes weights. A sum is taken over the units of a lane, then over
+// lanes, then over the shares, always in that order.
 //
 // `Type` is a type of weights:
-//   kUnit                          elements of a unit
-//   kWide<n>, kAhead<n>            for n rows of x: as above, and how many units are being loaded
-//   blocks(n), kExpertBlocks       that a multiprocessor holds: what that leaves of its registers
+//   kUnit                          elements per unit
+//   kWide<n>, kAhead<n>            for n rows of x: see above, and the number of units in flight
+//   blocks(n), kExpertBlocks       per multiprocessor: determines the registers available
 //   Raw load(row, n_units, i)      unit i of a row of weights
 //   Unpacked unpack(raw, i, valid)
-//   X                              rows of x, X from(first) those from one of them on, and
+//   X                              rows of x; X from(first): those from row `first` on
 //   multiply<n, wide>(sums, w, x, n_units, chunk, lane)
 //                                  sums[j][r] += w[j] * row r of x, j < wide, r < n
-// With a gate, half of a warp's rows of weights are those of the gate: the halves of its lanes end
-// up with the two sums of one result.
+// With a gate, half of a warp's rows of weights are those of the gate: the two halves of its lanes
+// end up with the two sums of one result.
 //
-// Where there is no unit, the last one is loaded, but is not valid: it adds nothing. That is
-// without a branch, so that what is loaded of x for one unit does not wait for another.
+// Past the end the last unit is loaded, but marked invalid so that it adds nothing. This avoids a
+// branch, which would make loads of x for one unit wait for another.
 #pragma once
 
 #include <algorithm>
@@ -34,16 +34,16 @@
 
 namespace h2o::cuda {
 
-constexpr int kMatvecWarps = 4;  // in a block: few, so that blocks end, and begin, one by one
+constexpr int kMatvecWarps = 4;  // per block: few, so that blocks start and end at different times
 constexpr int kMatvecThreads = kMatvecWarps * kWarp;
 
-// Of n values in each lane, the sum over all lanes of value i, in lanes [i, i + 1) * 32 / n.
+// The sum over all lanes of each of n values per lane; lanes [i, i + 1) * 32 / n get value i.
 template <int n, int apart = kWarp / 2>
 __device__ inline float sum_each(const float* values) {
   if constexpr (n == 1) {
     return warp_sum<2 * apart>(values[0]);
   } else {
-    // Each of two lanes goes on with one half of the values, and gives away the other.
+    // Each lane of a pair keeps one half of the values and passes the other to its partner.
     const bool upper = threadIdx.x & apart;
     float mine[n / 2];
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ inline float sum_each(const float* values) {
   }
 }
 
-// What a warp has of a launch: kWide rows of weights, for kOuts columns of y, of which each lane
+// A warp's part of a launch: kWide rows of weights, for kOuts columns of y, of which each lane
 // loads kAhead units at a time.
 template <class Type, int n, bool kGated>
 struct WarpShare {
@@ -63,22 +63,22 @@ struct WarpShare {
   static constexpr int kWide = kGated ? std::max(kAlone, 2) : kAlone;
   static constexpr int kOuts = kGated ? kWide / 2 : kWide;
   static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
-  // That a multiprocessor holds: what that leaves of its registers.
+  // Per multiprocessor: determines the registers available.
   static constexpr int kBlocks = Type::blocks(n) - (!kGated ? 0 : n == 1 ? 2 : n == 8);
 };
 
 // One of the products of a launch.
 struct MatvecPart {
-  float* y;               // its first row
+  float* y;               // first row
   const float* bias;      // [rows] or nullptr
-  const std::byte* data;  // of the weights
-  int64_t rows;           // of the weights, and columns of y
+  const std::byte* data;  // weights
+  int64_t rows;           // of the weights; columns of y
   unsigned first_block;   // of the grid
   int log_shares;         // a row of weights is divided among 2^log_shares warps of a block
 };
 
 struct MatvecParts {
-  MatvecPart parts[kMostProducts];  // those that are not there begin after the last block
+  MatvecPart parts[kMostProducts];  // unused ones start after the last block
   int64_t cols;
   int64_t row_bytes;
   int n_rows;
@@ -86,7 +86,7 @@ struct MatvecParts {
   Gate gate;
 };
 
-// What the product has that a block belongs to.
+// The part that a block belongs to.
 __device__ inline MatvecPart part_of(const MatvecParts& m, unsigned block) {
   MatvecPart w = m.parts[0];
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ inline MatvecPart part_of(const MatvecParts& m, unsigned block) {
   return w;
 }
 
-// Block `block` of a launch, which has a part of the product w; m.n_rows <= n.
+// Computes block `block` of a launch, for a part with product w; m.n_rows <= n.
 template <class Type, int n, bool kGated>
 __device__ __forceinline__ void multiply_part(const MatvecParts& m, const MatvecPart& w,
                                               const typename Type::X& x, unsigned block) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   for (int j = 0; j < kWide; ++j) {
     const std::byte* const data = j < Share::kOuts ? w.data : m.parts[1].data;
     rows[j] = data + min(first_row + j % Share::kOuts, w.rows - 1) * m.row_bytes;
-    asm volatile("" : "+l"(rows[j]));  // it is not to be computed again for every load
+    asm volatile("" : "+l"(rows[j]));  // prevents recomputation for every load
   }
 
   const int n_units = static_cast<int>(m.cols / Type::kUnit);
@@ -138,12 +138,13 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   int chunk = share;
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) load(a, chunk);
-  // What this lane is to write: a sum, if it is the first of those that know it.
+  // What this lane writes: a sum, if it is the first of the lanes that have it.
   constexpr int kLanes = kWarp / kSums;
   const int64_t o = first_row + lane / kLanes / n % Share::kOuts;
   const int r = lane / kLanes % n;
   const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
-  // With a gate registers suffice if the pointer says whether; without, if it does not.
+  // Chosen for register use: with a gate the pointer encodes whether to write; without, it does
+  // not.
   float* const y = kGated && !writes ? nullptr : w.y + r * w.rows + o;
   const auto is_written = [&] { return kGated ? y != nullptr : writes; };
   const float* const bias = kGated && lane >= kWarp / 2 ? m.parts[1].bias : w.bias;
@@ -187,8 +188,8 @@ __global__ void __launch_bounds__(kMatvecThreads, (WarpShare<Type, n, kGated>::k
   multiply_part<Type, n, kGated>(m, w, x, blockIdx.x);
 }
 
-// The same of rows that each are an expert's: a block has one row, from row `first_row` on. What
-// experts share lies side by side in the grid, so that their weights are read from memory once.
+// The same for rows grouped by expert: one row per block, from row `first_row` on. Blocks that
+// share an expert are adjacent in the grid, so that its weights are read from memory once.
 template <class Type>
 __global__ void __launch_bounds__(kMatvecThreads, Type::kExpertBlocks)
     experts_kernel(MatvecParts m, typename Type::X x, ExpertRows experts, int first_row) {
@@ -202,9 +203,9 @@ __global__ void __launch_bounds__(kMatvecThreads, Type::kExpertBlocks)
   multiply_part<Type, 1, false>(m, w, x.from(blockIdx.x), blockIdx.y);
 }
 
-// A quarter of the warps that a device can hold keep its memory busy: with fewer rows than that
-// they share, as long as each has its units to load ahead. With a gate as many as without, for the
-// same bits.
+// A quarter of the warps that fit on a device saturate its memory: with fewer rows than that, warps
+// share rows, as long as each has units to load ahead. The same number with a gate as without, so
+// that results are bit-identical.
 template <class Type, int n>
 int log_shares(const Stream& stream, const Weights& w) {
   constexpr int kWide = Type::template kWide<n>;
@@ -232,7 +233,7 @@ MatvecParts parts_of(const Stream& stream, std::span<const Matvec> products, con
     const auto& [y, bias, w] = products[i];
     const int log = log_shares<Type, n>(stream, w);
     m.parts[i] = {y + rows.begin * w.rows, bias, w.data, w.rows, *n_blocks, log};
-    if (kGated && i > 0) break;  // in the blocks of the first
+    if (kGated && i > 0) break;  // shares the blocks of the first
     const int64_t of_block = int64_t{kOuts} * (kMatvecWarps >> log);
     *n_blocks += static_cast<unsigned>((w.rows + of_block - 1) / of_block);
   }

@@ -1,5 +1,4 @@
-// Products of a few rows with weights, straight from the weights' type: bound by the weights'
-// bytes.
+// Products of a few rows with weights in their stored type: bound by reading the weights.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +13,33 @@
 
 namespace h2o::cuda {
 
-constexpr int64_t kMatvecRows = 8;  // of one call, at most
+constexpr int64_t kMatvecRows = 8;  // per call
 
-constexpr int kMostProducts = 3;  // of one call: q, k and v
+constexpr int kMostProducts = 3;  // per call: q, k and v
 
 // y = x w^T + bias, or y += it.
 struct Matvec {
   float* y;           // [rows, w.rows]
   const float* bias;  // [w.rows] or nullptr
-  Weights w;          // of the first expert, if there are any
+  Weights w;          // of the first expert, if the rows have experts
 };
 
-// The rows of y that a call computes, and what becomes of them.
+// The rows of y that a call computes, and how.
 struct MatvecRows {
   int64_t begin;
   int64_t n;
   bool add;
-  std::optional<Gate> gate;  // of two products, up and gate, of one shape: up.y gets both as one,
-                             // gate.y nothing. Not of a quantised type.
-  std::optional<ExpertRows> experts;  // that these rows are of; then there may be many of them
+  std::optional<Gate> gate;  // two products, up and gate, of the same shape: up.y receives the
+                             // gated result, gate.y nothing. Not for quantized types.
+  std::optional<ExpertRows> experts;  // the rows are grouped by expert, and there may be many
 };
 
-// Products of the same x, in one launch: their weights have the same type, not a quantised one, and
-// as many columns. x [rows.n, w.cols]
+// Products of the same x in one launch: their weights have the same type, not quantized, and the
+// same number of columns. x [rows.n, w.cols]
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const float* x);
 
-// The same for weights of a quantised type. x: at least rows.n rows.
+// The same for quantized weights. x: at least rows.n rows.
 void matvec(const Stream& stream, std::span<const Matvec> products, const MatvecRows& rows,
             const QuantizedRows& x);
 

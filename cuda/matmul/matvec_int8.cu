@@ -4,7 +4,7 @@
 namespace h2o::cuda {
 namespace {
 
-// The four products of signed bytes, added to `sum`.
+// Adds the four products of signed bytes to `sum`.
 __device__ int dot(uint32_t w, uint32_t x, int sum) {
   return __dp4a(static_cast<int>(w), static_cast<int>(x), sum);
 }
@@ -29,13 +29,14 @@ struct Quantised {
   __device__ static Raw load(const std::byte* row, int n_units, int i) {
     return Format::load_raw(row, n_units, i);
   }
-  // As for units that are not valid: that i % 8 is that of the lane is enough; and x is zero there.
+  // For invalid units it is enough that i % 8 is the lane's, and x is zero there.
   __device__ static Unpacked unpack(const Raw& raw, int i, bool) { return Format::unpack(raw, i); }
 
   template <int n, int wide>
   __device__ static void multiply(float* sums, const Unpacked* w, const QuantizedRows& x, int,
                                   int chunk, int lane) {
-    // Of the first row, to which others add 32 bits: eight addresses would take too many registers.
+    // Addresses relative to the first row with 32-bit offsets: eight 64-bit addresses would take
+    // too many registers.
     const int at = min(chunk, x.n_chunks - 1);
     const int8_t* const half = x.half(0, at, lane, 0);
     const RoundedGroup* const group = x.group(0, at, lane);

@@ -6,7 +6,7 @@
 namespace h2o::cuda {
 namespace {
 
-// The rows [n_rows, stride] of x; n_rows is at most what the kernel is made for.
+// The rows [n_rows, stride] of x; n_rows is at most the kernel's n.
 struct FloatRows {
   const float* x;
   int64_t stride;
@@ -88,7 +88,7 @@ struct Plain {
   }
 };
 
-// The same an element at a time, where rows are not aligned to 16 bytes.
+// The same one element at a time, for rows that are not 16-byte aligned.
 template <class T>
 struct Unaligned {
   using Raw = T;

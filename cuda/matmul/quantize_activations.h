@@ -1,4 +1,4 @@
-// Rows of activations rounded to 8 bits, which quantised weights are multiplied with.
+// Activations rounded to 8 bits, the operands for quantized weights.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,14 @@
 
 namespace h2o::cuda {
 
-// x[i] ~ d * q[i] of 32 elements, as on the CPU; d is NaN if one of them is not finite.
+// x[i] ~ d * q[i] for 32 elements, as on the CPU; d is NaN if any element is not finite.
 struct RoundedGroup {
   float d;
   int16_t sums[2];  // of the first and of the second 16 q
 };
 
-// Of each 32 groups, a chunk, the first 16 q of all come first, then the second 16: so that lanes,
-// a group each, load what lies side by side. A row is filled up with zeros, and has another chunk
-// of them.
+// A chunk is 32 groups: first the lower 16 q of all groups, then the upper 16, so that lanes, one
+// group each, load adjacent bytes. A row is padded with zeros, including one additional chunk.
 struct QuantizedRows {
   static constexpr int kGroup = 32;  // elements
   static constexpr int kChunk = 32;  // groups
@@ -26,18 +25,18 @@ struct QuantizedRows {
   RoundedGroup* groups = nullptr;  // [n_rows, n_chunks, 32]
   int n_chunks = 0;
 
-  QuantizedRows() = default;  // none: nothing is to be rounded
+  QuantizedRows() = default;  // empty: nothing is rounded
   H2O_HD explicit operator bool() const { return q != nullptr; }
 
-  // The last one included.
+  // Including the padding chunk.
   static int64_t chunks(int64_t n_in) { return (n_in / 32 + kChunk - 1) / kChunk + 1; }
 
-  // Of an array that holds n_rows of them.
+  // Size of an array of n_rows rows.
   static int64_t bytes(int64_t n_rows, int64_t n_in) {
     return n_rows * chunks(n_in) * kChunk * int64_t{32 + sizeof(RoundedGroup)};
   }
 
-  // In `array`, which bytes() says the size of.
+  // In `array`, of size bytes().
   QuantizedRows(std::byte* array, int64_t n_rows, int64_t n_in)
       : q(reinterpret_cast<int8_t*>(array)),
         groups(reinterpret_cast<RoundedGroup*>(array + n_rows * chunks(n_in) * kChunk * 32)),
@@ -51,7 +50,7 @@ struct QuantizedRows {
     return rows;
   }
 
-  // Of group `lane` of a chunk, the first or the second half.
+  // The first or second half of group `lane` of a chunk.
   H2O_HD int8_t* half(int row, int chunk, int lane, int which) const {
     return q + (int64_t{row * n_chunks + chunk} * 2 + which) * (kChunk * 16) + lane * 16;
   }
@@ -60,8 +59,8 @@ struct QuantizedRows {
   }
 };
 
-// Blocks of so many threads, at most 1024 and a power of two, with an element each, the zeros after
-// a row included: along x those of a row, along y the rows.
+// Grid for blocks of `threads` threads, a power of two up to 1024, with one element per thread,
+// including the padding: elements along x, rows along y.
 dim3 rounding_grid(const QuantizedRows& to, int64_t n_rows, int threads);
 
 void quantize_rows(const Stream& stream, const QuantizedRows& to, const Tensor& x);

@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kStageBytes = int64_t{8} << 20;
 
-// The n blocks from block `first` of a matrix of n_groups a row. A thread has a group. Nothing
-// starts before it has ended: what comes next may read weights at once.
+// Repacks n blocks from block `first` of a matrix with n_groups per row. One group per thread. Does
+// not let the next kernel start early, because it may read weights immediately.
 template <class Format>
 __global__ void __launch_bounds__(kThreads)
     repack_kernel(std::byte* to, int64_t row_bytes, int n_groups,

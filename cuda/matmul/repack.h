@@ -1,4 +1,4 @@
-// Weights on their way to the device.
+// Uploads weights to the device.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace h2o::cuda {
 
-// From a row to the next on the device: see cuda/formats.cuh.
+// Row stride on the device: see cuda/matmul/formats.cuh.
 int64_t device_row_bytes(DType dtype, int64_t cols);
 
-// Copies tensors to the device, and brings quantised ones into their order there. What is read
-// from the host, perhaps from a disk, is copied on while the next is read.
+// Copies tensors to the device and converts quantized ones to the device layout. Reading the host's
+// data, possibly from disk, overlaps with copying.
 class Uploader {
  public:
   explicit Uploader(const Stream& stream);
@@ -22,15 +22,14 @@ class Uploader {
   Uploader& operator=(const Uploader&) = delete;
   ~Uploader();
 
-  // to: [host.rows, device_row_bytes] on the device, or pinned. The host's memory may change
-  // afterwards.
+  // to: [host.rows, device_row_bytes] on the device, or pinned. host.data may change afterwards.
   void upload(std::byte* to, const Tensor& host);
 
  private:
   struct Stage {
     Buffer pinned;
     Buffer device;
-    cudaEvent_t free = nullptr;  // when the device has read what is in them
+    cudaEvent_t free = nullptr;  // signalled when the device has read the buffer
   };
 
   const Stream& stream_;

@@ -1,5 +1,5 @@
-// Rounding to 8 bits by whole warps, for kernels that write what quantised weights are multiplied
-// with next. All of them give the same bits.
+// Rounding to 8 bits by whole warps, for kernels whose output is multiplied with quantized weights.
+// All give the same bits.
 #pragma once
 
 #include "cuda/matmul/quantize_activations.h"
@@ -9,11 +9,11 @@ namespace h2o::cuda {
 
 static_assert(QuantizedRows::kGroup == kWarp);
 
-// Group g of a row, as quantize_rows of cpu/int8_matmul-inl.h.
+// Group g of a row, as quantize_rows of cpu/matmul/int8_matmul-inl.h.
 __device__ inline void round_group(const QuantizedRows& to, int row, int g, float x) {
   const int lane = threadIdx.x % kWarp;
-  const float d = warp_max(fabsf(x)) / 127 + warp_sum(x * 0);  // NaN if one of them is not finite
-  // Below the smallest normal number 1 / d may overflow: that is rounded to zero.
+  const float d = warp_max(fabsf(x)) / 127 + warp_sum(x * 0);  // NaN if any of them is not finite
+  // For denormal d, 1 / d may overflow: such values are rounded to zero.
   const float inverse = d >= 0x1p-126f ? 1 / d : 0;
   const int q = static_cast<int>(fminf(fmaxf(rintf(x * inverse), -127.0f), 127.0f));
 
@@ -37,7 +37,7 @@ __device__ inline void round_group(const QuantizedRows& to, int row, int g, floa
   }
 }
 
-// The zeros after the n groups of a row, by one of n_warps warps.
+// Writes the zeros after the n groups of a row, by one of n_warps warps.
 __device__ inline void round_padding(const QuantizedRows& to, int row, int n, int warp,
                                      int n_warps) {
   for (int g = n + warp; g < to.n_chunks * QuantizedRows::kChunk; g += n_warps) {

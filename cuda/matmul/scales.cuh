@@ -1,9 +1,8 @@
-// The scales of the quantised types: how they lie in device memory, see cuda/formats.cuh, and their
-// values.
+// The scales of quantized types: their device layout (see cuda/matmul/formats.cuh) and values.
 //
-// An element is scale * (q - offset) + min. There are kScales scales in a group, and as many mins
-// if kMins. kGroupBytes are of each group, kBlockBytes of a superblock. store() is given the
-// block of core/blocks.h that group g of the row is in, and stores of it what is the group's.
+// An element is scale * (q - offset) + min. A group has kScales scales, and as many mins if kMins.
+// They take kGroupBytes per group and kBlockBytes per superblock. store() receives the block of
+// core/blocks.h that contains group g of the row, and stores the group's part.
 #pragma once
 
 #include "cuda/matmul/weight_bits.cuh"
@@ -32,7 +31,7 @@ struct FloatScale {
   }
 };
 
-// Of MXFP4: a power of two.
+// MXFP4: a power of two.
 struct PowerScale {
   static constexpr int kScales = 1, kGroupBytes = 1, kBlockBytes = 0;
   static constexpr bool kMins = false;
@@ -75,8 +74,8 @@ struct FloatScaleAndMin {
   }
 };
 
-// Of Q4_K and Q5_K. d and dmin, the low four bits of eight scales, of eight mins, and their high
-// two: half-byte i is those of scale i, then of min i.
+// Q4_K and Q5_K: d and dmin, the low four bits of eight scales and of eight mins, and their high
+// two: nibble i has those of scale i, then of min i.
 struct SixBitScaleAndMin {
   static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 16;
   static constexpr bool kMins = true;
@@ -113,7 +112,7 @@ struct SixBitScaleAndMin {
   }
 };
 
-// Of Q2_K: a byte for each 16 elements, scale | min << 4; d and dmin.
+// Q2_K: a byte for each 16 elements, scale | min << 4; d and dmin.
 struct FourBitScalesAndMins {
   static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 4;
   static constexpr bool kMins = true;
@@ -146,7 +145,7 @@ struct FourBitScalesAndMins {
   }
 };
 
-// Of Q3_K, whose six bits become a byte, and Q6_K: a signed byte for each 16 elements; d.
+// Q3_K, whose six bits are expanded to a byte, and Q6_K: a signed byte for each 16 elements; d.
 struct ByteScales {
   static constexpr int kScales = 2, kGroupBytes = 2, kBlockBytes = 2;
   static constexpr bool kMins = false;
@@ -178,7 +177,7 @@ struct ByteScales {
   }
 };
 
-// Of IQ4_XS, as they are.
+// IQ4_XS, unchanged.
 struct SixBitScale {
   static constexpr int kScales = 1, kGroupBytes = 0, kBlockBytes = 8;
   static constexpr bool kMins = false;

@@ -1,4 +1,4 @@
-// Loads of weights, and their bits. Much of it compiles for the host too.
+// Loading weights and extracting their bits. Much of it also compiles for the host.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,16 +11,16 @@
 
 namespace h2o::cuda {
 
-// The host's compiler does not know the pragma.
+// The host compiler does not know the pragma.
 #ifdef __CUDA_ARCH__
 #define H2O_UNROLL _Pragma("unroll")
 #else
 #define H2O_UNROLL
 #endif
 
-// Loads of weights. They stay where they are in the program, ahead of wait_for_previous() perhaps:
-// it is volatile that keeps nvcc from moving them behind it, and that they are not `.nc` (of
-// constants) that keeps ptxas.
+// Loads of weights that keep their place in the program, possibly ahead of wait_for_previous():
+// `volatile` prevents nvcc from moving them behind it, and omitting `.nc` (constant) prevents ptxas
+// from doing so.
 #ifdef __CUDA_ARCH__
 __device__ inline void load(const std::byte* p, uint8_t* v) {
   uint32_t byte;
@@ -41,7 +41,7 @@ __device__ inline void load(const std::byte* p, uint4* v) {
                : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
                : "l"(p));
 }
-// What no other warp needs a part of.
+// For data that no other warp reads.
 __device__ inline void load_once(const std::byte* p, uint4* v) {
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w)
@@ -74,7 +74,7 @@ __host__ __device__ inline float bits_as_float(uint32_t bits) {
 #endif
 }
 
-// Byte i of the result is byte `selector half-byte i` of the eight in low and high.
+// Byte i of the result is the byte of (low, high) that nibble i of `selectors` selects.
 __host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selectors) {
 #ifdef __CUDA_ARCH__
   return __byte_perm(low, high, selectors);
@@ -88,7 +88,7 @@ __host__ __device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high, u
 #endif
 }
 
-// The values that four bits stand for, as core/blocks.h lists them, four in each word.
+// The values of 4-bit codes, as listed in core/blocks.h, four per word.
 struct NoTable {};
 struct Iq4Table {
   static constexpr uint32_t k0 = 0xbfad9881, k4 = 0xf6eaddcf, k8 = 0x26190d01, k12 = 0x71594535;
@@ -97,7 +97,7 @@ struct Mxfp4Table {
   static constexpr uint32_t k0 = 0x03020100, k4 = 0x0c080604, k8 = 0xfdfeff00, k12 = 0xf4f8fafc;
 };
 
-// Those of the eight half-bytes of `packed`: the low halves of its bytes, then the high ones.
+// The values of the eight nibbles of `packed`: the low nibbles of its bytes, then the high ones.
 template <class Table>
 __host__ __device__ inline void table_values(uint32_t packed, uint32_t* low, uint32_t* high) {
   const uint32_t in_half = packed & 0x77777777;

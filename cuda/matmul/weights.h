@@ -1,5 +1,5 @@
-// Weights as they lie on the device: of quantised types in the order of cuda/formats.cuh, of others
-// as in the file.
+// Weights on the device: quantized types in the layout of cuda/matmul/formats.cuh, others as in the
+// file.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Weights {
   DType dtype;
   int64_t rows;
   int64_t cols;
-  int64_t row_bytes;  // from a row to the next
+  int64_t row_bytes;  // row stride
 
   H2O_HD const std::byte* row(int64_t i) const { return data + i * row_bytes; }
 };

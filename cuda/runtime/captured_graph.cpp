@@ -13,7 +13,7 @@ cudaGraph_t record(const Stream& stream, const std::function<void()>& pass) {
   try {
     pass();
   } catch (...) {
-    cudaStreamEndCapture(stream.get(), &graph);  // whatever it says: the stream must go on
+    cudaStreamEndCapture(stream.get(), &graph);  // ignore errors: the stream must remain usable
     if (graph != nullptr) cudaGraphDestroy(graph);
     cudaGetLastError();
     throw;
@@ -63,7 +63,7 @@ void GraphCache::run(const Stream& stream, GraphSwitch& graphs, const StepKind& 
   } catch (const std::exception& error) {
     graphs.turn_off(error.what());
   }
-  pass();  // nothing has been done yet; what is wrong with the pass itself is thrown now
+  pass();  // runs without capture first, so that errors of the pass itself are thrown here
 }
 
 }  // namespace h2o::cuda

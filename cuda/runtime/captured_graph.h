@@ -1,4 +1,4 @@
-// Decode steps as CUDA graphs: recorded the first times, then replayed with one launch.
+// CUDA graphs of decode steps: captured once, then replayed with one launch.
 #pragma once
 
 #include <compare>
@@ -12,30 +12,31 @@
 
 namespace h2o::cuda {
 
-// Whether a back end's steps are recorded: until H2O_CUDA_GRAPHS=0 or one could not be, and then
-// never again.
+// Whether a back end captures steps. Disabled permanently by H2O_CUDA_GRAPHS=0 or by the first
+// failed capture.
 class GraphSwitch {
  public:
   GraphSwitch();
 
-  void turn_off(std::string reason);  // the first one stays
-  std::string reason() const;         // empty while it is on
+  void turn_off(std::string reason);  // only the first reason is kept
+  std::string reason() const;         // empty while enabled
 
  private:
-  mutable std::mutex mutex_;  // any thread may ask
+  mutable std::mutex mutex_;  // any thread may read the reason
   std::string reason_;
 };
 
-// Steps whose launches are the same: of so many rows, and with rolling sequences, others, or both.
+// Steps with identical launches: the same number of rows, and with rolling sequences, with others,
+// or both.
 struct StepKind {
   int32_t n_rows;
   bool fixed, rolling;
   auto operator<=>(const StepKind&) const = default;
 };
 
-// One graph for each kind of step. The step runs as it is the first time, when
-// the driver may still load kernels, is recorded the second time, and replayed from then on. When
-// it cannot be recorded or replayed, it runs as it is.
+// One graph per kind of step. The first step runs without capture, because the driver may still
+// load kernels; the second is captured; later ones are replayed. If capture or replay fails, steps
+// run without a graph.
 class GraphCache final : public CapturedGraph {
  public:
   ~GraphCache() override;
@@ -44,7 +45,7 @@ class GraphCache final : public CapturedGraph {
            const std::function<void()>& pass);
 
  private:
-  std::map<StepKind, cudaGraphExec_t> graphs_;  // nullptr: ran once
+  std::map<StepKind, cudaGraphExec_t> graphs_;  // nullptr: has run once
 };
 
 }  // namespace h2o::cuda

@@ -1,4 +1,4 @@
-// Copies from the host that go on beside the kernels.
+// Copies from the host that overlap with kernels.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace h2o::cuda {
 
-// A second stream, and two events at which it and that of the kernels wait for each other.
+// A second stream, and two events that synchronize it with the kernels' stream.
 class AsyncCopy {
  public:
   explicit AsyncCopy(const Stream& kernels);
@@ -16,10 +16,10 @@ class AsyncCopy {
   AsyncCopy& operator=(const AsyncCopy&) = delete;
   ~AsyncCopy();
 
-  // The copies begin when the kernels launched so far have ended. From pinned memory.
+  // Starts copies from pinned memory after the kernels launched so far.
   void begin(std::span<const HostCopy> copies) const;
 
-  // Kernels launched from now on begin when those copies have ended.
+  // Kernels launched from now on wait for those copies.
   void await() const;
 
  private:

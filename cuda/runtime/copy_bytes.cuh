@@ -1,4 +1,4 @@
-// Copies by the threads of a block.
+// Copies by all threads of a block.
 #pragma once
 
 #include <cstddef>

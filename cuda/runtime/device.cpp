@@ -10,7 +10,7 @@ namespace h2o::cuda {
 
 void check(cudaError_t error, const char* operation) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that is not sticky shall not be found again
+  cudaGetLastError();  // clear an error that is not sticky, so that it is not reported again
   const std::string message = text("[cuda] ", operation, ": ", describe(error));
   if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
   throw DeviceError(message);
@@ -87,7 +87,7 @@ Stream::Stream(int device) : device_(device) {
         "device");
   const bool waits = kernels_can_overlap();
   overlaps_launches_ = major >= 9 && waits && is_switched_on("H2O_CUDA_OVERLAP");
-  // Not the default stream: two back ends of a process do not wait for each other.
+  // Not the default stream, so that back ends of one process do not wait for each other.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
 }
 

@@ -1,4 +1,4 @@
-// The CUDA runtime as the rest of the back end uses it: errors are exceptions, handles have owners.
+// The CUDA runtime with exceptions and RAII handles.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,17 +10,17 @@
 
 namespace h2o::cuda {
 
-// Throws OutOfMemory or DeviceError: "[cuda] operation: what CUDA says of it", in one sentence.
+// Throws OutOfMemory or DeviceError: "[cuda] operation: CUDA's error message".
 void check(cudaError_t error, const char* operation);
 
-// What CUDA says of an error, and what to do about it where that is known.
+// CUDA's message for an error, with advice where it is known.
 std::string describe(cudaError_t error);
 
-// Whether the environment has not set a variable to "0".
+// True unless the environment variable is "0".
 bool is_switched_on(const char* variable);
 
-// Memory of the current device, as it comes; and of the host, pinned, so that copies are fast.
-// Throws OutOfMemory, with the numbers.
+// Uninitialized memory of the current device, and pinned host memory. Throws OutOfMemory, with the
+// numbers.
 Buffer allocate_device(size_t bytes);
 Buffer allocate_pinned(size_t bytes);
 

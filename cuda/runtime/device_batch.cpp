@@ -24,7 +24,7 @@ DeviceBatch BatchCopier::copy(const Batch& batch) {
   const int32_t n_rows = batch.n_rows();
   require(n_rows <= kMaxRows && std::ssize(batch.logits_rows) <= kMaxRows, "[cuda] a batch of ",
           n_rows, " rows, at most ", kMaxRows);
-  check(cudaEventSynchronize(copied_), "copy a batch");  // the last one may still be on its way
+  check(cudaEventSynchronize(copied_), "copy a batch");  // the last copy may still be in progress
 
   Layout layout;
   const auto place = [&]<class T>(std::span<const T> values) {

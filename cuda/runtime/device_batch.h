@@ -1,4 +1,4 @@
-// A batch where the device's kernels read it.
+// A batch in device memory.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@ struct DeviceBatch {
   const int32_t* positions;    // [n_rows]
   const int32_t* segment_of;   // [n_rows] index into segments
   const int32_t* logits_rows;  // [n_logits]
-  const float* temperatures;   // [n_logits], or none
+  const float* temperatures;   // [n_logits], or nullptr
   const Segment* segments;     // [n_segments]
 };
 
-// Copies batches to the device, all to one place: where a batch's arrays lie there depends on their
-// sizes alone, so that a recorded pass finds the next batch of the same sizes.
+// Copies batches to fixed device memory. The arrays' addresses depend only on their sizes, so that
+// a captured graph can be replayed with the next batch of the same sizes.
 class BatchCopier {
  public:
-  static constexpr int32_t kMaxRows = 65536;  // as a Session has at most
+  static constexpr int32_t kMaxRows = 65536;  // the limit of a Session
 
   explicit BatchCopier(const Stream& stream);
   BatchCopier(const BatchCopier&) = delete;
   BatchCopier& operator=(const BatchCopier&) = delete;
   ~BatchCopier();
 
-  // Valid until the next call. Throws InvalidArgument for more than kMaxRows rows.
+  // Valid until the next call. Throws InvalidArgument if there are more than kMaxRows rows.
   DeviceBatch copy(const Batch& batch);
 
  private:

@@ -1,5 +1,4 @@
-// How kernels are launched, follow one another, and get the shared memory that they were launched
-// with.
+// Kernel launches with programmatic dependent launch and dynamic shared memory.
 #pragma once
 
 #include <tuple>
@@ -9,38 +8,38 @@
 
 namespace h2o::cuda {
 
-// Waits until everything that kernels before this one wrote can be read; see launch(). Every thread
-// of every kernel calls it.
+// Waits until all writes of preceding kernels are visible; see launch(). Every thread of every
+// kernel calls it.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-// The next kernel may be launched from now on, up to its own wait_for_previous().
+// Allows the next kernel to launch, up to its own wait_for_previous().
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// The shared memory that the kernel was launched with, aligned to 16 bytes.
+// The kernel's dynamic shared memory, 16-byte aligned.
 template <class T>
 __device__ inline T* dynamic_shared() {
   extern __shared__ __align__(16) std::byte shared[];
   return reinterpret_cast<T*>(shared);
 }
 
-// Of the 48 KiB that a block gets without being asked for; the others are for what kernels declare.
+// Of the 48 KiB per block that need no opt-in; the rest is for static shared memory.
 constexpr size_t kSharedUnasked = 40 << 10;
 
 // Runs kernel<<<grid, block, shared_bytes>>>(arguments...) on the stream.
 //
-// Where the device can, the kernel may start before the kernel ahead of it has ended. So every
-// kernel of this back end calls wait_for_previous() before it reads or writes
-// what other kernels write or read; what no kernel writes, weights, it may read before that. Copies
-// write those of layers that take turns: a kernel does not start early across the event at which
-// the stream waits for them.
+// Where the device supports it, a kernel may start before the preceding one has ended. So every
+// kernel of this back end calls wait_for_previous() before accessing data that other kernels read
+// or write. Weights, which no kernel writes, may be read earlier. Weights of streamed layers are
+// written by copies: a kernel does not start early across the event with which the stream waits for
+// them.
 template <class... Parameters, class... Arguments>
 void launch(const Stream& stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {

@@ -4,7 +4,7 @@
 namespace h2o::cuda {
 namespace {
 
-// Compiled for what all kernels are.
+// Compiled for the same architectures as all kernels.
 __global__ void probe_kernel() {
   let_next_start();
   wait_for_previous();

@@ -1,18 +1,18 @@
-// Instructions that CUDA C++ has no name for, of compute capability 8.0 and later.
+// PTX instructions without a CUDA C++ equivalent, for compute capability 8.0 and later.
 #pragma once
 
 #include <cstdint>
 
 namespace h2o::cuda {
 
-// 2^x to two units in the last place; denormal results are 0.
+// 2^x to 2 ulp; denormal results are flushed to 0.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// x where f16 has finite values, so that products of halves are finite; -65504 for NaN.
+// Clamps x to f16's finite range, so that products of halves are finite; -65504 for NaN.
 __device__ inline float within_half(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
 
 // Two floats as f16, the first in the low half.
@@ -26,9 +26,9 @@ __device__ inline uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// ---- Copies from device to shared memory that go on while the thread does. ----
+// ---- Asynchronous copies from device to shared memory. ----
 
-// 16 bytes, both ends aligned to them; zeros instead if there is nothing to copy.
+// 16 bytes, both ends aligned; zeros if `exists` is false.
 __device__ inline void copy_16_async(uint32_t shared, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
                "r"(exists ? 16 : 0)
@@ -41,20 +41,20 @@ __device__ inline void copy_4_async(uint32_t shared, const void* from, bool exis
                : "memory");
 }
 
-// Ends a group of copies.
+// Commits the thread's copies as a group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for this thread's copies, but not for those of its last `n_pending` groups.
+// Waits for this thread's copies, except for its last `n_pending` groups.
 template <int n_pending>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n_pending) : "memory");
 }
 
-// ---- Tensor cores. A matrix of 8 x 8 halves is spread over a warp: lane l holds elements 2 (l %
-// 4) and 2 (l % 4) + 1 of row l / 4. ----
+// ---- Tensor cores. A matrix of 8 x 8 halves is distributed over a warp: lane l holds elements 2
+// (l % 4) and 2 (l % 4) + 1 of row l / 4. ----
 
-// Four matrices of shared memory; lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i,
-// aligned to 16 bytes.
+// Loads four matrices from shared memory; lanes 8 i to 8 i + 7 provide the addresses of the rows of
+// matrix i, 16-byte aligned.
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -70,9 +70,9 @@ __device__ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t row_a
                : "memory");
 }
 
-// c [16, 8] += a [16, 16] b [8, 16]^T of f16, or of bf16. a: its upper left, lower left, upper
-// right and lower right matrix; b: its left and right one. c: elements 2 (l % 4) and 2 (l % 4) + 1
-// of row l / 4, and then of row l / 4 + 8.
+// c [16, 8] += a [16, 16] b [8, 16]^T in f16 or bf16. a: upper left, lower left, upper right and
+// lower right matrix; b: left and right one. c: elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4,
+// then of row l / 4 + 8.
 template <bool kBf16 = false>
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {

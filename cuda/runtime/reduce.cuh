@@ -1,4 +1,4 @@
-// Sums and maxima over a warp and a block, in an order that is always the same.
+// Deterministic sums and maxima over a warp and a block.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// The sum over a block of whole warps, in every thread. `scratch`: shared, [n_warps]. It may be
-// used again at once.
+// The sum over a block of whole warps, in every thread. `scratch`: shared, [n_warps]; can be reused
+// immediately.
 __device__ inline float block_sum(float x, float* scratch) {
   x = warp_sum(x);
   const int n_warps = blockDim.x / kWarp;
@@ -38,7 +38,7 @@ __device__ inline float block_sum(float x, float* scratch) {
   return total;
 }
 
-// e^x for x <= 0, never NaN whatever x is: scores must have an order. Below e^-70 it stays there.
+// e^x for x <= 0, clamped at e^-70 and never NaN: scores must be ordered.
 __device__ inline float exp_negative(float x) { return __expf(fminf(fmaxf(x, -70.0f), 0.0f)); }
 
 }  // namespace h2o::cuda
