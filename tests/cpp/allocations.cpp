@@ -1,7 +1,7 @@
-// The global operator new and delete, replaced by ones that count and can fail: every form of them,
-// for those of a sanitizer's library do not call each other. On Linux the linker gives the library
-// our malloc and calloc for its own. On Windows it must not: GCC's thread-local variables call
-// malloc there, so that ours would call itself.
+// Replaces the global operator new and delete by versions that count and can fail: every overload,
+// because those of a sanitizer's library do not call each other. On Linux the linker redirects the
+// library's malloc and calloc to ours. Not on Windows: GCC's thread-local variables call malloc
+// there, so ours would recurse.
 #include "allocations.h"
 
 #ifdef _WIN32
@@ -27,7 +27,7 @@ thread_local int64_t n_left = 0;  // calls until one fails; 0: none does
 thread_local bool only_one = true;
 thread_local bool has_failed = false;
 
-// Counts a call, and says whether it is to fail.
+// Counts a call, and returns whether it must fail.
 bool fails() {
   count.fetch_add(1, std::memory_order_relaxed);
   if (n_left == 0 || --n_left > 0) return false;

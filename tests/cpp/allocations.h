@@ -1,22 +1,22 @@
-// Counts what this executable allocates, by operator new, malloc or calloc, and makes it fail. What
-// shared libraries allocate by malloc is not counted.
+// Counts this executable's allocations by operator new, malloc or calloc, and makes them fail.
+// malloc in shared libraries is not counted.
 #pragma once
 
 #include <cstdint>
 
 namespace h2o {
 
-// How often any thread has allocated so far.
+// Number of allocations so far, on any thread.
 int64_t allocations();
 
-// While it lives this thread's n-th allocation (from 1) fails, or all from there on.
+// During its lifetime this thread's n-th allocation (from 1) fails, or all from there on.
 class FailingAllocation {
  public:
   explicit FailingAllocation(int64_t n, bool only = true);
   ~FailingAllocation();
   FailingAllocation(const FailingAllocation&) = delete;
 
-  // Has it come to that?
+  // Has an allocation failed?
   bool failed() const;
 };
 

@@ -1,4 +1,4 @@
-// Attention of the test device, batch by batch from the same state, against the reference.
+// Compares the test device's attention with the reference, batch by batch from the same state.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -10,7 +10,7 @@
 
 namespace h2o {
 
-// The rows of [n, heads * head_dim] that belong to `count` heads from `head`.
+// The columns of [n, heads * head_dim] of `count` heads from `head`.
 inline std::vector<float> heads_of(const std::vector<float>& x, int64_t n, int64_t heads,
                                    int64_t head, int64_t count, int64_t head_dim) {
   std::vector<float> part;
@@ -24,10 +24,10 @@ inline std::vector<float> heads_of(const std::vector<float>& x, int64_t n, int64
 struct Totals {
   int64_t n_outputs = 0;
   int64_t n_evictions = 0;
-  int64_t n_close_calls = 0;  // where rounding decided whom to evict
+  int64_t n_close_calls = 0;  // where rounding decided the eviction
 };
 
-// `n_steps` batches of random rows; next_pieces(random, cache) says of which sequences.
+// `n_steps` batches of random rows; next_pieces(random, cache) returns their sequences.
 template <class NextPieces>
 void check_against_reference(Random& random, const KvPolicy& policy, const KvShape& shape,
                              int n_steps, const NextPieces& next_pieces, Totals& totals,

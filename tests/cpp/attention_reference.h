@@ -1,5 +1,5 @@
-// The H2O cache stated once more, in double and as plainly as can be: a list of kept tokens. It
-// shares nothing with the engine but the policy's three numbers.
+// A reference implementation of the H2O cache in double, as simple as possible: a list of kept
+// tokens. It shares only the policy's three numbers with the engine.
 #pragma once
 
 #include <algorithm>
@@ -14,16 +14,16 @@ namespace h2o {
 
 struct Kept {
   int32_t position;
-  std::vector<double> k, v;  // [head_dim], as rounded to the cache's type
+  std::vector<double> k, v;  // [head_dim], rounded to the cache's type
   double score = 0;
-  double error = 0;        // of the probabilities that it is the sum of
-  int64_t n_received = 0;  // how many they are
+  double error = 0;        // accumulated error of the probabilities in `score`
+  int64_t n_received = 0;  // how many there are
 
-  // How far from `score` the engine's may be.
+  // The error bound of the engine's score.
   double score_error() const { return error + gamma(n_received) * score; }
 };
 
-// Does the device attend to chunks on tensor cores, with factors rounded to f16?
+// Does the device use tensor cores for chunks, with factors rounded to f16?
 inline bool uses_tensor_cores(const KvShape& shape) {
   const auto fits = [](DType dtype) {
     return dtype == DType::f16 || dtype == DType::q8_0 || dtype == DType::q4_0;
@@ -33,8 +33,8 @@ inline bool uses_tensor_cores(const KvShape& shape) {
          std::ranges::count(kHeadDims, shape.head_dim) > 0;
 }
 
-// One sequence, one kv_head. step() gives the attention outputs of the next tokens and how far
-// from them f32 may be; adopt() says which tokens survive.
+// One sequence and one kv_head. step() returns the attention outputs of the next tokens with error
+// bounds for f32; adopt() updates the kept tokens.
 class ReferenceHead {
  public:
   ReferenceHead(const KvPolicy& policy, const KvShape& shape, const LogitRules& rules = {})
@@ -67,8 +67,8 @@ class ReferenceHead {
     return out;
   }
 
-  // Positions of the survivors: the sinks, the recent, and of the rest the heaviest; of equals the
-  // older.
+  // Positions of the tokens to keep: the sinks, the recent ones, and of the rest those with the
+  // highest scores; ties: the older.
   std::vector<int32_t> survivors() const {
     std::vector<int32_t> positions;
     std::vector<Kept> rest;
@@ -89,8 +89,9 @@ class ReferenceHead {
     return positions;
   }
 
-  // Goes on with the tokens that the engine kept. False if it kept others than survivors() by more
-  // than rounding: if a token it evicted certainly scores more than one it kept in its place.
+  // Continues with the tokens that the engine kept. Returns false if they differ from survivors()
+  // by more than rounding explains: if an evicted token certainly has a higher score than a kept
+  // one.
   bool adopt(const std::vector<KvEntry>& entries) {
     std::vector<int32_t> actual;
     for (const KvEntry& entry : entries) actual.push_back(entry.position);
@@ -130,27 +131,27 @@ class ReferenceHead {
   std::vector<double> rounded(const std::vector<float>& x, int64_t row,
                               const TypeKernels& type) const {
     const int64_t n = shape_.head_dim;
-    std::vector<std::byte> stored(n * sizeof(float));  // no type has more
+    std::vector<std::byte> stored(n * sizeof(float));  // the largest element size
     std::vector<float> back(n);
     type.encode(stored.data(), x.data() + row * n, n);
     type.decode(back.data(), stored.data(), n);
     return {back.begin(), back.end()};
   }
 
-  // How far the last of n_visible tokens is from token j.
+  // Distance from the last of n_visible tokens to token j.
   double distance(int64_t n_visible, int64_t j) const {
     const int64_t last = n_visible - 1;
     return static_cast<double>(rules_.of_ranks ? last - j
                                                : kept_[last].position - kept_[j].position);
   }
 
-  // One query, of a head, over the first n_visible tokens.
+  // One query of a head over the first n_visible tokens.
   void attend(const float* q, int64_t head, int64_t n_visible, bool tensor_cores, Output& out) {
     const int64_t head_dim = shape_.head_dim;
     const double scale = attention_scale(shape_);
     const auto sum_error = [=](int64_t n) { return tensor_cores ? tensor_core_gamma(n) : 0.0; };
     std::vector<double> a(n_visible);
-    double logit_error = 0;  // of a logit, scaled: gamma of head_dim + 6 roundings, see test_matmul
+    double logit_error = 0;  // of a scaled logit: gamma of head_dim + 6 roundings, see test_matmul
     for (int64_t j = 0; j < n_visible; ++j) {
       const double* k = kept_[j].k.data();
       double logit = 0;
@@ -160,23 +161,23 @@ class ReferenceHead {
         logit += product;
         magnitude += std::abs(product);
       }
-      if (!rules_.slopes.empty()) {  // by two roundings, and those of the slope's factor
+      if (!rules_.slopes.empty()) {  // two roundings, and those of the slope's factor
         const double fall = double{rules_.slopes[head]} * distance(n_visible, j);
         logit -= fall;
         magnitude += std::abs(fall);
       }
-      double factors = 0;  // what rounding q, with its scale or without, and k comes to
+      double factors = 0;  // error from rounding q, with or without its scale, and k
       for (int64_t d = 0; tensor_cores && d < head_dim; ++d) {
         const double error = rounding_error(DType::f16, k[d]);
         factors += scale * (std::abs(q[d]) * error + 0x1p-11 * std::abs(q[d] * k[d]));
       }
       const double sum = sum_error(head_dim) + gamma(head_dim + 6);
-      double error = sum * magnitude + 1.001 * factors;  // and their product
+      double error = sum * magnitude + 1.001 * factors;  // and of their product
       if (rules_.softcap > 0) {
-        // Its slope is at most 1. It is off by 16 units on the CPU, see test_operations. On CUDA,
-        // c - 2 c / (1 + e^(2 x / c)), by 15 of c: 2 for four roundings of the exponent, 2 for a
-        // power off by 4, 2 for 1 + e, 8 for a quotient off by 4, 1 for the difference. And c is
-        // rounded, where it is divided by the scale.
+        // The derivative of tanh is at most 1. Its error is 16 units on the CPU, see
+        // test_operations. CUDA's c - 2 c / (1 + e^(2 x / c)) is off by 15 of c: 2 for four
+        // roundings of the exponent, 2 for an exponential off by 4, 2 for 1 + e, 8 for a quotient
+        // off by 4, 1 for the difference. And c is rounded when it is divided by the scale.
         logit = rules_.softcap * std::tanh(logit / rules_.softcap);
         error += 18 * kUnit * rules_.softcap;
       }
@@ -185,29 +186,29 @@ class ReferenceHead {
     }
     double largest = *std::max_element(a.begin(), a.end());
     double total = 0;
-    double power = 0;  // relative error of a power
+    double power = 0;  // relative error of an exponential
     int64_t n_terms = n_visible;
-    if (!rules_.sinks.empty()) {  // a logit that is rounded as often as that of a token is scaled
+    if (!rules_.sinks.empty()) {  // a logit rounded as often as a token's logit is scaled
       const double sink = rules_.sinks[head];
       power = power_error(std::abs(sink - largest));
       largest = std::max(largest, sink);
       total = std::exp(sink - largest);
       logit_error = std::max(logit_error, gamma(4) * std::abs(sink));
-      n_terms += 4;  // and what is put together with it: powers, products, a sum
+      n_terms += 4;  // and merging it: exponentials, products, a sum
     }
     for (double& x : a) {
       power = std::max(power, power_error(largest - x));
       x = std::exp(x - largest);
       total += x;
     }
-    // The exponent a_j - largest is off by two logits' errors, as is each term of the sum; then the
-    // roundings of softmax, see test_kernels, and as many where parts with maxima of their own are
-    // put together.
+    // The exponent a_j - largest has the errors of two logits, as does each term of the sum; then
+    // the roundings of softmax, see test_kernels, and as many for merging parts with different
+    // maxima.
     const double sums = gamma(2 * n_terms + 2);
     const double relative = std::expm1(2 * (2 * logit_error + power) + sums);
     std::vector<double> value(head_dim);
     std::vector<double> bound(head_dim);
-    // The weights are multiplied before they are divided by their sum, which is at least 1.
+    // Values are multiplied by weights before the division by their sum, which is at least 1.
     const double weights = relative + sums + sum_error(n_visible);
     for (int64_t j = 0; j < n_visible; ++j) {
       const double p = a[j] / total;
@@ -230,8 +231,8 @@ class ReferenceHead {
 
   KvPolicy policy_;
   KvShape shape_;
-  LogitRules rules_;           // of the query heads of the group
-  const TypeKernels* k_type_;  // round to the cache's types
+  LogitRules rules_;           // for the query heads of the group
+  const TypeKernels* k_type_;  // used to round to the cache's types
   const TypeKernels* v_type_;
   int32_t length_ = 0;
   std::vector<Kept> kept_;  // in position order

@@ -1,4 +1,4 @@
-// Attention for the tests: the back end's own through a KvCache, and what feeds it.
+// Runs the back end's attention through a KvCache, with generated input.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Qkv {
   std::vector<float> q;     // [n, n_heads * head_dim]
   std::vector<float> k, v;  // [n, n_kv_heads * head_dim]
 
-  // Rows [begin, begin + n) of them.
+  // Rows [begin, begin + n).
   Qkv rows(const KvShape& shape, int64_t begin, int64_t n) const {
     const auto cut = [&](const std::vector<float>& x, int64_t heads) {
       const int64_t width = heads * shape.head_dim;
@@ -45,13 +45,13 @@ inline float attention_scale(const KvShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-// What becomes of logits, as Attention has it.
+// Modifications of logits; see Attention.
 struct LogitRules {
   float softcap = 0;
   std::vector<float> sinks = {}, slopes = {};  // of each query head, or empty
-  bool of_ranks = false;                       // the distances that slopes are times
+  bool of_ranks = false;                       // slopes multiply distances in ranks
 
-  // Those of the query heads [begin, end).
+  // For query heads [begin, end).
   LogitRules of_heads(int32_t begin, int32_t end) const {
     const auto some = [&](const std::vector<float>& x) {
       return x.empty() ? x : std::vector<float>(x.begin() + begin, x.begin() + end);
@@ -60,7 +60,7 @@ struct LogitRules {
   }
 };
 
-// Rotary positions of any head; the frequencies are in the host's memory.
+// A rope for any head_dim; the frequencies are in host memory.
 inline Rope rope_of(int32_t head_dim) {
   static const std::vector<float> frequencies = [] {
     std::vector<float> powers;
@@ -71,8 +71,8 @@ inline Rope rope_of(int32_t head_dim) {
   return {.layout = RopeLayout::halves, .frequencies = {data, DType::f32, 1, head_dim / 2}};
 }
 
-// A cache of its own on the test device. Where the shape may roll, it does from the start, unless
-// `original`, with rotary positions.
+// A cache on the test device. If the shape may roll, it does from the start, unless `original`;
+// with rotary positions.
 class Rig {
  public:
   Rig(const KvPolicy& policy, const KvShape& shape, int n_threads = 1, bool original = false)
@@ -95,7 +95,7 @@ class Rig {
     start(sequence);
   }
 
-  // Of each row, as Attention has it.
+  // See Attention::window.
   void set_window(int32_t window) { window_ = window; }
   void set_logits(const LogitRules& rules) {
     const auto uploaded = [&](std::optional<DeviceMatrix>& to, const std::vector<float>& x) {
@@ -108,7 +108,7 @@ class Rig {
 
   void roll(int32_t sequence) { cache_.roll(sequence); }
 
-  // The attention output [n, n_heads * head_dim] of the rows of `pieces`, one after the other.
+  // The attention output [n, n_heads * head_dim] of the rows of `pieces`, concatenated.
   std::vector<float> attend(const std::vector<Piece>& pieces, const Qkv& in) {
     Batch batch;
     for (const Piece& piece : pieces) {
@@ -123,7 +123,7 @@ class Rig {
     DeviceMatrix q(*backend_, n, width), k(*backend_, n, kv_width), v(*backend_, n, kv_width);
     v.write(in.v);
     for (int32_t layer = 0; layer < shape.n_layers; ++layer) {
-      q.write(in.q);  // the layer before has rotated them in place
+      q.write(in.q);  // the previous layer has rotated them in place
       k.write(in.k);
       const Attention attention{.out = out,
                                 .q = q,
@@ -153,7 +153,7 @@ class Rig {
     if (rolling_) roll(sequence);
   }
 
-  // With the rotary frequencies where the back end reads them.
+  // With the rotary frequencies in the back end's memory.
   KvShape uploaded(KvShape shape) {
     Tensor& frequencies = shape.rope.frequencies;
     if (!frequencies) return shape;
@@ -178,7 +178,7 @@ inline bool same_entries(const std::vector<KvEntry>& a, const std::vector<KvEntr
   });
 }
 
-// Do two caches keep the same tokens of a sequence, with the same bits of score?
+// Do two caches keep the same tokens of a sequence, with bit-identical scores?
 inline bool same_entries(const Rig& a, int32_t sequence_a, const Rig& b, int32_t sequence_b,
                          int32_t n_kv_heads) {
   for (int32_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) {

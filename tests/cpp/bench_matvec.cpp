@@ -1,11 +1,12 @@
-// How fast a row of activations, or some, passes over quantised weights, beside only reading as
-// many bytes: GB/s of each type, layout and instruction set with one thread and with all.
+// Throughput of multiplying one or a few rows of activations with quantized weights, compared with
+// only reading as many bytes: GB/s for each type, layout and instruction set, with one thread and
+// with all.
 //
 // ninja h2o_bench_matvec && tests/cpp/h2o_bench_matvec [MiB of weights [rounds [TYPE,TYPE...
 // [rows]]]]
 //
-// All take turns in each round, and the median round counts: another program that runs for a while
-// slows all of them.
+// Each round measures all of them, and the median over rounds is reported: another program that
+// runs for a while affects all of them equally.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +27,7 @@ namespace {
 
 constexpr int64_t kDepth = 2048;
 
-// Of one thread the processor's time, which other programs take no part of.
+// With one thread the processor time, which excludes other programs.
 double seconds(int n_threads, const std::function<void()>& work) {
   const auto begun = std::chrono::steady_clock::now();
   const std::clock_t processor = std::clock();
@@ -66,7 +67,7 @@ class Bench {
         scales_(n_rows * kDepth / 32),
         sums_(n_rows * kDepth / kInt8Group),
         y_(n_rows * (bytes / byte_size(DType::iq1_s, kDepth) + kInterleaved)) {
-    // Halves of any sign that are finite, whichever bytes of a block they are in.
+    // Finite halves of either sign, at any offset in a block.
     pool_.parallel_for(bytes, [&](int, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         weights_.data()[i] = static_cast<std::byte>((i * 2654435761u >> 16) & 0xbb);

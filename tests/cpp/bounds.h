@@ -1,4 +1,4 @@
-// How far from exact arithmetic a device may be, beyond the roundings of testing.h.
+// Error bounds of devices relative to exact arithmetic, in addition to testing.h.
 #pragma once
 
 #include <algorithm>
@@ -11,21 +11,21 @@
 
 namespace h2o {
 
-// An error in bounds: right is at most 1. What is no number is infinitely wrong.
+// An error relative to its bound: correct if at most 1. Infinite for NaN.
 inline double in_bounds(double actual, double expected, double bound) {
   const double error = std::abs(actual - expected);
   if (error <= bound) return bound > 0 ? error / bound : 0;
   return bound > 0 && !std::isnan(error) ? error / bound : INFINITY;
 }
 
-// Of e^x whose argument was rounded twice: on the CPU a polynomial, off by less than 4 units
+// For e^x whose argument was rounded twice: on the CPU a polynomial, off by less than 4 units
 // (Cephes: 1.7e-7); on CUDA __expf, off by 2 + floor(1.173 |x|) places of up to 2 units.
 inline double power_error(double x) {
   const double fast = on_cuda() ? 2 * 1.173 * std::abs(x) : 0;
   return (2 * std::abs(x) + 4 + fast) * kUnit;
 }
 
-// Does a back end of that name multiply with weights in f16 and bf16 in bf16?
+// Does a back end of that name multiply f16 and bf16 weights in bf16?
 inline bool multiplies_in_bf16(const std::string& name) {
   return name.find("x86_64_v4_bf16") != std::string::npos ||
          name.find("x86_64_v4_amx") != std::string::npos;
@@ -33,7 +33,7 @@ inline bool multiplies_in_bf16(const std::string& name) {
 
 // ---- Tensor cores: factors are rounded to 16 bits, products are exact, sums are f32. ----
 
-// How far x may be from what it is rounded to: nothing if its bits suffice for x.
+// The maximum rounding error of x: zero if its bits suffice for x.
 inline double rounding_error(DType type, double x) {
   if (type != DType::f16 && type != DType::bf16) return 0;
   const int bits = type == DType::f16 ? 11 : 8;
@@ -45,9 +45,9 @@ inline double rounding_error(DType type, double x) {
   return std::max(std::ldexp(std::abs(x), -bits), least);
 }
 
-// Of a sum of n products. Tensor cores do not round but cut off, up to 16 products and the sum so
-// far at the last place of the largest (Fasi et al., Numerical behavior of NVIDIA tensor cores,
-// 2021): 17 addends for every 16 products, each off by up to 2 units of the whole.
+// For a sum of n products. Tensor cores truncate up to 16 products and the sum so far at the last
+// place of the largest (Fasi et al., Numerical behavior of NVIDIA tensor cores, 2021): 17 addends
+// for every 16 products, each off by up to 2 units of the total.
 inline double tensor_core_gamma(int64_t n) { return gamma(2 * (n + n / 16 + 1)); }
 
 }  // namespace h2o

@@ -28,7 +28,7 @@ inline h2o_session_options with_budget(double hh, int32_t n_ctx = 0) {
   return options;
 }
 
-// A session whose next stream is repeatable.
+// A session whose next stream is reproducible.
 inline api::Session open_session(const api::Model& model, const h2o_session_options& options,
                                  uint64_t seed = 1) {
   api::Session session(model, options);
@@ -46,7 +46,7 @@ inline h2o_stream_options most(int32_t max_tokens) {
   return options;
 }
 
-// Sampling, limits and the options of a request that point to them.
+// The options of a request, with the sampling and limits that they point to.
 struct RequestOptions {
   explicit RequestOptions(int32_t max_tokens, uint64_t seed = 1) : limits(most(max_tokens)) {
     sampling.seeded = 1;
@@ -61,7 +61,7 @@ struct RequestOptions {
   h2o_request_options request = H2O_REQUEST_OPTIONS;
 };
 
-// The text that a stream gives.
+// The text of a stream.
 inline std::string streamed(api::Session& session, std::string_view prompt,
                             const h2o_stream_options& options,
                             h2o_generation* generation = nullptr) {

@@ -1,5 +1,5 @@
-// The test device beside the scalar CPU: the same model, step by step from the same state, which
-// travels between them as a snapshot.
+// Compares the test device with the scalar CPU: the same model, step by step from the same state,
+// which is transferred between them as a snapshot.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@
 
 namespace h2o {
 
-// A session of the same model on either.
+// A session of the same model on each.
 struct Pair {
   Pair(const std::filesystem::path& path, const SessionOptions& options)
       : cpu(std::make_shared<Model>(path, make_cpu_backend(1, "scalar")), options),
@@ -28,17 +28,17 @@ inline std::vector<std::byte> save(const Session& session) {
   return session.save(0, {.tokens = std::vector<int32_t>(session.tokens_seen(0)), .note = ""});
 }
 
-// What one matrix may add to the relative error of the logits: with weights that are not F32 rows
-// may be rounded to 8 bits, of the largest of 32 or of each number; the cache may be rounded to
-// f16; and otherwise there are some 64 roundings in a sum and what surrounds it.
+// What one matrix may add to the relative error of the logits: with weights that are not F32, rows
+// may be rounded to 8 bits, relative to the largest of 32 or to each number; the cache may be
+// rounded to f16; otherwise about 64 roundings in a sum and its surroundings.
 inline double matrix_error(const Tensor& weight, DType kv_dtype) {
   if (!weight) return 0;
   if (weight.dtype != DType::f32) return 0x1p-8;
   return kv_dtype != DType::f32 ? 0x1p-11 : 64 * kUnit;
 }
 
-// Each of the matrices of the layers and the 2 outside adds such an error, of random sign; 6 are as
-// many times what is to be expected.
+// Each matrix of the layers and the 2 outside adds such an error with random sign; 6 standard
+// deviations are allowed.
 inline double relative_error(const Model& model, DType kv_dtype) {
   const Weights& w = model.weights;
   double squares = 0;
@@ -59,8 +59,8 @@ inline double relative_error(const Model& model, DType kv_dtype) {
   return 6 * std::sqrt(squares);
 }
 
-// Is b the same survivors as a, with the same scores, up to such an error; or others where the
-// error decided?
+// Are a and b the same kept tokens with the same scores, up to this error, or different ones where
+// the error could have decided?
 inline bool close_entries(const std::vector<KvEntry>& a, const std::vector<KvEntry>& b,
                           double error) {
   if (a.size() != b.size()) return false;
@@ -79,7 +79,7 @@ inline bool close_entries(const std::vector<KvEntry>& a, const std::vector<KvEnt
   return true;
 }
 
-// Tokens of the steps of check_steps(), which Random(1) chooses.
+// Numbers of tokens per step of check_steps(), chosen by Random(1).
 constexpr int32_t kSteps[] = {7, 1, 1, 9, 1, 2, 1, 1};
 
 inline void check_steps(Pair& pair, DType kv_dtype) {
@@ -101,8 +101,8 @@ inline void check_steps(Pair& pair, DType kv_dtype) {
     }
     const double error = relative_error(model, kv_dtype);
     CHECK(difference <= error * largest);
-    // A probability is off by what two logits of attention are, of up to 8 here; each row and head
-    // of the group adds one.
+    // A probability's error is that of two attention logits, of up to 8 here; each row and head of
+    // the group adds one.
     const int32_t group = model.config.n_heads / model.config.n_kv_heads;
     for (int32_t layer = 0; layer < model.config.n_layers; ++layer) {
       for (int32_t kv_head = 0; kv_head < model.config.n_kv_heads; ++kv_head) {

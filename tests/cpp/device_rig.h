@@ -1,4 +1,4 @@
-// The device that the tests compute on, and arrays in its memory.
+// The device used by the tests, and arrays in its memory.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@
 
 namespace h2o {
 
-// H2O_TEST_DEVICE chooses the device, "cpu" or "cuda"; H2O_ISA the CPU's instruction set.
+// H2O_TEST_DEVICE selects the device, "cpu" or "cuda"; H2O_ISA the CPU's instruction set.
 inline const std::string& test_device() {
   static const std::string name = [] {
     const char* device = std::getenv("H2O_TEST_DEVICE");
@@ -32,7 +32,7 @@ inline std::unique_ptr<Backend> test_backend(int n_threads = 1) {
   return make_backend(test_device(), n_threads);
 }
 
-// A matrix of floats in a back end's memory, between others that must stay as they are.
+// A float matrix in a back end's memory, surrounded by guard values that must not change.
 class DeviceMatrix {
  public:
   DeviceMatrix(Backend& backend, std::span<const float> values, int64_t rows, int64_t cols)
@@ -76,7 +76,7 @@ class DeviceMatrix {
   Tensor tensor_;
 };
 
-// Runs a pass over a batch of so many rows of one sequence, from position 0.
+// Runs a pass over a batch of n_rows rows of one sequence, from position 0.
 template <class Pass>
 void run_rows(Backend& backend, int64_t n_rows, const Pass& pass) {
   Batch batch;

@@ -1,4 +1,4 @@
-// Engines for the tests: a tiny rotary model, and a vocabulary of letters and halves of characters.
+// Engines for the tests: a tiny rotary model, and a vocabulary of letters and partial characters.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -19,8 +19,8 @@
 
 namespace h2o {
 
-// 61 tokens: three without text, of which 2 ends a text, then strings over "ab ", whole and broken
-// characters.
+// 61 tokens: three without text, of which 2 is the end token, then strings over "ab ", and complete
+// and partial characters.
 class LetterVocabulary {
  public:
   static const LetterVocabulary& get() {
@@ -31,7 +31,7 @@ class LetterVocabulary {
   std::shared_ptr<const Tokenizer> tokenizer() const { return tokenizer_; }
   int32_t id(const std::string& name) const { return ids_.at(name); }
 
-  // One token for each letter; "🦙" is one too.
+  // One token per letter; "🦙" is one too.
   std::vector<int32_t> tokens(const std::vector<std::string>& names) const {
     std::vector<int32_t> out;
     for (const std::string& name : names) out.push_back(id(name));
@@ -43,7 +43,7 @@ class LetterVocabulary {
 
   std::shared_ptr<const Tokenizer> make() { return std::make_shared<const Tokenizer>(gguf_, 61); }
 
-  // A byte is a character of GPT-2's alphabet: "ð", "Ł", "¦", "Ļ" are those of "🦙".
+  // Bytes are spelled in GPT-2's alphabet: "ð", "Ł", "¦", "Ļ" are those of "🦙".
   std::string content() {
     std::vector<std::string> names = {"<s>", "<pad>", "</s>", "a",  "b",  "Ġ",    "ð",
                                       "Ł",   "¦",     "Ļ",    "Ã",  "©",  "ðŁ¦Ļ", "Ã©",
@@ -83,7 +83,7 @@ inline std::shared_ptr<Model> rotary_model() {
   return load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
 }
 
-// Prompts are read in chunks of four; texts are endless.
+// Prompts are processed in chunks of four; positions roll.
 inline SessionOptions engine_options(int32_t n_sequences, int32_t max_sequences = 0) {
   return {.policies = {{.sinks = 1, .heavy = 3, .recent = 4}},
           .n_ctx = 40,
@@ -97,10 +97,10 @@ inline std::shared_ptr<Engine> make_engine(const std::shared_ptr<Model>& model,
   return std::make_shared<Engine>(model, LetterVocabulary::get().tokenizer(), options);
 }
 
-// A thread that waits is not interrupted.
+// For waits that are not interrupted.
 inline void go_on() {}
 
-// What becomes of a request.
+// The result of a request.
 struct Outcome {
   std::vector<int32_t> tokens;
   std::string text;
@@ -118,7 +118,7 @@ inline Outcome finished(Engine& engine, const Engine::Handle& generation) {
   return outcome(*generation);
 }
 
-// What it is with an engine of its own.
+// The outcome with an engine of its own.
 inline Outcome alone(const std::shared_ptr<Model>& model, Request request,
                      SessionOptions options = engine_options(1)) {
   options.n_sequences = options.max_sequences = 1;
@@ -128,7 +128,7 @@ inline Outcome alone(const std::shared_ptr<Model>& model, Request request,
   return finished(*engine, engine->submit(std::move(request)));
 }
 
-// Of random length, with random options; none fails.
+// Of random length, with random options; valid.
 inline Request random_request(Random& random) {
   Request request;
   request.prompt.resize(random.integer(1, 30));
@@ -150,7 +150,7 @@ inline Request random_request(Random& random) {
   return request;
 }
 
-// Allows only the tokens of a script, one after another, then the end of the text.
+// Allows only the tokens of a script, one after another, then the end token.
 inline Constraint scripted(std::vector<int32_t> script, size_t n_prompt) {
   return [=](std::span<const int32_t> tokens, std::span<uint32_t> allowed) {
     const size_t at = tokens.size() - n_prompt;
@@ -167,7 +167,7 @@ inline Constraint only_a() {
       };
 }
 
-// Begins a generation and leaves it after one step.
+// Starts a generation and abandons it after one step.
 inline void begin_and_leave(Engine& engine, const Engine::Handle& generation) {
   struct Interrupted {};
   try {
@@ -176,7 +176,7 @@ inline void begin_and_leave(Engine& engine, const Engine::Handle& generation) {
   }
 }
 
-// Random requests, with what they give alone.
+// Random requests, with their outcomes when run alone.
 struct Expected {
   Request request;
   Outcome outcome;
@@ -193,14 +193,14 @@ inline std::vector<Expected> expected_requests(const std::shared_ptr<Model>& mod
   return all;
 }
 
-// Runs `body(i)` in n threads, and waits.
+// Runs `body(i)` on n threads, and waits.
 template <class Body>
 void in_threads(int n, const Body& body) {
   std::vector<std::jthread> threads;
   for (int i = 0; i < n; ++i) threads.emplace_back([&body, i] { body(i); });
 }
 
-// For ever "a".
+// Generates "a" without a limit.
 inline Request endless() {
   Request request;
   request.prompt = {3, 4};
@@ -209,7 +209,7 @@ inline Request endless() {
   return request;
 }
 
-// A request the first token of which waits until it may go on.
+// A request whose first token blocks until it is released.
 struct PausedRequest {
   std::counting_semaphore<> computing{0}, may_go_on{0};
 

@@ -1,4 +1,4 @@
-// GGUF files, built byte by byte.
+// Builds GGUF files byte by byte.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct TempFile {
   std::filesystem::path path;
 };
 
-// Numbers as they are in memory, strings with their length in front.
+// Numbers in native byte order, strings preceded by their length.
 template <class... Parts>
 std::string bytes(const Parts&... parts) {
   std::string out;

@@ -1,5 +1,6 @@
-// Runs the tests. With H2O_ISA naming an instruction set that this CPU lacks, or H2O_TEST_DEVICE a
-// device that there is none of, it exits with the status that CTest reports as skipped.
+// Runs the tests. If H2O_ISA names an instruction set that this CPU does not support, or
+// H2O_TEST_DEVICE a device that does not exist, exits with the status that CTest reports as
+// skipped.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

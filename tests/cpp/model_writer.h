@@ -21,7 +21,7 @@ class ModelWriter {
 
   Random random;  // of the weights
 
-  // Of the architecture.
+  // Key with the architecture as prefix.
   void key(const char* name, const char* value) {
     writer_.key(text(architecture_, ".", name), GgufType::string, std::string_view(value));
   }
@@ -32,7 +32,7 @@ class ModelWriter {
     writer_.key(text(architecture_, ".", name), GgufType::f32, value);
   }
 
-  // dims: the shortest stride first.
+  // dims: fastest first.
   void add(const std::string& name, DType dtype, const std::vector<uint64_t>& dims,
            const std::vector<std::byte>& data) {
     writer_.tensor(name, dims, static_cast<uint32_t>(dtype), writer_.data.size());

@@ -1,4 +1,4 @@
-// How far products with weights may be from exact arithmetic, on the test device.
+// Error bounds of products with weights, on the test device.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace h2o {
 
 inline bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
 
-// What a device rounds the factors to. To multiply more than a few rows on tensor cores: with
-// quantised weights f16, else the type of the weights. On a CPU with such products bf16, for floats
-// of 16 bits. f32: it does not, or only a library does that was not found.
+// The type that a device rounds factors to. For more than a few rows on tensor cores: f16 with
+// quantized weights, otherwise the weights' type. On a CPU with bf16 products: bf16, for 16-bit
+// floats. f32: no rounding, or only in a cuBLAS that was not found.
 inline DType factor_type(const Backend& backend, DType weights, int64_t n_rows, int64_t n_in) {
   if (multiplies_in_bf16(backend.name())) {
     return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
@@ -27,7 +27,7 @@ inline DType factor_type(const Backend& backend, DType weights, int64_t n_rows, 
   return library || n_in % 8 == 0 ? weights : DType::f32;
 }
 
-// Integers whose largest of 32 is 127, so that 8 bits hold them; the others are small.
+// Integers with a maximum of 127 in every 32, so that 8 bits hold them; the others are small.
 inline std::vector<float> random_integers(Random& random, int64_t n) {
   std::vector<float> x(n);
   for (float& value : x) value = static_cast<float>(random.integer(-3, 3));
@@ -38,8 +38,8 @@ inline std::vector<float> random_integers(Random& random, int64_t n) {
   return x;
 }
 
-// How far what is multiplied may be from each number of a row of x: with quantised weights it may
-// be 8 bits of the largest of 32; on tensor cores, 16.
+// The rounding error of each number of a row of x: with quantized weights up to 8 bits of the
+// largest of 32; on tensor cores, 16.
 inline std::vector<double> row_errors(std::span<const float> x, DType weights, DType factors) {
   std::vector<double> errors(x.size());
   for (size_t begin = 0; begin < x.size(); begin += 32) {
@@ -57,8 +57,8 @@ inline std::vector<double> row_errors(std::span<const float> x, DType weights, D
   return errors;
 }
 
-// The sum of products of a row of x and one of weights, and how far y may be from it, or from it
-// and others that are `added`, of such magnitude. Integers are those of random_integers().
+// The sum of products of a row of x and one of weights, and the error bound of y, which may also
+// contain `added` terms of that magnitude. Integers are those of random_integers().
 struct ExactProduct {
   double sum, bound;
 };
@@ -73,9 +73,8 @@ inline ExactProduct exact_product(std::span<const float> x, std::span<const doub
         errors[i] * std::abs(w[i]) + rounding_error(factors, w[i]) * (std::abs(x[i]) + errors[i]);
   }
   magnitude += added + off;
-  // Sums of whole numbers below 2^24 are not rounded, whatever their order. Others are in their
-  // additions, of which 2 are of what is added, as are the products, and on the way from 8 bits
-  // scales and sums.
+  // Sums of integers below 2^24 are exact in any order. Others are rounded in each addition, 2 of
+  // which are for added terms, in each product, and in scales and sums of 8-bit values.
   const int64_t n = std::ssize(x);
   double roundings = gamma(n + 16);
   if (factors != DType::f32 && on_cuda()) roundings += tensor_core_gamma(n);

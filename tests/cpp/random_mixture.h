@@ -1,4 +1,4 @@
-// Small random models with mixtures of experts, of every family that has them.
+// Small random mixture-of-experts models of every family that has them.
 #pragma once
 
 #include <cmath>
@@ -12,11 +12,11 @@ namespace h2o {
 
 struct MixtureShape {
   std::string architecture;
-  DType experts;  // the type of their weights; all others are F32
+  DType experts;  // type of their weights; all others are F32
   uint32_t n_layers, n_experts, n_used;
 };
 
-// A product is about as large as what is multiplied.
+// Products have about the magnitude of their inputs.
 class MixtureFile {
  public:
   MixtureFile(const MixtureShape& shape, uint64_t seed)
@@ -110,7 +110,7 @@ class MixtureFile {
     add_floats(name + ".bias", dims, -0.5f, 0.5f);
   }
 
-  // Uniform numbers of variance 1 / cols; blocks as near to it as their scales are.
+  // Uniform numbers of variance 1 / cols; blocks as close to it as their scales allow.
   void add_matrix(const std::string& name, uint64_t rows, uint64_t cols, uint64_t n_experts = 0) {
     std::vector<uint64_t> dims = {cols, rows};
     if (n_experts > 0) dims.push_back(n_experts);
@@ -126,7 +126,7 @@ class MixtureFile {
     add_floats(name + ".weight", dims, -most, most, dtype);
   }
 
-  // From 2^-10 to 2^-8, of integers up to 127.
+  // From 2^-10 to 2^-8, for integers up to 127.
   static uint16_t small_scales(Random& random) {
     return static_cast<uint16_t>(random.integer(5, 6) << 10 | random.integer(0, 1023));
   }

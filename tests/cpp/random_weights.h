@@ -14,7 +14,7 @@
 
 namespace h2o {
 
-// Where the f16 numbers of a block are, from which its scales are made.
+// Offsets of the f16 numbers of a block that determine its scales.
 inline std::vector<int64_t> block_scales(DType dtype) {
   switch (dtype) {
     case DType::q4_1:
@@ -41,8 +41,7 @@ inline std::vector<int64_t> block_scales(DType dtype) {
   }
 }
 
-// The types of weights that the test device computes on: CUDA has no codebooks yet, and refuses
-// them.
+// The weight types that the test device supports: CUDA rejects codebook types.
 inline std::vector<DType> device_dtypes() {
   constexpr DType kOnCpu[] = {DType::iq1_s, DType::iq1_m,   DType::iq2_xxs, DType::iq2_xs,
                               DType::iq2_s, DType::iq3_xxs, DType::iq3_s,   DType::tq1_0,
@@ -54,14 +53,14 @@ inline std::vector<DType> device_dtypes() {
   return found;
 }
 
-// The bits of an f16: 1, by which elements of blocks are integers; or from 2^-8 to 2^-6.
+// An f16 as bits: 1, which makes elements of blocks integers; or from 2^-8 to 2^-6.
 inline uint16_t unit_scales(Random&) { return 0x3c00; }
 inline uint16_t real_scales(Random& random) {
   return static_cast<uint16_t>(random.integer(7, 8) << 10 | random.integer(0, 1023));
 }
 
-// n elements: blocks of random bits with such scales; floats of either sign, integers with unit
-// scales, that have f16's bits or fewer but in f32.
+// n elements: blocks of random bits with these scales; floats of either sign (integers with unit
+// scales) that have at most the precision of f16, unless dtype is f32.
 inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_t n,
                                              uint16_t (*scale)(Random&)) {
   std::vector<std::byte> bytes(byte_size(dtype, n));
@@ -96,7 +95,7 @@ inline std::vector<std::byte> random_weights(Random& random, DType dtype, int64_
   return bytes;
 }
 
-// A view of them.
+// A view of the bytes.
 inline Tensor tensor_of(const std::vector<std::byte>& bytes, DType dtype, int64_t rows,
                         int64_t cols) {
   return {const_cast<std::byte*>(bytes.data()), dtype, rows, cols};

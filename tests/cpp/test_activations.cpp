@@ -1,4 +1,4 @@
-// The kernels between the matrices of newer families: rms_norm, GELU, SwiGLU, rotary positions.
+// Kernels of newer families: rms_norm, GELU, SwiGLU, rotary positions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace h2o {
 namespace {
 
-// Powers below e^-70 stay there (elementwise-inl.h); against numbers of order one that is nothing.
+// Exponentials are clamped at e^-70 (elementwise-inl.h), which is negligible against numbers of
+// order one.
 constexpr double kNothing = 1e-29;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
@@ -51,8 +52,8 @@ TEST_CASE("gelu_tanh") {
       CAPTURE(x);
       const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
       const double expected = x * sigmoid(z);
-      // z takes five roundings and two rounded constants, which e^-|z| turns into as many times
-      // |z|; two powers at 4 u each, a sum, a quotient and a product follow.
+      // z takes five roundings and two rounded constants, amplified by |z| in e^-|z|; two
+      // exponentials at 4 u each, a sum, a quotient and a product follow.
       const double bound = (8 * std::abs(z) + 12) * kUnit * std::abs(expected);
       CHECK(std::abs(y - expected) <= bound + kNothing * std::abs(x));
     });
@@ -65,8 +66,8 @@ TEST_CASE("gelu_erf") {
       CAPTURE(x);
       const double t = x / std::numbers::sqrt2;
       const double expected = x / 2 * (1 + std::erf(t));
-      // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erff is good to one place, and
-      // 1 + erf, a product and the halving round once each.
+      // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erff is accurate to one place,
+      // and 1 + erf, a product and the halving round once each.
       const double slope = 1.13 * std::exp(-t * t) * std::abs(t);
       CHECK(std::abs(y - expected) <= std::abs(x) / 2 * (2 * slope + 2 + 1 + 2) * kUnit);
     });
@@ -86,7 +87,7 @@ TEST_CASE("swiglu") {
             const double g = gate[i];
             CAPTURE(g);
             const double expected = g * sigmoid(g) * up[i];
-            // Two powers at 4 u, a sum, a quotient, two products.
+            // Two exponentials at 4 u, a sum, a quotient, two products.
             CHECK(std::abs(y[i] - expected) <=
                   12 * kUnit * std::abs(expected) + kNothing * std::abs(g * up[i]));
           }
@@ -98,10 +99,10 @@ TEST_CASE("swiglu") {
 TEST_CASE("swiglu_clamped") {
   for (const CpuKernels* table : supported_kernels()) {
     Random random(4);
-    std::vector<float> up = random.reals(70, -12, 12);  // a good part of them beyond the clamps
+    std::vector<float> up = random.reals(70, -12, 12);  // many of them beyond the clamps
     up[0] = -7;
     up[1] = 7;
-    up[2] = -1;  // which makes nothing of any gate
+    up[2] = -1;  // makes up + 1 zero
     for_all(
         *table,
         [&](float* gate, int64_t n) {
@@ -114,8 +115,8 @@ TEST_CASE("swiglu_clamped") {
             CAPTURE(up[i]);
             const double z = 1.702 * g;
             const double expected = g * sigmoid(z) * u;
-            // z takes a rounded constant and a product, which e^-|z| turns into as many times |z|;
-            // two powers at 4 u each, a sum, a quotient, a sum and two products follow.
+            // z takes a rounded constant and a product, amplified by |z| in e^-|z|; two
+            // exponentials at 4 u each, a sum, a quotient, a sum and two products follow.
             CHECK(std::abs(y[i] - expected) <=
                   (2 * std::abs(z) + 13) * kUnit * std::abs(expected) + kNothing * std::abs(g * u));
           }
@@ -154,7 +155,7 @@ TEST_CASE("rms_norm") {
   }
 }
 
-TEST_CASE("rotary position embedding turns pairs, and leaves the other dimensions alone") {
+TEST_CASE("rotary position embedding rotates pairs, and does not change other dimensions") {
   Random random(4);
   for (const RopeLayout layout : {RopeLayout::pairs, RopeLayout::halves}) {
     for (const int64_t half : {1, 3, 8, 21}) {
@@ -176,7 +177,7 @@ TEST_CASE("rotary position embedding turns pairs, and leaves the other dimension
             const double angle = static_cast<float>(position) * frequencies[i];
             const double a = from[first];
             const double b = from[second];
-            // Cosine and sine are good to one place, then scaled; two products and a sum.
+            // Cosine and sine are accurate to one place, then scaled; two products and a sum.
             const double bound = 1.25 * 5 * kUnit * (std::abs(a) + std::abs(b));
             const double c = 1.25 * std::cos(angle);
             const double s = 1.25 * std::sin(angle);

@@ -1,5 +1,5 @@
-// Attention over the bounded cache, step by step from the same state, against a plain statement of
-// it in double.
+// Attention over the bounded cache, step by step from the same state, compared with a simple
+// reference in double.
 #include <doctest/doctest.h>
 
 #include "attention_check.h"
@@ -56,7 +56,7 @@ std::vector<Piece> random_pieces(Random& random, const KvCache& cache) {
   return pieces;
 }
 
-TEST_CASE("attend is softmax attention over what H2O keeps") {
+TEST_CASE("attend is softmax attention over the tokens that H2O keeps") {
   const int n_trials = on_cuda() ? 50 : 150;  // the emulation is slow
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Random random(1);
@@ -67,7 +67,7 @@ TEST_CASE("attend is softmax attention over what H2O keeps") {
       if (trial % 5 == 0) shape.head_dim = 64;  // whole vectors
       check_against_reference(random, policy, shape, 10, random_pieces, totals);
     }
-    // The trials meant something: rounding explains next to none of the evictions, and few where
+    // The trials are meaningful: rounding explains almost none of the evictions, and few where
     // logits are products of f16.
     CHECK(totals.n_outputs > 600 * n_trials);
     CHECK(totals.n_evictions > 30 * n_trials);
@@ -75,7 +75,7 @@ TEST_CASE("attend is softmax attention over what H2O keeps") {
   }
 }
 
-TEST_CASE("without heavy hitters it is a window behind sinks") {
+TEST_CASE("without heavy hitters the cache keeps sinks and a window") {
   for (const int32_t sinks : {0, 1, 3}) {
     for (const int32_t recent : {0, 1, 5}) {
       if (sinks + recent == 0) continue;
@@ -103,9 +103,9 @@ TEST_CASE("without heavy hitters it is a window behind sinks") {
   }
 }
 
-TEST_CASE("of equal scores the older token stays") {
+TEST_CASE("of equal scores the older token is kept") {
   // Token i's key and query are a large multiple of unit vector i: it attends to itself alone and
-  // every score is exactly 1, for e^-80 more is nothing in f32.
+  // every score is exactly 1, because e^-80 is negligible in f32.
   constexpr int32_t kTokens = 32;
   const KvShape shape{.n_heads = 1,
                       .n_kv_heads = 1,
@@ -136,7 +136,7 @@ TEST_CASE("of equal scores the older token stays") {
   }
 }
 
-TEST_CASE("the bytes are what the budget needs, however many tokens go by") {
+TEST_CASE("allocated bytes depend on the budget only, not on the number of tokens") {
   const KvPolicy policy{.sinks = 1, .heavy = 6, .recent = 4};
   const KvShape shape{.n_layers = 3,
                       .n_sequences = 2,
@@ -181,7 +181,7 @@ TEST_CASE("Q5_0 is cached on the CPU only") {
   }
 }
 
-TEST_CASE("a cache that cannot be is refused") {
+TEST_CASE("invalid cache shapes are rejected") {
   const auto backend = make_backend("cpu", 1);
   const KvShape good{.n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .max_tokens = 10};
   const auto make = [&](const KvPolicy& policy, const KvShape& shape) {

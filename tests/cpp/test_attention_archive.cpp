@@ -1,4 +1,4 @@
-// Attention with an archive: what is evicted is recalled, by pages.
+// Attention with an archive: evicted tokens are recalled by pages.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ void check_all_pages(DType dtype, int32_t head_dim, int n_threads, const LogitRu
       for (size_t i = 0; i < actual.size(); ++i) {
         worst = std::max(worst, in_bounds(actual[i], expected.value[i], expected.bound[i]));
       }
-      // The attention that the kept tokens receive is what all tokens leave them.
+      // The attention that the kept tokens receive is what remains after all others.
       for (const KvEntry& entry : rig.entries(0, kv_head)) {
         const Kept& kept = heads[kv_head].kept()[entry.position];
         worst_score = std::max(worst_score, in_bounds(entry.score, kept.score, kept.score_error()));
@@ -83,7 +83,7 @@ void check_all_pages(DType dtype, int32_t head_dim, int n_threads, const LogitRu
   CHECK(rig.cache().archive_bytes() > static_cast<size_t>(rows));
 }
 
-TEST_CASE("all pages recalled are the full cache") {
+TEST_CASE("recalling all pages is equivalent to the full cache") {
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0}) {
     for (const int n_threads : {1, 3}) {
       if (on_cuda() && n_threads > 1) break;
@@ -98,8 +98,8 @@ TEST_CASE("recalled logits are capped, and share the sinks") {
   check_all_pages(DType::f16, 64, 1, rules);
 }
 
-// Keys and queries are whole numbers, so that estimates are exact: bounds are of 8 bits from 1/32
-// on (the mean of 16 keys less half of a range), times q 11/16 or q 5/16, and sums are below 2^7.
+// Keys and queries are integers, so that estimates are exact: bounds have 8 bits from 1/32 on (the
+// mean of 16 keys minus half their range), times q 11/16 or q 5/16, and sums are below 2^7.
 Qkv whole_qkv(Random& random, const KvShape& shape, int32_t n) {
   Qkv in = random_qkv(random, shape, n);
   for (float& x : in.q) x = std::round(x);
@@ -107,7 +107,7 @@ Qkv whole_qkv(Random& random, const KvShape& shape, int32_t n) {
   return in;
 }
 
-// Of one kv_head: the positions in slots, and those that are archived, by page.
+// For one kv_head: the positions in slots, and the archived ones by page.
 struct Pages {
   std::vector<int32_t> slots;
   std::map<int32_t, std::vector<int32_t>> archived;
@@ -134,12 +134,12 @@ double rounded_to_bf16(double x) {
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
 }
 
-// One kv_head stated plainly, in double: which pages a row recalls, and what it then attends to.
+// A simple reference of one kv_head in double: which pages a row recalls, and its attention output.
 class PlainArchive {
  public:
   PlainArchive(const KvShape& shape) : shape_(shape) {}
 
-  // The next token, in a row of a step.
+  // Adds the next token, from one row of a step.
   void add(const Qkv& in, int64_t row, int32_t kv_head) {
     const auto of = [&](const std::vector<float>& x) {
       const auto from = x.begin() + (row * shape_.n_kv_heads + kv_head) * shape_.head_dim;
@@ -149,7 +149,7 @@ class PlainArchive {
     values_.push_back(of(in.v));
   }
 
-  // How far `out`, of all heads, is from what a row at a position should have, at most.
+  // The maximum error of `out`, over all heads, for a row at a position.
   double distance(const std::vector<float>& out, const Qkv& in, int64_t row, int32_t kv_head,
                   int32_t position, const Pages& before) const {
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
@@ -169,7 +169,7 @@ class PlainArchive {
                              const Pages& before) const {
     const int64_t group = shape_.n_heads / shape_.n_kv_heads;
     const float* const q = in.q.data() + (row * shape_.n_heads + kv_head * group) * shape_.head_dim;
-    std::vector<std::pair<double, int32_t>> estimates;  // negative: the largest comes first
+    std::vector<std::pair<double, int32_t>> estimates;  // negated: the largest comes first
     for (const auto& [page, tokens] : before.archived) {
       double estimate = -1e300;
       for (int64_t h = 0; h < group; ++h) {
@@ -244,7 +244,7 @@ TEST_CASE("the pages with the largest estimates are recalled") {
         }
       }
     }
-    CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
+    CHECK(worst < 1e-4);  // one page more or less changes it by at least 0.01
   }
 }
 
@@ -257,11 +257,11 @@ TEST_CASE(
   CHECK(default_archive_pages(4095) == 47);
   CHECK(default_archive_pages(4096) == 48);
   CHECK(default_archive_pages(100'000'000) == 48);
-  CHECK(default_archive_pages(-1) == 16);  // which the context itself is refused for
+  CHECK(default_archive_pages(-1) == 16);  // the context itself is rejected
 }
 
-// Both in decode, of one and of three kv_heads, and in a chunk.
-TEST_CASE("parts of the pages are searched by any number of threads") {
+// In decode, with one and with three kv_heads, and in a chunk.
+TEST_CASE("parts of the pages can be searched by any number of threads") {
   for (const int32_t n_kv_heads : {1, 3}) {
     CAPTURE(n_kv_heads);
     KvShape shape = shape_with(DType::f32, 64, 40);
@@ -297,7 +297,7 @@ TEST_CASE("parts of the pages are searched by any number of threads") {
   }
 }
 
-TEST_CASE("an archive that has nothing changes nothing") {
+TEST_CASE("an empty archive changes nothing") {
   const KvShape shape = shape_with(DType::f16, 64, 4);
   KvShape without = shape;
   without.archive = {};
@@ -313,7 +313,7 @@ TEST_CASE("an archive that has nothing changes nothing") {
   CHECK_FALSE(same_bits(a.attend({{0, 1}}, later), b.attend({{0, 1}}, later)));
 }
 
-TEST_CASE("neither threads nor other sequences show in what is recalled") {
+TEST_CASE("recall depends neither on threads nor on other sequences") {
   const KvShape shape = shape_with(DType::q8_0, 64, 3, 2);
   KvShape alone = shape;
   alone.n_sequences = 1;
@@ -347,8 +347,8 @@ std::vector<std::byte> bytes_of(Rig& rig) {
   return std::move(writer.bytes());
 }
 
-// With a policy that keeps no scores, all that is kept and archived is rounded rows.
-TEST_CASE("what CUDA archives is what the CPU does, bit for bit" * doctest::skip(!on_cuda())) {
+// With a policy without scores, everything kept and archived is rounded rows.
+TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) {
   constexpr KvPolicy kRing{.sinks = 2, .heavy = 0, .recent = 20};
   for (const DType kept : {DType::f32, DType::f16, DType::bf16, DType::q8_0}) {
     for (const DType archived : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0}) {
@@ -372,8 +372,8 @@ TEST_CASE("what CUDA archives is what the CPU does, bit for bit" * doctest::skip
   }
 }
 
-// In f32, where nobody multiplies in f16.
-TEST_CASE("a sequence with an archive goes on elsewhere" * doctest::skip(!on_cuda())) {
+// In f32, where no product is in f16.
+TEST_CASE("a sequence with an archive can be transferred" * doctest::skip(!on_cuda())) {
   const KvShape shape = shape_with(DType::f32, 32, 3);
   Rig cuda(kPolicy, shape);
   Rig cpu(make_backend("cpu", 1), std::span(&kPolicy, 1), shape);
@@ -386,7 +386,7 @@ TEST_CASE("a sequence with an archive goes on elsewhere" * doctest::skip(!on_cud
     for (size_t i = 0; i < actual.size(); ++i) {
       worst = std::max<double>(worst, std::abs(actual[i] - expected[i]));
     }
-    CHECK(worst < 1e-4);  // a page more or less is 0.01 and more
+    CHECK(worst < 1e-4);  // one page more or less changes it by at least 0.01
     for (int32_t h = 0; h < shape.n_kv_heads; ++h) {
       const auto positions = [h](const Rig& rig) {
         std::vector<int32_t> all;
@@ -395,7 +395,7 @@ TEST_CASE("a sequence with an archive goes on elsewhere" * doctest::skip(!on_cud
       };
       CHECK(positions(cuda) == positions(cpu));
     }
-    // From the one to the other and back, in turns.
+    // Alternates between the two.
     Rig& from = n % 2 == 0 ? cuda : cpu;
     Rig& to = n % 2 == 0 ? cpu : cuda;
     const std::vector<std::byte> bytes = bytes_of(from);
@@ -405,7 +405,7 @@ TEST_CASE("a sequence with an archive goes on elsewhere" * doctest::skip(!on_cud
   }
 }
 
-TEST_CASE("an archive takes no more tokens than there are places for") {
+TEST_CASE("an archive limits the number of tokens") {
   KvShape shape = shape_with(DType::f16, 32, 2);
   shape.max_tokens = 60;
   Rig rig(kPolicy, shape);
@@ -414,7 +414,7 @@ TEST_CASE("an archive takes no more tokens than there are places for") {
   CHECK(rig.cache().room(0) == 10);
 }
 
-TEST_CASE("what no archive can be is refused") {
+TEST_CASE("invalid archive options are rejected") {
   KvShape shape = shape_with(DType::f16, 32, 2);
   if (on_cuda()) {
     shape.archive.directory = "directory";

@@ -1,6 +1,6 @@
-// What attention must not depend on, to the bit: the past before a reset, the policies of others, a
-// budget that is never reached; and on the CPU, the rest of the batch, the threads, and how tokens
-// that all fit were fed.
+// What attention must not depend on, bit for bit: the state before a reset, other sequences'
+// policies, a budget that is never reached; and on the CPU, the rest of the batch, the threads, and
+// the chunking of tokens that all fit.
 #include <doctest/doctest.h>
 
 #include "attention_rig.h"
@@ -21,7 +21,7 @@ constexpr KvPolicy kQuestion{.heavy = 12, .recent = 8, .scoring = Scoring::quest
 constexpr KvPolicy kPolicies[] = {kFull,     kWindow, kSinks,   kH2o,
                                   kH2oSinks, kMean,   kWeighed, kQuestion};
 
-// What differs from one run of a test to the next.
+// Parameters of a test run.
 struct Kind {
   DType dtype;
   bool may_roll;
@@ -45,7 +45,7 @@ void for_all(const Body& body) {
   for (const KvPolicy& policy : kPolicies) {
     for (const Kind& kind : {Kind{DType::f32, false}, {DType::f16, false}, {DType::f16, true}}) {
       if (kind.may_roll && policy.recent == KvPolicy::kUnbounded) continue;
-      if (on_cuda() && policy.scoring == Scoring::question) continue;  // refused
+      if (on_cuda() && policy.scoring == Scoring::question) continue;  // not supported
       CAPTURE(policy.sinks);
       CAPTURE(policy.heavy);
       CAPTURE(policy.recent);
@@ -56,7 +56,7 @@ void for_all(const Body& body) {
   }
 }
 
-// Batches of three sequences: together, apart, short, longer than the pools of 21.
+// Batches of three sequences: together, separately, short, longer than the pools of 21.
 const std::vector<std::vector<Piece>> kBatches = {
     {{0, 5}, {1, 17}, {2, 1}}, {{2, 60}},         {{1, 4}, {0, 1}, {2, 1}},
     {{0, 1}, {1, 1}, {2, 1}},  {{1, 40}, {0, 1}}, {{0, 90}, {2, 2}, {1, 1}},
@@ -68,8 +68,8 @@ int32_t n_rows(const std::vector<Piece>& pieces) {
   return n;
 }
 
-// On a GPU the next, and a chunk and its tokens, are the same up to rounding only: the kernels that
-// suit a batch depend on it. test_attention.cpp holds all of them to one reference.
+// On a GPU this one, and a chunk compared with its tokens, only hold up to rounding: the kernels
+// used depend on the batch. test_attention.cpp compares all of them with one reference.
 TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(3, kind);
@@ -95,7 +95,7 @@ TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda()
   });
 }
 
-TEST_CASE("the number of threads does not show" * doctest::skip(on_cuda())) {
+TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cuda())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(3, kind);
     Rig one(policy, shape, 1);
@@ -115,9 +115,9 @@ TEST_CASE("the number of threads does not show" * doctest::skip(on_cuda())) {
   });
 }
 
-// With several blocks of keys: attention is divided by rows of long chunks, and by keys where there
+// With several blocks of keys: attention is divided by rows in long chunks, and by keys if there
 // are few rows.
-TEST_CASE("the number of threads does not show in long sequences" * doctest::skip(on_cuda())) {
+TEST_CASE("long sequences do not depend on the number of threads" * doctest::skip(on_cuda())) {
   const std::vector<std::vector<Piece>> batches = {{{0, 650}},
                                                    {{0, 250}, {1, 40}, {2, 1}},
                                                    {{0, 1}, {1, 1}, {2, 1}},
@@ -126,7 +126,7 @@ TEST_CASE("the number of threads does not show in long sequences" * doctest::ski
                                                    {{1, 1}},
                                                    {{0, 3}, {2, 560}},
                                                    {{0, 1}, {2, 1}}};
-  // The last evicts within chunks and while decoding.
+  // The last one evicts within chunks and while decoding.
   const KvPolicy policies[] = {kFull,
                                {.sinks = 1, .heavy = 700, .recent = 500},
                                {.sinks = 0, .heavy = 400, .recent = 150, .decay = 0.9f}};
@@ -164,7 +164,7 @@ TEST_CASE("the number of threads does not show in long sequences" * doctest::ski
   }
 }
 
-TEST_CASE("a sequence that was reset is new, and the others are as they were") {
+TEST_CASE("a reset sequence behaves like a new one, and others are unchanged") {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(2, kind);
     for (const int32_t past : {1, 20, 21, 22, 50}) {
@@ -172,7 +172,7 @@ TEST_CASE("a sequence that was reset is new, and the others are as they were") {
       Rig used(policy, shape);
       Rig fresh(policy, shape);
       Random random(3);
-      // Sequence 1 goes on; sequence 0 has a past.
+      // Sequence 1 continues; sequence 0 has a history.
       const Qkv first = random_qkv(random, shape, past + 30);
       used.attend({{0, past}}, first.rows(shape, 0, past));
       used.attend({{0, 1}}, random_qkv(random, shape, 1));
@@ -204,14 +204,14 @@ TEST_CASE("a budget that is never reached is the full cache") {
         const Qkv in = random_qkv(random, shape, n);
         CHECK(same_bits(full.attend({{0, n}}, in), bounded.attend({{0, n}}, in)));
       }
-      // One more token, and they part ways.
+      // One more token, and they diverge.
       const Qkv in = random_qkv(random, shape, 1);
       CHECK_FALSE(same_bits(full.attend({{0, 1}}, in), bounded.attend({{0, 1}}, in)));
     }
   }
 }
 
-TEST_CASE("a chunk that fits is its tokens one by one" * doctest::skip(on_cuda())) {
+TEST_CASE("a chunk that fits is equivalent to its tokens one by one" * doctest::skip(on_cuda())) {
   for_all([](const KvPolicy& policy, const Kind& kind) {
     const KvShape shape = shape_of(1, kind);
     const bool bounded = policy.budget() < shape.max_tokens;
@@ -234,7 +234,7 @@ TEST_CASE("a chunk that fits is its tokens one by one" * doctest::skip(on_cuda()
       CHECK(
           same_bits(chunk.attend({{0, fits - past}}, in.rows(shape, past, fits - past)), expected));
       CHECK(same_entries(chunk, 0, steps, 0, shape.n_kv_heads));
-      // What follows is the same too, long after the first eviction.
+      // Later results are the same too, long after the first eviction.
       for (int32_t i = fits; i < fits + 30; ++i) {
         const Qkv next = in.rows(shape, i, 1);
         CHECK(same_bits(chunk.attend({{0, 1}}, next), steps.attend({{0, 1}}, next)));
@@ -244,8 +244,9 @@ TEST_CASE("a chunk that fits is its tokens one by one" * doctest::skip(on_cuda()
   });
 }
 
-// Over the end of a block of keys.
-TEST_CASE("long chunks that fit are their tokens one by one" * doctest::skip(on_cuda())) {
+// Past the end of a block of keys.
+TEST_CASE("long chunks that fit are equivalent to their tokens one by one" *
+          doctest::skip(on_cuda())) {
   for (const int n_threads : {1, 3}) {
     for (const bool may_roll : {false, true}) {
       const KvShape shape = [&] {
@@ -285,7 +286,7 @@ TEST_CASE("layers do not see each other") {
   }
 }
 
-TEST_CASE("each layer keeps what its own policy says") {
+TEST_CASE("each layer follows its own policy") {
   KvShape shape = shape_of(1, {DType::f32, false});
   shape.n_layers = 3;
   const KvPolicy policies[] = {kH2o, kWindow, kFull};
@@ -309,14 +310,14 @@ TEST_CASE("each layer keeps what its own policy says") {
   CHECK(layers.cache().kept(0) == 50);
 }
 
-TEST_CASE("each sequence keeps what its own policy says") {
+TEST_CASE("each sequence follows its own policy") {
   for (const bool may_roll : {false, true}) {
     const Kind kind{DType::f16, may_roll};
     const KvPolicy small{.sinks = 1, .heavy = 3, .recent = 5};
     Rig together(kH2o, shape_of(3, kind));
     together.reset(1, {&small, 1});
     together.reset(2, {&kWindow, 1});
-    // The same batches, where all have the policy of one.
+    // The same batches, with one policy for all.
     std::vector<std::unique_ptr<Rig>> alike;
     for (const KvPolicy& policy : {kH2o, small, kWindow}) {
       alike.push_back(std::make_unique<Rig>(kH2o, shape_of(3, kind)));
@@ -355,8 +356,9 @@ TEST_CASE("each sequence keeps what its own policy says") {
                        InvalidArgument);
 }
 
-// Original positions until nothing has been evicted are ranks: a cache that begins to roll then has
-// the same keys as one that rolled from the start, but for turning them forth and back.
+// Original positions are equal to ranks until something has been evicted: a cache that begins to
+// roll then has the same keys as one that rolled from the start, except for rotating them forth and
+// back.
 TEST_CASE("a sequence begins to roll in the middle") {
   const KvShape shape = shape_of(2, {DType::f32, true});
   for (const int32_t past : {0, 1, 15, 20, 35}) {
@@ -366,7 +368,7 @@ TEST_CASE("a sequence begins to roll in the middle") {
     Random random(9);
     const Qkv first = random_qkv(random, shape, past);
     if (past > 0) {
-      // One chunk: its rows see each other at their positions in both.
+      // One chunk: its rows attend to each other at their positions in both.
       const std::vector<float> a = always.attend({{1, past}}, first);
       const std::vector<float> b = later.attend({{1, past}}, first);
       for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-4f);
@@ -380,13 +382,12 @@ TEST_CASE("a sequence begins to roll in the middle") {
       const std::vector<float> a = always.attend({{1, n}}, in);
       const std::vector<float> b = later.attend({{1, n}}, in);
       // An angle of up to 35 is off by 35 * 2^-24, a rotation by that and three roundings, forth
-      // and back; a logit of 24 products below 16 by 24 * 16 * 1e-5 / sqrt(24) at the very worst.
+      // and back; a logit of 24 products below 16 by at most 24 * 16 * 1e-5 / sqrt(24).
       for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-3f);
     }
   }
   Rig full(kFull, shape_of(1, {DType::f32, false}));
-  CHECK_THROWS_WITH_AS(full.roll(0), doctest::Contains("cannot roll"),
-                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(full.roll(0), doctest::Contains("cannot roll"), InvalidArgument);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What changes the logits of attention: soft-caps, sinks and slopes; over chunks and single rows,
-// of the sizes that take different kernels.
+// Modifications of attention logits: soft-caps, sinks and slopes; with chunks and single rows of
+// sizes that use different kernels.
 #include <doctest/doctest.h>
 
 #include "attention_check.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr KvPolicy kH2o{.sinks = 1, .heavy = 9, .recent = 8};
 
-// Frequencies of zero: keys that are rotated as they are read, by nothing.
+// Frequencies of zero: keys are rotated when read, by an angle of zero.
 Rope still(int32_t head_dim) {
   static const std::vector<float> zeros(512);
   auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(zeros.data()));
@@ -20,7 +20,7 @@ struct Heads {
   int32_t head_dim, group;
 };
 
-// Every combination of rules that a model has, and all of them together.
+// Every combination of rules in supported models, and all of them together.
 std::vector<LogitRules> random_rules(Random& random, int32_t n_heads) {
   const std::vector<float> sinks = random.reals(n_heads, -9, 9);
   const std::vector<float> slopes = random.reals(n_heads, 0.01f, 0.6f);
@@ -67,7 +67,7 @@ void check(DType dtype, const Heads& heads, bool rolling) {
     if (!rolling) check_against_reference(random, KvPolicy(), shape, 3, next_pieces, totals, rules);
   }
   CHECK(totals.n_outputs > 5000);
-  CHECK(totals.n_evictions > 100);  // about 600; the least of 200,000 simulated runs was 116
+  CHECK(totals.n_evictions > 100);  // about 600; the minimum of 200,000 simulated runs was 116
 }
 
 TEST_CASE("attention with soft-caps, sinks and slopes") {
@@ -80,7 +80,7 @@ TEST_CASE("attention with soft-caps, sinks and slopes") {
   check(DType::bf16, {7, 1}, false);
 }
 
-// More of the shares into which decoding divides slots than one.
+// With more than one split of the slots in decode.
 TEST_CASE("attention with sinks and soft-caps over many slots") {
   const KvShape shape{.n_layers = 1,
                       .n_sequences = 1,

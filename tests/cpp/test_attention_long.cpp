@@ -1,5 +1,5 @@
-// Attention over many keys and of long chunks, with the shapes of real heads, against the plain
-// statement of it: where a device splits keys over blocks, and tiles rows for tensor cores.
+// Attention over many keys and of long chunks, with realistic head shapes, compared with the
+// reference: where a device splits keys over blocks, and tiles rows for tensor cores.
 #include <array>
 
 #include "attention_check.h"
@@ -41,7 +41,7 @@ TEST_CASE("chunks of every size of head, group and type") {
   for (const int32_t head_dim : {32, 64, 80, 96, 128, 256}) {
     for (const DType dtype :
          {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0}) {
-      if (on_cuda() && dtype == DType::q5_0) continue;  // refused
+      if (on_cuda() && dtype == DType::q5_0) continue;  // not supported
       if (head_dim % info(dtype).block_size != 0) continue;
       Random random(++seed);
       constexpr int32_t kGroups[] = {1, 2, 3, 4, 7, 8};
@@ -65,7 +65,7 @@ TEST_CASE("K and V of two types") {
   }
 }
 
-// Whole rows, where the device has kernels for them; of 96 elements with lanes past the end.
+// Whole rows, where the device has kernels for them; with 96 elements some lanes are past the end.
 TEST_CASE("decoding in every type") {
   Totals totals;
   Random random(9);

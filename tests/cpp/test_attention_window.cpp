@@ -1,5 +1,5 @@
-// Windows of attention: a chunk of rows gives what its rows would one by one, each after what is
-// beyond its window was forgotten.
+// Attention windows: a chunk of rows gives the same output as its rows one by one, if each is
+// preceded by evicting the tokens outside its window.
 #include <doctest/doctest.h>
 
 #include "attention_reference.h"
@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-// What `window` newest tokens give, row by row.
+// The output with the `window` newest tokens, row by row.
 ReferenceHead::Output step_by_step(ReferenceHead& head, const KvShape& shape, int64_t group,
                                    const std::vector<float>& q, const std::vector<float>& k,
                                    const std::vector<float>& v) {

@@ -1,5 +1,5 @@
-// Products with uploaded weights of every type, on the test device, against double: of few rows
-// straight from the blocks, of many from the f16 that tensor cores take.
+// Products with uploaded weights of every type, on the test device, compared with double: of few
+// rows with the stored blocks, of many with f16 on tensor cores.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -12,11 +12,11 @@ namespace {
 struct Problem {
   DType dtype;
   int64_t n_rows, n_in, n_out;
-  bool integers;  // that are exact in 8 bits and, mostly, in f16
+  bool integers;  // exact in 8 bits and, mostly, in f16
 };
 
-// y = x w^T + bias and y += it, of rows `first` to first + n_out of a tensor. A copy of them in
-// another order gives the same bits as they do where they are.
+// y = x w^T + bias and y += it, for rows `first` to first + n_out of a tensor. A repacked copy must
+// be bit-identical to the rows in place.
 void check_product(Backend& backend, Random& random, const Problem& p) {
   CAPTURE(info(p.dtype).name);
   CAPTURE(p.n_rows);
@@ -84,7 +84,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
   CHECK(worst <= 1);
 }
 
-// What fits a block of rows or of threads, one more and one less.
+// Row counts at the sizes of blocks of rows or threads, and one more and less.
 constexpr int64_t kRows[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 64, 65, 130};
 
 TEST_CASE("products with weights of every type") {
@@ -95,7 +95,7 @@ TEST_CASE("products with weights of every type") {
     for (const int64_t n_rows : kRows) {
       const int64_t any =
           block == 1 ? random.integer(1, 300) : block * (2 * random.integer(0, 3) + 1);
-      // Rows of floats that are a multiple of 16 bytes take other kernels than others do.
+      // Float rows whose size is a multiple of 16 bytes use other kernels.
       const int64_t n_in = block == 1 && n_rows % 3 != 0 ? (any + 7) / 8 * 8 : any;
       for (const bool integers : {true, false}) {
         check_product(*backend, random, {dtype, n_rows, n_in, random.integer(1, 70), integers});
@@ -119,8 +119,8 @@ TEST_CASE("products of long rows, and of many") {
   }
 }
 
-// Whole numbers, whose sums are exact in whatever order a kernel adds them.
-TEST_CASE("weights of 16 bits may begin at any of them" * doctest::skip(!on_cuda())) {
+// Integers, whose sums are exact in any order.
+TEST_CASE("weights of 16 bits may start at any element" * doctest::skip(!on_cuda())) {
   const auto backend = test_backend();
   Random random(3);
   constexpr int64_t kRows = 20, kIn = 64, kOut = 24;
@@ -141,10 +141,10 @@ TEST_CASE("weights of 16 bits may begin at any of them" * doctest::skip(!on_cuda
   }
 }
 
-TEST_CASE("products of the same rows have the bits that each has alone") {
+TEST_CASE("products of the same rows are bit-identical to each alone") {
   const auto backend = test_backend(2);
   Random random(4);
-  constexpr int64_t kIn = 4096;  // which warps share where there are few rows of weights
+  constexpr int64_t kIn = 4096;  // shared by warps if there are few rows of weights
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_k}) {
     const DType types[] = {dtype, dtype, dtype, dtype, DType::q6_k, dtype};
     constexpr int64_t kOuts[] = {70, 5, 24, 33, 7, 1};
@@ -181,9 +181,9 @@ TEST_CASE("products of the same rows have the bits that each has alone") {
   }
 }
 
-// Each expert's rows are those of the copies that went to it: none, one, or more than are rounded
-// together.
-TEST_CASE("products of experts have the bits that each has alone" * doctest::skip(on_cuda())) {
+// Each expert has the rows of the copies routed to it: none, one, or more than are rounded at a
+// time.
+TEST_CASE("products of experts are bit-identical to each alone" * doctest::skip(on_cuda())) {
   Random random(8);
   constexpr int64_t kIn = 256, kOut = 96, kExperts = 5;
   const std::vector<std::vector<int32_t>> routes = {
@@ -235,8 +235,8 @@ TEST_CASE("products of experts have the bits that each has alone" * doctest::ski
   }
 }
 
-// Few columns are divided by rows as well, where there are threads for that.
-TEST_CASE("the number of threads does not show in products" * doctest::skip(on_cuda())) {
+// Few columns are also divided by rows, if there are enough threads.
+TEST_CASE("products do not depend on the number of threads" * doctest::skip(on_cuda())) {
   Random random(5);
   for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q4_k, DType::f16, DType::f32}) {
     for (const int64_t n_rows : {1, 47, 97, 200, 513}) {
@@ -269,8 +269,8 @@ TEST_CASE("the number of threads does not show in products" * doctest::skip(on_c
   }
 }
 
-// A device may remember what it made of x. It must not once x has been written.
-TEST_CASE("operations of one pass are those operations, one pass each") {
+// A device may reuse a conversion of x, but not after x has been written.
+TEST_CASE("operations of one pass give the same results as in separate passes") {
   const auto backend = test_backend();
   for (const DType dtype : {DType::f32, DType::f16, DType::q8_0, DType::q4_k}) {
     for (const int64_t n_rows : {1, 3, 40}) {
@@ -280,14 +280,14 @@ TEST_CASE("operations of one pass are those operations, one pass each") {
       constexpr int64_t kWidth = 256;
       constexpr int64_t kInner = 512;
       std::vector<Buffer> owner;
-      std::vector<std::vector<std::byte>> host;  // that the CPU reads in place
+      std::vector<std::vector<std::byte>> host;  // read in place by the CPU
       const auto weights = [&](DType type, int64_t n_out, int64_t n_in) {
         host.push_back(random_weights(random, type, n_out * n_in, real_scales));
         return Affine{backend->upload(tensor_of(host.back(), type, n_out, n_in), owner), {}};
       };
       const Affine gate = weights(dtype, kInner, kWidth), up = weights(DType::q5_0, kInner, kWidth);
       const Affine down = weights(dtype, kWidth, kInner), square = weights(dtype, kWidth, kWidth);
-      // Small, so that nothing outgrows f16.
+      // Small, so that nothing overflows f16.
       const DeviceMatrix norm(*backend, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
       const std::vector<float> start = random.reals(n_rows * kWidth);
 

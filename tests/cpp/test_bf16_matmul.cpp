@@ -1,5 +1,5 @@
-// The matrix kernels on rows rounded to bf16, on the instruction sets that have them: sums of
-// rounded products, to the same bits in every batch.
+// Matmul kernels on rows rounded to bf16, on the instruction sets that have them: sums of rounded
+// products, bit-identical for every batch.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@ std::vector<const CpuKernels*> tables() {
   return found;
 }
 
-// Rows of 16-bit floats that end where the last row ends, so that AddressSanitizer sees a read past
-// it. Gaps of NaNs separate them.
+// Rows of 16-bit floats, allocated so that AddressSanitizer detects reads past the last row. Gaps
+// of NaN separate them.
 struct Weights {
   std::vector<uint16_t> bits;
   int64_t stride;
@@ -60,15 +60,15 @@ void multiply(const CpuKernels& table, DType dtype, const Matmul& m, int64_t beg
   table.of(dtype).bf16_matmul(m, x, begin, end, workspace.data());
 }
 
-// Ties go to even; what is below the normal numbers, to zero.
+// Ties to even; denormals are flushed to zero.
 double nearest_bf16(double x) {
   int exponent;
   const double whole = std::nearbyint(std::ldexp(std::frexp(x, &exponent), 8));
   return std::abs(x) < 0x1p-126 ? 0 : std::ldexp(whole, exponent - 8);
 }
 
-// Of n products, each of which is rounded when it is added, as are the sums of the lanes and those
-// with the bias and with y; and a sum below the normal numbers is zero.
+// For n products, each rounded when added, as are the sums of the lanes and those with the bias and
+// with y; denormal sums are flushed to zero.
 double bound_of(int64_t n, double magnitude) {
   return gamma(n + 6) * magnitude + static_cast<double>(n + 6) * 0x1p-126;
 }
@@ -95,7 +95,7 @@ TEST_CASE("bf16_matmul is the sum of rounded products, and writes its columns on
         const Weights w(random, dtype, n_out, n_in);
         const std::vector<float> x = random.reals(n_rows * n_in);
         const std::vector<float> bias = random.flip() ? random.reals(n_out) : std::vector<float>();
-        // One more row on either side that must stay as it is.
+        // One more row on either side that must not change.
         const std::vector<float> before = random.reals((n_rows + 2) * stride);
         std::vector<float> y = before;
         multiply(*table, dtype,
@@ -145,7 +145,8 @@ TEST_CASE("an output of bf16_matmul has the same bits in every batch and range o
   struct Shape {
     int64_t n_rows, n_in, n_out;
   };
-  // Of one step and of tails, of several panels in depth, of more columns than are kept at a time.
+  // With one step and with tails, with several panels in depth, and with more columns than are kept
+  // at a time.
   for (const Shape& shape :
        {Shape{20, 96, 40}, {70, 50, 21}, {9, 64, 16}, {33, 600, 70}, {34, 300, 300}}) {
     const int64_t n_rows = shape.n_rows, n_in = shape.n_in, n_out = shape.n_out;
@@ -197,18 +198,18 @@ TEST_CASE("an output of bf16_matmul has the same bits in every batch and range o
   }
 }
 
-TEST_CASE("bf16_matmul: what is too small counts as zero, what is not finite stays so") {
+TEST_CASE("bf16_matmul flushes denormals to zero and propagates infinity and NaN") {
   for (const CpuKernels* table : tables()) {
     CAPTURE(std::string_view(table->isa));
     constexpr int64_t kIn = 40, kRows = 20;
     std::vector<uint16_t> w(2 * kIn, 0x3f80);  // 1
-    w[kIn + 3] = 0x0001;                       // below the normal numbers of bf16
+    w[kIn + 3] = 0x0001;                       // denormal in bf16
     w[kIn + 39] = 0x7f80;                      // infinity
     std::vector<float> x(kRows * kIn, 1);
     x[0] = NAN;
     x[kIn + 38] = INFINITY;
     x[2 * kIn + 5] = 1e-40f;
-    x[3 * kIn + 6] = 0x1.fep127f;  // the largest of bf16
+    x[3 * kIn + 6] = 0x1.fep127f;  // the largest bf16
     x[4 * kIn + 7] = 0x1.01p0f;    // a tie: to even
     x[5 * kIn + 7] = 0x1.03p0f;    // and up
     x[6 * kIn + 39] = 0;           // times infinity
@@ -239,7 +240,7 @@ TEST_CASE("bf16_matmul: what is too small counts as zero, what is not finite sta
   }
 }
 
-// Also where products are in float. More rows than are rounded at a time, on more threads than one.
+// Also where products are in float. More rows than are rounded at a time, and several threads.
 TEST_CASE("the back end multiplies any number of rows with weights of 16 bits") {
   Random random(4);
   const int64_t n_in = 70, n_out = 90, n_rows = 2 * kRoundedRows + 21;

@@ -1,6 +1,6 @@
-// Bits that are the same on every processor, compiler and operating system: hashes of results,
-// recorded on x86-64. Products with quantised weights have them on every instruction set, whole
-// passes on the scalar one, but for GELU by the error function, which is the C library's.
+// Results that are bit-identical on every processor, compiler and operating system: hashes recorded
+// on x86-64. Products with quantized weights are identical on every instruction set; whole passes
+// on the scalar one, except GELU with the error function, which comes from the C library.
 #include <doctest/doctest.h>
 
 #include "cpu/cpu_backend.h"
@@ -11,7 +11,7 @@
 namespace h2o {
 namespace {
 
-// The distributions of the standard library differ; its engines do not.
+// Distributions differ between standard libraries; engines do not.
 float real(std::mt19937_64& engine) {
   return static_cast<float>(static_cast<int64_t>(engine() >> 40)) * 0x1p-23f - 1;
 }
@@ -32,7 +32,7 @@ class Hash {  // FNV-1a
 
 struct Product {
   DType dtype;
-  std::vector<size_t> scales;  // where the f16 numbers of a block are
+  std::vector<size_t> scales;  // offsets of the f16 numbers of a block
   uint64_t hash;
 };
 
@@ -45,7 +45,7 @@ const Product kProducts[] = {
     {DType::iq4_nl, {0}, 0xb0c2ba2eedf776c5},  {DType::iq4_xs, {0}, 0xcd58a18ad7b9e84c},
 };
 
-// Of 48 columns of random blocks and 5 rows, of 1024 elements.
+// 48 columns of random blocks and 5 rows of 1024 elements.
 uint64_t product_hash(const CpuKernels& table, const Product& product) {
   constexpr int64_t kIn = 1024, kOut = 48, kRows = 5;
   std::mt19937_64 engine(1);
@@ -83,7 +83,7 @@ uint64_t product_hash(const CpuKernels& table, const Product& product) {
   return hash.value();
 }
 
-TEST_CASE("products with quantised weights have the same bits everywhere") {
+TEST_CASE("products with quantized weights are bit-identical everywhere") {
   for (const CpuKernels* table : supported_kernels()) {
     for (const Product& product : kProducts) {
       CAPTURE(std::string_view(table->isa));
@@ -93,7 +93,7 @@ TEST_CASE("products with quantised weights have the same bits everywhere") {
   }
 }
 
-// Of the logits after a prompt of 20 tokens and 18 more, chosen greedily.
+// Of the logits after a prompt of 20 tokens and 18 greedy tokens.
 uint64_t logits_hash(const char* path, const KvPolicy& policy) {
   const auto model = std::make_shared<Model>(path, make_cpu_backend(1, "scalar"));
   Session session(model, {.policies = {policy}, .n_ctx = 40, .n_batch = 32});
@@ -111,7 +111,7 @@ uint64_t logits_hash(const char* path, const KvPolicy& policy) {
   return hash.value();
 }
 
-TEST_CASE("a scalar pass has the same bits everywhere") {
+TEST_CASE("a scalar pass is bit-identical everywhere") {
   struct Pass {
     const char* path;
     KvPolicy policy;
@@ -121,7 +121,7 @@ TEST_CASE("a scalar pass has the same bits everywhere") {
   const Pass passes[] = {
       {H2O_SOURCE_DIR "/models/tiny-opt.gguf", full, 0x4a431a1000715a11},
       {H2O_SOURCE_DIR "/models/tiny-opt.gguf", h2o, 0xdea65a2af5e015ae},
-#ifndef H2O_OTHER_SINES  // which rotary positions have
+#ifndef H2O_OTHER_SINES  // used by rotary positions
       {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", full, 0xb275698ef7538946},
       {H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", h2o, 0xf384a35231bc1347},
       {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", h2o, 0x884f3b0f2c6e2559},

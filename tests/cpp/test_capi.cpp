@@ -1,4 +1,4 @@
-// The C API: its text is what Session, Sampler and Tokenizer give, and what it tells is so.
+// The C API: its output matches Session, Sampler and Tokenizer, and its queries are correct.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kPrompt = "It was a dark night, and the old man of the sea";
 
-TEST_CASE("a stream is prompt, sample and step, over and over") {
+TEST_CASE("a stream is a prompt followed by repeated sample and step") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(20), 7);
   const std::string text = streamed(session, kPrompt, most(60));
@@ -66,7 +66,7 @@ TEST_CASE("a session with an archive") {
   options.n_ctx = 1024;
   options.archive_pages = 1000;
   api::Session archived = open_session(model, options);
-  options.archive_pages = 0;  // as many as by default
+  options.archive_pages = 0;  // the default number
   api::Session some = open_session(model, options);
   options.archive_pages = 24;
   api::Session fixed = open_session(model, options);
@@ -114,7 +114,7 @@ TEST_CASE("token by token is the same as streaming") {
   CHECK(n_vocab == model.info().n_vocab);
 }
 
-TEST_CASE("the next stream goes on, and a reset begins anew") {
+TEST_CASE("the next stream continues, and a reset starts over") {
   const api::Model model = load_model();
   api::Session parts = open_session(model, with_budget(0));
   api::Session whole = open_session(model, with_budget(0));
@@ -138,13 +138,13 @@ TEST_CASE("the next stream goes on, and a reset begins anew") {
   CHECK(parts.tokens() == whole.tokens());
 }
 
-TEST_CASE("a text that could go on for ever ends at n_ctx, unless it is to be endless") {
+TEST_CASE("a sequence that could roll ends at n_ctx unless max_tokens is -1") {
   const api::Model model = load_model(kRotaryModel);
   h2o_generation generation = H2O_GENERATION;
   api::Session session = open_session(model, with_budget(8, 24));
   streamed(session, kPrompt, most(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
-  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last one is not read
+  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last token is not processed
   streamed(session, "", most(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_generated == 24);
@@ -156,13 +156,13 @@ TEST_CASE("a text that could go on for ever ends at n_ctx, unless it is to be en
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces == 100);
 
-  session = open_session(model, with_budget(0, 24));  // which has an end
+  session = open_session(model, with_budget(0, 24));  // cannot roll
   streamed(session, kPrompt, most(-1), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_prompt + generation.n_generated == 25);
 }
 
-TEST_CASE("a text ends at max_tokens, at a stop string and with the context") {
+TEST_CASE("generation ends at max_tokens, at a stop string and at the end of the context") {
   const api::Model model = load_model();
   h2o_generation generation = H2O_GENERATION;
   api::Session session = open_session(model, with_budget(0));
@@ -184,7 +184,7 @@ TEST_CASE("a text ends at max_tokens, at a stop string and with the context") {
   session = open_session(model, with_budget(0, 24));
   streamed(session, kPrompt, most(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
-  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last one is not read
+  CHECK(generation.n_prompt + generation.n_generated == 25);  // the last token is not processed
   CHECK(session.stats().room == 0);
   const std::vector<int32_t> tokens = session.tokens();
   for (const std::string_view prompt : {"", "more"}) {
@@ -194,7 +194,7 @@ TEST_CASE("a text ends at max_tokens, at a stop string and with the context") {
   }
 }
 
-TEST_CASE("where positions roll a text goes on past the context") {
+TEST_CASE("with rolling positions generation continues past the context") {
   const api::Model model = load_model(kRotaryModel);
   h2o_session_options options = with_budget(8);
   api::Session session = open_session(model, options);
@@ -206,7 +206,7 @@ TEST_CASE("where positions roll a text goes on past the context") {
   options.positions = H2O_POSITIONS_ORIGINAL;
   session = open_session(model, options);
   streamed(session, "a", most(200), &generation);
-  CHECK(generation.n_prompt + generation.n_generated == 41);  // the last one is not read
+  CHECK(generation.n_prompt + generation.n_generated == 41);  // the last token is not processed
 }
 
 TEST_CASE("budgets are fractions or tokens") {
@@ -229,7 +229,7 @@ TEST_CASE("budgets are fractions or tokens") {
   CHECK(kept(0.1, 0.05, 0).size() == 6);
 }
 
-TEST_CASE("tokens and text come back as they were") {
+TEST_CASE("tokens and text round-trip") {
   const api::Model model = load_model();
   const std::string text("NUL \0, 🦙, </s>", 17);
   CHECK(model.detokenize(model.tokenize(text)) == text);
@@ -245,7 +245,7 @@ TEST_CASE("tokens and text come back as they were") {
   CHECK(info.n_ctx_train == 2048);
 }
 
-TEST_CASE("a snapshot goes on as the session would have") {
+TEST_CASE("a snapshot continues as the session would have") {
   const api::Model model = load_model();
   api::Session source = open_session(model, with_budget(16));
   streamed(source, kPrompt, most(20));
@@ -259,7 +259,7 @@ TEST_CASE("a snapshot goes on as the session would have") {
   CHECK(copy.save() == source.save());  // random numbers too
 }
 
-TEST_CASE("what was read is decoded on after a snapshot") {
+TEST_CASE("decoding continues after a snapshot of processed tokens") {
   const api::Model model = load_model();
   api::Session source = open_session(model, with_budget(16)),
                copy = open_session(model, with_budget(16), 9);
@@ -278,7 +278,7 @@ TEST_CASE("what was read is decoded on after a snapshot") {
   }
   CHECK(copy.save() == source.save());
 
-  // Of another vocabulary.
+  // With another vocabulary.
   const auto same = tiny_model(1);
   const Session empty(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
   const std::string before = copy.save();
@@ -288,7 +288,7 @@ TEST_CASE("what was read is decoded on after a snapshot") {
   CHECK(copy.save() == before);
 }
 
-TEST_CASE("snapshots are those of the Python package") {
+TEST_CASE("snapshots are interchangeable with the Python package") {
   const api::Model model = load_model();
   const auto same = tiny_model(1);
   Session direct(same, {.policies = {{.heavy = 8, .recent = 8}}, .n_batch = 32});
@@ -314,7 +314,7 @@ TEST_CASE("snapshots are those of the Python package") {
     CHECK(session.save() == before);
   }
 
-  // What it held back comes first, once; it may turn out to begin a stop string.
+  // Held-back text comes first, once; it may turn out to begin a stop string.
   text = {.tokens = text.tokens, .note = {}, .held_text = "na", .held_bytes = "\xc3"};
   REQUIRE(load() == H2O_OK);
   const std::string before = session.save();
@@ -333,7 +333,7 @@ TEST_CASE("snapshots are those of the Python package") {
   CHECK(generation.n_generated == 0);
 }
 
-TEST_CASE("nothing but the number is stored where the capacity is too small") {
+TEST_CASE("only the number is stored if the capacity is too small") {
   const api::Model model = load_model();
   int32_t tokens[] = {-7, -7, -7};
   size_t n = 0;
@@ -356,7 +356,7 @@ TEST_CASE("nothing but the number is stored where the capacity is too small") {
   CHECK(h2o_detokenize(model.handle(), abc.data(), 1, text, 4, nullptr) == H2O_INVALID_ARGUMENT);
 }
 
-// A field that is added would lie where an older program has left padding, whatever is in it.
+// A new field must not be placed in an older program's padding, which is uninitialized.
 #define ENDS_WITH(type, last) \
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type))
 ENDS_WITH(h2o_model_options, reserved);
@@ -367,7 +367,7 @@ ENDS_WITH(h2o_stream_options, stop);
 ENDS_WITH(h2o_generation, decode_seconds);
 ENDS_WITH(h2o_session_stats, archive_bytes);
 
-TEST_CASE("programs built with an older header know less of the structures") {
+TEST_CASE("programs built with an older header use shorter structures") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(8));
   streamed(session, "The old man", most(4));
@@ -380,7 +380,7 @@ TEST_CASE("programs built with an older header know less of the structures") {
   CHECK(stats.n_kept == -7);
 
   h2o_session_options options = with_budget(4);
-  options.n_batch = -1;  // not there yet
+  options.n_batch = -1;  // past the end of the old structure
   options.size = offsetof(h2o_session_options, n_batch);
   CHECK_NOTHROW(api::Session(model, options));
 }

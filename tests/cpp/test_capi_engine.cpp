@@ -1,5 +1,5 @@
-// The engine of the C API: each of many requests gives what it gives alone, and any thread may end
-// it. Run under ThreadSanitizer too.
+// The engine of the C API: each of many requests gets the same output as alone, and any thread may
+// end it. Also run under ThreadSanitizer.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kPrompts[] = {"The old man", "It was a dark night, and", "a", "Of the"};
 
-TEST_CASE("requests at once give what sessions give alone") {
+TEST_CASE("concurrent requests get the same output as sessions alone") {
   const api::Model model = load_model(kTinyModel, 2);
   const h2o_session_options options = with_budget(12);
   std::vector<std::string> alone, together;
@@ -26,7 +26,7 @@ TEST_CASE("requests at once give what sessions give alone") {
     api::Session session = open_session(model, options, i);
     alone.push_back(streamed(session, kPrompts[i], most(25)));
   }
-  api::Engine engine(model, 2, options);  // so that some wait
+  api::Engine engine(model, 2, options);  // some requests must wait
   std::vector<api::Request> requests;
   for (size_t i = 0; i < std::size(kPrompts); ++i) {
     requests.push_back(engine.submit(kPrompts[i], RequestOptions(25, i).request));
@@ -124,7 +124,7 @@ TEST_CASE("log-probabilities are those of the logits") {
   CHECK_THROWS_AS(without.logprob(0), api::Error);
 }
 
-TEST_CASE("a constraint says which tokens may come") {
+TEST_CASE("a constraint determines the allowed tokens") {
   const api::Model model = load_model();
   api::Engine engine(model, 2, with_budget(12));
   const std::vector<int32_t> prompt = model.tokenize("The old man");
@@ -155,7 +155,7 @@ TEST_CASE("a constraint says which tokens may come") {
     }
     CHECK(ended.result().finish == H2O_FINISH_CANCELLED);
     CHECK(ended.result().n_generated == 0);
-    CHECK(ended.next() == std::nullopt);  // the error is told once
+    CHECK(ended.next() == std::nullopt);  // the error is reported once
     return status;
   };
   CHECK(status_of([](auto...) {}) == H2O_INVALID_ARGUMENT);
@@ -203,7 +203,7 @@ TEST_CASE("a constraint does not wait for its own engine") {
 TEST_CASE("another thread ends a request") {
   const api::Model model = load_model(kRotaryModel);
   api::Engine engine(model, 2, with_budget(8));
-  api::Request request = engine.submit("a", RequestOptions(-1).request);  // for ever
+  api::Request request = engine.submit("a", RequestOptions(-1).request);  // without a limit
   api::Request other = engine.submit("b", RequestOptions(20).request);
   REQUIRE(request.next());
   std::thread canceller([&] { request.cancel(); });
@@ -228,7 +228,7 @@ TEST_CASE("a request that a thread waits for is busy") {
     while (h2o_request_next(second.handle(), &piece, &n) == H2O_BUSY) std::this_thread::yield();
     CHECK(n == 0);
   });
-  // It is busy as soon as the thread has come to wait.
+  // It is busy as soon as the thread waits.
   h2o_generation generation = H2O_GENERATION;
   while (h2o_request_result(second.handle(), &generation) != H2O_BUSY) std::this_thread::yield();
   CHECK(h2o_request_free(second.handle()) == H2O_BUSY);
@@ -316,7 +316,7 @@ TEST_CASE("engines and requests with invalid arguments say why") {
   CHECK(h2o_request_free(request) == H2O_OK);
 }
 
-TEST_CASE("an engine and requests that there is no memory for") {
+TEST_CASE("out of memory in an engine and its requests") {
   const api::Model model = load_model(H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf");
   const h2o_session_options options = with_budget(8);
   bool failed = true;

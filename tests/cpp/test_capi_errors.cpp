@@ -1,5 +1,5 @@
-// Hostile arguments to the C API: refused with a status and a message, in silence, and the session
-// is afterwards as if they had not been given.
+// Hostile arguments to the C API: rejected with a status and a message, without output, and without
+// changing the session.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 int32_t ignore(void*, const char*, size_t) { return 0; }
 
-// What is written to a file descriptor meanwhile.
+// What is written to a file descriptor during its lifetime.
 class Captured {
  public:
   explicit Captured(int fd) : fd_(fd), saved_(dup(fd)), file_(std::tmpfile()) {
@@ -34,7 +34,7 @@ class Captured {
   std::FILE* file_;
 };
 
-TEST_CASE("no handle is an error, and no crash") {
+TEST_CASE("a NULL handle is an error and does not crash") {
   int32_t tokens[4] = {5};
   char text[4];
   size_t n = 0;
@@ -71,7 +71,7 @@ TEST_CASE("no handle is an error, and no crash") {
   }
 }
 
-TEST_CASE("what cannot be loaded says why, and can only be freed") {
+TEST_CASE("a handle that could not be loaded has a message, and can only be freed") {
   const Captured out(1), err(2);
   h2o_model_options wrong_device = H2O_MODEL_OPTIONS, wrong_threads = H2O_MODEL_OPTIONS,
                     newer = H2O_MODEL_OPTIONS, sizeless = H2O_MODEL_OPTIONS,
@@ -120,7 +120,7 @@ TEST_CASE("what cannot be loaded says why, and can only be freed") {
   CHECK(err.n_bytes() == 0);
 }
 
-TEST_CASE("session options out of range are refused") {
+TEST_CASE("session options out of range are rejected") {
   const api::Model model = load_model();
   const auto refused = [&](auto change) {
     h2o_session_options options = H2O_SESSION_OPTIONS;
@@ -144,14 +144,16 @@ TEST_CASE("session options out of range are refused") {
     refused([&](h2o_session_options& o) { o.positions = number; });
   }
   refused([](h2o_session_options& o) { o.n_batch = 0; });
-  refused([](h2o_session_options& o) { o.positions = H2O_POSITIONS_ROLLING; });  // OPT has learned
+  refused([](h2o_session_options& o) {
+    o.positions = H2O_POSITIONS_ROLLING;
+  });  // OPT has learned positions
   refused([](h2o_session_options& o) { o.k_type = "q5_1"; });
   refused([](h2o_session_options& o) { o.v_type = ""; });
   refused([](h2o_session_options& o) { o.size = 7; });
   refused([](h2o_session_options& o) { o.size += 1; });
 }
 
-// Calls that are refused, with the status that says so.
+// Calls that are rejected, with the expected status.
 struct Call {
   h2o_status status;
   std::function<h2o_status(h2o_session*)> run;
@@ -265,7 +267,7 @@ const Call kRefused[] = {
     {H2O_BAD_FORMAT, [](auto* s) { return h2o_snapshot_load(s, "h2o snap", 8); }},
 };
 
-TEST_CASE("a call that is refused changes nothing, and is silent") {
+TEST_CASE("a rejected call changes nothing and prints nothing") {
   const Captured out(1), err(2);
   const api::Model model = load_model();
   api::Session tried = open_session(model, with_budget(8, 64));
@@ -284,7 +286,7 @@ TEST_CASE("a call that is refused changes nothing, and is silent") {
   CHECK(err.n_bytes() == 0);
 }
 
-TEST_CASE("where there is no text nothing follows it") {
+TEST_CASE("an empty session has nothing to continue") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(8));
   int32_t token = -7;
@@ -298,7 +300,7 @@ TEST_CASE("where there is no text nothing follows it") {
   CHECK(h2o_sample(session.handle(), &token) == H2O_INVALID_ARGUMENT);
 }
 
-TEST_CASE("snapshots that are damaged, or of another policy or model, are refused") {
+TEST_CASE("snapshots that are damaged, or of another policy or model, are rejected") {
   const api::Model model = load_model(), other = load_model(kRotaryModel);
   api::Session source = open_session(model, with_budget(8));
   streamed(source, "The old man", most(20));

@@ -1,6 +1,5 @@
-// Memory that cannot be had: whichever allocation of a call it is, the call says so, has changed
-// nothing or what it says it has, and works when it is made again. Run under sanitizers, which see
-// what is lost.
+// Out of memory in every allocation of a call: the call reports it, has changed nothing or only
+// what it documents, and succeeds when repeated. Run under sanitizers, which detect leaks.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -15,9 +14,9 @@ namespace {
 const std::string kSmallModel = H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf";
 constexpr int64_t kMost = 100'000;  // allocations of a call, of which there should be far fewer
 
-// Makes a call with each of its allocations failing in turn, then with none; `after` sees the
-// status of each. spares_some: it can do without some of them. Returns how many allocations there
-// are.
+// Makes a call with each of its allocations failing in turn, then with none; `after` receives the
+// status of each. spares_some: the call can succeed without some of them. Returns the number of
+// allocations.
 template <class Call, class After>
 int64_t each_allocation_failing(Call call, After after, bool spares_some = false) {
   for (int64_t n = 1; n < kMost; ++n) {
@@ -33,11 +32,11 @@ int64_t each_allocation_failing(Call call, After after, bool spares_some = false
     after(status);
     if (!failed) return n - 1;
   }
-  FAIL("it never ends");
+  FAIL("the call never succeeds");
   return 0;
 }
 
-TEST_CASE("a model that memory does not suffice to load") {
+TEST_CASE("out of memory while loading a model") {
   h2o_model_options options = H2O_MODEL_OPTIONS;
   options.device = "cpu";
   options.n_threads = 2;
@@ -50,12 +49,12 @@ TEST_CASE("a model that memory does not suffice to load") {
                                 const FailingAllocation failing(1, false);
                                 CHECK(h2o_model_free(model) == H2O_OK);
                               },
-                              true);  // it does without files that say what machine this is
+                              true);  // it can do without system files that describe the machine
   MESSAGE(n << " allocations");
   CHECK(n > 100);
 }
 
-TEST_CASE("a session that memory does not suffice to open") {
+TEST_CASE("out of memory while opening a session") {
   const api::Model model = load_model(kSmallModel);
   const h2o_session_options options = with_budget(8);
   h2o_session* session = nullptr;
@@ -76,7 +75,7 @@ struct Rig {
     h2o_sampling sampling = H2O_SAMPLING;
     sampling.seeded = 1;
     sampling.seed = 3;
-    sampling.repeat_penalty = 1.2f;  // so that it remembers the text
+    sampling.repeat_penalty = 1.2f;  // so that it stores the tokens
     sampling.repeat_last_n = -1;
     session.set_sampling(sampling);
   }
@@ -99,12 +98,12 @@ TEST_CASE("text and tokens") {
   CHECK(std::string(out, n_bytes) == model.detokenize(std::vector<int32_t>(tokens, tokens + n)));
 }
 
-// Calls that change a session: fails each of their allocations, from the same text on.
-TEST_CASE("what a session was doing when memory ran out") {
+// Calls that change a session: fails each of their allocations, starting from the same tokens.
+TEST_CASE("out of memory during session calls") {
   const api::Model model = load_model(kSmallModel);
   const auto ignore_text = [](void*, const char*, size_t) { return 0; };
   const h2o_stream_options five = most(5);
-  const char* const stops[] = {"a string that does not come"};
+  const char* const stops[] = {"a string that does not occur"};
   h2o_stream_options stopping = most(5);
   stopping.n_stop = 1;
   stopping.stop = stops;
@@ -139,21 +138,21 @@ TEST_CASE("what a session was doing when memory ran out") {
     const int64_t n = each_allocation_failing(
         [&] { return call(rig.session.handle()); },
         [&](h2o_status status) {
-          // The text is what it says it is, and goes on.
+          // The tokens are those reported, and can be continued.
           const std::vector<int32_t> text = rig.session.tokens();
           CHECK(rig.session.stats().n_tokens == static_cast<int32_t>(text.size()));
           if (status == H2O_OK) {
             CHECK(rig.session.save() == calm.session.save());
             return;
           }
-          CHECK(std::strlen(h2o_session_error(rig.session.handle())) == 0);  // of h2o_stats
+          CHECK(std::strlen(h2o_session_error(rig.session.handle())) == 0);  // from h2o_stats
           const bool adds = what.starts_with("stream") || what == "feed" || what == "decode";
           if (!adds) CHECK(rig.session.save() == snapshot);
           CHECK(text.size() >= tokens.size());
           int32_t token = -1;
           CHECK(h2o_sample(rig.session.handle(), &token) == H2O_OK);
           CHECK(rig.session.stats().n_read == static_cast<int32_t>(text.size()));
-          // As one that has read the same, a stream's tokens one at a time.
+          // Compared with a session that processed the same tokens, a stream's one at a time.
           Rig fresh(model);
           fresh.session.load(snapshot);
           const std::vector<int32_t> rest(text.begin() + tokens.size(), text.end());
@@ -168,7 +167,7 @@ TEST_CASE("what a session was doing when memory ran out") {
   }
 }
 
-TEST_CASE("a snapshot that there is no memory for") {
+TEST_CASE("out of memory while saving a snapshot") {
   const api::Model model = load_model(kSmallModel);
   Rig rig(model);
   rig.session.feed(std::vector<int32_t>(20, 5));

@@ -1,5 +1,5 @@
-// The prefix cache of the C API's engine, in memory and on disk: texts are the same with and
-// without.
+// The prefix cache of the C API's engine, in memory and on disk: outputs are the same with and
+// without it.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("a prompt that begins as another did is not read again, and its text is the same") {
+TEST_CASE("a common prompt prefix is processed once, and the output is the same") {
   const api::Model model = load_model();
   h2o_session_options options = with_budget(24);
   options.n_batch = 16;
@@ -34,7 +34,7 @@ TEST_CASE("a prompt that begins as another did is not read again, and its text i
   CHECK(plain.info().prefix_bytes == 0);
 }
 
-TEST_CASE("states of prompts on disk outlive their engine, whatever the number of threads") {
+TEST_CASE("prefix states on disk outlive their engine, whatever the number of threads") {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / text("h2o_prefixes_", process_id());
   std::filesystem::remove_all(folder);

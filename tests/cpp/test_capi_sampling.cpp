@@ -1,4 +1,4 @@
-// h2o_sampling: its defaults are the engine's, and what it has reaches the sampler.
+// h2o_sampling: its defaults are the engine's, and its options reach the sampler.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ h2o_sampling greedy() {
   return sampling;
 }
 
-TEST_CASE("the defaults of C are those of the engine") {
+TEST_CASE("the C API's defaults are those of the engine") {
   const h2o_sampling c = H2O_SAMPLING;
   const SamplerOptions o;
   CHECK(c.size == sizeof c);
@@ -79,7 +79,7 @@ TEST_CASE("biases, penalties and the order of samplers reach the sampler") {
   dry.n_dry_breakers = 1;
   CHECK(tokens_with(dry) != plain);
 
-  h2o_sampling first = H2O_SAMPLING;  // the likeliest token, whatever the temperature would be
+  h2o_sampling first = H2O_SAMPLING;  // greedy, whatever the temperature
   const int32_t samplers[] = {H2O_SAMPLER_TOP_K};
   first.samplers = samplers;
   first.n_samplers = 1;
@@ -87,14 +87,14 @@ TEST_CASE("biases, penalties and the order of samplers reach the sampler") {
   CHECK(tokens_with(first) == plain);
 }
 
-TEST_CASE("a program built before these options has their defaults") {
+TEST_CASE("a program built before these options gets their defaults") {
   h2o_sampling old = greedy();
   old.size = offsetof(h2o_sampling, frequency_penalty);
-  old.frequency_penalty = 3;  // not there yet
+  old.frequency_penalty = 3;  // past the end of the old structure
   CHECK(tokens_with(old) == tokens_with(greedy()));
 }
 
-TEST_CASE("what is out of range is refused") {
+TEST_CASE("options out of range are rejected") {
   const api::Model model = load_model();
   api::Session session(model, with_budget(0));
   const int32_t unknown[] = {9};

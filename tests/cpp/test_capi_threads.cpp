@@ -1,5 +1,5 @@
-// The C API and threads: cancelling, who may call when, and that no thread is left behind. Run
-// under ThreadSanitizer too.
+// The C API with threads: cancellation, concurrent calls, and that no thread is leaked. Also run
+// under ThreadSanitizer.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -18,8 +18,8 @@ size_t n_threads() {
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-// Returns when no more than that many threads are left: one that has been joined may still be going
-// for a while. If one stays, this never returns, and CTest ends the test.
+// Returns when at most n threads are left: a joined thread may still be exiting. If one remains,
+// this never returns, and CTest reports a timeout.
 void wait_for_threads(size_t n) {
   while (n_threads() > n) std::this_thread::yield();
 }
@@ -36,16 +36,16 @@ TEST_CASE("another thread ends a stream") {
         if (++n_pieces == 1) other = std::thread([&] { session.cancel(); });
         return true;
       },
-      most(-1));  // for ever
+      most(-1));  // without a limit
   other.join();
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces >= 1);
   h2o_generation next = H2O_GENERATION;
-  streamed(session, "", most(3), &next);  // what was cancelled is over
+  streamed(session, "", most(3), &next);  // the cancelled stream has ended
   CHECK(next.n_generated == 3);
 }
 
-TEST_CASE("a prompt that was cancelled is read by the next call") {
+TEST_CASE("a cancelled prompt is processed by the next call") {
   const api::Model model = load_model();
   h2o_session_options options = with_budget(8);
   options.n_batch = 1;
@@ -67,7 +67,7 @@ TEST_CASE("a prompt that was cancelled is read by the next call") {
   CHECK(cancelled.stats().n_tokens == 2000);
   CHECK(cancelled.stats().n_read < 2000);
   calm.feed(tokens);
-  // One more may have come after the call had ended.
+  // One more cancel may have come after the call had ended.
   const float* logits = nullptr;
   int32_t n_vocab = 0;
   h2o_logits(cancelled.handle(), &logits, &n_vocab);
@@ -93,7 +93,7 @@ TEST_CASE("a cancel between two calls ends the next one, and only that") {
   CHECK(generation.n_generated == 5);
 
   session.cancel();
-  session.cancel();  // these two are one
+  session.cancel();  // these two are merged
   CHECK(h2o_sample(session.handle(), &token) == H2O_CANCELLED);
   CHECK(token == -7);
   CHECK(h2o_sample(session.handle(), &token) == H2O_OK);
@@ -107,11 +107,11 @@ TEST_CASE("a cancel between two calls ends the next one, and only that") {
   CHECK(session.stats().n_read == n_tokens + 1);
 
   session.cancel();
-  session.reset();  // takes it back
+  session.reset();  // clears it
   streamed(session, "The old man", most(5), &generation);
   CHECK(generation.n_generated == 5);
 
-  // What comes too late for a stream is not meant for the next one.
+  // A late cancel of a stream does not affect the next one.
   session.stream(" and", [&](std::string_view) { return session.cancel(), true; }, most(1));
   streamed(session, "", most(5), &generation);
   CHECK(generation.n_generated == 5);
@@ -125,7 +125,7 @@ TEST_CASE("sessions are opened, cancelled and freed while others work") {
   for (int i = 0; i < kSessions; ++i) {
     threads.emplace_back([&] {
       for (int round = 0; round < 4; ++round) {
-        // Another may be at work with the model, as it is told.
+        // The model may be busy in another thread's call.
         h2o_session_options options = with_budget(8);
         h2o_session* session = nullptr;
         while (h2o_session_open(model->handle(), &options, &session) == H2O_BUSY) {
@@ -147,7 +147,7 @@ TEST_CASE("sessions are opened, cancelled and freed while others work") {
         const auto piece = [](void* user, const char*, size_t) -> int32_t {
           Call& call = *static_cast<Call*>(user);
           call.started = true;
-          // So that the others find it at work.
+          // So that the others find it busy.
           if (call.other.joinable()) call.other.join();
           return 0;
         };
@@ -163,7 +163,7 @@ TEST_CASE("sessions are opened, cancelled and freed while others work") {
   CHECK(n_streams == 4 * kSessions);
 }
 
-TEST_CASE("a callback may look, but not change") {
+TEST_CASE("a callback may query, but not modify") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(8));
   h2o_session* handle = session.handle();
@@ -189,7 +189,7 @@ TEST_CASE("a callback may look, but not change") {
   session.reset();
 }
 
-TEST_CASE("what a callback throws ends the stream and crosses nothing") {
+TEST_CASE("an exception in a callback ends the stream and does not cross the C API") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(8));
   const auto throws = [](void*, const char*, size_t) -> int32_t {
@@ -203,7 +203,7 @@ TEST_CASE("what a callback throws ends the stream and crosses nothing") {
   CHECK(next.n_generated == 5);
 }
 
-TEST_CASE("sessions of one model work at once, and give what they give alone") {
+TEST_CASE("concurrent sessions of one model get the same output as alone") {
   const api::Model model = load_model(kTinyModel, 2);
   constexpr int kSessions = 4;
   std::vector<std::string> alone, together(kSessions);
@@ -223,7 +223,7 @@ TEST_CASE("sessions of one model work at once, and give what they give alone") {
 }
 
 #ifdef __linux__
-TEST_CASE("no thread is left behind, whichever is freed last") {
+TEST_CASE("no thread is leaked, whichever handle is freed last") {
   const size_t before = n_threads();
   for (const bool model_first : {true, false}) {
     std::optional<api::Model> model(load_model(kTinyModel, 3));

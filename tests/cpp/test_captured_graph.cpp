@@ -1,5 +1,4 @@
-// Passes that a back end has recorded are those that it runs without: to the bit, whatever the
-// batch has become in the meantime.
+// Captured passes are bit-identical to passes without a graph, whatever the batch.
 #include <doctest/doctest.h>
 
 #include "model/forward.h"
@@ -11,7 +10,7 @@ namespace {
 constexpr int32_t kSequences = 5;
 constexpr int32_t kRows = 40;
 
-// What a Session does, with or without a graph.
+// A simplified Session, with or without a graph.
 class Decoder {
  public:
   Decoder(std::shared_ptr<Model> model, const KvPolicy& policy, bool roll, bool records,
@@ -26,7 +25,7 @@ class Decoder {
 
   // The logits [n_inputs, n_vocab].
   std::vector<float> step(const std::vector<std::pair<int32_t, std::vector<int32_t>>>& inputs) {
-    Batch batch;  // not where the last one was
+    Batch batch;  // at another address than the last one
     for (const auto& [sequence, tokens] : inputs) {
       batch.add(sequence, cache_.length(sequence), tokens, cache_.rolling(sequence));
       batch.want_last();
@@ -102,7 +101,7 @@ void check_graphs(const std::shared_ptr<Model>& model, const KvPolicy& policy, b
   std::vector<int32_t> order = {0, 1, 2, 3, 4};
   for (int step = 0; step < n_steps; ++step) {
     CAPTURE(step);
-    // Of some sequences, in any order, the next token; now and then a chunk, or one starts anew.
+    // The next token of some sequences, in any order; occasionally a chunk, or one is reset.
     for (int32_t i = kSequences - 1; i > 0; --i) std::swap(order[i], order[random.integer(0, i)]);
     if (step % 11 == 10) {
       for (Decoder* decoder : {&recorded, &eager}) decoder->reset(order[0]);
@@ -121,7 +120,7 @@ void check_graphs(const std::shared_ptr<Model>& model, const KvPolicy& policy, b
   }
 }
 
-TEST_CASE("steps with a graph are those without") {
+TEST_CASE("steps with a graph match those without") {
   const KvPolicy h2o{.sinks = 1, .heavy = 6, .recent = 5};
   const KvPolicy window{.sinks = 2, .heavy = 0, .recent = 9};
   check_graphs(tiny_model(1), h2o, false, 25);
@@ -137,8 +136,8 @@ TEST_CASE("steps with a graph are those without") {
   }
 }
 
-// The archive grows while one recorded step is replayed.
-TEST_CASE("recorded steps recall what has been archived since") {
+// The archive grows while one captured step is replayed.
+TEST_CASE("captured steps recall tokens archived later") {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
   const KvPolicy policy{.sinks = 1, .heavy = 4, .recent = 3};
   Decoder recorded(model, policy, false, true, 1);
@@ -159,7 +158,7 @@ TEST_CASE("recorded steps recall what has been archived since") {
 }
 
 // Two sessions have a graph each, and their passes alternate.
-TEST_CASE("graphs do not disturb each other") {
+TEST_CASE("graphs do not affect each other") {
   const std::shared_ptr<Model> model = tiny_model(1);
   const KvPolicy policy{.sinks = 0, .heavy = 8, .recent = 4};
   Decoder first(model, policy, false, true);

@@ -1,4 +1,4 @@
-// decode and encode of every instruction set: all f16 and bf16 there are, and every kind of f32.
+// decode and encode of every instruction set: all f16 and bf16 values, and every kind of f32.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,18 +11,18 @@
 namespace h2o {
 namespace {
 
-// An f16 or bf16 type: the same 16 bits, cut differently.
+// An f16 or bf16 type: the same 16 bits, divided differently.
 struct Half {
   DType dtype;
   double (*value)(uint16_t bits);
-  uint16_t infinity;  // positive; below it are the finite magnitudes, in order
-  double overflow;    // from here on the nearest is infinity: half a step above the largest finite
+  uint16_t infinity;  // positive; the finite magnitudes are below it, in order
+  double overflow;    // rounds to infinity from here on: half a step above the largest finite value
 };
 
 constexpr Half kF16{DType::f16, f16_value, 0x7c00, 65520.0};
 constexpr Half kBF16{DType::bf16, bf16_value, 0x7f80, 0x1.ffp127};
 
-// The nearest, of two the even one. By search: it shares no arithmetic with the kernels.
+// The nearest value, ties to even. Found by search: it shares no arithmetic with the kernels.
 uint16_t nearest(const Half& half, float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const double magnitude = std::abs(double{x});
@@ -32,15 +32,15 @@ uint16_t nearest(const Half& half, float x) {
     const uint16_t next = below + step;
     if (next < half.infinity && half.value(next) <= magnitude) below = next;
   }
-  if (below + 1 == half.infinity) return sign | below;  // past it, but not by half a step
+  if (below + 1 == half.infinity) return sign | below;  // past it, but by less than half a step
   const double down = magnitude - half.value(below);
   const double up = half.value(below + 1) - magnitude;
   const bool round_up = up < down || (up == down && below % 2 == 1);
   return sign | static_cast<uint16_t>(below + round_up);
 }
 
-// Every finite value, every midpoint between two, their f32 neighbours; infinities, NaNs, the
-// smallest f32; and any bits at all.
+// Every finite value, every midpoint between two, and their f32 neighbours; infinities, NaNs, the
+// smallest f32; and random bits.
 std::vector<float> interesting(const Half& half) {
   std::vector<float> all;
   const auto add = [&](float x) {
@@ -96,7 +96,7 @@ TEST_CASE("every f16 and bf16 decodes to its value") {
       };
       table->of(half.dtype).decode(values.data(), bytes, 65536);
       check();
-      // Again where every element is in the tail of some row, at odd addresses.
+      // Again with every element in the tail of some row, at odd addresses.
       std::fill(values.begin(), values.end(), -1.0f);
       for (int64_t i = 0; i < 65536;) {
         const int64_t n = std::min<int64_t>(1 + i % 37, 65536 - i);
@@ -123,7 +123,7 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
       CHECK(std::memcmp(copy.data(), x.data(), copy.size()) == 0);
     }
 
-    // Every finite scale, subnormals too; every quant. Their 19 bits fit in an f32.
+    // Every finite scale, denormals too; every quant. Their 19 bits fit in an f32.
     int n_wrong = 0;
     for (uint32_t d = 0; d < 65536; ++d) {
       if (!std::isfinite(f16_value(static_cast<uint16_t>(d)))) continue;
@@ -139,12 +139,12 @@ TEST_CASE("f32 decodes to itself and Q8_0 to scale times quant, exactly") {
       }
     }
     CHECK(n_wrong == 0);
-    CHECK((table->q5_1.encode == nullptr));  // nothing is stored in it
+    CHECK((table->q5_1.encode == nullptr));  // read-only type
     CHECK((table->q5_1.add_rows == nullptr));
   }
 }
 
-// That the scalar table's blocks are gguf-py's is tested in Python.
+// That the scalar table's blocks match gguf-py is tested in Python.
 TEST_CASE("encode makes the same blocks on every instruction set") {
   const CpuKernels& scalar = choose_kernels("scalar");
   for (const CpuKernels* table : supported_kernels()) {
@@ -166,7 +166,7 @@ TEST_CASE("encode makes the same blocks on every instruction set") {
   }
 }
 
-TEST_CASE("encode rounds to the nearest, ties to even; a NaN stays one") {
+TEST_CASE("encode rounds to nearest, ties to even; NaN stays NaN") {
   for (const Half& half : {kF16, kBF16}) {
     const std::vector<float> x = interesting(half);
     std::vector<uint16_t> expected(x.size());
@@ -202,7 +202,7 @@ TEST_CASE("encode rounds to the nearest, ties to even; a NaN stays one") {
   }
 }
 
-TEST_CASE("decode and encode write n elements and no more") {
+TEST_CASE("decode and encode write exactly n elements") {
   Random random(3);
   for (const CpuKernels* table : supported_kernels()) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {

@@ -1,5 +1,5 @@
-// What the back end asks of a device, where the device is emulated: launches of sizes that it takes
-// whatever the shape, and going on when a graph cannot be had.
+// Calls of the CUDA runtime on the emulated device: launch sizes are valid for every shape, and
+// execution continues if graphs fail.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -15,8 +15,8 @@ namespace {
 
 using namespace cuda::emulation;
 
-// Kernels that do nothing, for shapes that are too large to compute here. What a device would not
-// launch throws.
+// Skips the execution of kernels, for shapes that are too large to compute here. Invalid launches
+// throw.
 class Skipping {
  public:
   Skipping() {
@@ -28,7 +28,7 @@ class Skipping {
   ~Skipping() { skip_kernels(false); }
 };
 
-TEST_CASE("before it waits, a kernel does not see what those ahead of it write" *
+TEST_CASE("before wait_for_previous(), a kernel does not see writes of preceding kernels" *
           doctest::skip(!on_cuda())) {
   const auto backend = test_backend();
   const Buffer memory = backend->allocate(2 * sizeof(float));
@@ -49,9 +49,9 @@ TEST_CASE("before it waits, a kernel does not see what those ahead of it write" 
   CHECK(std::isnan(early[0]));
   CHECK(early[1] == 0);
   CHECK(late[0] == 1);
-  run_chain({write(1), [] { wait_for_previous(); }, read});  // nor what those further ahead do
+  run_chain({write(1), [] { wait_for_previous(); }, read});  // nor of earlier ones
   CHECK(std::isnan(early[1]));
-  CHECK(early[0] == 1);  // of a chain that has ended
+  CHECK(early[0] == 1);  // from a chain that has ended
   CHECK(late[1] == 1);
   x[0] = x[1] = 0;
   CHECK_THROWS_AS(run_chain({write(0),
@@ -71,7 +71,7 @@ uint64_t most_along_x() {
 
 TEST_CASE("a context of a million tokens, in batches of 65,536 rows" * doctest::skip(!on_cuda())) {
   constexpr int32_t kTokens = 1 << 20, kRows = 1 << 16;
-  // Tiles of tensor cores, and what is computed in f32.
+  // Tensor-core tiles, and f32 kernels.
   for (const auto& [dtype, head_dim] : {std::pair(DType::q4_0, 64), std::pair(DType::f32, 4)}) {
     const KvShape shape{.n_layers = 1,
                         .n_sequences = 1,
@@ -127,7 +127,7 @@ TEST_CASE("embeddings of 65,536 rows" * doctest::skip(!on_cuda())) {
   CHECK(most_along_x() == kRows);
 }
 
-// Logits of steps of the tiny model, with something that fails when the second is recorded.
+// Logits of steps of the tiny model, with an error when the second is captured.
 std::vector<float> logits_of_steps(Session& session, const Model& model, const Call* fails) {
   Random random(3);
   std::vector<float> all;
@@ -140,7 +140,7 @@ std::vector<float> logits_of_steps(Session& session, const Model& model, const C
   return all;
 }
 
-TEST_CASE("a step that cannot be recorded runs as it is, and so do those after it" *
+TEST_CASE("a step that cannot be captured runs without a graph, and so do later ones" *
           doctest::skip(!on_cuda())) {
   const auto run = [](const Call* fails) {
     const std::shared_ptr<Model> model = tiny_model(1);
@@ -160,8 +160,8 @@ TEST_CASE("a step that cannot be recorded runs as it is, and so do those after i
   }
 }
 
-// To be lowered when kernels are fused. Quantised models have one more: SwiGLU, which rounds what
-// it writes; see below.
+// To be lowered when kernels are fused. Quantized models have one more: SwiGLU, which rounds its
+// output; see below.
 TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
   constexpr int kPerLayer = 9;  // 2 norms, 4 of products, the third with SwiGLU, 3 of attention
   constexpr int kOthers = 4;    // embeddings, and the last norm, rows and product
@@ -169,14 +169,14 @@ TEST_CASE("launches of a decode step" * doctest::skip(!on_cuda())) {
   Session session(model, {});
   Random random(4);
   feed(session, 0, random_tokens(random, *model, 3));
-  for (int step = 0; step < 2; ++step) {  // as it is, and recorded
+  for (int step = 0; step < 2; ++step) {  // without capture, and captured
     take_launches();
     feed(session, 0, random_tokens(random, *model, 1));
     CHECK(take_launches().size() == kPerLayer * model->config.n_layers + kOthers);
   }
 }
 
-// Weights are read once for up to 64 rows, and what they are multiplied with is rounded once.
+// Weights are read once for up to 64 rows, and activations are rounded once.
 TEST_CASE("launches of products of many rows" * doctest::skip(!on_cuda())) {
   const auto backend = test_backend();
   Random random(6);
@@ -201,7 +201,7 @@ TEST_CASE("launches of products of many rows" * doctest::skip(!on_cuda())) {
   }
 }
 
-// The host does not know which experts rows go to: it launches the same whichever they are.
+// The host does not know the routing: the launches are the same in every case.
 TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
   constexpr int32_t kExperts = 5, kUsed = 2;
   constexpr int64_t kWidth = 256, kInner = 64;
@@ -221,13 +221,13 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
     const DeviceMatrix norm(b, random.reals(kWidth, -0.05f, 0.05f), 1, kWidth);
     const bool rounds = dtype == DType::mxfp4;
     const std::pair<int64_t, size_t> launches_of[] = {
-        // Norm, router, routes, dispatch, products, gate, product, sum. What is rounded to 8 bits
-        // is so where up to 8 copies are written, or has a launch of its own.
+        // Norm, router, routes, dispatch, products, gate, product, sum. Rounding to 8 bits is fused
+        // for up to 8 copies; otherwise it has its own launch.
         {1, 8},
         {4, 8},
         {8, rounds ? 10 : 8},
-        // The router, in f32, takes 8 rows a launch, routes take 2, up and gate a product each; and
-        // what they and down read is rounded.
+        // The router, in f32, takes 8 rows per launch; routes take 2; up and gate one product each;
+        // and the inputs of up and down are rounded.
         {40, 16}};
     for (const auto& [n_rows, expected] : launches_of) {
       CAPTURE(info(dtype).name);
@@ -335,7 +335,7 @@ std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass
   return {x.read(), launches};
 }
 
-TEST_CASE("a layer of quantised weights rounds what it multiplies where that is written" *
+TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
           doctest::skip(!on_cuda())) {
   const auto [fused, launches] = quantised_layer(true);
   const auto [alone, more] = quantised_layer(false);

@@ -1,4 +1,4 @@
-// What is copied of the logits where the device is emulated, and that tokens do not depend on it.
+// Which logits are copied when the device is emulated, and that tokens do not depend on it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace {
 
 using namespace cuda::emulation;
 
-// Requests of 24 sequences that sample in several ways; one of each kind wants all its logits too.
+// Requests of 24 sequences with several kinds of sampling; one of each kind also needs all its
+// logits.
 std::vector<Request> sampled_requests(bool traced) {
   Random random(7);
   std::vector<Request> requests(24);
@@ -33,7 +34,7 @@ std::vector<Request> sampled_requests(bool traced) {
   return requests;
 }
 
-// The tokens of each, computed together, and the bytes that were copied to the host.
+// The tokens of each, computed in one batch, and the bytes copied to the host.
 std::pair<std::vector<std::vector<int32_t>>, uint64_t> sample_together(
     const std::vector<Request>& requests) {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
@@ -75,8 +76,9 @@ TEST_CASE("sampling copies the largest logits, and all of them only for rows tha
   }
 }
 
-// Recorded steps read the temperatures of their own batch; and what is selected is what is there.
-TEST_CASE("a step that selects finds what a step without has" * doctest::skip(!on_cuda())) {
+// Captured steps read the temperatures of their own batch, and the selected logits are correct.
+TEST_CASE("a step that selects logits gives the same logits as one that does not" *
+          doctest::skip(!on_cuda())) {
   const auto model = tiny_model(1);
   const SessionOptions options{.policies = {KvPolicy{.sinks = 0, .heavy = 3, .recent = 2}},
                                .n_sequences = 2};

@@ -1,4 +1,4 @@
-// From a token's bytes to pieces of text: characters whole, and cut before a stop string.
+// From token bytes to pieces of text: complete characters, ending before a stop string.
 #include <doctest/doctest.h>
 
 #include "testing.h"
@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-// The pieces of `bytes` pushed in parts of random lengths, joined; each has to be UTF-8.
+// Concatenates the pieces of `bytes`, pushed in parts of random lengths; each must be valid UTF-8.
 std::string streamed(std::string_view bytes, const std::vector<std::string>& stop, Random& random) {
   Detokenizer pieces(stop);
   std::string out;
@@ -22,7 +22,7 @@ std::string streamed(std::string_view bytes, const std::vector<std::string>& sto
   return out + pieces.finish();
 }
 
-TEST_CASE("what is no UTF-8 becomes U+FFFD, as the Unicode Standard has it") {
+TEST_CASE("invalid UTF-8 becomes U+FFFD, as in the Unicode Standard") {
   // Table 3-8 of the standard, and the other tables of its section 3.9.
   CHECK(repaired_utf8("\x61\xf1\x80\x80\xe1\x80\xc2\x62\x80\x63\x80\xbf\x64") ==
         "a\ufffd\ufffd\ufffd"
@@ -47,7 +47,7 @@ TEST_CASE("what is no UTF-8 becomes U+FFFD, as the Unicode Standard has it") {
   CHECK(is_utf8(std::string_view("\0\x7f\xf4\x8f\xbf\xbf", 6)));
 }
 
-TEST_CASE("every character is written as it is read") {
+TEST_CASE("every character round-trips") {
   int n_wrong = 0;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xd800 && c < 0xe000) continue;
@@ -59,7 +59,7 @@ TEST_CASE("every character is written as it is read") {
   CHECK(n_wrong == 0);
 }
 
-TEST_CASE("streamed text is the whole text, however its bytes come") {
+TEST_CASE("streamed text is the whole text, however its bytes are split") {
   Random random(1);
   const std::string text = "naïve 🦙 \xff\xc3 日本 \xf0\x9f";
   for (int i = 0; i < 100; ++i) {
@@ -79,7 +79,7 @@ TEST_CASE("text ends before the first stop string") {
   }
 }
 
-TEST_CASE("text ends at the stop string that is complete first, of those at once at the longest") {
+TEST_CASE("text ends at the stop string that is completed first, the longest of several at once") {
   const auto ended = [](std::string_view text, const std::vector<std::string>& stop) {
     Random random(3);
     const std::string out = streamed(text, stop, random);
@@ -91,11 +91,11 @@ TEST_CASE("text ends at the stop string that is complete first, of those at once
   CHECK(ended("a🦙a", {"🦙a", "a🦙a"}) == "");
   CHECK(ended("a🦙b", {"a🦙a"}) == "a🦙b");
   CHECK(ended("one two", {"two", "e two"}) == "on");
-  CHECK(ended("\xff🦙", {"\ufffd🦙"}) == "");    // as it is shown
-  CHECK(ended("a\xf0\x9f", {"a\ufffd"}) == "");  // which finish() completes
+  CHECK(ended("\xff🦙", {"\ufffd🦙"}) == "");    // compared with the repaired text
+  CHECK(ended("a\xf0\x9f", {"a\ufffd"}) == "");  // completed by finish()
 }
 
-TEST_CASE("what is held back goes on in another detokenizer") {
+TEST_CASE("held-back text continues in another detokenizer") {
   const std::string text =
       "ab🦙a🦙\xf0\x9f"
       "ab a🦙é🦙 aab";
@@ -113,7 +113,7 @@ TEST_CASE("what is held back goes on in another detokenizer") {
   }
 }
 
-TEST_CASE("what may begin a stop string is held back, and nothing else") {
+TEST_CASE("only text that may begin a stop string is held back") {
   Detokenizer pieces(std::vector<std::string>{"END.", "N"});
   CHECK(pieces.push("the E") == "the ");
   CHECK(pieces.push("E") == "E");

@@ -1,4 +1,4 @@
-// The test device beside the scalar CPU: steps of models of every kind, and their snapshots.
+// Compares the test device with the scalar CPU: steps of models of every kind, and their snapshots.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr KvPolicy kSinks{.sinks = 2, .heavy = 0, .recent = 10};
 
 struct File {
   const char* path;
-  bool rolls;  // its positions may
+  bool rolls;  // it supports rolling positions
 };
 constexpr File kModels[] = {
     {H2O_SOURCE_DIR "/models/tiny-opt.gguf", false},
@@ -30,7 +30,7 @@ constexpr File kModels[] = {
     {H2O_SOURCE_DIR "/tests/data/golden/qwen3moe.gguf", true},
 };
 
-// All pages are recalled: which ones are is rounding's to decide.
+// All pages are recalled, since the selection depends on rounding.
 ArchiveOptions archive_in(DType dtype) {
   return {.n_recalled = 1000, .k_dtype = dtype, .v_dtype = dtype};
 }
@@ -67,9 +67,9 @@ void for_all(const Body& body) {
   }
 }
 
-TEST_CASE("a step is the CPU's") { for_all(check_steps); }
+TEST_CASE("a step matches the CPU") { for_all(check_steps); }
 
-TEST_CASE("a long chunk is the CPU's, and all its rows") {
+TEST_CASE("all rows of a long chunk match the CPU") {
   for (const char* path : {kModels[0].path, kModels[4].path}) {
     CAPTURE(path);
     Pair pair(path, {.policies = {kFull},
@@ -98,7 +98,7 @@ TEST_CASE("a long chunk is the CPU's, and all its rows") {
   }
 }
 
-TEST_CASE("a snapshot is the same on either, and back") {
+TEST_CASE("a snapshot can be transferred between devices and back") {
   for_all([](Pair& pair, DType) {
     Random random(3);
     for (const int32_t n : {5, 1, 1, 14, 1, 1}) {

@@ -1,5 +1,5 @@
-// The engine and threads: streams, mailboxes and the queue give each request what it gets alone.
-// Run under ThreadSanitizer too.
+// The engine with threads: streams, mailboxes and the queue give each request the same output as
+// alone. Also run under ThreadSanitizer.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("threads with a stream each get what they get alone") {
+TEST_CASE("threads with a stream each get the same output as alone") {
   const auto model = rotary_model();
   const auto expected = expected_requests(model, 1, 32);
   for (const int32_t n_sequences : {1, 2, 4}) {
@@ -33,7 +33,7 @@ TEST_CASE("threads with a stream each get what they get alone") {
   }
 }
 
-TEST_CASE("streams of one thread go on together with fewer sequences, and the pieces are theirs") {
+TEST_CASE("streams of one thread share fewer sequences and get their own pieces") {
   const auto model = rotary_model();
   const auto expected = expected_requests(model, 2, 6);
   for (const int32_t n_sequences : {1, 2, 4}) {
@@ -78,9 +78,9 @@ TEST_CASE("two threads may wait for one stream") {
   CHECK(n_letters == 200);
 }
 
-// Reads what a mailbox tells of, woken by nothing but its notifications.
+// Reads the generations in a mailbox, woken only by its notifications.
 
-TEST_CASE("a mailbox tells of every piece, admission and end") {
+TEST_CASE("a mailbox receives every piece, admission and end") {
   const auto model = rotary_model();
   const auto expected = expected_requests(model, 3, 40);
   const auto engine = make_engine(model, engine_options(1, 3));
@@ -103,7 +103,7 @@ TEST_CASE("a mailbox tells of every piece, admission and end") {
     for (const auto& generation : mailbox->take()) {
       if (generation->admitted()) admitted.insert(generation.get());
       const auto found = index.find(generation.get());
-      if (found == index.end()) continue;  // which had ended before
+      if (found == index.end()) continue;  // ended before
       const bool ended = generation->progress().finish != Finish::none;
       if (const auto pieces = engine->poll(generation)) texts[found->second] += pieces->text;
       if (!ended) continue;
@@ -118,7 +118,7 @@ TEST_CASE("a mailbox tells of every piece, admission and end") {
   }
 }
 
-TEST_CASE("a mailbox that is dropped with news in it is destroyed, and its generations are too") {
+TEST_CASE("releasing a mailbox with events destroys it and its generations") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(1));
   std::weak_ptr<Mailbox> mailbox;
@@ -149,7 +149,7 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   first.eager = true;
   const auto running = engine->submit(std::move(first));
   paused.computing.acquire();
-  std::vector<int> order;  // of first tokens, which one thread at a time computes
+  std::vector<int> order;  // of first tokens, which are computed by one thread at a time
   std::vector<Engine::Handle> handles;
   for (int i = 0; i < 6; ++i) {
     Request request = endless();
@@ -167,10 +167,10 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   CHECK(!engine->wait_admitted(handles[1], 0, go_on));
   struct Interrupted {};
   CHECK_THROWS_AS(engine->wait_admitted(handles[1], -1, [] { throw Interrupted(); }), Interrupted);
-  engine->cancel(handles[1]);  // outside
+  engine->cancel(handles[1]);  // waiting for admission
   CHECK(engine->wait_admitted(handles[1], 0, go_on));
   CHECK(handles[1]->progress().finish == Finish::cancelled);
-  engine->cancel(handles[0]);  // in the queue, which has room for another one then
+  engine->cancel(handles[0]);  // in the queue, which can then admit another one
   CHECK(handles[2]->admitted());
   CHECK(!handles[3]->admitted());
   engine->set_max_queue(2);
@@ -183,7 +183,7 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   CHECK(finished(*engine, running).text == "aaa");
 }
 
-TEST_CASE("the engine's own thread hears of a queue that grows") {
+TEST_CASE("the engine's own thread is notified of a larger queue") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   engine->set_max_queue(0);
   std::counting_semaphore<> notified{0};
@@ -204,8 +204,8 @@ TEST_CASE("the engine's own thread hears of a queue that grows") {
   }
 }
 
-TEST_CASE("a wait may be as long as numbers are, and sleeps") {
-  PausedRequest paused;  // which the engine still calls when it is closed
+TEST_CASE("a wait accepts any timeout, and sleeps") {
+  PausedRequest paused;  // still called by the engine when it is closed
   const auto engine = make_engine(rotary_model(), engine_options(1));
   engine->set_max_queue(1);
   Request request = paused.request();
@@ -221,13 +221,13 @@ TEST_CASE("a wait may be as long as numbers are, and sleeps") {
       if (++n == 5) throw Enough();
     };
     CHECK_THROWS_AS(engine->wait_admitted(outside, seconds, between), Enough);
-    // Five tenths of a second; less if it was woken, and next to nothing if it never slept.
+    // 500 ms; less if it was woken, and almost nothing if it never slept.
     CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100));
   }
   paused.may_go_on.release(3);
 }
 
-TEST_CASE("a generation that is left in the queue gets in line again") {
+TEST_CASE("a generation abandoned in the queue is queued again") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   PausedRequest paused;
   Request first = paused.request();

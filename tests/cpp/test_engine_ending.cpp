@@ -1,5 +1,5 @@
-// Cancelling, closing and callbacks of an engine: everything ends, and nothing is lost or waits
-// forever. Run under ThreadSanitizer too.
+// Cancellation, closing and callbacks of an engine: everything ends, nothing is lost, and nothing
+// deadlocks. Also run under ThreadSanitizer.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("cancelling from other threads at any time leaves the others as they are") {
+TEST_CASE("cancelling from other threads at any time does not affect other generations") {
   const auto model = rotary_model();
   const auto expected = expected_requests(model, 4, 48);
   const auto engine = make_engine(model, engine_options(1, 2));
@@ -48,7 +48,7 @@ TEST_CASE("cancelling from other threads at any time leaves the others as they a
   CHECK(engine->stats().n_waiting == 0);
 }
 
-TEST_CASE("what begins in the step that is being computed is cancelled too") {
+TEST_CASE("generations that start in the current step are cancelled too") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   for (const bool closes : {false, true}) {
     PausedRequest paused;
@@ -68,7 +68,7 @@ TEST_CASE("what begins in the step that is being computed is cancelled too") {
   }
 }
 
-TEST_CASE("closing ends everything, in every thread") {
+TEST_CASE("closing ends all generations, on every thread") {
   const auto model = rotary_model();
   for (int round = 0; round < 10; ++round) {
     const auto engine = make_engine(model, engine_options(1, 2));
@@ -77,11 +77,11 @@ TEST_CASE("closing ends everything, in every thread") {
     std::latch all(7);
     std::atomic<int> n_ended = 0;
     std::mutex mutex;
-    std::vector<Engine::Handle> handles = {engine->submit(endless())};  // that nobody asks
+    std::vector<Engine::Handle> handles = {engine->submit(endless())};  // not read by any thread
     in_threads(7, [&](int thread) {
       all.arrive_and_wait();
       Random random(round * 7 + thread);
-      if (thread >= 5) {  // two close it
+      if (thread >= 5) {  // two threads close it
         for (int n = random.integer(0, 40); n > 0; --n) std::this_thread::yield();
         engine->close();
         ++n_ended;
@@ -123,12 +123,13 @@ TEST_CASE("closing ends everything, in every thread") {
   }
 }
 
-TEST_CASE("what a request holds is dropped when it has ended, and may call the engine") {
+TEST_CASE(
+    "a request's callbacks are released at its end, and their destructors may call the engine") {
   const auto engine = make_engine(rotary_model(), engine_options(2));
   int n_dropped = 0;
   const auto calling = [&](Request request) {
     const std::shared_ptr<void> owner(nullptr, [&](void*) {
-      engine->stats();  // waits for ever if the lock is held
+      engine->stats();  // deadlocks if the lock is held
       ++n_dropped;
     });
     request.constraint = [owner](auto tokens, std::span<uint32_t> allowed) {
@@ -140,12 +141,12 @@ TEST_CASE("what a request holds is dropped when it has ended, and may call the e
   request.max_tokens = 2;
   const auto ended = engine->submit(calling(request));
   finished(*engine, ended);
-  CHECK(n_dropped == 1);  // though there is a handle, and it is the last one
+  CHECK(n_dropped == 1);  // even though its handle still exists, and it is the last one
   const auto cancelled = engine->submit(calling(endless()));
   engine->next(cancelled, go_on);
   engine->cancel(cancelled);
   CHECK(n_dropped == 2);
-  engine->submit(calling(endless()));  // which nobody wants
+  engine->submit(calling(endless()));  // not read by any thread
   CHECK(n_dropped == 3);
   Request eager = endless();
   eager.eager = true;
@@ -155,7 +156,7 @@ TEST_CASE("what a request holds is dropped when it has ended, and may call the e
   CHECK(n_dropped == 5);
 }
 
-TEST_CASE("a callback may be the last that holds the engine") {
+TEST_CASE("a callback may hold the last reference to the engine") {
   std::binary_semaphore destroyed{0};
   const auto model = rotary_model();
   std::weak_ptr<Generation> weak;
@@ -174,12 +175,12 @@ TEST_CASE("a callback may be the last that holds the engine") {
     };
     engine->submit(std::move(request));
   }
-  destroyed.acquire();  // by the engine's own thread
+  destroyed.acquire();  // on the engine's own thread
 }
 
-TEST_CASE("a callback that would wait for its own engine is refused") {
+TEST_CASE("a callback must not wait for its own engine") {
   const auto model = rotary_model();
-  for (const bool eager : {false, true}) {  // in this thread, and in one of the engine
+  for (const bool eager : {false, true}) {  // on this thread, and on the engine's
     const auto engine = make_engine(model, engine_options(1));
     engine->set_max_queue(1);
     Engine::Handle own;
@@ -227,7 +228,7 @@ TEST_CASE("a callback that would wait for its own engine is refused") {
   }
 }
 
-TEST_CASE("a callback may close its engine, which then ends what it computes") {
+TEST_CASE("a callback may close its engine, which then ends its generations") {
   const auto model = rotary_model();
   for (const bool eager : {false, true}) {
     const auto engine = make_engine(model, engine_options(1));

@@ -1,5 +1,5 @@
-// Snapshots of an engine's generations: what is saved continues as if it had not stopped. Run under
-// ThreadSanitizer too.
+// Snapshots of an engine's generations: a restored generation continues as if it had not stopped.
+// Also run under ThreadSanitizer.
 #include <doctest/doctest.h>
 
 #include <latch>
@@ -11,7 +11,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("what is cancelled while another thread saves ends") {
+TEST_CASE("a generation cancelled while another thread saves ends") {
   const auto engine = make_engine(rotary_model(), engine_options(3));
   const auto saved = engine->submit(endless());
   engine->next(saved, go_on);
@@ -30,7 +30,7 @@ TEST_CASE("what is cancelled while another thread saves ends") {
   }
 }
 
-TEST_CASE("saving gets its turn between the steps of the engine's own thread") {
+TEST_CASE("saving is not starved by the engine's own thread") {
   const auto engine = make_engine(rotary_model(), engine_options(2));
   Request request = endless();
   request.eager = true;
@@ -43,7 +43,7 @@ TEST_CASE("saving gets its turn between the steps of the engine's own thread") {
   CHECK(generation->progress().finish == Finish::cancelled);
 }
 
-// Goes on from a snapshot of a generation, with the tokens that it has left.
+// Continues from a snapshot of a generation, with its remaining tokens.
 std::string continued(Engine& engine, const std::vector<std::byte>& bytes, Request request,
                       const std::string& note) {
   const SnapshotText text = open_snapshot(bytes).text;
@@ -58,7 +58,7 @@ std::string continued(Engine& engine, const std::vector<std::byte>& bytes, Reque
   return finished(engine, engine.submit(std::move(request))).text;
 }
 
-TEST_CASE("a text saved at any piece goes on as it would have") {
+TEST_CASE("a generation saved at any piece continues identically") {
   const auto model = rotary_model();
   const auto expected = expected_requests(model, 5, 60);
   int n_saved = 0, n_held = 0;
@@ -76,13 +76,13 @@ TEST_CASE("a text saved at any piece goes on as it would have") {
       CHECK(stream->text_read() + continued(*other, bytes, request, "1") ==
             expected[i].outcome.text);
     }
-    CHECK(outcome(*stream) == expected[i].outcome);  // saving does it no harm
+    CHECK(outcome(*stream) == expected[i].outcome);  // saving does not affect it
   }
   CHECK(n_saved > 100);
   CHECK(n_held > 10);
 }
 
-TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
+TEST_CASE("partial characters and stop strings continue after a snapshot") {
   const auto model = rotary_model();
   const LetterVocabulary& v = LetterVocabulary::get();
   Request request;
@@ -94,7 +94,7 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
   request.constraint = scripted(script, 1);
   const std::string whole = alone(model, request).text;
   CHECK(whole == "a🦙b🦙aébbba🦙\ufffdb\ufffdabb🦙b");
-  // Eager: the pieces pile up, nothing has been taken, and all of it is held.
+  // Eager: pieces accumulate, none has been read, and all text is held back.
   for (const size_t n_computed : {2, 4, 5, 7, 9, 13, 16, 20, 22}) {
     const auto engine = make_engine(model, engine_options(2));
     Request eager = request;
@@ -109,7 +109,7 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
     };
     const auto generation = engine->submit(std::move(eager));
     computing.acquire();
-    bool waits = false;  // to save after this step
+    bool waits = false;  // a thread waits to save after this step
     const auto bytes = engine->save(generation, "", [&] {
       if (!std::exchange(waits, true)) may_go_on.release();
     });
@@ -120,7 +120,7 @@ TEST_CASE("halves of characters and of stop strings go on after a snapshot") {
   }
 }
 
-TEST_CASE("what has not begun, or is no longer there, cannot be saved") {
+TEST_CASE("a generation that has not started, or is no longer cached, cannot be saved") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   const auto first = engine->submit(endless()), second = engine->submit(endless());
   CHECK_THROWS_WITH(engine->save(first, "", go_on),

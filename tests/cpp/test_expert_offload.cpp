@@ -17,9 +17,9 @@ namespace h2o {
 namespace {
 
 constexpr int32_t kExperts = 4;
-constexpr int64_t kRows = 16 * 1024;  // of an expert's one matrix, 64 KiB
+constexpr int64_t kRows = 16 * 1024;  // of an expert's only matrix, 64 KiB
 
-// Three layers with one matrix of each expert, and a matrix that is no expert.
+// Three layers with one matrix per expert, and a dense matrix.
 class Mixtures {
  public:
   Mixtures() {
@@ -30,7 +30,7 @@ class Mixtures {
     }
   }
 
-  // Beside a layer and what is no expert, some experts of each layer fit.
+  // Besides one layer and the dense matrix, some experts of each layer fit.
   std::unique_ptr<ExpertOffload> open(int32_t n_kept, int64_t more = 0) {
     const auto size = static_cast<size_t>(tensors_[0].bytes());
     return std::make_unique<ExpertOffload>(layers_, kExperts, dense_,
@@ -45,7 +45,7 @@ class Mixtures {
   std::vector<Tensor*> dense_ = {&tensors_[3]};
 };
 
-// How many experts are read when so many rows go to each of a layer's.
+// Number of experts read when this many rows are routed to each of a layer's.
 int64_t n_read(ExpertOffload& experts, int32_t layer, std::array<int32_t, kExperts> rows) {
   std::array<int32_t, kExperts + 1> offsets{};
   for (int32_t e = 0; e < kExperts; ++e) offsets[e + 1] = offsets[e] + rows[e];
@@ -60,13 +60,13 @@ TEST_CASE("the most used experts stay" * doctest::skip(on_cuda())) {
   CHECK(experts->n_kept() == 2);
   CHECK(n_read(*experts, 0, {3, 1, 0, 2}) == 3);
   CHECK(n_read(*experts, 1, {1, 0, 0, 0}) == 1);
-  // The second had the fewest rows; it comes again, with the third, and both go again.
+  // The second had the fewest rows; it is read again, with the third, and both are released again.
   CHECK(n_read(*experts, 0, {1, 0, 0, 1}) == 0);
   CHECK(n_read(*experts, 1, {1, 0, 0, 0}) == 0);
   CHECK(n_read(*experts, 0, {0, 1, 1, 0}) == 2);
   CHECK(n_read(*experts, 1, {0, 1, 0, 0}) == 1);
   CHECK(n_read(*experts, 0, {1, 0, 0, 1}) == 0);
-  // Of those with as many rows the last that was used stays.
+  // Among experts with equally many rows the most recently used one stays.
   CHECK(n_read(*experts, 0, {0, 1, 2, 0}) == 2);
   CHECK(n_read(*experts, 1, {1, 1, 0, 0}) == 0);
   CHECK(n_read(*experts, 0, {1, 0, 0, 0}) == 0);
@@ -76,7 +76,7 @@ TEST_CASE("the most used experts stay" * doctest::skip(on_cuda())) {
   CHECK(experts->n_needed() == 20);
 }
 
-TEST_CASE("what was used long ago makes room for what is used now" * doctest::skip(on_cuda())) {
+TEST_CASE("experts used long ago are replaced by recently used ones" * doctest::skip(on_cuda())) {
   Mixtures mixtures;
   const std::unique_ptr<ExpertOffload> experts = mixtures.open(1);
   n_read(*experts, 0, {100'000, 0, 0, 0});
@@ -90,7 +90,7 @@ TEST_CASE("what was used long ago makes room for what is used now" * doctest::sk
   CHECK(passes < 20);
 }
 
-TEST_CASE("with memory for all of them nothing is read again" * doctest::skip(on_cuda())) {
+TEST_CASE("with memory for all experts nothing is read again" * doctest::skip(on_cuda())) {
   Mixtures mixtures;
   CHECK(mixtures.open(kExperts - 2)->n_kept() == kExperts - 2);
   const std::unique_ptr<ExpertOffload> experts = mixtures.open(kExperts - 2, 2 * kRows * 4);

@@ -1,5 +1,5 @@
-// The forward pass of the tiny model: what its logits must not depend on, to the bit; and that it
-// allocates nothing. On a GPU some of it holds up to rounding only, see test_devices.cpp.
+// The forward pass of the tiny model: what its logits must not depend on, bit for bit; and that it
+// does not allocate. On a GPU some of this only holds up to rounding, see test_devices.cpp.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ SessionOptions options_of(const KvPolicy& policy, int32_t n_sequences = 1,
           .v_dtype = kv_dtype};
 }
 
-TEST_CASE("H2O_ISA and H2O_TEST_DEVICE are what computes") {
+TEST_CASE("H2O_ISA and H2O_TEST_DEVICE select what computes") {
   const char* isa = std::getenv("H2O_ISA");
   CHECK(test_backend()->name().starts_with(on_cuda() ? "cuda" : "cpu"));
   const std::string name = make_backend("cpu", 1)->name();
@@ -61,7 +61,7 @@ TEST_CASE("sequences of a batch do not see each other" * doctest::skip(on_cuda()
   }
 }
 
-TEST_CASE("the number of threads does not show" * doctest::skip(on_cuda())) {
+TEST_CASE("results do not depend on the number of threads" * doctest::skip(on_cuda())) {
   for (const KvPolicy& policy : {kFull, kH2o}) {
     Session one(tiny_model(1), options_of(policy));
     Session two(tiny_model(2), options_of(policy));
@@ -76,7 +76,8 @@ TEST_CASE("the number of threads does not show" * doctest::skip(on_cuda())) {
   }
 }
 
-TEST_CASE("with the full cache it does not matter how a text was cut" * doctest::skip(on_cuda())) {
+TEST_CASE("with the full cache results do not depend on chunk boundaries" *
+          doctest::skip(on_cuda())) {
   const std::shared_ptr<Model> model = tiny_model(2);
   for (const DType dtype : {DType::f32, DType::f16}) {
     CAPTURE(info(dtype).name);
@@ -99,7 +100,7 @@ TEST_CASE("with the full cache it does not matter how a text was cut" * doctest:
       CHECK(same_bits(feed(chunks, 0, part(cut, 25)), expected));
     }
 
-    // The logits of the whole tell texts apart.
+    // Different sequences have different logits.
     std::vector<int32_t> other = text;
     other[3] = (other[3] + 1) % model->config.n_vocab;
     Session different(model, options_of(kFull, 1, dtype));
@@ -128,7 +129,7 @@ TEST_CASE("score gives the logits after every token, as step does one by one" *
   CHECK(same_bits(feed(scored, 0, last), feed(steps, 0, last)));
 }
 
-TEST_CASE("a sequence that was reset is new") {
+TEST_CASE("a reset sequence behaves like a new one") {
   const std::shared_ptr<Model> model = tiny_model(1);
   for (const KvPolicy& policy : {kFull, kH2o, kSinks}) {
     Session used(model, options_of(policy, 2));
@@ -148,7 +149,7 @@ TEST_CASE("a sequence that was reset is new") {
 TEST_CASE("a step allocates nothing, not even the first" * doctest::skip(on_cuda())) {
   const int64_t before = allocations();
   ::operator delete(::operator new(1));
-  REQUIRE(allocations() == before + 1);  // the counter counts
+  REQUIRE(allocations() == before + 1);  // the counter works
 
   for (const int n_threads : {1, 2}) {
     const std::shared_ptr<Model> model = tiny_model(n_threads);

@@ -6,7 +6,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("gated products have the bits of two products and a gate") {
+TEST_CASE("gated products are bit-identical to two products and a gate") {
   const auto backend = test_backend(2);
   Random random(9);
   constexpr int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 70};
@@ -19,7 +19,7 @@ TEST_CASE("gated products have the bits of two products and a gate") {
     const int64_t block = info(dtype).block_size;
     for (const auto& shape : kShapes) {
       const int64_t n_out = shape.first, columns = shape.second;
-      if (block > 1 && columns > 60) continue;  // these have no kernel of their own
+      if (block > 1 && columns > 60) continue;  // no kernel of their own
       const int64_t n_in = (columns + block - 1) / block * block;
       std::vector<Buffer> owner;
       std::vector<std::byte> bytes[2];
@@ -29,7 +29,7 @@ TEST_CASE("gated products have the bits of two products and a gate") {
         weights[i].weight = backend->upload(tensor_of(bytes[i], dtype, n_out, n_in), owner);
       }
       const DeviceMatrix bias(*backend, random.reals(n_out), 1, n_out);
-      weights[1].bias = bias;  // of the gate, and then of what is gated
+      weights[1].bias = bias;  // of the gate, then of the gated product
       for (const int64_t n_rows : kRows) {
         if (n_out > 4096 && n_rows != 1 && n_rows != 8) continue;
         const DeviceMatrix x(*backend, random.reals(n_rows * n_in, -0.1f, 0.1f), n_rows, n_in);
@@ -49,7 +49,7 @@ TEST_CASE("gated products have the bits of two products and a gate") {
           const std::vector<float> y = fused.read();
           CHECK(std::ranges::all_of(y, [](float value) { return std::isfinite(value); }));
           CHECK(same_bits(y, up.read()));
-          scratch.read();  // what is around it is as it was
+          scratch.read();  // checks that guards are unchanged
         }
       }
     }

@@ -1,5 +1,5 @@
-// GGUF files, built here byte by byte: good ones read back as written, and each way to be wrong is
-// refused with a message that says where and why.
+// GGUF files, built here byte by byte: valid ones read back as written, and each kind of error is
+// rejected with a message that says where and why.
 #include <doctest/doctest.h>
 
 #include <cerrno>
@@ -17,7 +17,8 @@ constexpr uint32_t kF32 = 0, kF16 = 1, kI8 = 24, kQ8_0 = 8;  // tensor types
 constexpr uint64_t operator""_u64(unsigned long long number) { return number; }
 constexpr uint64_t kHuge = 1_u64 << 60;
 
-// The FormatError that an action throws, without its prefix. Empty where it throws none.
+// The message of the FormatError that an action throws, without its prefix; empty if it throws
+// none.
 template <class Action>
 std::string error_in(const std::filesystem::path& path, Action action) {
   try {
@@ -31,7 +32,7 @@ std::string error_in(const std::filesystem::path& path, Action action) {
   }
 }
 
-// What is wrong with a file.
+// The error of opening a file.
 std::string error_of(const std::string& content) {
   const TempFile temp(content);
   return error_in(temp.path, [&] { GgufFile{temp.path}; });
@@ -39,7 +40,7 @@ std::string error_of(const std::string& content) {
 
 std::string error_of(const Writer& writer) { return error_of(writer.file()); }
 
-// A file with every type in it.
+// A file with every value type.
 Writer good() {
   Writer out;
   out.key("u8", u8, uint8_t{255});
@@ -104,7 +105,7 @@ TEST_CASE("MappedFile maps the whole file, or says why the operating system refu
 TEST_CASE("metadata read back as written") {
   const TempFile temp(good().file());
   GgufFile opened(temp.path);
-  const GgufFile file = std::move(opened);  // views must survive a move
+  const GgufFile file = std::move(opened);  // views must remain valid after a move
   CHECK(file.path() == temp.path.string());
   REQUIRE(file.metadata().size() == good().n_keys);
   CHECK(file.metadata()[0].first == "u8");
@@ -175,7 +176,7 @@ TEST_CASE("tensors read back as written, in both versions") {
   }
 }
 
-TEST_CASE("getters refuse what is missing or of another type") {
+TEST_CASE("getters reject missing keys and other types") {
   const TempFile temp(good().file());
   const GgufFile file(temp.path);
   const auto check = [&](auto getter, std::string_view expected) {
@@ -197,11 +198,11 @@ TEST_CASE("getters refuse what is missing or of another type") {
         "key 'big': too large, expected at most 9223372036854775807");
 }
 
-TEST_CASE("a bad header is refused") {
+TEST_CASE("a bad header is rejected") {
   CHECK(error_of("") == "header: the file is empty");
   CHECK(error_of("GG") == "header: the file is truncated, 4 bytes needed and 2 left");
   CHECK(error_of("ggml....") == "header: the file starts with 'ggml', expected 'GGUF'");
-  CHECK(error_of(Writer{}) == "");  // no keys and no tensors: good, if useless
+  CHECK(error_of(Writer{}) == "");  // no keys and no tensors: valid
   CHECK(error_of(Writer{.version = 0}) == "header: version 0, expected 2 or 3");
   CHECK(error_of(Writer{.version = 4}) == "header: version 4, expected 2 or 3");
   CHECK(error_of(Writer{.version = 3u << 24}) == "header: byte-swapped files are not supported");
@@ -212,7 +213,7 @@ TEST_CASE("a bad header is refused") {
         "header: the file is truncated, kv_count is 1152921504606846976 and 8 bytes are left");
 }
 
-TEST_CASE("bad names are refused") {
+TEST_CASE("bad names are rejected") {
   const auto key = [](std::string_view name) { return Writer{}.key(name, u8, 'x'); };
   CHECK(error_of(key(std::string(65535, 'k'))) == "");
   CHECK(error_of(key(std::string(65536, 'k'))) ==
@@ -232,7 +233,7 @@ TEST_CASE("bad names are refused") {
   CHECK(error_of(key("a\nb\xff").key("a\nb\xff", u8, 'x')) == "key 'a?b?': it appears twice");
 }
 
-TEST_CASE("bad values are refused") {
+TEST_CASE("bad values are rejected") {
   const auto error = [](GgufType type, const auto&... value) {
     return error_of(Writer{}.key("k", type, value...));
   };
@@ -271,7 +272,7 @@ TEST_CASE("general.alignment is a u32, a power of two and at least 8") {
         "tensor 't': the file is truncated, 4 bytes needed at offset 0 of 0 bytes of tensor data");
 }
 
-TEST_CASE("bad tensors are refused") {
+TEST_CASE("bad tensors are rejected") {
   const auto error = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
     const auto writer = Writer{.data = std::string(128, 'x')}.tensor("t", dims, type, offset);
     const std::string message = error_of(writer);
@@ -283,7 +284,7 @@ TEST_CASE("bad tensors are refused") {
   CHECK(error({1, 0}, kF32, 0) == "dimension 1 is 0, expected 1 or more");
   CHECK(error({kHuge, 8}, kF32, 0) == "dimension 1 is 8, too many elements");
   CHECK(error({kHuge * 8}, kF32, 0) == "dimension 0 is 9223372036854775808, too many elements");
-  CHECK(error({kHuge * 4}, kF32, 0) ==  // 2^64 bytes, which are 0 in 64 bits
+  CHECK(error({kHuge * 4}, kF32, 0) ==  // 2^64 bytes, which wraps around to 0
         "the file is truncated, 4611686018427387904 elements needed");
   CHECK(error({1}, 4, 0) == "tensor type 4 is not known");
   CHECK(error({33}, kQ8_0, 0) == "dimension 0 is 33, expected a multiple of 32 for Q8_0");
@@ -300,7 +301,7 @@ TEST_CASE("bad tensors are refused") {
         "tensor 'between': its data overlap the data of tensor 'early'");
 }
 
-TEST_CASE("a file cut anywhere is refused") {
+TEST_CASE("a file truncated anywhere is rejected") {
   const std::string content = good().file();
   for (size_t length = 1; length < content.size(); ++length) {
     CAPTURE(length);
@@ -310,7 +311,7 @@ TEST_CASE("a file cut anywhere is refused") {
   CHECK(error_of(content + std::string(14, '\0')) == "");  // padding after the last tensor
 }
 
-// Reads all of a file, so that a bad span shows as a crash or as another exception.
+// Reads all of a file, so that an invalid span causes a crash or another exception.
 void read_all(const GgufFile& file) {
   for (const auto& entry : file.metadata()) {
     const std::string_view key = entry.first;
@@ -326,7 +327,7 @@ void read_all(const GgufFile& file) {
   }
 }
 
-TEST_CASE("a file with any one byte changed is read or refused") {
+TEST_CASE("a file with any one byte changed is accepted or rejected") {
   const std::string content = good().file();
   std::mt19937 random(1);
   int n_refused = 0;

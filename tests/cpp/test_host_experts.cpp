@@ -1,5 +1,5 @@
-// Models with mixtures of experts of which only a part is in the back end's memory: on the CPU read
-// from the file, on CUDA in the host's memory.
+// Mixture-of-experts models with only some weights in the back end's memory: the others are read
+// from the file on the CPU, and from host memory on CUDA.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace h2o {
 namespace {
 
-// A prompt, then single tokens of it beside another one's.
+// A prompt, then single tokens of it batched with another prompt's.
 std::vector<float> logits_of(const std::shared_ptr<Model>& model) {
   Session session(model, {.policies = {{.sinks = 0, .heavy = 9, .recent = 9}},
                           .n_ctx = 40,
@@ -38,7 +38,7 @@ std::shared_ptr<Model> open(const MixtureFile& file, size_t max_resident) {
   return std::make_shared<Model>(file.path(), test_backend(), nullptr, max_resident);
 }
 
-// What the experts of a layer take, and all else.
+// Sizes of a layer's experts, and of all other weights.
 struct Sizes {
   explicit Sizes(const Model& model) {
     const Weights& w = model.weights;
@@ -83,12 +83,12 @@ void check_logits(const MixtureShape& shape) {
   CHECK_THROWS_AS(open(file, sizes.others - 1), InvalidArgument);
 }
 
-TEST_CASE("logits are the same, bit for bit, wherever experts are") {
+TEST_CASE("logits are bit-identical wherever experts are stored") {
   check_logits({"llama", DType::f16, 2, 8, 2});
   check_logits({"gpt-oss", DType::mxfp4, 2, 9, 2});
 }
 
-TEST_CASE("layers take turns where that takes less memory than what is no expert" *
+TEST_CASE("layers are streamed if that needs less memory than the dense weights" *
           doctest::skip(!on_cuda())) {
   const MixtureFile file({"llama", DType::q8_0, 6, 2, 1}, 1);
   const std::shared_ptr<Model> whole = open(file, 0);

@@ -1,5 +1,5 @@
-// The matrix kernels on rows rounded to 8 bits: exact where nothing is rounded, the same bits on
-// every instruction set. How far rounding takes them is tested in Python, against gguf's decoders.
+// Matmul kernels on rows rounded to 8 bits: exact where nothing is rounded, bit-identical on every
+// instruction set. The rounding error is tested in Python, against gguf's decoders.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -14,8 +14,8 @@ namespace {
 
 struct Type {
   DType dtype;
-  std::vector<int64_t> halves;  // where the f16 numbers of a block are
-  uint16_t unit = 0x3c00;       // what makes integers of elements, as f16: 1
+  std::vector<int64_t> halves;  // offsets of the f16 numbers of a block
+  uint16_t unit = 0x3c00;       // scale that makes elements integers, as f16: 1
 };
 
 const Type kTypes[] = {
@@ -33,7 +33,7 @@ const Type kTypes[] = {
     {DType::nvfp4, {}},
 };
 
-// Makes integers of the elements of blocks.
+// Sets scales so that the elements of blocks are integers.
 void set_scales(std::vector<std::byte>& blocks, const Type& type) {
   for (int64_t i = 0; i < std::ssize(blocks); i += info(type.dtype).block_bytes) {
     for (const int64_t at : type.halves)
@@ -57,8 +57,8 @@ std::vector<std::byte> random_weights(Random& random, const Type& type, int64_t 
   return bytes;
 }
 
-// Integers whose largest of 32 is 127, so that 1 is the scale and nothing is rounded; the others
-// are small, so that sums stay below 2^24.
+// Integers with a maximum of 127 in every 32, so that the scale is 1 and nothing is rounded; the
+// others are small, so that sums stay below 2^24.
 std::vector<float> random_integers(Random& random, int64_t n) {
   std::vector<float> x(n);
   for (float& value : x) value = static_cast<float>(random.integer(-3, 3));
@@ -66,8 +66,8 @@ std::vector<float> random_integers(Random& random, int64_t n) {
   return x;
 }
 
-// y[n_rows, n_out], of which columns [begin, end) are written: by the weights in rows and, where
-// `begin` allows it, by the same side by side, to the same bits.
+// y[n_rows, n_out], of which columns [begin, end) are written: from weights in rows and, if `begin`
+// allows it, from interleaved ones, which must be bit-identical.
 void multiply(const CpuKernels& table, DType dtype, Matmul m, int64_t begin, int64_t end) {
   const TypeKernels& type = table.of(dtype);
   std::vector<int8_t> q(m.n_rows * m.n_in);
@@ -101,7 +101,7 @@ TEST_CASE("int8_matmul is exact where x needs no rounding, and writes its column
       CAPTURE(info(type.dtype).name);
       Random random(1);
       for (int trial = 0; trial < 12; ++trial) {
-        // The last of these is deeper than a panel.
+        // The last ones are deeper than a panel.
         const int64_t n_in = info(type.dtype).block_size * (trial < 10 ? random.integer(1, 3) : 1) +
                              (trial < 10 ? 0 : kInt8Depth);
         const int64_t n_out = random.integer(1, 64);
@@ -158,7 +158,7 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
       CAPTURE(std::string_view(table->isa));
       CAPTURE(info(type.dtype).name);
       Random random(2);
-      // More than a panel's depth, and for blocks of 32 some that are not 256 elements.
+      // More than a panel's depth and, for blocks of 32, not a multiple of 256.
       const int64_t n_in = kInt8Depth + 256 + (info(type.dtype).block_size == 32 ? 64 : 0);
       const int64_t n_out = 45;
       const int64_t n_rows = 9;
@@ -190,8 +190,8 @@ TEST_CASE("int8_matmul gives the same bits on every instruction set, in every ba
   }
 }
 
-// Products are summed in 16 bits where they fit: here they are as large as they can be.
-TEST_CASE("int8_matmul gives the same bits where every weight and every x is extreme") {
+// Products are summed in 16 bits where they fit: here they have the largest possible values.
+TEST_CASE("int8_matmul gives the same bits with extreme weights and activations") {
   for (const CpuKernels* table : supported_kernels()) {
     for (const Type& type : kTypes) {
       for (const int byte : {0x00, 0x7f, 0x80, 0xff}) {
@@ -231,7 +231,7 @@ TEST_CASE("int8_matmul gives the same bits where every weight and every x is ext
   }
 }
 
-TEST_CASE("a row that is not finite gives no number, and spoils no other") {
+TEST_CASE("a row that is not finite gives NaN and does not affect other rows") {
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
     Random random(3);
@@ -242,7 +242,7 @@ TEST_CASE("a row that is not finite gives no number, and spoils no other") {
     x[40] = NAN;
     x[n_in + 3] = INFINITY;
     x[2 * n_in + 63] = -INFINITY;
-    std::fill_n(x.begin() + 3 * n_in, 32, 1e-40f);  // too small for an inverse
+    std::fill_n(x.begin() + 3 * n_in, 32, 1e-40f);  // too small for a reciprocal
     std::fill_n(x.begin() + 4 * n_in, n_in, 0.0f);
     std::vector<float> y(6);
     multiply(*table, type.dtype,
@@ -269,7 +269,7 @@ TEST_CASE("a row that is not finite gives no number, and spoils no other") {
   }
 }
 
-// More rows than are rounded at a time, on more threads than one.
+// More rows than are rounded at a time, and several threads.
 TEST_CASE("the back end multiplies any number of rows") {
   Random random(4);
   const int64_t n_in = 96, n_out = 70, n_rows = 2 * kRoundedRows + 7;

@@ -1,5 +1,5 @@
-// The vector kernels of every instruction set: softmax, layer_norm, relu, add; and which tables
-// there are.
+// The vector kernels of every instruction set: softmax, layer_norm, relu, add; and the list of
+// tables.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 namespace h2o {
 namespace {
 
-// Softmax has a floor under its probabilities, to keep them out of the denormals. It may be any
-// number that is nothing: a billion of these are less than a rounding.
+// Softmax clamps probabilities to avoid denormals. The value only has to be negligible: a billion
+// of these are less than a rounding.
 constexpr double kNothing = 1e-27;
 
-TEST_CASE("the tables are those that this CPU runs") {
+TEST_CASE("the tables are those that this CPU supports") {
   const std::vector<const CpuKernels*> tables = supported_kernels();
   std::vector<std::string> names;
   for (const CpuKernels* table : tables) names.push_back(table->isa);
@@ -39,7 +39,7 @@ TEST_CASE("the tables are those that this CPU runs") {
   CHECK_THROWS_AS(choose_kernels("x86_64_v5"), InvalidArgument);
 }
 
-// Softmax in double, and how far from it f32 may be.
+// Softmax in double, and its error bound in f32.
 struct Softmax {
   std::vector<double> p;
   std::vector<double> bound;
@@ -47,10 +47,10 @@ struct Softmax {
 
 Softmax softmax_reference(const std::vector<float>& x, float scale, int64_t part) {
   const double largest = *std::max_element(x.begin(), x.end());
-  // The exponent takes two roundings, so e^a is off by 2 u |a|; the polynomial adds less than 4 u
-  // (Cephes: 1.7e-7). The sum's error is the mean of its terms' and n roundings more; the inverse
-  // and the product are two. In parts, a power is the product of two, and a merge rounds three
-  // times and takes another power of 4 u.
+  // The exponent is rounded twice, so e^a is off by 2 u |a|; the polynomial adds less than 4 u
+  // (Cephes: 1.7e-7). The sum's error is the mean of its terms' plus n roundings; the inverse and
+  // the product are two more. In parts, an exponential is the product of two, and a merge rounds
+  // three times and multiplies by another exponential of 4 u.
   std::vector<double> relative;
   double total = 0;
   double total_error = 0;
@@ -71,7 +71,7 @@ Softmax softmax_reference(const std::vector<float>& x, float scale, int64_t part
   return s;
 }
 
-// Softmax of x in parts of so many numbers, as attention takes it.
+// Softmax of x in parts of this size, as in attention.
 void softmax(const CpuKernels& table, std::span<float> x, int64_t part, float scale) {
   float largest = -std::numeric_limits<float>::max();
   float total = 0;
@@ -237,7 +237,7 @@ TEST_CASE("relu and add") {
   }
 }
 
-TEST_CASE("lowest is who goes first by Victim::before") {
+TEST_CASE("lowest selects the first in the order of Victim::before") {
   for (const CpuKernels* table : supported_kernels()) {
     CAPTURE(std::string_view(table->isa));
     Random random(9);

@@ -1,4 +1,4 @@
-// Sessions of a model of which only a part of the weights is in memory at a time.
+// Sessions of a model with only a part of the weights in memory at a time.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace h2o {
 namespace {
 
-// Of six layers; or of three that are small enough for what is emulated.
+// Six layers; or three that are small enough for the emulation.
 const char* model_file() {
   return on_cuda() ? H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf"
                    : H2O_SOURCE_DIR "/models/tiny-opt.gguf";
@@ -31,7 +31,7 @@ std::shared_ptr<Model> with_resident(const std::filesystem::path& path, size_t n
   return std::make_shared<Model>(path, test_backend(n_threads), nullptr, n_bytes);
 }
 
-// The fewest bytes, as the error says.
+// The minimum, from the error message.
 size_t least_resident(const std::filesystem::path& path) {
   size_t n = 0;
   try {
@@ -45,8 +45,8 @@ size_t least_resident(const std::filesystem::path& path) {
   return n;
 }
 
-// A model with Q, K and V in one tensor, whose layers have quantised types by turns: two of them
-// that take turns in one place are not of the same size.
+// A model with Q, K and V in one tensor and alternating quantized types: two layers that share a
+// buffer have different sizes.
 class QuantisedModel {
  public:
   explicit QuantisedModel(uint32_t n_layers) {
@@ -78,7 +78,7 @@ class QuantisedModel {
   static constexpr uint64_t kWidth = 256;  // a superblock
   static constexpr uint64_t kWords = 32;
 
-  // A norm has one row, and a bias that is like it.
+  // A norm has one row, with a bias like it.
   void add_affine(const std::string& name, DType dtype, uint64_t rows) {
     add(name + ".weight", dtype, rows, kWidth);
     add(name + ".bias", DType::f32, 1, rows == 1 ? kWidth : rows);
@@ -95,7 +95,7 @@ class QuantisedModel {
   std::optional<TempFile> file_;
 };
 
-constexpr size_t kFirstLayer = 500'000;  // bytes that it fits in, without the second
+constexpr size_t kFirstLayer = 500'000;  // fits it, without the second
 
 SessionOptions options() {
   return {.policies = {KvPolicy{.sinks = 0, .heavy = 9, .recent = 9}},
@@ -104,8 +104,8 @@ SessionOptions options() {
           .n_sequences = 2};
 }
 
-// A prompt in one sequence, then a token of it beside a prompt of another, then single tokens.
-// Emulated ones are short: layers then come and go as often.
+// A prompt in one sequence, then a token of it batched with a prompt of another, then single
+// tokens. Emulated ones are short, but stream layers as often.
 std::vector<float> logits_of(const std::shared_ptr<Model>& model, uint64_t seed) {
   Random random(seed);
   Session session(model, options());
@@ -122,7 +122,7 @@ std::vector<float> logits_of(const std::shared_ptr<Model>& model, uint64_t seed)
   return all;
 }
 
-// Bit for bit, with some layers that stay and with none.
+// Bit for bit, with some resident layers and with none.
 void check_logits(const std::filesystem::path& path, int n_threads, std::vector<size_t> more) {
   const std::vector<float> expected =
       logits_of(std::make_shared<Model>(path, test_backend(n_threads)), 1);
@@ -139,19 +139,19 @@ void check_logits(const std::filesystem::path& path, int n_threads, std::vector<
   }
 }
 
-TEST_CASE("logits are the same, bit for bit, whatever part of the weights is in memory") {
+TEST_CASE("logits are bit-identical whatever part of the weights is in memory") {
   for (const int n_threads : {1, 2}) {
     if (on_cuda() && n_threads == 2) break;
     check_logits(model_file(), n_threads, {0, size_t{1} << 20, size_t{1} << 30});
   }
 }
 
-TEST_CASE("quantised layers of several types take turns, an even or odd number of them") {
+TEST_CASE("quantized layers of several types are streamed, an even or odd number of them") {
   for (const uint32_t n_layers : {3, 4}) {
     CAPTURE(n_layers);
     check_logits(QuantisedModel(n_layers).path(), 1, {0});
   }
-  // The first stays.
+  // The first is resident.
   for (const uint32_t n_layers : {4, 5}) {
     CAPTURE(n_layers);
     const QuantisedModel model(n_layers);
@@ -176,12 +176,12 @@ void check_early_ends(const std::filesystem::path& path, size_t more) {
   }
 }
 
-TEST_CASE("a pass that ends early does not disturb the next one") {
+TEST_CASE("an interrupted pass does not affect the next one") {
   check_early_ends(model_file(), 0);
   check_early_ends(QuantisedModel(4).path(), kFirstLayer);
 }
 
-TEST_CASE("sessions in several threads share what is brought in") {
+TEST_CASE("sessions on several threads share streamed layers") {
   const std::vector<float> expected[] = {logits_of(load(model_file(), 1), 1),
                                          logits_of(load(model_file(), 1), 2)};
   const std::shared_ptr<Model> model = with_resident(model_file(), least_resident(model_file()));
@@ -194,8 +194,9 @@ TEST_CASE("sessions in several threads share what is brought in") {
   for (int i = 0; i < 2; ++i) CHECK(found[i] == expected[i]);
 }
 
-TEST_CASE("a model is closed while the next layer is brought in") {
-  const QuantisedModel file(4);  // of four the first is on its way when the last has been computed
+TEST_CASE("a model is closed while the next layer is transferred") {
+  const QuantisedModel file(
+      4);  // of four, the first is being copied after the last has been computed
   const size_t least = least_resident(file.path());
   for (int i = 0; i < (on_cuda() ? 2 : 20); ++i) {
     const std::shared_ptr<Model> model = with_resident(file.path(), least);
@@ -204,7 +205,7 @@ TEST_CASE("a model is closed while the next layer is brought in") {
       Random random(i);
       feed(session, 0, random_tokens(random, *model, 1));
     } else {
-      model->weights.stream->enter(0);  // nothing else is freed before it, for which a device waits
+      model->weights.stream->enter(0);  // nothing that a device waits for is freed before it
     }
   }
 }

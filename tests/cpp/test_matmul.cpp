@@ -1,4 +1,4 @@
-// The matrix kernels of every instruction set against sums in double: matmul and add_rows.
+// Matmul kernels of every instruction set, compared with sums in double: matmul and add_rows.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,9 +11,8 @@
 namespace h2o {
 namespace {
 
-// Rows of one element type in bytes that end where the last row ends, so that AddressSanitizer
-// sees a read past it. The rows start `offset` bytes in, and gaps of 0xff bytes (NaNs, where they
-// are floats) separate them.
+// Rows of one element type, allocated so that AddressSanitizer detects reads past the last row. The
+// rows start `offset` bytes in, and gaps of 0xff bytes (NaN for floats) separate them.
 struct Rows {
   std::vector<std::byte> bytes;
   int64_t offset;
@@ -23,8 +22,8 @@ struct Rows {
   const std::byte* data() const { return bytes.data() + offset; }
 };
 
-// A number of either sign in [2^-6, 2) and, sometimes, zero. Sums of products of these neither
-// overflow nor underflow, which is what the bounds below assume.
+// A number of either sign in [2^-6, 2), sometimes zero. Sums of products of these neither overflow
+// nor underflow, as the bounds below assume.
 template <class T>
 T random_bits(Random& random, int exponent_bits, int fraction_bits) {
   if (random.integer(0, 9) == 0) return 0;
@@ -36,7 +35,7 @@ T random_bits(Random& random, int exponent_bits, int fraction_bits) {
 }
 
 Rows random_rows(Random& random, DType dtype, int64_t n, int64_t n_in) {
-  const int64_t element = dtype == DType::f32 ? 4 : 2;  // what rows are aligned to
+  const int64_t element = dtype == DType::f32 ? 4 : 2;  // alignment of rows
   Rows rows;
   rows.offset = element * random.integer(0, 5);
   const int64_t row = byte_size(dtype, n_in);
@@ -103,9 +102,9 @@ TEST_CASE("matmul is the sum of products, and writes its columns only") {
         CAPTURE(begin);
         CAPTURE(end);
         const Rows w = random_rows(random, dtype, n_out, n_in);
-        const std::vector<float> x = random.reals(1 + n_rows * n_in);  // 4 bytes off
+        const std::vector<float> x = random.reals(1 + n_rows * n_in);  // offset by 4 bytes
         const std::vector<float> bias = random.flip() ? random.reals(n_out) : std::vector<float>();
-        // One more row on either side that must stay as it is.
+        // One more row on either side that must not change.
         const std::vector<float> before = random.reals((n_rows + 2) * stride);
         std::vector<float> y = before;
         table->of(dtype).matmul({.y = y.data() + stride,
@@ -139,10 +138,10 @@ TEST_CASE("matmul is the sum of products, and writes its columns only") {
               sum += term;
               magnitude += std::abs(term);
             }
-            // On the way to the output a product is rounded once by itself (never with fma), in
-            // at most n_in sums of its lane, in 4 sums of 16 lanes, with the bias and with y. The
+            // On the way to the output a product is rounded once by itself (never with fma), in at
+            // most n_in sums of its lane, in 4 sums of 16 lanes, with the bias and with y. The
             // lanes share the n_in terms, so n_in + 6 covers both widths. Weights are exact: an
-            // 11-bit scale times 8 bits fits in the 24 of a float.
+            // 11-bit scale times 8 bits fits in the 24 bits of a float.
             n_wrong += !(std::abs(y[at] - sum) <= gamma(n_in + 6) * magnitude);
           }
         }
@@ -254,7 +253,7 @@ TEST_CASE("add_rows is the weighted sum of rows, in order") {
         CHECK(same_bits(y.front(), before.front()));
         CHECK(same_bits(y.back(), before.back()));
 
-        // Attention goes over the cache in pieces, and a row does not depend on the others.
+        // Attention processes the cache in pieces, and a row does not depend on the others.
         const int64_t half = random.integer(0, static_cast<int32_t>(n_rows));
         std::vector<float> pieces = before;
         for (a.n_out = 1; a.p < p.data() + n_out * p_stride; a.p += p_stride) {

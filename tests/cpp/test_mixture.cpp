@@ -1,5 +1,4 @@
-// Mixtures of experts, on the test device: which rows go where, and what comes of them, against
-// double.
+// Mixtures of experts on the test device: routing and results, compared with double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -58,7 +57,7 @@ class DeviceRoutes {
   Buffer memory_;
 };
 
-// Sixteenths, of which some are equal; and what is no number.
+// Multiples of 1/16, some of them equal; and non-finite values.
 std::vector<float> random_logits(Random& random, int64_t n) {
   std::vector<float> logits(n);
   for (float& logit : logits) logit = static_cast<float>(random.integer(-100, 100)) / 16;
@@ -75,15 +74,16 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
   routes.normalized = random.flip();
   routes.scale = random.real(0.5, 2);
   std::vector<float> logits = random_logits(random, n_rows * n_experts);
-  if (n_rows > 3) std::fill_n(logits.begin() + n_experts, n_experts, 1.5f);  // one row of equals
+  if (n_rows > 3)
+    std::fill_n(logits.begin() + n_experts, n_experts, 1.5f);  // one row of equal logits
   const DeviceMatrix x(backend, logits, n_rows, n_experts);
   run_rows(backend, n_rows, [&](const Batch&) { backend.route(routes, x); });
-  x.read();  // what is around it is as it was
+  x.read();  // checks that guards are unchanged
   const std::vector<float> weights = device.weights();
   const std::vector<int32_t> places = device.places(), offsets = device.offsets();
 
   double worst = 0;
-  std::vector<std::vector<int64_t>> copies(n_experts);  // that each expert gets, in their order
+  std::vector<std::vector<int64_t>> copies(n_experts);  // of each expert, in order
   for (int64_t i = 0; i < n_rows; ++i) {
     const std::span row = std::span(logits).subspan(i * n_experts, n_experts);
     std::vector<int32_t> order(n_experts);
@@ -100,8 +100,8 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
       copies[order[j]].push_back(i * n_used + j);
       double expected = routes.scale * std::exp(row[order[j]] - largest) / total;
       if (routes.normalized) expected /= of_used;
-      // Powers above and below the line; sums of n_experts and of n_used of them; and two quotients
-      // of up to two places, and a product, of what has been rounded to f32.
+      // Exponentials in numerator and denominator; sums of n_experts and of n_used of them; two
+      // quotients of up to two places, and a product of values rounded to f32.
       const double relative = 4 * power_error(least) + gamma(n_experts + n_used) + 8 * kUnit;
       worst = std::max(
           worst, in_bounds(weights[i * n_used + j], expected, relative * expected + 0x1p-126));
@@ -119,7 +119,7 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
   CHECK(offsets == expected_offsets);
 }
 
-TEST_CASE("rows go to the experts of the largest logits, of equals to the first") {
+TEST_CASE("rows are routed to the experts with the largest logits, ties: the first") {
   const auto backend = test_backend(2);
   Random random(1);
   constexpr std::pair<int32_t, int32_t> kShapes[] = {{1, 1},  {2, 1},   {5, 2},   {9, 9},
@@ -131,8 +131,8 @@ TEST_CASE("rows go to the experts of the largest logits, of equals to the first"
   }
 }
 
-// What follows reads the weights of experts: there must be such.
-TEST_CASE("rows whose logits are no numbers go to different experts") {
+// Later operations read the experts' weights, so the experts must be valid.
+TEST_CASE("rows with NaN logits are routed to different experts") {
   const auto backend = test_backend();
   constexpr int32_t kExperts = 7, kUsed = 3, kRows = 40;
   std::vector<float> logits(kRows * kExperts, NAN);
@@ -158,7 +158,7 @@ TEST_CASE("rows whose logits are no numbers go to different experts") {
   CHECK(places == all);
 }
 
-TEST_CASE("copies go to their places, and their sum comes back") {
+TEST_CASE("dispatch copies rows, and combine_add sums them") {
   const auto backend = test_backend(2);
   Random random(2);
   struct Shape {
@@ -227,7 +227,7 @@ TEST_CASE("gate_rows") {
     for (size_t i = 0; i < y.size(); ++i) {
       const double g = gates[i / n_cols];
       const double expected = before[i] / (1 + std::exp(-g));
-      // A power, a sum, a quotient of up to two places and a product.
+      // An exponential, a sum, a quotient of up to two places and a product.
       const double relative = power_error(g) + 6 * kUnit;
       worst = std::max(worst, in_bounds(y[i], expected, relative * std::abs(expected)));
     }
@@ -235,8 +235,8 @@ TEST_CASE("gate_rows") {
   }
 }
 
-// What the factors of products of experts are rounded to; see factor_type(). No library multiplies
-// them.
+// The type that factors of experts' products are rounded to; see factor_type(). cuBLAS does not
+// compute these.
 DType expert_factors(const Backend& backend, DType weights, int64_t n_rows, int64_t n_in) {
   if (!on_cuda() || n_rows <= 8) return factor_type(backend, weights, n_rows, n_in);
   return is_quantised(weights) ? DType::f16 : n_in % 8 == 0 ? weights : DType::f32;
@@ -246,14 +246,14 @@ struct Experts {
   DType dtype;
   int64_t n_in, n_out;
   int32_t n_used;
-  std::vector<int32_t> offsets;  // of the copies of each
+  std::vector<int32_t> offsets;  // of each expert's copies
   bool integers;                 // see random_integers()
 
   int64_t n_copies() const { return offsets.back(); }
   int64_t n_experts() const { return std::ssize(offsets) - 1; }
 };
 
-// Two products of the copies, the second with a bias, which may be of another type.
+// Two products of the copies, the second with a bias and possibly of another type.
 void check_experts(Backend& backend, Random& random, const Experts& p) {
   CAPTURE(info(p.dtype).name);
   CAPTURE(p.n_in);
@@ -287,7 +287,7 @@ void check_experts(Backend& backend, Random& random, const Experts& p) {
   const auto rows_of = [](const Tensor& t, int64_t begin, int64_t n) {
     return Tensor{t.row(begin), t.dtype, n, t.cols, t.interleaved};
   };
-  const bool few = n_rows <= 8;  // on CUDA each row is then multiplied as if it were alone
+  const bool few = n_rows <= 8;  // on CUDA each row is then multiplied separately
   run_rows(backend, n_rows, [&](const Batch&) {
     backend.matmul_experts({{y[0], weights[0]}, {y[1], weights[1]}}, device_x, device.routes);
     if (!few) return;
@@ -323,7 +323,7 @@ void check_experts(Backend& backend, Random& random, const Experts& p) {
   }
 }
 
-// The offsets of so many copies that are divided by chance, most often to few experts.
+// The offsets of n_copies copies divided randomly, usually over few experts.
 std::vector<int32_t> random_offsets(Random& random, int32_t n_copies, int32_t n_experts) {
   std::vector<int32_t> offsets(n_experts + 1, n_copies);
   offsets[0] = 0;
@@ -351,7 +351,7 @@ TEST_CASE("products of experts with weights of every type") {
   }
 }
 
-TEST_CASE("one expert gets all rows, or each another") {
+TEST_CASE("one expert gets all rows, or each row another expert") {
   const auto backend = test_backend(2);
   Random random(5);
   for (const DType dtype : {DType::f32, DType::f16, DType::q4_k, DType::mxfp4}) {
@@ -359,7 +359,7 @@ TEST_CASE("one expert gets all rows, or each another") {
              {0, 0, 0, 4}, {0, 70, 70, 70}, {0, 1, 2, 3}, {0, 1, 130, 130}}) {
       check_experts(*backend, random, {dtype, 256, 32, 1, offsets, random.flip()});
     }
-    // More experts than a warp has lanes, and as long as warps share rows of weights.
+    // More experts than a warp has lanes, and rows of weights long enough for warps to share.
     check_experts(*backend, random, {dtype, 256, 32, 2, random_offsets(random, 4, 80), false});
     check_experts(*backend, random, {dtype, 256, 32, 2, random_offsets(random, 90, 80), false});
     check_experts(*backend, random, {dtype, 2048, 32, 1, {0, 1, 3}, false});

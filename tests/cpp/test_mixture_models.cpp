@@ -1,4 +1,4 @@
-// Whole models with mixtures of experts, on the test device beside the scalar CPU.
+// Complete mixture-of-experts models on the test device, compared with the scalar CPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 namespace h2o {
 namespace {
 
-// The least difference between the last expert that a row is sent to and the next one, of all that
-// a CPU computes meanwhile, relative to the largest of the row's logits.
+// The smallest difference between the last selected expert and the next one, over all rows computed
+// during its lifetime, relative to the row's largest logit.
 class Margin {
  public:
   explicit Margin(const Model& model) : model_(model) {
@@ -57,7 +57,7 @@ class Margin {
   double least_ = std::numeric_limits<double>::infinity();
 };
 
-// Of what the scalar CPU computes of the steps of check_steps().
+// For the steps of check_steps() on the scalar CPU.
 double margin_of(const std::filesystem::path& path, const SessionOptions& options) {
   Session session(std::make_shared<Model>(path, make_cpu_backend(1, "scalar")), options);
   const Margin margin(session.model());
@@ -66,12 +66,13 @@ double margin_of(const std::filesystem::path& path, const SessionOptions& option
   return margin.least();
 }
 
-// As the steps of other models. Which experts rows are sent to must not be rounding's to decide:
-// either to all of them, or those before the last router are in F32 and no two are close.
+// As for other models. Routing must not depend on rounding: rows use either all experts, or the
+// layers before the last router are in F32 and no two logits are close.
 void check_model(const MixtureShape& shape) {
   CAPTURE(shape.architecture);
   CAPTURE(info(shape.experts).name);
-  // As relative_error() has it of logits, with at most 12 matrices a layer; and of two of a router.
+  // See relative_error(), with at most 12 matrices per layer; and the difference of two router
+  // logits.
   const double error = 2 * 6 * 64 * kUnit * std::sqrt(12 * shape.n_layers);
   const SessionOptions options{.policies = {{.sinks = 1, .heavy = 7, .recent = 5}},
                                .n_ctx = 40,
@@ -89,7 +90,7 @@ void check_model(const MixtureShape& shape) {
   check_steps(pair, DType::f32);
 }
 
-TEST_CASE("steps with mixtures of every family are the CPU's") {
+TEST_CASE("steps with mixtures of every family match the CPU") {
   struct Experts {
     const char* architecture;
     uint32_t n_experts, n_used;
@@ -101,7 +102,7 @@ TEST_CASE("steps with mixtures of every family are the CPU's") {
   }
 }
 
-TEST_CASE("steps with experts of other types are the CPU's") {
+TEST_CASE("steps with experts of other types match the CPU") {
   constexpr std::pair<const char*, DType> kExperts[] = {{"llama", DType::q8_0},
                                                         {"qwen2moe", DType::q8_0},
                                                         {"olmoe", DType::f16},

@@ -1,6 +1,6 @@
-// The operations between the matrices, on the test device, against double: every one of a pass
-// but matmul and attend. Bounds hold for any order of a sum, and for each of the usual ways to
-// write a function.
+// Operations between the matrices, on the test device, compared with double: all operations of a
+// pass except matmul and attend. Bounds hold for any order of a sum, and for each common way to
+// evaluate a function.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -11,7 +11,7 @@
 namespace h2o {
 namespace {
 
-// What is left of a power that is held above e^-70 is nothing, against numbers of order one.
+// Exponentials are clamped at e^-70, which is negligible against numbers of order one.
 constexpr double kNothing = 1e-29;
 
 struct Size {
@@ -23,7 +23,7 @@ constexpr Size kSizes[] = {{1, 1},    {3, 1},    {1, 5},    {2, 31},  {7, 32},
                            {40, 33},  {1, 48},   {5, 127},  {9, 192}, {1, 1000},
                            {3, 1024}, {2, 4096}, {1, 4099}, {2, 8192}};
 
-// y, or x where the operation is in place, as the device computes it; for the last of these too.
+// y, or x for in-place operations, as computed by the device.
 struct Run {
   std::unique_ptr<Backend> backend = test_backend(2);
 
@@ -48,7 +48,8 @@ std::vector<float> inputs(Random& random, const Size& size) {
   return x;
 }
 
-// Applies an operation in place to rows of every size; check(x, y) gives the error in bounds.
+// Applies an operation in place to rows of every size; check(x, y) returns the error relative to
+// its bound.
 template <class Operation>
 void check_in_place(const Operation& operation,
                     const std::function<double(double x, double y)>& check) {
@@ -76,10 +77,9 @@ TEST_CASE("gelu_tanh") {
       [](double x, double y) {
         const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
         const double expected = x * sigmoid(z);
-        // As x / (1 + e^-z): z takes five roundings and two rounded constants, which the
-        // power turns into as many times |z|; then a sum, a quotient of up to two places
-        // and a product. As x / 2 (1 + tanh(z / 2)): a tanh good to one place, and what
-        // is near 1 is rounded.
+        // As x / (1 + e^-z): z takes five roundings and two rounded constants, amplified by |z| in
+        // the exponential; then a sum, a quotient of up to two places and a product. As x / 2 (1 +
+        // tanh(z / 2)): a tanh accurate to one place, and rounding near 1.
         const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 8 * kUnit;
         return in_bounds(y, expected,
                          relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x));
@@ -91,14 +91,16 @@ TEST_CASE("gelu_erf") {
                  [](double x, double y) {
                    const double t = x / std::numbers::sqrt2;
                    const double expected = x / 2 * (1 + std::erf(t));
-                   // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erf is good to two
-                   // places, of two units each; 1 + erf, a product and the halving round once each.
+                   // t has two roundings and erf a slope of 2 / sqrt(pi) e^-t^2; erf is accurate to
+                   // two places, of two units each; 1 + erf, a product and the halving round once
+                   // each.
                    const double slope = 1.13 * std::exp(-t * t) * std::abs(t);
                    return in_bounds(y, expected, std::abs(x) / 2 * (2 * slope + 4 + 2 + 2) * kUnit);
                  });
 }
 
-// Applies an operation to up and gate of every size; check(gate, up, y) gives the error in bounds.
+// Applies an operation to up and gate of every size; check(gate, up, y) returns the error relative
+// to its bound.
 template <class Operation>
 void check_gated(const Operation& operation,
                  const std::function<double(double gate, double up, double y)>& check) {
@@ -123,7 +125,7 @@ TEST_CASE("swiglu") {
                  const Tensor& gate) { b.apply_gate(Gate::swiglu, up, gate); },
               [](double gate, double up, double y) {
                 const double expected = gate * sigmoid(gate) * up;
-                // A power, a sum, a quotient of up to two places, two products.
+                // An exponential, a sum, a quotient of up to two places, two products.
                 return in_bounds(y, expected,
                                  (power_error(gate) + 8 * kUnit) * std::abs(expected) +
                                      kNothing * std::abs(gate * up));
@@ -163,7 +165,7 @@ TEST_CASE("softcap") {
     check_in_place([=](Backend& b, const Tensor& x) { b.softcap(x, cap); },
                    [=](double x, double y) {
                      const double expected = cap * std::tanh(x / cap);
-                     // Relative errors of the argument, of two roundings, are at most those of the
+                     // The argument's relative errors, of two roundings, are at most those of the
                      // result; a quotient of two polynomials with six and three steps, and a
                      // product.
                      return in_bounds(y, expected, 16 * kUnit * std::abs(expected));

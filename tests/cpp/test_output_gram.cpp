@@ -1,4 +1,4 @@
-// What output_gram() makes of a model's W_O, whatever form the back end has it in.
+// compute_output_gram(), for any layout in which the back end stores W_O.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -49,8 +49,8 @@ TEST_CASE("the Gram matrices are sums over the query heads of a kv_head") {
               size += std::abs(product);
             }
           }
-          // Rows of x are rounded to 8 bits with scales of 32 elements: ones come back as such up
-          // to 2^-22 or so, and on a GPU weights as f16.
+          // Rows of x are rounded to 8 bits with scales of 32 elements: ones are reproduced up to
+          // about 2^-22; on a GPU weights are rounded to f16.
           const double bound = size * (on_cuda() ? 4e-3 : 1e-5);
           CHECK(std::abs(grams[(l * c.n_kv_heads + kv_head) * d * d + i] - sum) <= bound);
         }
@@ -59,7 +59,7 @@ TEST_CASE("the Gram matrices are sums over the query heads of a kv_head") {
   }
 }
 
-TEST_CASE("none are made for policies that do not ask for them") {
+TEST_CASE("no matrices are computed for policies that do not use them") {
   const std::shared_ptr<Model> model = tiny_model(1);
   CHECK(compute_output_gram(*model, std::vector{KvPolicy{}}).size() == 0);
   const KvPolicy l1{.heavy = 4, .recent = 4, .value_norm = ValueNorm::l1};

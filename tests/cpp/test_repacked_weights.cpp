@@ -1,4 +1,4 @@
-// Models whose weights are repacked when they are opened, and left in the file: the same bits.
+// Models with weights repacked on load, and read in place: bit-identical results.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -24,7 +24,7 @@ std::vector<float> logits_of(const std::shared_ptr<Model>& model) {
   return all;
 }
 
-TEST_CASE("repacked weights give the same bits as those in the file") {
+TEST_CASE("repacked weights are bit-identical to those in the file") {
   REQUIRE(available_memory() > 64 << 20);
   const auto open = [](int n_threads, bool repacks, size_t max_resident = 0) {
     return std::make_shared<Model>(kModel, make_cpu_backend(n_threads, "", repacks), nullptr,
@@ -41,13 +41,13 @@ TEST_CASE("repacked weights give the same bits as those in the file") {
   CHECK(is_repacked(*repacked));
   CHECK_FALSE(is_repacked(*in_place));
   CHECK(same_bits(logits_of(repacked), logits_of(in_place)));
-#ifndef _WIN32  // which cannot let go of pages
-  // Copies would be in memory whatever their bound.
+#ifndef _WIN32  // which cannot release pages
+  // Copies would be in memory regardless of the limit.
   CHECK_FALSE(is_repacked(*open(1, true, size_t{1} << 40)));
 #endif
 }
 
-TEST_CASE("weights are not repacked where there is no memory for it") {
+TEST_CASE("weights are not repacked if there is not enough memory") {
   const auto backend = make_cpu_backend(1, "");
   CHECK(backend->expect_weights(1));
   CHECK_FALSE(backend->expect_weights(std::numeric_limits<size_t>::max()));

@@ -1,5 +1,5 @@
-// The operations that choose: rows of tables, rows of a batch, the largest of a row; on the test
-// device. They have no choice of bits. And memory.
+// Operations that select: rows of tables, rows of a batch, the largest element of a row; on the
+// test device, with exact results. And memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Size {
 constexpr Size kSizes[] = {{1, 1},  {5, 3},    {40, 33},  {9, 192},
                            {7, 61}, {3, 1024}, {2, 4099}, {11, 50'272}};
 
-// Values have at most one rounding: see cpu/blocks-inl.h. So a device has no choice.
+// Values are rounded at most once, see cpu/matmul/blocks-inl.h, so results are exact.
 TEST_CASE("embed gives rows of every type, and add_positions adds") {
   const auto backend = test_backend();
   Random random(5);
@@ -72,7 +72,7 @@ TEST_CASE("embed gives rows of every type, and add_positions adds") {
   }
 }
 
-TEST_CASE("gather takes the rows whose logits are wanted") {
+TEST_CASE("gather copies the rows whose logits are requested") {
   const auto backend = test_backend();
   Random random(6);
   for (const Size& size : kSizes) {
@@ -94,7 +94,7 @@ TEST_CASE("gather takes the rows whose logits are wanted") {
   }
 }
 
-TEST_CASE("argmax is the first of the largest; NaN is none") {
+TEST_CASE("argmax is the first of the largest; NaN sorts lowest") {
   const auto backend = test_backend();
   Random random(8);
   for (const Size& size : kSizes) {
@@ -149,7 +149,7 @@ LargestLogits largest_of(std::span<const float> row, float temperature, double& 
   return out;
 }
 
-TEST_CASE("the largest logits come first, of equals the lower token, and the rest is weighed" *
+TEST_CASE("the largest logits come first, ties: the lower token, and the rest is summed" *
           doctest::skip(!on_cuda())) {
   const auto backend = test_backend();
   constexpr int64_t kRows = 9;
@@ -193,13 +193,13 @@ TEST_CASE("the largest logits come first, of equals the lower token, and the res
         CHECK(found[r].logits[i].token == expected.logits[i].token);
         CHECK(found[r].logits[i].value == expected.logits[i].value);
       }
-      if (too_many || r == 3) continue;  // with an infinity, nothing weighs anything
+      if (too_many || r == 3) continue;  // with an infinity there are no weights
       CHECK(std::abs(found[r].rest - rest) <= rest * 0x1p-13);
     }
   }
 }
 
-TEST_CASE("memory is zero, and what is written comes back") {
+TEST_CASE("memory is zeroed, and reads return what was written") {
   const auto backend = test_backend();
   Random random(7);
   for (const int64_t n : {1, 17, 100'003}) {

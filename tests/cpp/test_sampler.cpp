@@ -1,5 +1,5 @@
-// Sampler: which tokens survive each filter, in which order the filters come, how often each
-// survivor is drawn, and that nothing it is given makes it fail.
+// Sampler: which tokens survive each filter, the order of filters, the frequencies of draws, and
+// robustness against any input.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Nothing is filtered and nothing is scaled.
+// No filtering and no scaling.
 SamplerOptions plain(uint64_t seed = 1) {
   return {.temperature = 1,
           .top_k = 0,
@@ -38,8 +38,8 @@ std::vector<int> draw(Sampler& sampler, const std::vector<float>& logits, int n)
   return counts;
 }
 
-// The tokens that are ever drawn. Where the survivors have at least 1 % each, 4000 draws miss one
-// with a probability below 0.99^4000 = 4e-18.
+// All tokens drawn at least once. If each survivor has at least 1 %, 4000 draws miss one with a
+// probability below 0.99^4000 = 4e-18.
 std::vector<int32_t> survivors(const SamplerOptions& options, const std::vector<float>& logits,
                                const std::vector<int32_t>& accepted = {}) {
   Sampler sampler(options, static_cast<int32_t>(logits.size()));
@@ -54,9 +54,9 @@ std::vector<int32_t> survivors(const SamplerOptions& options, const std::vector<
 
 using Tokens = std::vector<int32_t>;
 
-// Do the counts look drawn from these probabilities? Pearson's chi-square of d degrees of freedom
-// exceeds d + 2 sqrt(d x) + 2 x with a probability of at most e^-x (Laurent and Massart 2000, lemma
-// 1); x = 14 makes it one in a million. The seeds are fixed, so a pass stays one.
+// Tests counts against probabilities. Pearson's chi-square with d degrees of freedom exceeds d + 2
+// sqrt(d x) + 2 x with a probability of at most e^-x (Laurent and Massart 2000, lemma 1); x = 14
+// makes it one in a million. The seeds are fixed, so results are reproducible.
 void check_frequencies(const std::vector<int>& counts, const std::vector<double>& weights) {
   double n = 0;
   double total = 0;
@@ -76,7 +76,7 @@ void check_frequencies(const std::vector<int>& counts, const std::vector<double>
   CHECK(chi_square <= freedom + 2 * std::sqrt(freedom * 14) + 2 * 14);
 }
 
-TEST_CASE("temperature 0 takes the largest, of equals the lowest id") {
+TEST_CASE("temperature 0 selects the largest logit, ties: the lowest id") {
   SamplerOptions greedy = plain();
   greedy.temperature = 0;
   Sampler sampler(greedy, 5);
@@ -102,7 +102,7 @@ TEST_CASE("top_k = 1 is greedy, ties included") {
   }
 }
 
-TEST_CASE("the same seed gives the same tokens, another seed others") {
+TEST_CASE("the same seed gives the same tokens, another seed different ones") {
   const std::vector<float> logits(1000, 0.5f);
   Sampler a(plain(7), 1000);
   Sampler b(plain(7), 1000);
@@ -116,9 +116,9 @@ TEST_CASE("the same seed gives the same tokens, another seed others") {
   CHECK(n_equal < 10);  // 0.1 expected
 }
 
-TEST_CASE("the tokens of a seed are these, on every platform") {
-  // The first outputs of std::mt19937_64(5489), which the standard's reference gives, as fractions
-  // of 2^64 over 1000 equal weights.
+TEST_CASE("a seed gives these tokens on every platform") {
+  // The first outputs of std::mt19937_64(5489), as specified by the standard, as fractions of 2^64
+  // over 1000 equal weights.
   Sampler sampler(plain(5489), 1000);
   const std::vector<float> logits(1000, 0.0f);
   for (const uint64_t output :
@@ -127,7 +127,7 @@ TEST_CASE("the tokens of a seed are these, on every platform") {
   }
 }
 
-TEST_CASE("tokens are drawn as often as softmax says") {
+TEST_CASE("tokens are drawn with softmax probabilities") {
   const std::vector<double> p = {0.3, 0.05, 0.25, 0.001, 0.199, 0.2};
   const std::vector<float> logits = logits_of(p);
   Sampler sampler(plain(), 6);
@@ -164,7 +164,7 @@ TEST_CASE("top_k keeps the k most probable") {
   check_frequencies(draw(sampler, logits_of(p), 50'000), {0, 0.3, 0, 0.25, 0.2, 0});
 }
 
-TEST_CASE("top_p keeps the smallest set that is as probable") {
+TEST_CASE("top_p keeps the smallest set with that probability") {
   const std::vector<double> p = {0.1, 0.4, 0.05, 0.25, 0.2};
   SamplerOptions options = plain();
   for (const auto& [top_p, expected] :
@@ -185,7 +185,7 @@ TEST_CASE("top_p keeps the smallest set that is as probable") {
   check_frequencies(draw(sampler, logits_of(p), 50'000), {0, 0.4, 0, 0.25, 0.2});
 }
 
-TEST_CASE("min_p keeps what is at least that times the most probable") {
+TEST_CASE("min_p keeps tokens at least that times as probable as the most probable") {
   const std::vector<double> p = {0.1, 0.4, 0.05, 0.25, 0.2};  // of 0.4: 0.25, 1, 0.125, 0.625, 0.5
   SamplerOptions options = plain();
   for (const auto& [min_p, expected] :
@@ -202,11 +202,11 @@ TEST_CASE("min_p keeps what is at least that times the most probable") {
     CHECK(survivors(options, logits_of(p)) == expected);
   }
   options.min_p = 1;
-  CHECK(survivors(options, {1, 2, 2, 0}) == Tokens{1, 2});  // equals are at least 1 times
+  CHECK(survivors(options, {1, 2, 2, 0}) == Tokens{1, 2});  // ties are at least 1 times as probable
 }
 
 TEST_CASE("the order is penalty, temperature, top-k, top-p, min-p") {
-  SUBCASE("penalty before greedy and before top-k: the best, penalised, makes room") {
+  SUBCASE("penalty before greedy and before top-k: the penalized best is replaced") {
     SamplerOptions options = plain();
     options.repeat_penalty = 2;
     options.temperature = 0;
@@ -215,7 +215,7 @@ TEST_CASE("the order is penalty, temperature, top-k, top-p, min-p") {
     options.top_k = 2;
     CHECK(survivors(options, {2, 1.9f, 1.5f}, {0}) == Tokens{1, 2});
   }
-  SUBCASE("temperature before top-p: flattened, it takes more tokens to the same mass") {
+  SUBCASE("temperature before top-p: a flatter distribution needs more tokens for the same mass") {
     SamplerOptions options = plain();
     options.top_p = 0.6f;
     const std::vector<float> logits = logits_of({0.7, 0.1, 0.1, 0.1});
@@ -226,19 +226,19 @@ TEST_CASE("the order is penalty, temperature, top-k, top-p, min-p") {
   SUBCASE("temperature before min-p") {
     SamplerOptions options = plain();
     options.min_p = 0.5f;
-    options.temperature = 2;  // 0.1 / 0.3 becomes its root, 0.577
+    options.temperature = 2;  // 0.1 / 0.3 becomes its square root, 0.577
     CHECK(survivors(options, logits_of({0.6, 0.3, 0.1})) == Tokens{0, 1});
     options.temperature = 1;
     options.min_p = 0.55f;
     CHECK(survivors(options, logits_of({0.6, 0.3, 0.1})) == Tokens{0});
   }
-  SUBCASE("top-k before top-p: the mass is that of the k") {
+  SUBCASE("top-k before top-p: the mass is of the k") {
     SamplerOptions options = plain();
     options.top_k = 2;
     options.top_p = 0.5f;  // 0.4 of all, but 0.57 of the two
     CHECK(survivors(options, logits_of({0.4, 0.3, 0.2, 0.1})) == Tokens{0});
   }
-  SUBCASE("top-p before min-p: the mass is that of all") {
+  SUBCASE("top-p before min-p: the mass is of all") {
     SamplerOptions options = plain();
     options.top_p = 0.75f;  // 0.7 of all after two, but 0.78 of what min-p leaves
     options.min_p = 0.3f;
@@ -252,11 +252,11 @@ TEST_CASE("the penalty divides positive logits and multiplies negative ones") {
   Sampler sampler(options, 4);
   sampler.accept(0);
   sampler.accept(1);
-  sampler.accept(0);  // twice is no more than once
+  sampler.accept(0);  // twice has the same effect as once
   const auto e = [](double x) { return std::exp(x); };
   check_frequencies(draw(sampler, {2, -0.5f, 0.5f, 1}, 50'000), {e(1), e(-1), e(0.5), e(1)});
 
-  options.repeat_penalty = 0.5f;  // below 1 it rewards
+  options.repeat_penalty = 0.5f;  // below 1 it favours repetition
   Sampler rewarding(options, 2);
   rewarding.accept(1);
   check_frequencies(draw(rewarding, {1, 1}, 50'000), {e(1), e(2)});
@@ -275,9 +275,9 @@ TEST_CASE("only the last repeat_last_n tokens are penalised") {
   CHECK(best_after(2, {}) == 0);
   CHECK(best_after(2, {0}) == 1);
   CHECK(best_after(2, {0, 1}) == 2);
-  CHECK(best_after(2, {0, 1, 2}) == 0);     // token 0 has left the window
-  CHECK(best_after(2, {0, 1, 2, 0}) == 1);  // and is back; token 1 has left
-  CHECK(best_after(2, {0, 0, 1}) == 2);     // one of its two has left, the other has not
+  CHECK(best_after(2, {0, 1, 2}) == 0);     // token 0 is outside the window
+  CHECK(best_after(2, {0, 1, 2, 0}) == 1);  // and inside again; token 1 is outside
+  CHECK(best_after(2, {0, 0, 1}) == 2);  // one of its two occurrences is outside, the other is not
   CHECK(best_after(2, {0, 0, 1, 3}) == 0);
   CHECK(best_after(1, {0, 1}) == 0);
   CHECK(best_after(0, {0, 1}) == 0);   // none
@@ -289,7 +289,7 @@ TEST_CASE("only the last repeat_last_n tokens are penalised") {
   CHECK(best_after(200, text) == 1);
 }
 
-TEST_CASE("an option out of range is refused") {
+TEST_CASE("options out of range are rejected") {
   const auto refused = [](auto change) {
     SamplerOptions options;
     change(options);
@@ -319,7 +319,7 @@ TEST_CASE("an option out of range is refused") {
   CHECK_THROWS_AS(strict.accept(-1), InvalidArgument);
 }
 
-TEST_CASE("logits that are not finite give a token") {
+TEST_CASE("non-finite logits still give a token") {
   std::mt19937 random(1);
   for (const float odd : {kNaN, -kNaN, kInfinity, -kInfinity}) {
     for (const int every : {1, 2, 3, 50}) {

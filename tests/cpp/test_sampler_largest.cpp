@@ -1,5 +1,5 @@
-// Sampler with the largest logits of a row beside one with all of them: the same tokens and random
-// numbers, or none.
+// Compares Sampler with the largest logits of a row and with all of them: the same tokens and
+// random numbers, or no token.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ float normal(Random& random) {
   return sum;
 }
 
-// What a back end finds; `error` of the rest, relative.
+// Simulates the back end's result; `error`: relative error of `rest`.
 LargestLogits largest_of(const std::vector<float>& logits, float temperature, double error) {
   std::vector<int32_t> order;
   for (int32_t i = 0; i < std::ssize(logits); ++i) {
@@ -97,7 +97,8 @@ struct Counts {
   int drawn = 0, all = 0;
 };
 
-// Draws and accepts tokens from rows with both; the numbers of those that were drawn from few.
+// Draws and accepts tokens from rows with both; returns how many were drawn from the largest
+// logits.
 Counts check_same(Random& random, const SamplerOptions& options, int32_t n_vocab, int n_rows) {
   Sampler whole(options, n_vocab), few(options, n_vocab);
   Counts counts;
@@ -122,7 +123,7 @@ Counts check_same(Random& random, const SamplerOptions& options, int32_t n_vocab
   return counts;
 }
 
-TEST_CASE("any options: what is drawn from the largest logits is what is drawn from all") {
+TEST_CASE("any options: drawing from the largest logits gives the same tokens as from all") {
   Random random(1);
   Counts total;
   for (const int32_t n_vocab : {5, 200, 256, 257, 900, 1100, 4000}) {
@@ -137,7 +138,7 @@ TEST_CASE("any options: what is drawn from the largest logits is what is drawn f
   CHECK(total.drawn > total.all / 3);
 }
 
-TEST_CASE("the usual options draw from the largest logits nearly always") {
+TEST_CASE("common options almost always draw from the largest logits") {
   Random random(2);
   SamplerOptions defaults, nucleus, greedy;
   defaults.repeat_penalty = 1.1f;
@@ -152,14 +153,14 @@ TEST_CASE("the usual options draw from the largest logits nearly always") {
   min_p.min_p = 0.05f;
   for (const SamplerOptions& options : {defaults, nucleus, greedy, min_p}) {
     const Counts counts = check_same(random, options, 5000, 200);
-    CHECK(counts.drawn > 200 * 6 / 10);  // rows of one value, and with infinity, never do
+    CHECK(counts.drawn > 200 * 6 / 10);  // rows of one value, or with infinity, never do
   }
 }
 
-TEST_CASE("what other logits may change is not drawn") {
+TEST_CASE("no token is drawn if other logits could change it") {
   const int32_t n_vocab = 3000;
   std::vector<float> row(n_vocab);
-  std::iota(row.rbegin(), row.rend(), 0.0f);  // falls
+  std::iota(row.rbegin(), row.rend(), 0.0f);  // descending
   for (float& x : row) x *= 0.01f;
   const auto draws = [&](SamplerOptions options) {
     Sampler sampler(options, n_vocab);
@@ -185,7 +186,7 @@ TEST_CASE("what other logits may change is not drawn") {
   CHECK(draws(o));
   o.top_k = 40;
   o.repeat_last_n = 250;
-  o.repeat_penalty = 2;  // 6 of those known are left above
+  o.repeat_penalty = 2;  // 6 of the known ones remain
   CHECK(!draws(o));
   o.top_k = 6;
   CHECK(draws(o));

@@ -1,5 +1,5 @@
-// Sampler beside a reference that sorts everything: the same tokens for the same logits, options,
-// masks and random numbers.
+// Compares Sampler with a reference that sorts everything: the same tokens for the same logits,
+// options, masks and random numbers.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// So many candidates are sorted by Sampler too, which makes its masses exact.
+// Up to this many candidates Sampler sorts too, which makes its masses exact.
 constexpr size_t kExact = 1024;
-// The relative error of a total of approximate weights, with something to spare.
+// The relative error of a total of approximate weights, with a margin.
 constexpr double kTolerance = 3e-7;
 
 using Random = std::mt19937_64;
@@ -44,7 +44,7 @@ struct Candidate {
   float logit;
 };
 
-// The allowed candidates after the penalty, the most likely first.
+// The allowed candidates after the penalty, in descending order.
 std::vector<Candidate> sorted_candidates(const std::vector<float>& logits, const Mask& allowed,
                                          const std::set<int32_t>& recent, float penalty) {
   std::vector<Candidate> candidates;
@@ -60,7 +60,8 @@ std::vector<Candidate> sorted_candidates(const std::vector<float>& logits, const
   return candidates;
 }
 
-// The token for a random number from 0 to 1, or the few that rounding of the top-p limit allows.
+// The token for a random number from 0 to 1, or the few tokens possible within the rounding of the
+// top-p limit.
 std::set<int32_t> expected_tokens(const std::vector<Candidate>& candidates, size_t n_vocab,
                                   const SamplerOptions& options, double random) {
   if (options.temperature == 0) return {candidates.front().token};
@@ -132,7 +133,7 @@ const std::vector<Distribution> kDistributions = {
     {"some NaN", [](Random& r) { return r() % 3 == 0 ? kNaN : 2 * normal(r); }},
 };
 
-// Empty, or with at least one token of n_vocab; bits beyond these have no meaning.
+// Empty, or with at least one token of n_vocab; further bits are ignored.
 Mask random_mask(Random& random, int32_t n_vocab) {
   const auto kind = random() % 6;
   if (kind < 3) return {};
@@ -164,7 +165,7 @@ struct Tally {
   int ambiguous = 0;
 };
 
-// One vector of logits, under several options.
+// One vector of logits, with several options.
 void compare(Random& random, int32_t n_vocab, const Distribution& distribution, Tally& tally) {
   CAPTURE(n_vocab);
   CAPTURE(distribution.name);
@@ -206,7 +207,7 @@ void compare(Random& random, int32_t n_vocab, const Distribution& distribution, 
       CAPTURE(*tokens.begin());
       CHECK(tokens.contains(token));
     }
-    Sampler same(options, 1);  // no more random numbers have been used than these
+    Sampler same(options, 1);  // exactly these random numbers have been used
     for (int j = 0; j < 3; ++j) same.sample(std::vector<float>{0});
     REQUIRE(sampler.random_state() == same.random_state());
   }
@@ -225,7 +226,7 @@ void compare_all(const std::vector<int32_t>& sizes, int rounds) {
   CHECK(tally.ambiguous * 50 < tally.draws);
 }
 
-TEST_CASE("small vocabularies: the tokens are those of a sampler that sorts everything") {
+TEST_CASE("small vocabularies: the same tokens as a sampler that sorts everything") {
   compare_all({1, 2, 3, 31, 32, 33, 100, 257}, 15);
 }
 
@@ -235,8 +236,8 @@ TEST_CASE("large vocabularies") { compare_all({5000, 20'001}, 3); }
 
 TEST_CASE("a very large vocabulary") { compare_all({200'000}, 1); }
 
-TEST_CASE("every token of a large vocabulary is drawn as often as its weight says") {
-  // The tokens with even numbers have twice the weight of the others.
+TEST_CASE("every token of a large vocabulary is drawn in proportion to its weight") {
+  // Even tokens have twice the weight of the others.
   constexpr int32_t kTokens = 3000;
   std::vector<float> logits(kTokens);
   for (int32_t i = 0; i < kTokens; ++i) logits[i] = i % 2 == 0 ? 0 : -std::log(2.0f);
@@ -249,7 +250,7 @@ TEST_CASE("every token of a large vocabulary is drawn as often as its weight say
   CHECK(*std::min_element(counts.begin(), counts.end()) > 0);
 }
 
-TEST_CASE("only allowed tokens are chosen, whatever their logits") {
+TEST_CASE("only allowed tokens are sampled, whatever their logits") {
   const std::vector<float> logits = {5, 4, 3, -kInfinity, kNaN, kInfinity};
   for (const float temperature : {0.0f, 1.0f}) {
     Sampler sampler({.temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0}, 6);
@@ -264,7 +265,7 @@ TEST_CASE("only allowed tokens are chosen, whatever their logits") {
   CHECK(greedy.sample(logits, Mask{0b111111}) == 5);
 }
 
-TEST_CASE("a mask of the wrong size, or that allows no token, is refused") {
+TEST_CASE("a mask of the wrong size, or that allows no token, is rejected") {
   Sampler sampler({}, 40);
   const std::vector<float> logits(40, 1.0f);
   const std::string state = sampler.random_state();

@@ -1,5 +1,5 @@
-// Continuous batching, driven by one thread: which tokens are read when, and that each generation
-// gets the text that it gets alone, bit for bit.
+// Continuous batching on one thread: which tokens are processed when, and that each generation
+// gets, bit for bit, the output that it gets alone.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -19,7 +19,7 @@ Request letters(int32_t n_prompt, int32_t max_tokens = 20) {
   return request;
 }
 
-// Asks for a piece of each in turn, by one thread, until all have ended.
+// Requests a piece of each generation in turn, on one thread, until all have ended.
 void zip(Engine& engine, const std::vector<Engine::Handle>& generations) {
   for (bool any = true; any;) {
     any = false;
@@ -29,13 +29,13 @@ void zip(Engine& engine, const std::vector<Engine::Handle>& generations) {
   }
 }
 
-TEST_CASE("decoding goes on while a long prompt is read in chunks") {
+TEST_CASE("decoding continues while a long prompt is processed in chunks") {
   const auto engine = make_engine(rotary_model(), engine_options(2));
   const auto writes = engine->submit(letters(3)), reads = engine->submit(letters(18));
   CHECK(engine->next(writes, go_on)->text == "a");
   begin_and_leave(*engine, reads);
   CHECK(engine->session().tokens_seen(1) == 4);
-  engine->next(writes, go_on);  // the piece that was computed beside that
+  engine->next(writes, go_on);  // the piece computed in the same step
   for (const int32_t seen : {8, 12, 16, 18, 18}) {
     CHECK(engine->next(writes, go_on)->n_tokens > 0);
     CHECK(engine->session().tokens_seen(1) == seen);  // then it has a piece, and waits
@@ -43,7 +43,7 @@ TEST_CASE("decoding goes on while a long prompt is read in chunks") {
   CHECK(reads->progress().n_generated == 1);
 }
 
-TEST_CASE("prompts are read in order of arrival, and a chunk that does not fit is read later") {
+TEST_CASE("prompts are processed in order of arrival, and a chunk that does not fit is postponed") {
   // Rows of a step: 4 of a prompt, and one for each of 3 others.
   const auto engine = make_engine(rotary_model(), engine_options(4));
   const auto writes = engine->submit(letters(1));
@@ -59,7 +59,7 @@ TEST_CASE("prompts are read in order of arrival, and a chunk that does not fit i
   };
   using Seen = std::vector<int32_t>;
   CHECK(seen() == Seen{12, 0, 0});
-  engine->next(writes, go_on);  // the piece that was computed beside that
+  engine->next(writes, go_on);  // the piece computed in the same step
   engine->next(writes, go_on);  // 1 + 2 + 4
   CHECK(seen() == Seen{14, 4, 0});
   engine->next(writes, go_on);  // first has its piece and waits; 1 + 4, and 4 do not fit
@@ -72,7 +72,7 @@ TEST_CASE("prompts are read in order of arrival, and a chunk that does not fit i
   CHECK(seen() == Seen{14, 11, 6});
 }
 
-TEST_CASE("a small chunk goes beside a large one of a prompt that came earlier") {
+TEST_CASE("a small chunk shares a step with a large one of an earlier prompt") {
   const auto engine = make_engine(rotary_model(), engine_options(3));
   const auto first = engine->submit(letters(9)), second = engine->submit(letters(9));
   const auto small = engine->submit(letters(2));
@@ -86,7 +86,7 @@ TEST_CASE("a small chunk goes beside a large one of a prompt that came earlier")
   CHECK(engine->session().tokens_seen(2) == 2);
 }
 
-// With so many sequences at first and at most, together as alone.
+// With these numbers of sequences at first and at most, batched output equals separate output.
 void check_together(int32_t n_sequences, int32_t max_sequences, uint64_t seed) {
   const auto model = rotary_model();
   Random random(seed);
@@ -109,19 +109,19 @@ void check_together(int32_t n_sequences, int32_t max_sequences, uint64_t seed) {
   CHECK(most == max_sequences);
 }
 
-TEST_CASE("generations together get what they get alone") { check_together(5, 5, 1); }
+TEST_CASE("batched generations get the same output as alone") { check_together(5, 5, 1); }
 
-TEST_CASE("generations that are parked and come back get what they get alone") {
+TEST_CASE("parked and resumed generations get the same output as alone") {
   check_together(1, 1, 2);
   check_together(2, 2, 3);
 }
 
-TEST_CASE("a cache that grows leaves what it holds as it is") {
+TEST_CASE("growing a cache preserves its content") {
   check_together(1, 4, 4);
   check_together(3, 4, 5);
 }
 
-TEST_CASE("log-probabilities do not depend on the generations beside") {
+TEST_CASE("log-probabilities do not depend on other generations") {
   const auto model = rotary_model();
   Random random(6);
   std::vector<Request> requests;
@@ -152,7 +152,7 @@ TEST_CASE("log-probabilities do not depend on the generations beside") {
   }
 }
 
-TEST_CASE("the error of one request is its own") {
+TEST_CASE("an error only affects its own request") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(4));
   Random random(7);
@@ -185,11 +185,11 @@ TEST_CASE("the error of one request is its own") {
     const bool a_goes_on = engine->next(a, go_on).has_value();
     CHECK_THROWS(finished(*engine, bad));
     CHECK(bad->progress().finish == Finish::cancelled);
-    CHECK(!engine->next(bad, go_on));  // it is thrown once
+    CHECK(!engine->next(bad, go_on));  // thrown only once
     if (which == 1) {
       CHECK_THROWS_WITH(engine->save(bad, "", go_on),
                         "nothing has been read yet: ask for a piece of the text first");
-    } else {  // what it has read is still there
+    } else {  // its processed tokens are still in the cache
       CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
     }
     if (a_goes_on) finished(*engine, a);
@@ -199,7 +199,7 @@ TEST_CASE("the error of one request is its own") {
   }
 }
 
-TEST_CASE("a generation follows another in the cache that it left") {
+TEST_CASE("a generation continues in the cache of the one that it follows") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(2));
   Random random(8);
@@ -223,19 +223,20 @@ TEST_CASE("a generation follows another in the cache that it left") {
     const Outcome followed = finished(*engine, second);
     const auto n_read =
         static_cast<int32_t>(left.tokens.size()) - (request.max_tokens != 0 ? 1 : 0);
-    // Where the text has ended with a token of its own, all of its tokens were read.
+    // If the text ended with an end token, all of its tokens were processed.
     const int32_t n_new = static_cast<int32_t>(reads.prompt.size()) - second->progress().n_prompt;
     CHECK((n_new == n_read || n_new == n_read + 1));
-    CHECK(second->request().follows == nullptr);  // or a conversation keeps all its turns
+    CHECK(second->request().follows ==
+          nullptr);  // otherwise a conversation would keep all turns alive
 
     const auto loaded = make_engine(model, engine_options(1));
     CHECK(followed == finished(*loaded, loaded->submit(loads)));
-    // What the other one had is no longer there.
+    // The followed generation's state is gone.
     CHECK_THROWS(engine->save(first, "", go_on));
   }
 }
 
-TEST_CASE("a generation that cannot follow reads all of its prompt") {
+TEST_CASE("a generation that cannot follow processes its whole prompt") {
   const auto model = rotary_model();
   Random random(9);
   for (int which = 0; which < 4; ++which) {
@@ -253,14 +254,14 @@ TEST_CASE("a generation that cannot follow reads all of its prompt") {
     if (which == 0) next.prompt[0] ^= 1;                                        // other tokens
     if (which == 1) next.policies = {{.sinks = 1, .heavy = 0, .recent = 3}};    // another policy
     if (which == 2) finished(*engine, engine->submit(random_request(random)));  // it was used
-    next.follows = first;  // or nothing is left to read
+    next.follows = first;  // otherwise nothing is left to process
     const auto second = engine->submit(next);
     CHECK(finished(*engine, second) == alone(model, next));
     CHECK(second->progress().n_prompt == std::ssize(next.prompt));
   }
 }
 
-TEST_CASE("where memory ends each generation ends with an error or as it does alone") {
+TEST_CASE("when out of memory, each generation fails or gets the same output as alone") {
   const auto model = rotary_model();
   Random random(10);
   Request requests[3];
@@ -285,7 +286,7 @@ TEST_CASE("where memory ends each generation ends with an error or as it does al
       try {
         engine->next(handles[1], go_on);  // the cache grows
         engine->next(handles[2], go_on);  // one is parked
-        engine->next(handles[0], go_on);  // and comes back
+        engine->next(handles[0], go_on);  // and is resumed
       } catch (const std::bad_alloc&) {
       }
       reached = failing.failed();
@@ -294,7 +295,7 @@ TEST_CASE("where memory ends each generation ends with an error or as it does al
     for (int i = 0; i < 3; ++i) {
       try {
         const Outcome end = finished(*engine, handles[i]);
-        if (end.finish != Finish::cancelled) {  // or its error has been thrown above
+        if (end.finish != Finish::cancelled) {  // otherwise its error has been thrown above
           CHECK(end == expected[i]);
           ++n_exact;
         }
@@ -311,7 +312,7 @@ TEST_CASE("where memory ends each generation ends with an error or as it does al
   CHECK(n_exact > n_hurt);
 }
 
-TEST_CASE("a sampler is asked for what the vocabulary has, and prompts for what is there") {
+TEST_CASE("prompts and samplers are validated against the vocabulary and the context") {
   const auto model = rotary_model();
   const auto engine = make_engine(model, engine_options(1));
   Request request = letters(3);

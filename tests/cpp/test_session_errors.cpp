@@ -1,4 +1,4 @@
-// Calls that a Session refuses, and that it is afterwards as if they had not been made.
+// Session calls that throw, and leave the session unchanged.
 #include <doctest/doctest.h>
 
 #include "core/error.h"
@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-TEST_CASE("options out of range are refused") {
+TEST_CASE("options out of range are rejected") {
   const std::shared_ptr<Model> model = tiny_model(1);
   const auto refused = [&](auto change) {
     SessionOptions options;
@@ -29,7 +29,7 @@ TEST_CASE("options out of range are refused") {
   CHECK_NOTHROW(Session(model, most));
 }
 
-TEST_CASE("a step that is refused changes nothing") {
+TEST_CASE("a step that throws changes nothing") {
   const std::shared_ptr<Model> model = tiny_model(1);
   const int32_t n_vocab = model->config.n_vocab;
   for (const KvPolicy& policy :
@@ -82,7 +82,7 @@ TEST_CASE("a step that is refused changes nothing") {
     CHECK_THROWS_AS(tried.reset(2), InvalidArgument);
     CHECK_THROWS_AS(tried.room(-1), InvalidArgument);
 
-    // As many rows as n_batch are no mistake, nor is the last token of n_ctx; one more is.
+    // Exactly n_batch rows are allowed, and so is the last token of n_ctx; one more is not.
     tried.reset(1);
     calm.reset(1);
     const std::vector<int32_t> twenty(20, 2);

@@ -1,4 +1,4 @@
-// Snapshots against hostile bytes: refused, or a sequence that can go on. Run under sanitizers.
+// Hostile snapshots are rejected, or load as a sequence that can continue. Run under sanitizers.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace h2o {
 namespace {
 
 constexpr size_t kHeader = 28;         // magic, version, size, checksum
-constexpr size_t kFirstNumbers = 400;  // text, shape and policies
+constexpr size_t kFirstNumbers = 400;  // of the header, shape and policies
 
 SessionOptions options(Positions positions, int32_t n_recalled = 0) {
   return {.policies = {{.sinks = 1, .heavy = 2, .recent = 2, .value_norm = ValueNorm::l1}},
@@ -27,7 +27,7 @@ std::vector<std::byte> snapshot_of(Session& session, int n_tokens) {
   return session.save(0, {.tokens = std::vector<int32_t>(n_tokens + 1), .note = "note"});
 }
 
-// With the size and the checksum that these bytes should have.
+// Sets the correct size and checksum.
 void reseal(std::vector<std::byte>& bytes) {
   const std::span<const std::byte> rest = std::span(bytes).subspan(kHeader);
   const uint64_t numbers[] = {rest.size(), checksum(rest)};
@@ -76,21 +76,22 @@ void check_hostile(const std::shared_ptr<Model>& model, Positions positions,
   }
 }
 
-TEST_CASE("what hostile snapshots say is checked") {
+TEST_CASE("the content of hostile snapshots is validated") {
   check_hostile(tiny_model(1), Positions::automatic);
   check_hostile(load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1),
                 Positions::rolling);
 }
 
-TEST_CASE("what hostile snapshots say of an archive is checked") {
+TEST_CASE("hostile snapshots: the archive is validated") {
   check_hostile(tiny_model(1), Positions::automatic, 2);
 }
 
-TEST_CASE("the rank of the dead slot is nobody's") {
+TEST_CASE("the rank of the free slot is unused") {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
   Session source(model, options(Positions::rolling));
   const std::vector<std::byte> good = snapshot_of(source, 20);
-  // Whatever four bytes are made large: the snapshot is refused, or the number is never used.
+  // Whichever four bytes are replaced by a large number: the snapshot is rejected, or the number is
+  // not used.
   for (size_t at = kHeader; at + 4 <= good.size(); at += 4) {
     std::vector<std::byte> bytes = good;
     bytes[at + 3] = std::byte{0x7f};
@@ -104,7 +105,7 @@ TEST_CASE("the rank of the dead slot is nobody's") {
   }
 }
 
-TEST_CASE("nothing of the sequence that was there before is in a snapshot") {
+TEST_CASE("a snapshot contains nothing of the slot's previous sequence") {
   const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/llama_gqa2_tied.gguf", 1);
   for (const Positions positions : {Positions::original, Positions::rolling}) {
     for (const int n_tokens : {3, 6, 7, 8, 20}) {
@@ -129,7 +130,7 @@ TEST_CASE("nothing of the sequence that was there before is in a snapshot") {
   }
 }
 
-TEST_CASE("a snapshot holds what was not given out, and the random state") {
+TEST_CASE("a snapshot contains held-back text and the random state") {
   const auto model = tiny_model(1);
   Session session(model, options(Positions::automatic));
   feed(session, 0, {5, 6, 7});
@@ -149,10 +150,10 @@ TEST_CASE("a snapshot holds what was not given out, and the random state") {
   CHECK(loaded.held_bytes == text.held_bytes);
 }
 
-// Bytes of version 2, with this note.
+// Converts a snapshot to version 2, with this note.
 std::vector<std::byte> version_2(const std::vector<std::byte>& now, std::string_view note) {
   OpenSnapshot open = open_snapshot(now);
-  constexpr std::string_view kBegin("h2o snap\2\0\0\0", 12);  // then size and checksum
+  constexpr std::string_view kBegin("h2o snap\2\0\0\0", 12);  // followed by size and checksum
   ByteWriter writer;
   std::memcpy(writer.extend(kHeader), kBegin.data(), kBegin.size());
   writer.put(open.model);
@@ -169,7 +170,7 @@ std::vector<std::byte> version_2(const std::vector<std::byte>& now, std::string_
   return bytes;
 }
 
-TEST_CASE("version 2 is read, others are refused") {
+TEST_CASE("version 2 is accepted, other versions are rejected") {
   const auto model = tiny_model(1);
   Session source(model, options(Positions::automatic));
   const std::vector<std::byte> now = snapshot_of(source, 20);
@@ -199,7 +200,7 @@ TEST_CASE("version 2 is read, others are refused") {
   }
 }
 
-TEST_CASE("models are told apart by their tensors") {
+TEST_CASE("fingerprints distinguish models by their tensors") {
   const GgufShards tiny(H2O_SOURCE_DIR "/models/tiny-opt.gguf");
   const GgufShards other(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf");
   CHECK(fingerprint(tiny) == fingerprint(GgufShards(H2O_SOURCE_DIR "/models/tiny-opt.gguf")));

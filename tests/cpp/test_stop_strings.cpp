@@ -1,4 +1,4 @@
-// Stop strings against searching for each of them everywhere.
+// Stop strings, compared with a naive search for each of them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,11 +20,11 @@ std::string random_string(Random& random, int least, int most, int n_letters) {
 }
 
 struct Found {
-  size_t end, length;  // length 0: none
+  size_t end, length;  // length 0: not found
   bool operator==(const Found&) const = default;
 };
 
-// The string that is complete first; of those complete at once, the longest.
+// The string that is completed first; of several at once, the longest.
 Found naive(const Strings& strings, std::string_view text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     size_t longest = 0;
@@ -36,7 +36,7 @@ Found naive(const Strings& strings, std::string_view text) {
   return {text.size(), 0};
 }
 
-// The longest end of a text that begins a string.
+// The longest suffix of a text that is a prefix of a string.
 size_t naive_begun(const Strings& strings, std::string_view text) {
   size_t longest = 0;
   for (const std::string& s : strings) {
@@ -56,7 +56,7 @@ Found find(const StopStrings& stop, std::string_view text) {
   return {text.size(), 0};
 }
 
-TEST_CASE("the stop string that is complete first ends a text, the longest of those at once") {
+TEST_CASE("the stop string that is completed first ends the text, the longest of several at once") {
   Random random(1);
   int n_found = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -72,7 +72,7 @@ TEST_CASE("the stop string that is complete first ends a text, the longest of th
   CHECK(n_found < 19000);
 }
 
-TEST_CASE("what may still become a stop string is the longest end that begins one") {
+TEST_CASE("text that may become a stop string is the longest suffix that begins one") {
   Random random(2);
   for (int i = 0; i < 5000; ++i) {
     const int n_letters = random.integer(1, 3);
@@ -98,13 +98,13 @@ TEST_CASE("examples of stop strings") {
   CHECK_THROWS_AS(StopStrings(Strings{"\xf0\x9f"}), InvalidArgument);
 }
 
-// One pass: searching for each of them would take 10^11 steps.
+// One pass: searching for each of them separately would take 10^11 steps.
 TEST_CASE("a hundred thousand stop strings") {
   Random random(3);
   Strings strings(100000);
   for (std::string& s : strings) s = random_string(random, 20, 40, 2);
   const std::string deep(100000, 'a');
-  strings.push_back(deep + "b");  // which falls back far
+  strings.push_back(deep + "b");  // with a long chain of fallbacks
   const StopStrings stop(strings);
   std::string text = "c";
   for (int i = 0; i < 10; ++i) text += deep.substr(0, 19) + "c";
@@ -119,7 +119,7 @@ TEST_CASE("a hundred thousand stop strings") {
   }
 }
 
-TEST_CASE("a stop string that is nearly complete again and again") {
+TEST_CASE("a stop string that is repeatedly almost completed") {
   const std::string deep(100000, 'a');
   const StopStrings stop(Strings{deep + "b"});
   std::string text;

@@ -1,5 +1,5 @@
-// ThreadPool: every index exactly once, however often, however fast, after any rest. Results are
-// plain variables, so that ThreadSanitizer sees a missing happens-before.
+// ThreadPool: visits every index exactly once, under any load and timing. Results are plain
+// variables, so that ThreadSanitizer detects a missing happens-before.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ TEST_CASE("every index is visited once, by a thread of the pool") {
       CAPTURE(n_threads);
       CAPTURE(n);
       std::vector<int> visits(n);
-      std::vector<int> parts(n_threads);  // not atomic: a thread's parts come one after another
+      std::vector<int> parts(n_threads);  // not atomic: a thread's parts are sequential
       pool.parallel_for(n, [&](int thread, int64_t begin, int64_t end) {
         ++parts.at(thread);
         for (int64_t i = begin; i < end; ++i) ++visits.at(i);
@@ -31,7 +31,7 @@ TEST_CASE("every index is visited once, by a thread of the pool") {
   }
 }
 
-TEST_CASE("the caller does the work of a thread that is held up") {
+TEST_CASE("the caller does the work of a delayed thread") {
   ThreadPool pool(2);
   std::vector<int> visits(1000);
   std::atomic<int> by_caller{0};
@@ -60,7 +60,7 @@ TEST_CASE("each of many jobs sees what those before it wrote") {
     ThreadPool pool(n_threads);
     constexpr int kJobs = 4000;
     constexpr int64_t kN = 12;
-    // Every job reads what other threads wrote in the job before.
+    // Every job reads what other threads wrote in the previous job.
     std::vector<int64_t> from(kN);
     std::vector<int64_t> to(kN);
     for (int job = 0; job < kJobs; ++job) {
@@ -86,14 +86,14 @@ TEST_CASE("fewer indices than threads, many times") {
   CHECK(counts[2] == 1000);
 }
 
-TEST_CASE("each index once, and in order where that is asked for") {
+TEST_CASE("for_each visits each index once; in_order finishes in order") {
   for (int n_threads = 1; n_threads <= 4; ++n_threads) {
     CAPTURE(n_threads);
     ThreadPool pool(n_threads);
     for (const int64_t n : {0, 1, 2, 7, 500}) {
       std::vector<int> visits(n);
       pool.for_each(n, [&](int, int64_t i) { ++visits.at(i); });
-      std::vector<int64_t> own(n_threads);  // what the thread computed and is to hand on
+      std::vector<int64_t> own(n_threads);  // computed by the thread, to be passed to finish
       std::vector<int64_t> order;
       pool.in_order(
           n,
@@ -112,7 +112,7 @@ TEST_CASE("each index once, and in order where that is asked for") {
   }
 }
 
-TEST_CASE("a pool that fell asleep wakes up, and waits for a slow part") {
+TEST_CASE("a sleeping pool wakes up, and waits for a slow part") {
   for (int n_threads = 2; n_threads <= 4; ++n_threads) {
     ThreadPool pool(n_threads);
     for (int round = 0; round < 10; ++round) {
@@ -129,7 +129,7 @@ TEST_CASE("a pool that fell asleep wakes up, and waits for a slow part") {
   }
 }
 
-TEST_CASE("pools come and go, used or not, awake or asleep") {
+TEST_CASE("pools are created and destroyed, used or not, awake or asleep") {
   for (int round = 0; round < 300; ++round) {
     const int n_threads = 1 + round % 4;
     const auto pool = std::make_unique<ThreadPool>(n_threads);

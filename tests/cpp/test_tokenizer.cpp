@@ -1,5 +1,5 @@
-// The parts of the tokenizer. That its tokens are those of Hugging Face, sentencepiece and
-// llama.cpp tests/python/test_tokenizer_originals.py checks.
+// The parts of the tokenizer. tests/python/test_tokenizer_originals.py compares its tokens with
+// Hugging Face, sentencepiece and llama.cpp.
 #include <doctest/doctest.h>
 
 #include "core/error.h"
@@ -30,7 +30,7 @@ TEST_CASE("characters are composed as Unicode Standard Annex 15 shows") {
   CHECK(nfc("\u0301a\u0301") == "\u0301\u00e1");  // a mark with nothing before it
 }
 
-TEST_CASE("the longest token wins, and the last of equals") {
+TEST_CASE("the longest token is matched, ties: the last") {
   const TokenTable table({{"ab", 1}, {"abc", 2}, {"b", 3}, {"ab", 4}, {"", 5}, {"\xff", 6}});
   CHECK(table.size() == 4);
   CHECK(table.find("ab") == 4);
@@ -49,8 +49,8 @@ TEST_CASE("the longest token wins, and the last of equals") {
   CHECK(seen == "x243");
 }
 
-TEST_CASE("the lowest rank merges first, and of equals the leftmost") {
-  // Every pair of x and y merges, to a symbol that merges no more.
+TEST_CASE("the lowest rank merges first, ties: the leftmost") {
+  // Every pair of x and y merges, to a symbol that does not merge further.
   const auto merged = [](std::string_view text, auto rank) {
     std::vector<Symbol> symbols;
     for (uint32_t i = 0; i < text.size(); ++i) symbols.push_back({i, i + 1, text[i]});
@@ -77,7 +77,7 @@ struct Bundled {
   Tokenizer tokenizer{file, 4096};
 };
 
-TEST_CASE_FIXTURE(Bundled, "any text survives") {
+TEST_CASE_FIXTURE(Bundled, "any text round-trips") {
   Random random(3);
   for (int i = 0; i < 200; ++i) {
     std::string text;
@@ -90,7 +90,7 @@ TEST_CASE_FIXTURE(Bundled, "any text survives") {
   }
 }
 
-TEST_CASE_FIXTURE(Bundled, "special tokens are read where that is asked for") {
+TEST_CASE_FIXTURE(Bundled, "special tokens are matched with parse_special") {
   CHECK(tokenizer.encode("", {}) == std::vector<int32_t>{2});  // </s> begins every text
   CHECK(tokenizer.encode("</s>", {.add_special = false, .parse_special = true}) ==
         std::vector<int32_t>{2});
@@ -104,7 +104,7 @@ TEST_CASE_FIXTURE(Bundled, "special tokens are read where that is asked for") {
   CHECK(tokenizer.has_text(spelled));
 }
 
-TEST_CASE_FIXTURE(Bundled, "more tokens than asked for are refused") {
+TEST_CASE_FIXTURE(Bundled, "more tokens than the limit are rejected") {
   const std::string sea = "the old man and the sea";
   const size_t n = tokenizer.encode(sea, {}).size();
   CHECK(tokenizer.encode(sea, {.most = n}).size() == n);
@@ -112,7 +112,7 @@ TEST_CASE_FIXTURE(Bundled, "more tokens than asked for are refused") {
   CHECK_THROWS_AS(tokenizer.encode(std::string(100000, 'x'), {.most = 10}), ContextFull);
 }
 
-TEST_CASE_FIXTURE(Bundled, "invalid text and tokens are refused") {
+TEST_CASE_FIXTURE(Bundled, "invalid text and tokens are rejected") {
   CHECK_THROWS_AS(tokenizer.encode("\xff", kPlain), InvalidArgument);
   CHECK_THROWS_AS(tokenizer.encode("a\xed\xa0\x80", kPlain), InvalidArgument);
   for (const int32_t token : {-1, 4096, INT32_MAX, INT32_MIN}) {

@@ -1,4 +1,4 @@
-// What the tests share: random numbers, bits, and the bounds of rounding.
+// Shared by the tests: random numbers, bits, and rounding error bounds.
 #pragma once
 
 #include <bit>
@@ -21,10 +21,10 @@
 
 namespace h2o {
 
-// Each rounding to f32 is off by at most this, relatively.
+// Unit roundoff of f32.
 constexpr double kUnit = 0x1p-24;
 
-// What n roundings can amount to (Higham, Accuracy and Stability, lemma 3.1).
+// Relative error bound of n roundings (Higham, Accuracy and Stability, lemma 3.1).
 inline double gamma(int64_t n) {
   const double nu = static_cast<double>(n) * kUnit;
   return nu / (1 - nu);
@@ -67,7 +67,7 @@ inline bool same_bits(std::span<const float> a, std::span<const float> b) {
   return true;
 }
 
-// The value of an f16 and a bf16, as IEEE 754 has it: sign, exponent, fraction.
+// The value of an f16 and a bf16 according to IEEE 754: sign, exponent, fraction.
 inline double f16_value(uint16_t bits) {
   const int exponent = bits >> 10 & 31;
   const int fraction = bits & 1023;
@@ -85,7 +85,7 @@ inline double bf16_value(uint16_t bits) {
   return bits >> 15 != 0 ? -magnitude : magnitude;
 }
 
-// Does Linux say that the CPU has AMX-BF16, and let this process use it?
+// Does Linux report AMX-BF16, and permit this process to use it?
 inline bool linux_lends_tiles() {
 #if defined(__linux__) && defined(__x86_64__)
   std::ifstream file("/proc/cpuinfo");
@@ -97,7 +97,7 @@ inline bool linux_lends_tiles() {
 }
 
 #ifdef __x86_64__
-// The run-time library of Zig's compiler, of which one could ask too, knows no CPU.
+// Zig's runtime library, an alternative, does not know any CPU.
 enum CpuidRegister { kEax, kEbx, kEcx, kEdx };
 inline bool cpuid_bit(uint32_t leaf, uint32_t subleaf, CpuidRegister reg, int bit) {
   uint32_t r[4] = {};
@@ -106,8 +106,9 @@ inline bool cpuid_bit(uint32_t leaf, uint32_t subleaf, CpuidRegister reg, int bi
 }
 #endif
 
-// Does this CPU run what the kernels of that name are compiled for, if they were built? Says the
-// CPU, or the operating system, not h2o. Names that are none are left to h2o to refuse.
+// Does this CPU support the instruction set of that name, if kernels were built for it? Determined
+// by the CPU or the operating system, independently of h2o. True for unknown names, which h2o
+// rejects.
 inline bool cpu_has(std::string_view isa) {
   const bool is_one = isa.starts_with("x86_64_") || isa.starts_with("neon");
   const std::string built = " " H2O_ISAS " ";
@@ -127,7 +128,7 @@ inline bool cpu_has(std::string_view isa) {
   if (isa == "neon") return true;
 #ifdef __linux__
   if (isa == "neon_dotprod") {
-    uint64_t features;  // which the kernel tells in place of the register; bits 44 to 47: DP
+    uint64_t features;  // reported by the kernel instead of the register; bits 44 to 47: DP
     __asm__("mrs %0, ID_AA64ISAR0_EL1" : "=r"(features));
     return (features >> 44 & 15) != 0;
   }

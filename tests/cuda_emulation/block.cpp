@@ -27,13 +27,13 @@ namespace {
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kMostShared = 256 << 10;
-constexpr int kEarlyBlocks = 8;  // of a kernel, which begin before those ahead have ended
+constexpr int kEarlyBlocks = 8;  // per kernel, which start before the preceding kernels have ended
 
 #ifndef __x86_64__
-#error "the emulation switches stacks by x86-64 instructions"
+#error "the emulation switches stacks with x86-64 instructions"
 #endif
 
-// Saves the registers that a call must keep, changes stacks, and restores those of the other.
+// Saves callee-saved registers, switches stacks, and restores the registers from the other stack.
 extern "C" void h2o_switch_stack(void** from, void* to);
 asm(R"(
 .text
@@ -70,17 +70,18 @@ struct Copy {
 
 struct Fiber {
   std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
-  void* at = nullptr;       // its stack pointer, while it does not run
-  bool has_waited = false;  // for the kernels ahead
+  void* at = nullptr;       // stack pointer while suspended
+  bool has_waited = false;  // for the preceding kernels
   int n_exchanges = 0;
-  std::vector<Copy> copies;              // of the group that is not committed
-  std::deque<std::vector<Copy>> groups;  // not waited for
+  std::vector<Copy> copies;              // of the uncommitted group
+  std::deque<std::vector<Copy>> groups;  // committed and pending
 #ifdef __SANITIZE_ADDRESS__
   void* fake_stack = nullptr;
 #endif
 };
 
-// A warp's exchange: two, because a lane may be at the next one before all have read this one.
+// Data exchanged by a warp; double-buffered, because a lane may be at the next exchange before all
+// have read this one.
 using Lanes = std::array<uint64_t, kWarp>;
 struct Warp {
   std::array<Lanes, 2> given;
@@ -96,10 +97,10 @@ std::string_view wanted_order() {
 
 class Block {
  public:
-  // early: up to where it waits for the kernels ahead, before they have ended.
+  // early: only up to wait_for_previous(), before the preceding kernels have ended.
   void run(dim3 size, bool early, const std::function<void()>& thread) {
     const int n = static_cast<int>(size.x * size.y * size.z);
-    if (n % kWarp != 0) throw std::logic_error("a block of threads that are no whole warps");
+    if (n % kWarp != 0) throw std::logic_error("the block size is not a multiple of the warp size");
     thread_ = &thread;
     size_ = size;
     while (std::ssize(fibers_) < n) fibers_.push_back(std::make_unique<Fiber>());
@@ -144,7 +145,7 @@ class Block {
   }
 
  private:
-  // Every fiber that can go on does, once. False when all are done.
+  // Runs every runnable fiber once. Returns false when all are done.
   bool step() {
     std::iota(order_.begin(), order_.end(), 0);
     shuffle(order_);
@@ -163,7 +164,7 @@ class Block {
       const auto waiting = in(warp, warp + kWarp, State::in_warp);
       if (waiting == 0) continue;
       if (in(warp, warp + kWarp, State::done) + in(warp, warp + kWarp, State::at_barrier) > 0) {
-        throw std::logic_error("lanes of a warp wait for others that do not come");
+        throw std::logic_error("lanes of a warp wait for others that have exited");
       }
       release(warp, warp + kWarp, State::in_warp);
       released = true;
@@ -175,11 +176,11 @@ class Block {
       return true;
     }
     const bool waits = in(0, n_, State::at_barrier) > 0;
-    release(0, n_, State::at_barrier);  // those who have left are not waited for
+    release(0, n_, State::at_barrier);  // threads that have exited do not participate
     return waits;
   }
 
-  // The kernels ahead have ended.
+  // The preceding kernels have ended.
   void end_previous() {
     if (std::exchange(early_, false)) chain->show();
   }
@@ -187,9 +188,9 @@ class Block {
   void prepare(Fiber& fiber) {
     auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStackBytes) / 16 * 16;
     auto* stack = reinterpret_cast<void**>(top);
-    *--stack = nullptr;  // so that the stack is aligned as at a call
+    *--stack = nullptr;  // alignment as at a call
     *--stack = reinterpret_cast<void*>(&begin);
-    stack -= 6;  // registers
+    stack -= 6;  // callee-saved registers
     fiber.at = stack;
     fiber.has_waited = false;
     fiber.n_exchanges = 0;
@@ -235,7 +236,7 @@ class Block {
   std::vector<int> order_;
   std::exception_ptr error_;
   int current_ = 0;
-  void* scheduler_ = nullptr;  // its stack pointer, while a fiber runs
+  void* scheduler_ = nullptr;  // stack pointer while a fiber runs
 #ifdef __SANITIZE_ADDRESS__
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
@@ -254,7 +255,7 @@ void Block::begin() {
   try {
     (*block.thread_)();
     if (!block.current().has_waited) {
-      throw std::logic_error("a thread leaves that has not waited for the kernels ahead");
+      throw std::logic_error("a thread exits without waiting for the preceding kernels");
     }
   } catch (...) {
     block.error_ = std::current_exception();
@@ -265,7 +266,8 @@ void Block::begin() {
 }  // namespace
 
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread) {
-  if (shared_bytes > kMostShared) throw std::logic_error("more shared memory than a block has");
+  if (shared_bytes > kMostShared)
+    throw std::logic_error("more shared memory than the device has per block");
   std::vector<int> order(size_t{grid.x} * grid.y * grid.z);
   std::iota(order.begin(), order.end(), 0);
   the_block.shuffle(order);
@@ -300,7 +302,7 @@ void make(const Copy& copy) {
 void copy_later(uint32_t shared, const void* from, int bytes, bool exists) {
   const auto misaligned = [bytes](uintptr_t address) { return address % bytes != 0; };
   if (misaligned(shared) || misaligned(reinterpret_cast<uintptr_t>(from))) {
-    throw std::logic_error("a copy that is not aligned");
+    throw std::logic_error("a copy is not aligned");
   }
   const Copy copy{shared, from, bytes, exists};
   wanted_order() == "forward" ? the_block.current().copies.push_back(copy) : make(copy);

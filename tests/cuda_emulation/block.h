@@ -1,5 +1,5 @@
-// One block of a kernel at a time, its threads as fibers: each runs until it waits for others, at a
-// barrier or in an operation of its warp.
+// Runs one block of a kernel at a time, with threads as fibers: each runs until it waits for
+// others, at a barrier or in a warp operation.
 #pragma once
 
 #include <driver_types.h>
@@ -15,30 +15,30 @@
 
 namespace h2o::cuda::emulation {
 
-// What the kernel's built-in variables say; of the fiber that runs.
+// The kernel's built-in variables, for the current fiber.
 struct Place {
   uint3 thread, block;
   dim3 block_dim, grid_dim;
 };
 extern Place here;
 
-// Runs `thread` for every thread of every block, block by block. The order of the blocks and of the
-// threads is that of H2O_EMULATION_ORDER: "forward" (the default), "reverse" or "shuffled"; results
-// must not depend on it. Shared memory is filled with NaNs before each block.
-// The first blocks of a kernel run up to their wait_for_previous() while the kernels ahead in the
-// chain have not ended: what those write is hidden from them.
-// Throws std::logic_error where a thread has left and its warp waits for it, and where one leaves
-// that has not waited for the kernels ahead.
+// Runs `thread` for every thread of every block, block by block. H2O_EMULATION_ORDER determines the
+// order of blocks and threads: "forward" (the default), "reverse" or "shuffled"; results must not
+// depend on it. Shared memory is filled with NaN before each block.
+// The first blocks of a kernel run up to wait_for_previous() before the preceding kernels of the
+// chain have ended: their writes are hidden.
+// Throws std::logic_error if a thread has exited while its warp waits for it, or exits without
+// waiting for the preceding kernels.
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 
-// What the device says of a launch, which is remembered for take_launches().
+// Validates a launch as the device would, and records it for take_launches().
 cudaError_t launched(dim3 grid, dim3 block, size_t shared_bytes);
 
-// Runs `kernel`, which is run_blocks(), when the stream gets to it: at once, or with each replay of
-// what it records.
+// Runs `kernel`, which calls run_blocks(), in stream order: now, or with each replay during
+// capture.
 void submit(cudaStream_t stream, std::function<void()> kernel);
 
-// What the kernel that runs follows.
+// The chain of the running kernel.
 extern Chain* chain;
 
 std::byte* shared_memory();
@@ -47,16 +47,16 @@ void wait_for_previous();
 
 void wait_for_block();
 
-// Copies to shared memory that go on while the thread does, in groups that it commits. They are
-// made when it waits for them; in any order but "forward" at once. What is not there is zeros.
+// Asynchronous copies to shared memory, in committed groups. They are performed when they are
+// waited for, or immediately in any order except "forward". Writes zeros unless `exists`.
 void copy_later(uint32_t shared, const void* from, int bytes, bool exists);
 void commit_copies();
 void finish_copies(int n_pending);
 
-// Every thread of the warp gives 8 bytes, and gets what lane `from` gave.
+// Every thread of the warp contributes 8 bytes, and receives those of lane `from`.
 uint64_t exchange(uint64_t mine, int from);
 
-// What every lane gave, in the order of lanes.
+// The contributions of all lanes.
 const uint64_t* gather(uint64_t mine);
 
 template <class T>

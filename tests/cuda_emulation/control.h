@@ -1,4 +1,4 @@
-// What tests ask of the emulated device, and of what it has been asked.
+// Test interface of the emulated device.
 #pragma once
 
 #include <array>
@@ -11,25 +11,25 @@ namespace h2o::cuda::emulation {
 
 struct Launch {
   std::array<uint64_t, 3> grid;
-  uint64_t threads;  // of a block
+  uint64_t threads;  // per block
   size_t shared_bytes;
 };
 
-// Those since the last call, in order, recorded ones when they were recorded. Each is one that a
-// device of compute capability 9.0 takes: others are refused as it refuses them.
+// The launches since the last call, in order; captured ones are listed when captured. Launches that
+// a device of compute capability 9.0 would reject are rejected.
 std::vector<Launch> take_launches();
 
-// Bytes that were copied to the host since the last call.
+// Bytes copied to the host since the last call.
 uint64_t take_bytes_read();
 
-// From now on kernels are launched but do nothing.
+// Kernels are launched but do nothing from now on.
 void skip_kernels(bool skip);
 
-// What the next call of a kind says, once.
+// Makes the next call of a kind return an error, once.
 enum class Call { end_capture, instantiate, replay };
 void fail_next(Call call);
 
-// Runs kernels of one warp, one after the other; each calls wait_for_previous().
+// Runs kernels of one warp in sequence; each calls wait_for_previous().
 void run_chain(const std::vector<std::function<void()>>& kernels);
 void wait_for_previous();
 

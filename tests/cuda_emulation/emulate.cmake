@@ -1,5 +1,5 @@
-# Compiles the layer h2o_cuda for the processor: the same sources, but for how kernels are launched and
-# for the instructions that C++ has no name for, whose headers here are found first.
+# Compiles the layer h2o_cuda for the host: the same sources, except for kernel launches and PTX
+# instructions, whose headers in this directory take precedence.
 set(emulation ${PROJECT_SOURCE_DIR}/tests/cuda_emulation)
 set_target_properties(h2o_cuda PROPERTIES H2O_EMULATED ON)
 target_sources(h2o_cuda PRIVATE ${emulation}/block.cpp ${emulation}/overlap.cpp

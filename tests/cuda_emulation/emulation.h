@@ -1,5 +1,5 @@
-// CUDA C++ for a C++ compiler: included before everything else where the device's code is compiled
-// to run here, by tests/cuda_emulation/block.cpp.
+// CUDA C++ for a host compiler: included before everything else when device code is compiled for
+// tests/cuda_emulation/block.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -112,5 +112,5 @@ inline int __dp4a(int a, int b, int sum) {
   return sum;
 }
 
-// As nvcc does it, but for the device a product and a sum may be one operation.
+// As nvcc rounds, except that a device may fuse a product and a sum.
 #include <vector_functions.h>

@@ -7,15 +7,15 @@ namespace h2o::cuda::emulation {
 namespace {
 
 constexpr uint32_t kUnknown = 0xffffffff;
-constexpr size_t kPage = 1024;  // words compared at once
+constexpr size_t kPage = 1024;  // words compared at a time
 
-// Comparing memory takes half of the time, and one chain is like another: the first of a process
-// are checked, and then one of so many.
+// Comparing memory takes half of the time, and chains are similar: only the first chains of a
+// process are checked, and later one in kChainsForOne.
 constexpr int kFirstChains = 100;
 constexpr int kChainsForOne = 8;
 int n_chains = 0;
 
-// found(begin, end) for each range of words that differ.
+// Calls found(begin, end) for each range of words that differ.
 template <class Found>
 void each_difference(const Memory& a, const std::vector<uint32_t>& b, const Found& found) {
   for (size_t page = 0; page < a.size(); page += kPage) {
@@ -66,7 +66,8 @@ void Chain::show() {
     written |= std::ranges::any_of(memory, [](uint32_t word) { return word != kUnknown; });
     std::ranges::copy(content, memory.begin());
   }
-  if (written) throw std::logic_error("a kernel writes before it has waited for those ahead");
+  if (written)
+    throw std::logic_error("a kernel writes before it has waited for the preceding kernels");
 }
 
 }  // namespace h2o::cuda::emulation

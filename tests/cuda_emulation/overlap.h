@@ -1,8 +1,8 @@
-// What kernels that may still run have written, hidden from those that do not wait for them.
+// Hides the writes of kernels that may still be running from kernels that do not wait for them.
 //
-// Every kernel lets the next one start at once, so all launches of a chain, up to a copy or to
-// whoever waits for the stream, may be under way together: before it waits, a kernel may read
-// nothing that those before it in the chain write.
+// Every kernel lets the next one start immediately, so all launches of a chain, up to a copy or a
+// synchronization, may run concurrently: before wait_for_previous(), a kernel must not read
+// anything that earlier kernels of the chain write.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ using Memory = std::span<uint32_t>;
 
 class Chain {
  public:
-  // The chains that begin next are checked, as the first ones are.
+  // Checks the next chains, as it does the first ones.
   static void check_next();
 
   // All kernels so far have ended.
   void end() { begun_ = false; }
 
-  // A kernel runs next. The first of a chain remembers the device's memory as it is.
+  // Called before a kernel runs. The first one of a chain saves the device's memory.
   void begin_kernel(const std::vector<Memory>& device);
 
-  // From here to show(), what the kernels of the chain have changed is all ones: NaNs, or -1.
+  // Until show(), memory that kernels of the chain have changed is all ones: NaN, or -1.
   void hide();
 
-  // Throws std::logic_error if that has been written meanwhile.
+  // Throws std::logic_error if that memory has been written in the meantime.
   void show();
 
  private:
@@ -36,8 +36,8 @@ class Chain {
     std::vector<uint32_t> content;
   };
   bool begun_ = false;
-  std::vector<Copy> before_;   // all of the device's memory when the chain began, if it is checked
-  std::vector<Copy> changed_;  // since then
+  std::vector<Copy> before_;   // device memory at the start of the chain, if it is checked
+  std::vector<Copy> changed_;  // changes since then
 };
 
 }  // namespace h2o::cuda::emulation

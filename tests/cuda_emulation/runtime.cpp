@@ -1,9 +1,8 @@
-// The functions of the CUDA runtime that the back end calls, for one device that is this machine.
+// The CUDA runtime functions that the back end uses, for one emulated device.
 //
-// A stream does what it is asked in order, but copies as late as it may: when a kernel follows, or
-// an event after them is waited for. With H2O_EMULATION_LATE=kernels it is the kernels that are
-// late, and copies come as early as they may. What does not wait for what it needs shows either
-// way.
+// A stream executes operations in order, but delays copies as long as possible: until a kernel
+// follows, or a later event is waited for. With H2O_EMULATION_LATE=kernels it delays kernels
+// instead, and copies as early as possible. Missing synchronization fails in one of the two modes.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -35,17 +34,17 @@ struct CUgraphExec_st {
 struct CUstream_st {
   struct Item {
     std::function<void()> run;
-    const void* reads = nullptr;  // of the host's memory
+    const void* reads = nullptr;  // host memory it reads
     bool is_kernel = false;
   };
-  CUgraph_st* recorded = nullptr;  // while it records
+  CUgraph_st* recorded = nullptr;  // set during capture
   std::deque<Item> pending;
-  h2o::cuda::emulation::Chain chain;  // of the kernels that it has run
-  uint64_t n_asked = 0;               // the last of them are pending
+  h2o::cuda::emulation::Chain chain;  // of kernels that have run
+  uint64_t n_asked = 0;               // operations enqueued; the last of them are pending
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;
-  uint64_t n = 0;  // what it had been asked when the event was recorded
+  uint64_t n = 0;  // n_asked when the event was recorded
 };
 
 namespace {
@@ -54,7 +53,7 @@ enum class Kind { kernel, copy };
 
 constexpr size_t kMemory = size_t{4} << 30;
 
-std::mutex mutex;  // of all below, and of kernels: they run one at a time
+std::mutex mutex;  // guards everything below; kernels run one at a time
 std::map<void*, size_t> allocated;
 std::map<void*, size_t> pinned;
 size_t used = 0;
@@ -84,7 +83,7 @@ Kind late() {
   return kind;
 }
 
-// Does the first n things that the stream was asked.
+// Executes the first n operations of the stream.
 void finish(CUstream_st* stream, uint64_t n) {
   while (stream->n_asked - stream->pending.size() < n) {
     const CUstream_st::Item item = std::move(stream->pending.front());
@@ -95,7 +94,7 @@ void finish(CUstream_st* stream, uint64_t n) {
 }
 void finish(CUstream_st* stream) { finish(stream, stream->n_asked); }
 
-// Whatever else runs there, the kernels of no stream overlap with what comes.
+// Ends all chains: no kernel of any stream overlaps with what follows.
 void end_chains() {
   for (CUstream_st* stream : streams) stream->chain.end();
 }
@@ -219,9 +218,9 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   const std::lock_guard lock(mutex);
   *data = bytes > kMemory - used ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*data, 0xff, bytes);  // NaNs: nobody may count on zeros
+  std::memset(*data, 0xff, bytes);  // NaN: memory must not be assumed to be zero
   allocated[*data] = bytes;
-  end_chains();  // the device need not, but this memory is in none of them
+  end_chains();  // not required on a device, but this memory is not part of any chain
   used += bytes;
   return cudaSuccess;
 }
@@ -230,7 +229,7 @@ cudaError_t cudaFree(void* data) {
   const std::lock_guard lock(mutex);
   const auto entry = allocated.find(data);
   if (entry == allocated.end()) return cudaErrorInvalidValue;
-  for (CUstream_st* stream : streams) finish(stream);  // as the device does
+  for (CUstream_st* stream : streams) finish(stream);  // as a device does
   end_chains();
   used -= entry->second;
   allocated.erase(entry);
@@ -261,8 +260,8 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-// Not while the stream records: then the device would copy with every replay. A kind that is not
-// what it says may do anything.
+// Not allowed during capture: the device would repeat the copy with every replay. Behaviour is
+// undefined if `kind` is wrong.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
@@ -305,7 +304,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (stream->recorded != nullptr) return cudaErrorStreamCaptureUnsupported;
   if (event->stream == nullptr) return cudaSuccess;  // never recorded
   const std::lock_guard lock(mutex);
-  // At its turn, late as it may be, and as the event is now.
+  // In stream order, possibly late, with the event's current state.
   ask(stream, late(), {[awaited = *event] { finish(awaited.stream, awaited.n); }});
   return cudaSuccess;
 }

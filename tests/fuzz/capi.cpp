@@ -1,5 +1,5 @@
-// The C API: options, texts and tokens from the bytes, in any order of calls. Each returns a status
-// of its own, says why, and the session agrees with itself after it.
+// The C API: options, texts and tokens from the input, in any order of calls. Each call returns a
+// documented status with a message, and leaves the session consistent.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr size_t kMost = 4096;  // of tokens and bytes that are asked for at a time
+constexpr size_t kMost = 4096;  // of tokens and bytes per call
 
 h2o_model* model(size_t which) {
   static h2o_model* models[2] = {};
@@ -26,14 +26,14 @@ h2o_model* model(size_t which) {
   return found;
 }
 
-// Its message goes with its status.
+// A message is set if and only if the status is an error.
 void check_status(h2o_status status, const char* message) {
   check(status >= H2O_OK && status < H2O_INTERNAL_ERROR, "a status that is no internal error");
   check((status == H2O_OK) == (std::strlen(message) == 0), "a message, if there was an error");
   check(h2o::is_utf8(message), "a message in UTF-8");
 }
 
-// A number as somebody would give it, or anything.
+// A typical number, or any value.
 double number(Taker& from) {
   const uint8_t kind = from.byte();
   if (kind < 100) return kind;

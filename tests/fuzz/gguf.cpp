@@ -1,5 +1,5 @@
-// The GGUF reader: any bytes are a file whose every key and tensor can be read, or are refused with
-// a FormatError.
+// The GGUF reader: any bytes are either a file whose keys and tensors can all be read, or rejected
+// with a FormatError.
 #include "io/gguf.h"
 
 #include "core/error.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace h2o;
 
-// What is read of a value: a byte that cannot be read is found by the address sanitizer.
+// Sum of all bytes read, so that AddressSanitizer detects invalid ones.
 size_t sum = 0;
 
 void read_value(const GgufFile& file, std::string_view key, const GgufValue& value) {
@@ -56,7 +56,7 @@ int fuzz(std::span<const std::byte> bytes) {
       for (const std::byte byte : tensor.data) sum += static_cast<size_t>(byte);
       try {
         sum += file.view(tensor).rows;
-      } catch (const FormatError&) {  // a type that is not computed on
+      } catch (const FormatError&) {  // an unsupported type
       }
     }
   } catch (const FormatError&) {

@@ -1,4 +1,4 @@
-// What libFuzzer calls.
+// The entry point that libFuzzer calls.
 #include "target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,5 +1,5 @@
-// The snapshot reader: good snapshots with bytes changed, cut or put in, sealed with the right size
-// and checksum again, are refused with a FormatError, or are a sequence that goes on.
+// The snapshot reader: valid snapshots with bytes changed, removed or inserted, and a corrected
+// size and checksum, are rejected with a FormatError, or load as a sequence that can continue.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -62,7 +62,7 @@ void reseal(std::vector<std::byte>& bytes) {
   std::memcpy(bytes.data() + 12, numbers, sizeof(numbers));
 }
 
-// Changes: where, how, and the bytes.
+// Edits: kind, position and bytes.
 void edit(std::vector<std::byte>& bytes, Taker& from) {
   while (from.left() > 0) {
     const size_t at = from.take<uint16_t>() % (bytes.size() + 1);
@@ -113,8 +113,7 @@ int fuzz(std::span<const std::byte> bytes) {
     return 0;
   }
   check(session.tokens_seen(0) == text.n_read, "it has read what the snapshot says");
-  // Bytes that stand for nothing, such as the row that the next token overwrites, are saved as
-  // zeros.
+  // Unused bytes, such as the row that the next token overwrites, are saved as zeros.
   const std::vector<std::byte> saved = session.save(0, text);
   const bool unchanged = std::ranges::find(of.snapshots, snapshot) != of.snapshots.end();
   check(!unchanged || saved == snapshot, "it is saved as it was loaded");

@@ -1,5 +1,5 @@
-// Stop strings and the detokenizer: strings and bytes from the input, the bytes in pieces, and cut
-// where a snapshot may cut them. The text is the one that a search through all of it finds.
+// Stop strings and the detokenizer: strings and bytes from the input, the bytes split into pieces,
+// and at snapshots. The output must equal a search through the whole text.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace h2o;
 
-// Up to the stop string that is complete first; of those complete at once, the longest.
+// Up to the stop string that is completed first; of several at once, the longest.
 std::string cut(const std::string& text, const std::vector<std::string>& stop) {
   for (size_t end = 1; end <= text.size(); ++end) {
     size_t longest = 0;
@@ -53,7 +53,7 @@ int fuzz(std::span<const std::byte> bytes) {
     const std::string out = pieces.push(piece);
     check(is_utf8(out), "pieces of whole characters");
     shown += out;
-    if (how & 64 && !pieces.stopped()) {  // saved and gone on with
+    if (how & 64 && !pieces.stopped()) {  // saved and continued
       const std::string held = pieces.held_text() + pieces.held_bytes();
       pieces = Detokenizer(stop);
       check(pieces.push(held).empty(), "what was held back is held back again");

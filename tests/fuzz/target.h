@@ -1,4 +1,4 @@
-// What the fuzz targets share. Each defines fuzz(), which reads any bytes without harm.
+// Shared by the fuzz targets. Each defines fuzz(), which must handle any bytes safely.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 #include <span>
 #include <string_view>
 
-// Returns 0, or -1 for bytes that a corpus need not keep.
+// Returns 0, or -1 for bytes that need not be kept in the corpus.
 int fuzz(std::span<const std::byte> bytes);
 
-// Ends the program, which libFuzzer reports with the bytes, unless `condition` holds.
+// Aborts unless `condition` is true; libFuzzer then reports the bytes.
 inline void check(bool condition, const char* expected) {
   if (condition) return;
   std::fprintf(stderr, "expected: %s\n", expected);
   std::abort();
 }
 
-// Takes options from the front of a target's bytes; zeros follow their end.
+// Consumes options from the front of a target's bytes; zeros past their end.
 class Taker {
  public:
   explicit Taker(std::span<const std::byte> bytes) : bytes_(bytes) {}

@@ -1,5 +1,5 @@
-// The tokenizer, with the vocabularies of two models: any text becomes tokens that are in the
-// vocabulary and spell it, however it is cut into pieces; what is no UTF-8 is refused.
+// The tokenizer, with the vocabularies of two models: any valid text is encoded to tokens of the
+// vocabulary that decode to it, however it is split; invalid UTF-8 is rejected.
 #include "text/tokenizer/tokenizer.h"
 
 #include "core/error.h"

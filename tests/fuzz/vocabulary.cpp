@@ -1,5 +1,5 @@
-// Hostile vocabularies: what a file may say of its tokens, their types, scores and merges is used,
-// or refused with a FormatError; and then any text becomes tokens of it.
+// Hostile vocabularies: a file's tokens, types, scores and merges are either accepted, after which
+// any text can be encoded, or rejected with a FormatError.
 #include <string>
 #include <vector>
 
@@ -16,7 +16,7 @@ using namespace h2o;
 constexpr const char* kPre[] = {"gpt-2",  "llama-bpe", "qwen2",  "smollm", "olmo", "default",
                                 "refact", "tekken",    "falcon", "mpt",    "dbrx", "unknown"};
 
-// A GGUF file, key by key.
+// Writes a GGUF file key by key.
 class Writer {
  public:
   template <class T>
@@ -76,7 +76,7 @@ std::vector<std::byte> file_of(Taker& from, int32_t& n_vocab) {
   std::vector<float> scores;
   for (int32_t i = 0; i < n_vocab; ++i) {
     const uint8_t what = from.byte();
-    // Mostly letters, so that there is something to merge.
+    // Mostly letters, so that there are merges.
     std::string token(what & 8 ? from.take_text(from.byte() % 6) : "");
     for (int n = what & 8 ? 0 : what >> 4; n >= 0; --n)
       token += static_cast<char>('a' + from.byte() % 4);

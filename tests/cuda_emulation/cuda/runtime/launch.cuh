@@ -1,4 +1,4 @@
-// As cuda/launch.cuh, which this takes the place of: kernels run here, when they are launched.
+// Replaces cuda/runtime/launch.cuh: kernels run on the host when launched.
 #pragma once
 
 #include <tuple>

@@ -1,5 +1,5 @@
-// As cuda/ptx.cuh, which this takes the place of: the same functions, as the PTX manual describes
-// the instructions.
+// Replaces cuda/runtime/ptx.cuh: the same functions, implemented as the PTX manual specifies the
+// instructions.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -35,8 +35,8 @@ void wait_for_copies() {
   emulation::finish_copies(n_pending);
 }
 
-// ldmatrix: lane 8 i + r has the address of row r of matrix i; lane l gets elements 2 (l % 4) and
-// the next of row l / 4 of each, or of its transpose.
+// ldmatrix: lane 8 i + r has the address of row r of matrix i; lane l receives elements 2 (l % 4)
+// and the next of row l / 4 of each matrix, or of its transpose.
 template <bool kTransposed>
 void load_matrices_as(uint32_t (&m)[4], uint32_t row_address) {
   const uint64_t* rows = emulation::gather(row_address);
@@ -59,7 +59,7 @@ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t row_address) {
   load_matrices_as<true>(m, row_address);
 }
 
-// mma.m16n8k16: of a [16, 16] lane l has, for i = 0 .. 7, row l / 4 (+ 8 if i / 2 is odd), column
+// mma.m16n8k16: lane l holds of a [16, 16], for i = 0 .. 7, row l / 4 (+ 8 if i / 2 is odd), column
 // 2 (l % 4) + i % 2 (+ 8 if i >= 4); of b [16, 8] row 2 (l % 4) + i % 2 (+ 8 if i >= 2), column l /
 // 4; of c [16, 8] row l / 4 (+ 8 if i >= 2), column 2 (l % 4) + i % 2. f16 or bf16.
 template <bool kBf16 = false>

@@ -33,10 +33,10 @@ _SANITIZED = ",".join(
         "gather*",
         "of equal scores*",
         "K and V of two types",
-        "each layer keeps*",
+        "each layer follows*",
         "a sequence begins to roll*",
         "operations of one pass*",
-        "recordings do not disturb*",
+        "graphs do not affect*",
     ]
 )
 
