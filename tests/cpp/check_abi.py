@@ -1,11 +1,11 @@
-"""Checks that h2o.h still is what programs were compiled against: abi.txt.
+"""Checks that h2o.h is ABI-compatible with the recorded abi.txt.
 
     check_abi.py --cc=cc --header=cpp/capi/h2o.h tests/cpp/abi.txt
     check_abi.py --cc=cc --header=cpp/capi/h2o.h --record tests/cpp/abi.txt
 
-abi.txt has the functions, constants and initialisers of one H2O_ABI_VERSION, and the fields of each
-structure with their offsets, which the compiler of the target system checks. What is recorded may
-not change; what is added, fields at the end of structures too, is recorded by --record.
+abi.txt has the functions, constants and initializers of one H2O_ABI_VERSION, and the fields of each
+structure with their offsets, which the target's compiler checks. Recorded declarations must not
+change; additions, including fields at the end of structures, are recorded by --record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELD = re.compile(r"(.+?[ *])(\w+)")  # const char* device
 
 
 def declarations(header: str) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Lines for functions, constants and initialisers; the fields (struct, type, name)."""
+    """Lines for functions, constants and initializers; the fields (struct, type, name)."""
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.S).replace("\\\n", " ")
     lines = [
         " ".join(line.split())
@@ -44,11 +44,11 @@ def compile_c(cc: list[str], header: Path, text: str, to: Path, *flags: str) -> 
     source = to.with_suffix(".c")
     source.write_text(f'#include <stddef.h>\n#include <stdio.h>\n#include "{header}"\n{text}\n')
     if subprocess.run([*cc, "-std=c11", "-Werror", *flags, source, "-o", to]).returncode != 0:
-        sys.exit("the fields are not where they were: that needs a new H2O_ABI_VERSION")
+        sys.exit("field offsets have changed: that requires a new H2O_ABI_VERSION")
 
 
 def offsets(cc: list[str], header: Path, fields: list[tuple[str, str, str]], at: Path) -> list[str]:
-    """Asked of this machine: "h2o_model_options 8 const char* device"."""
+    """Offsets on this machine, e.g. "h2o_model_options 8 const char* device"."""
     prints = [
         f'  printf("{struct} %zu {kind} {name}\\n", offsetof({struct}, {name}));'
         for struct, kind, name in fields
@@ -87,12 +87,12 @@ def main() -> int:
     new = sorted(set(lines) - set(plain)) + sorted(map(" ".join, now_fields - known_fields))
     sized = {struct for struct, kind, name in fields if (kind, name) == ("size_t", "size")}
     for line in gone:
-        if not any(n.startswith(line.rstrip("}")) for n in new):  # initialisers grow
-            print(f"changed or gone: {line}\nprograms would break: it needs a new H2O_ABI_VERSION")
+        if not any(n.startswith(line.rstrip("}")) for n in new):  # initializers may be extended
+            print(f"changed or removed: {line}\nthis breaks programs and requires a new H2O_ABI_VERSION")
     for line in new:
         struct = line.split()[0]
         if struct in {m[1] for m in layout} - sized:
-            print(f"{struct} has no size, and grows: it needs a new H2O_ABI_VERSION")
+            print(f"{struct} has no size field and was extended: that requires a new H2O_ABI_VERSION")
         print(f"not recorded: {line}\nrun {Path(__file__).name} with --record")
     if gone or new or not lines or not fields:
         return 1

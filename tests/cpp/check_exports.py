@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nm", required=True)
-    parser.add_argument("--objdump", required=True, help="for DLLs, which nm does not know")
+    parser.add_argument("--objdump", required=True, help="for DLLs, which nm does not support")
     parser.add_argument("--header", type=Path, required=True)
     parser.add_argument("library", type=Path)
     args = parser.parse_args()
@@ -26,7 +26,7 @@ def main() -> int:
         exported = set(re.findall(r"^\t\[ *\d+\] (\w+)$", output, re.M))
     else:
         exported = {line.split()[-1].split("@")[0] for line in output.splitlines()}
-    # Sanitizers export what they share between libraries.
+    # Sanitizers export symbols that libraries share.
     exported = {name for name in exported if not re.match(r"_+(asan|odr_asan|ubsan|tsan)", name)}
 
     for name in sorted(declared - exported):
@@ -35,7 +35,7 @@ def main() -> int:
         print(f"exported, but not declared: {name}")
     if declared != exported or not declared:
         return 1
-    print(f"{len(exported)} functions, as they should be")
+    print(f"{len(exported)} functions, all declared and exported")
     return 0
 
 

@@ -1,13 +1,13 @@
-# Installs the library, then configures, builds and runs tests/consumer against what was installed.
+# Installs the library, then configures, builds and runs tests/consumer against the installation.
 #   cmake -DBUILD=DIR -DWORK=DIR -DMODEL=FILE.gguf -DFLAGS=-fsanitize=... -DLINK_FLAGS=... -P check_installed.cmake
-# and with -DTOOLCHAIN=FILE.cmake -DTARGET=... in place of flags and compilers for another system.
+# For another system, use -DTOOLCHAIN=FILE.cmake -DTARGET=... instead of flags and compilers.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
-file(RENAME ${WORK}/installed ${WORK}/prefix)  # a package can be moved
+file(RENAME ${WORK}/installed ${WORK}/prefix)  # packages are relocatable
 if(TOOLCHAIN)
   set(compiler -DCMAKE_TOOLCHAIN_FILE=${TOOLCHAIN} -DH2O_TARGET=${TARGET})
 else()

@@ -1,8 +1,8 @@
 """Checks that instruction sets stay in their units.
 
-A unit of cpu/isa exports its table and nothing else, and calls nothing of C++: of a weak symbol the
-linker keeps one copy, and that one may hold instructions that the CPU lacks. No other object holds
-AVX instructions, and no unit those of a higher one.
+A unit of cpu/isa only exports its table and calls no C++ library functions: the linker keeps one
+copy of each weak symbol, which may contain instructions that the CPU does not support. No other
+object contains AVX instructions, and no unit those of a higher instruction set.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 # A VEX or EVEX instruction: its mnemonic starts with v, and it has a vector or mask register.
 AVX = re.compile(r"\sv\w+\s.*%[xyz]mm|%[yz]mm|\sk\w+\s.*%k[0-7]")
 
-# What an object must not hold; of the units that are not named here, nothing.
+# Forbidden instructions; units that are not listed may contain any.
 AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")
 AMX = re.compile(r"\s(tile\w+|(ld|st)tilecfg|tdp\w+)\b|%tmm")
 BF16 = re.compile(rf"\s(vdpbf16ps|vcvtne2?ps2bf16\w*)\s|{AMX.pattern}")
@@ -32,11 +32,11 @@ FORBIDDEN = {
     "x86_64_v4_bf16": AMX,
 }
 
-# Sanitizers add symbols of their own, and a pointer to the unwinder's function: none is code.
+# Symbols added by sanitizers, and a pointer to the unwinder's function; not code.
 SANITIZER = re.compile(r"_*(asan|odr_asan|tsan|ubsan)|DW\.ref\.__gxx_personality_v0$")
 
 
-# Tables of numbers, which are no code.
+# Tables of numbers; not code.
 CONSTANT = re.compile(r"h2o::k[A-Z]\w*")
 
 
@@ -96,9 +96,9 @@ def main() -> int:
     if faults:
         return 1
     if not has_objdump:
-        print("symbols are as they should be; instructions not checked: there is no objdump")
+        print("symbols are correct; instructions not checked: objdump not found")
         return args.skipped
-    print(f"{len(args.objects)} objects, {len(units)} of them of cpu/isa: as they should be")
+    print(f"{len(args.objects)} objects, {len(units)} of them of cpu/isa: correct")
     return 0
 
 

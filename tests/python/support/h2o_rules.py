@@ -98,13 +98,13 @@ class ReferenceCache:
             return rank - np.arange(len(visible), dtype=np.float64)
         return np.array([float(visible[-1].position - e.position) for e in visible])
 
-    def _worth(self, e: Kept, g: int) -> float:
-        worth = e.score
+    def _importance(self, e: Kept, g: int) -> float:
+        importance = e.score
         if self.policy.score == "mean":
-            worth /= self.seen - e.position
+            importance /= self.seen - e.position
         if self.policy.score == "inverse":
-            worth = -worth
-        return worth * self._norm(e.v, g)
+            importance = -importance
+        return importance * self._norm(e.v, g)
 
     def _norm(self, v: Array, g: int) -> float:
         if self.policy.value_norm == "l1":
@@ -128,9 +128,10 @@ class ReferenceCache:
             scores = [e.score for e in rest]  # in the order of positions
             for i, e in enumerate(rest):
                 e.score = max(scores[max(i - 3, 0) : i + 4])
-        rest.sort(key=lambda e: (-self._worth(e, g), e.position))  # of equals the older stays
+        rest.sort(key=lambda e: (-self._importance(e, g), e.position))  # ties: the older is kept
         if 0 < policy.n_heavy < len(rest):
-            gap = self._worth(rest[policy.n_heavy - 1], g) - self._worth(rest[policy.n_heavy], g)
+            last, first_evicted = rest[policy.n_heavy - 1], rest[policy.n_heavy]
+            gap = self._importance(last, g) - self._importance(first_evicted, g)
             pooled = policy.score == "question" and gap == 0  # the same neighbour's score
             self.margin = self.margin if pooled else min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)
