@@ -27,7 +27,7 @@
  * changed nothing, unless its comment says otherwise. An invalid NULL, and sizes and numbers out of
  * range, are H2O_INVALID_ARGUMENT. No call throws, prints or ends the process.
  *
- * Structures begin with their size, so that later versions can add fields: initialise each with the
+ * Structures begin with their size, so that later versions can add fields: initialize each with the
  * macro of its name. A field that is added later then has its default.
  *
  * Text is UTF-8, given by a pointer and the number of bytes; it need not end with NUL. NULL with 0

@@ -46,9 +46,9 @@ struct KvPolicy {
   static constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
 
   // Scoring::question: the number of rows of a chunk that count, and the radius of the max-pooling
-  // over neighbouring tokens.
+  // over neighboring tokens.
   static constexpr int32_t kQuestionRows = 32;
-  static constexpr int32_t kNeighbours = 3;
+  static constexpr int32_t kNeighbors = 3;
 
   int32_t sinks = 0;
   int32_t heavy = 0;
@@ -87,7 +87,7 @@ struct KvPolicy {
     return scoring == Scoring::question && n > kQuestionRows ? n - kQuestionRows : 0;
   }
 
-  // Are scores max-pooled over neighbouring tokens before evicting n tokens? Only when a chunk
+  // Are scores max-pooled over neighboring tokens before evicting n tokens? Only when a chunk
   // evicts; a decoded token evicts one.
   H2O_HD bool pools_scores(int64_t n_evicted) const {
     return heavy > 0 && scoring == Scoring::question && n_evicted > 1;

@@ -23,7 +23,7 @@ struct MixtureActivations {
 // All f32.
 struct Activations {
   Tensor x;                    // [n_rows, n_embd]  the residual stream
-  Tensor h;                    // [n_rows, n_embd]  normalised input of a block
+  Tensor h;                    // [n_rows, n_embd]  normalized input of a block
   Tensor q;                    // [n_rows, n_heads * head_dim]
   Tensor k;                    // [n_rows, n_kv_heads * head_dim]
   Tensor v;                    // [n_rows, n_kv_heads * head_dim]

@@ -74,8 +74,8 @@ void Sampler::set_random_state(const std::string& state) {
 }
 
 void Sampler::accept(std::span<const int32_t> tokens) {
-  const bool penalises = options_.penalises();
-  if (!penalises && !options_.uses_dry()) return;
+  const bool penalizes = options_.penalizes();
+  if (!penalizes && !options_.uses_dry()) return;
   for (const int32_t token : tokens) {
     require(token >= 0 && token < std::ssize(counts_), "token ", token,
             " is not in the vocabulary of ", counts_.size());
@@ -83,9 +83,9 @@ void Sampler::accept(std::span<const int32_t> tokens) {
   // Allocate everything first, for the strong exception guarantee.
   if (options_.uses_dry()) repetitions_.reserve(tokens.size());
   const size_t most = options_.repeat_last_n < 0 ? counts_.size() : options_.repeat_last_n;
-  const size_t n = penalises ? std::min(recent_.size() + tokens.size(), most) : 0;
+  const size_t n = penalizes ? std::min(recent_.size() + tokens.size(), most) : 0;
   if (n > recent_.capacity()) recent_.reserve(std::max(n, 2 * recent_.capacity()));
-  if (penalises) {
+  if (penalizes) {
     for (const int32_t token : tokens) remember(token);
   }
   if (options_.uses_dry()) repetitions_.accept(tokens);
@@ -112,8 +112,8 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t>
           " words of allowed tokens for a vocabulary of ", n_vocab);
   require(allows_any(allowed, n_vocab), "no token is allowed");
   read(logits, allowed);
-  penalise(logits, allowed);
-  if (options_.uses_dry()) penalise_repetitions();
+  penalize(logits, allowed);
+  if (options_.uses_dry()) penalize_repetitions();
   find_extremes();
   if (std::isinf(largest_)) make_finite(allowed);
   if (is_greedy()) {
@@ -159,7 +159,7 @@ float Sampler::bias_of(size_t token) const {
 }
 
 // Keskar et al., arXiv 1909.05858, section 4.1; and OpenAI's penalties, as in llama.cpp.
-float Sampler::penalised(size_t token, float logit) const {
+float Sampler::penalized(size_t token, float logit) const {
   logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
   if (options_.frequency_penalty != 0 || options_.presence_penalty != 0) {
     logit -= static_cast<float>(counts_[token]) * options_.frequency_penalty;
@@ -169,23 +169,23 @@ float Sampler::penalised(size_t token, float logit) const {
 }
 
 // Repeated tokens are recomputed from the original logit, so each is penalized once.
-void Sampler::penalise(std::span<const float> logits, std::span<const uint32_t> allowed) {
-  const auto penalise_one = [&](size_t token) {
+void Sampler::penalize(std::span<const float> logits, std::span<const uint32_t> allowed) {
+  const auto penalize_one = [&](size_t token) {
     if (!allows(allowed, token)) return;
     float logit = number(logits[token]);
     if (!options_.logit_bias.empty()) logit = number(logit + bias_of(token));
-    logits_[token] = penalised(token, logit);
+    logits_[token] = penalized(token, logit);
   };
   if (recent_.size() <= counts_.size()) {
-    for (const int32_t token : recent_) penalise_one(token);
+    for (const int32_t token : recent_) penalize_one(token);
   } else {
     for (size_t token = 0; token < counts_.size(); ++token) {
-      if (counts_[token] != 0) penalise_one(token);
+      if (counts_[token] != 0) penalize_one(token);
     }
   }
 }
 
-void Sampler::penalise_repetitions() {
+void Sampler::penalize_repetitions() {
   for (const auto& [token, length] : repetitions_.find(options_.dry_allowed_length, breakers_)) {
     logits_[token] -= dry_penalty(length);
   }

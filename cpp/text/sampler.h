@@ -79,10 +79,10 @@ class Sampler {
   void choose_steps();
   void remember(int32_t token);
   void read(std::span<const float> logits, std::span<const uint32_t> allowed);
-  void penalise(std::span<const float> logits, std::span<const uint32_t> allowed);
-  void penalise_repetitions();
+  void penalize(std::span<const float> logits, std::span<const uint32_t> allowed);
+  void penalize_repetitions();
   float bias_of(size_t token) const;
-  float penalised(size_t token, float logit) const;
+  float penalized(size_t token, float logit) const;
   float dry_penalty(int32_t length) const;
   void find_extremes();
   void make_finite(std::span<const uint32_t> allowed);

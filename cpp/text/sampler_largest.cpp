@@ -68,7 +68,7 @@ Sampler::Known Sampler::gather_known(const LargestLogits& largest) {
   for (const auto& [token, value] : std::span(largest.logits).first(largest.n)) {
     float logit = value;
     if (!options_.logit_bias.empty()) logit += bias_of(token);
-    if (counts_[token] != 0) logit = penalised(token, logit);
+    if (counts_[token] != 0) logit = penalized(token, logit);
     *end++ = {token, logit, 0};
   }
   Known known;

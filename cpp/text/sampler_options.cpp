@@ -60,7 +60,7 @@ SamplerStep sampler_step(std::string_view name) {
 std::span<const SamplerStep> llama_cpp_steps() { return kLlamaCpp; }
 std::span<const std::string_view> dry_breaker_strings() { return kBreakers; }
 
-bool SamplerOptions::penalises() const {
+bool SamplerOptions::penalizes() const {
   return (repeat_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0) &&
          repeat_last_n != 0;
 }
@@ -68,7 +68,7 @@ bool SamplerOptions::penalises() const {
 bool SamplerOptions::does(SamplerStep step) const {
   switch (step) {
     case SamplerStep::penalties:
-      return penalises();
+      return penalizes();
     case SamplerStep::dry:
       return uses_dry();
     case SamplerStep::top_n_sigma:

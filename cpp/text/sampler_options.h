@@ -79,7 +79,7 @@ struct SamplerOptions {
   // Does this step have any effect with these options?
   bool does(SamplerStep step) const;
 
-  bool penalises() const;  // for recent tokens
+  bool penalizes() const;  // for recent tokens
   bool uses_dry() const { return dry_multiplier > 0 && dry_penalty_last_n != 0; }
 };
 

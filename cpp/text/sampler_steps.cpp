@@ -32,7 +32,7 @@ void Sampler::choose_steps() {
 }
 
 bool Sampler::is_argmax() const {
-  return options_.temperature == 0 && options_.dynatemp_range == 0 && !options_.penalises() &&
+  return options_.temperature == 0 && options_.dynatemp_range == 0 && !options_.penalizes() &&
          !options_.uses_dry() && options_.logit_bias.empty();
 }
 

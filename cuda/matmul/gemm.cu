@@ -7,7 +7,7 @@ DType gemm_factors(DType weights) { return weights == DType::bf16 ? DType::bf16 
 
 bool gemm_takes(const Weights& w) {
   const bool aligned = reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && w.row_bytes % 16 == 0;
-  return is_quantised(w.dtype) || (w.dtype != DType::f32 && aligned);
+  return is_quantized(w.dtype) || (w.dtype != DType::f32 && aligned);
 }
 
 void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,

@@ -17,7 +17,7 @@ DType gemm_factors(DType weights);
 bool gemm_takes(const Weights& w);
 
 // y [n_rows, w.rows] = x w^T + bias, or y += it. x [n_rows, w.cols] in gemm_factors(w.dtype);
-// bias: [w.rows] or nullptr. Quantised weights are rounded to f16; sums are f32.
+// bias: [w.rows] or nullptr. Quantized weights are rounded to f16; sums are f32.
 void gemm(const Stream& stream, float* y, const void* x, int64_t n_rows, const Weights& w,
           const float* bias, bool add);
 

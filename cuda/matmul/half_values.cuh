@@ -1,4 +1,4 @@
-// Floats as f16, and quantised weights as floats.
+// Floats as f16, and quantized weights as floats.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -27,7 +27,7 @@ constexpr int64_t kRoundedRows = 64;               // rows of x at a time, in 8 
 constexpr int64_t kGemmRows = 2048;                // rows of x at a time, in 16 bits
 constexpr int64_t kTileBytes = int64_t{32} << 20;  // of unpacked weights: smaller than the L2 cache
 
-bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
+bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
 
 // At most n rows, from row `begin`.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t n) {
@@ -98,11 +98,11 @@ struct Matmul::State {
   const Stream& stream;
   Cublas cublas;
   Uploader uploader;
-  std::map<const std::byte*, Tensor> quantised;  // keyed by address
-  std::set<int64_t> quantised_cols;              // their numbers of columns
-  OtherForm quantized;                           // kRoundedRows rows as QuantizedRows, in 8 bits
-  OtherForm halves;                              // kGemmRows rows, as f16 or bf16
-  Workspace tile;                                // weights as f16
+  std::map<const std::byte*, Tensor> uploaded;  // keyed by address
+  std::set<int64_t> quantized_cols;             // their numbers of columns
+  OtherForm quantized;                          // kRoundedRows rows as QuantizedRows, in 8 bits
+  OtherForm halves;                             // kGemmRows rows, as f16 or bf16
+  Workspace tile;                               // weights as f16
 };
 
 Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
@@ -110,12 +110,12 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
   const Tensor tensor{to, host.dtype, host.rows, host.cols};
   uploader.upload(tensor.data, host);
 
-  if (is_quantised(host.dtype)) {
+  if (is_quantized(host.dtype)) {
     // Previous tensors in this range were freed, or share it as streamed layers with the same
     // layout.
-    quantised.erase(quantised.lower_bound(tensor.data), quantised.lower_bound(tensor.data + bytes));
-    quantised[tensor.data] = tensor;
-    quantised_cols.insert(tensor.cols);
+    uploaded.erase(uploaded.lower_bound(tensor.data), uploaded.lower_bound(tensor.data + bytes));
+    uploaded[tensor.data] = tensor;
+    quantized_cols.insert(tensor.cols);
     quantized.memory.reserve(QuantizedRows::bytes(kRoundedRows, host.cols));
     if (cublas) tile.reserve(std::max(kTileBytes, 2 * host.cols));
   }
@@ -125,9 +125,9 @@ Tensor Matmul::State::upload(const Tensor& host, std::byte* to) {
 
 // Row ranges of an uploaded tensor are addressed as if its rows had their length in the file.
 Weights Matmul::State::find(const Tensor& t) const {
-  if (!is_quantised(t.dtype)) return {t.data, t.dtype, t.rows, t.cols, t.row_bytes()};
-  auto whole = quantised.upper_bound(t.data);
-  require(whole != quantised.begin(), "[matmul] these weights were not uploaded");
+  if (!is_quantized(t.dtype)) return {t.data, t.dtype, t.rows, t.cols, t.row_bytes()};
+  auto whole = uploaded.upper_bound(t.data);
+  require(whole != uploaded.begin(), "[matmul] these weights were not uploaded");
   const std::byte* const begin = (--whole)->first;
   const int64_t row_bytes = device_row_bytes(t.dtype, t.cols);
   return {begin + (t.data - begin) / t.row_bytes() * row_bytes, t.dtype, t.rows, t.cols, row_bytes};
@@ -139,13 +139,13 @@ bool Matmul::State::takes_matvecs(const Weights& w, int64_t n_rows, bool experts
 }
 
 bool Matmul::State::takes_cublas(const Weights& w, int64_t n_rows) const {
-  const int64_t most = is_quantised(w.dtype) ? kOwnQuantizedRows : kOwnRows;
+  const int64_t most = is_quantized(w.dtype) ? kOwnQuantizedRows : kOwnRows;
   return cublas && (n_rows > most || !gemm_takes(w));
 }
 
 // `rows` describes all rows; its range is set here.
 void Matmul::State::matvecs(std::span<const Matvec> products, const Tensor& x, MatvecRows rows) {
-  const bool rounds = is_quantised(products.front().w.dtype);
+  const bool rounds = is_quantized(products.front().w.dtype);
   const int64_t most = !rows.experts ? kMatvecRows : rounds ? kRoundedRows : x.rows;
   for (int64_t i = 0; i < x.rows; i += most) {
     const Tensor some = rows_of(x, i, most);
@@ -189,16 +189,16 @@ void Matmul::State::cublas_gemm(const Tensor& y, const Tensor& x, const Weights&
                                 const float* bias, bool add) {
   if (bias != nullptr) start_with_bias(stream, y, bias, add);
   const bool adds = add || bias != nullptr;
-  const DType type = is_quantised(w.dtype) ? DType::f16 : w.dtype;
+  const DType type = is_quantized(w.dtype) ? DType::f16 : w.dtype;
   const int64_t of_tile =
-      is_quantised(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
+      is_quantized(w.dtype) ? std::max(kTileBytes / (2 * w.cols), int64_t{1}) : w.rows;
   for (int64_t i = 0; i < x.rows; i += kGemmRows) {
     const Tensor some = rows_of(x, i, kGemmRows);
     const void* const from = factors(some, type);
     for (int64_t o = 0; o < w.rows; o += of_tile) {
       const int64_t n_out = std::min(of_tile, w.rows - o);
       const void* weights = w.row(o);
-      if (is_quantised(w.dtype)) {
+      if (is_quantized(w.dtype)) {
         dequantize(stream, tile.data(), w, o, n_out);
         weights = tile.data();
       }
@@ -262,7 +262,7 @@ void Matmul::multiply_experts(std::span<const Product> products, const Tensor& x
 bool Matmul::multiply_gated(Gate kind, const Product& up, const Product& gate, const Tensor& x) {
   const Weights weights[] = {state_->find(up.w.weight), state_->find(gate.w.weight)};
   for (const Weights& w : weights) {
-    if (is_quantised(w.dtype) || !state_->takes_matvecs(w, x.rows, false)) return false;
+    if (is_quantized(w.dtype) || !state_->takes_matvecs(w, x.rows, false)) return false;
   }
   if (weights[0].dtype != weights[1].dtype) return false;
   const Matvec both[] = {matvec_of(up, weights[0]), matvec_of(gate, weights[1])};
@@ -283,7 +283,7 @@ void Matmul::forget() {
 QuantizedRows Matmul::rounded(const Tensor& y) {
   forget();
   const bool few = y.rows > 0 && y.rows <= kMatvecRows;
-  if (!few || !state_->quantised_cols.contains(y.cols)) return {};
+  if (!few || !state_->quantized_cols.contains(y.cols)) return {};
   state_->quantized.becomes(y, DType::q8_0);
   return {state_->quantized.memory.data(), kRoundedRows, y.cols};
 }

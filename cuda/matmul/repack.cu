@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t device_row_bytes(DType dtype, int64_t cols) {
-  if (!is_quantised(dtype)) return byte_size(dtype, cols);
+  if (!is_quantized(dtype)) return byte_size(dtype, cols);
   return with_format(dtype, [&]<class Format>() { return Format::row_bytes(cols / kGroup); });
 }
 
@@ -61,10 +61,10 @@ void Uploader::upload(std::byte* to, const Tensor& host) {
     check(cudaEventSynchronize(stage.free), "upload");
     std::memcpy(stage.pinned.data(), host.data + first * layout.block_bytes, bytes);
     std::byte* const there =
-        is_quantised(host.dtype) ? stage.device.data() : to + first * layout.block_bytes;
+        is_quantized(host.dtype) ? stage.device.data() : to + first * layout.block_bytes;
     check(cudaMemcpyAsync(there, stage.pinned.data(), bytes, cudaMemcpyDefault, stream_.get()),
           "upload");
-    if (is_quantised(host.dtype)) {
+    if (is_quantized(host.dtype)) {
       with_format(host.dtype, [&]<class Format>() {
         const int64_t threads = n * Format::kBlockGroups;
         launch(stream_, repack_kernel<Format>,

@@ -12,7 +12,7 @@
 
 namespace h2o {
 
-inline bool is_quantised(DType dtype) { return info(dtype).block_size > 1; }
+inline bool is_quantized(DType dtype) { return info(dtype).block_size > 1; }
 
 // The type that a device rounds factors to. For more than a few rows on tensor cores: f16 with
 // quantized weights, otherwise the weights' type. On a CPU with bf16 products: bf16, for 16-bit
@@ -22,7 +22,7 @@ inline DType factor_type(const Backend& backend, DType weights, int64_t n_rows, 
     return weights == DType::f16 ? DType::bf16 : weights == DType::bf16 ? weights : DType::f32;
   }
   if (!on_cuda() || n_rows <= 8) return DType::f32;
-  if (is_quantised(weights)) return DType::f16;
+  if (is_quantized(weights)) return DType::f16;
   const bool library = backend.name().find("no cuBLAS") == std::string::npos;
   return library || n_in % 8 == 0 ? weights : DType::f32;
 }
@@ -49,7 +49,7 @@ inline std::vector<double> row_errors(std::span<const float> x, DType weights, D
     for (size_t i = 0; i < block.size(); ++i) {
       double& error = errors[begin + i];
       error = rounding_error(factors, block[i]);
-      if (is_quantised(weights) && factors == DType::f32 && largest != 127) {
+      if (is_quantized(weights) && factors == DType::f32 && largest != 127) {
         error = largest / 254 * (1 + 0x1p-16);  // and some roundings of the scale
       }
     }

@@ -58,7 +58,7 @@ void check_product(Backend& backend, Random& random, const Problem& p) {
     const Tensor in_place = backend.upload(rows, nullptr);
     CHECK(in_place.data == rows.data);
     CHECK(weight.interleaved == (backend.upload_bytes(rows) > 0));
-    CHECK(weight.interleaved <= is_quantised(p.dtype));
+    CHECK(weight.interleaved <= is_quantized(p.dtype));
     run_rows(backend, p.n_rows,
              [&](const Batch&) { backend.matmul(again, device_x, {in_place, {}}); });
     CHECK(same_bits(again.read(), y));

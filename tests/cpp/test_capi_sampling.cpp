@@ -68,9 +68,9 @@ TEST_CASE("biases, penalties and the order of samplers reach the sampler") {
   const std::vector<int32_t> without = tokens_with(biased);
   CHECK(std::ranges::find(without, plain.back()) == without.end());
 
-  h2o_sampling penalised = greedy();
-  penalised.frequency_penalty = 3;
-  CHECK(tokens_with(penalised) != plain);
+  h2o_sampling penalized = greedy();
+  penalized.frequency_penalty = 3;
+  CHECK(tokens_with(penalized) != plain);
 
   h2o_sampling dry = greedy();
   dry.dry_multiplier = 5;

@@ -39,7 +39,7 @@ uint16_t nearest(const Half& half, float x) {
   return sign | static_cast<uint16_t>(below + round_up);
 }
 
-// Every finite value, every midpoint between two, and their f32 neighbours; infinities, NaNs, the
+// Every finite value, every midpoint between two, and their f32 neighbors; infinities, NaNs, the
 // smallest f32; and random bits.
 std::vector<float> interesting(const Half& half) {
   std::vector<float> all;

@@ -273,7 +273,7 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
 }
 
 // Three tokens of two sequences through one layer; and the launches of each step.
-std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass) {
+std::pair<std::vector<float>, std::vector<size_t>> quantized_layer(bool one_pass) {
   constexpr int64_t kRows = 2, kWidth = 128, kKvWidth = 64, kInner = 160;
   const KvShape shape{.n_layers = 1,
                       .n_sequences = kRows,
@@ -337,8 +337,8 @@ std::pair<std::vector<float>, std::vector<size_t>> quantised_layer(bool one_pass
 
 TEST_CASE("a layer of quantized weights fuses the rounding of activations" *
           doctest::skip(!on_cuda())) {
-  const auto [fused, launches] = quantised_layer(true);
-  const auto [alone, more] = quantised_layer(false);
+  const auto [fused, launches] = quantized_layer(true);
+  const auto [alone, more] = quantized_layer(false);
   CHECK(launches == std::vector<size_t>(3, 10));
   CHECK(more == std::vector<size_t>(3, 14));
   CHECK(std::ranges::all_of(fused, [](float value) { return std::isfinite(value); }));

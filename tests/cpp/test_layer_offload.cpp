@@ -47,9 +47,9 @@ size_t least_resident(const std::filesystem::path& path) {
 
 // A model with Q, K and V in one tensor and alternating quantized types: two layers that share a
 // buffer have different sizes.
-class QuantisedModel {
+class QuantizedModel {
  public:
-  explicit QuantisedModel(uint32_t n_layers) {
+  explicit QuantizedModel(uint32_t n_layers) {
     writer_.key("context_length", uint32_t{64});
     writer_.key("embedding_length", uint32_t{kWidth});
     writer_.key("block_count", n_layers);
@@ -149,12 +149,12 @@ TEST_CASE("logits are bit-identical whatever part of the weights is in memory") 
 TEST_CASE("quantized layers of several types are streamed, an even or odd number of them") {
   for (const uint32_t n_layers : {3, 4}) {
     CAPTURE(n_layers);
-    check_logits(QuantisedModel(n_layers).path(), 1, {0});
+    check_logits(QuantizedModel(n_layers).path(), 1, {0});
   }
   // The first is resident.
   for (const uint32_t n_layers : {4, 5}) {
     CAPTURE(n_layers);
-    const QuantisedModel model(n_layers);
+    const QuantizedModel model(n_layers);
     CHECK(with_resident(model.path(), least_resident(model.path()) + kFirstLayer)
               ->weights.stream->n_streamed() == static_cast<int32_t>(n_layers) - 1);
     check_logits(model.path(), 1, {kFirstLayer});
@@ -178,7 +178,7 @@ void check_early_ends(const std::filesystem::path& path, size_t more) {
 
 TEST_CASE("an interrupted pass does not affect the next one") {
   check_early_ends(model_file(), 0);
-  check_early_ends(QuantisedModel(4).path(), kFirstLayer);
+  check_early_ends(QuantizedModel(4).path(), kFirstLayer);
 }
 
 TEST_CASE("sessions on several threads share streamed layers") {
@@ -195,7 +195,7 @@ TEST_CASE("sessions on several threads share streamed layers") {
 }
 
 TEST_CASE("a model is closed while the next layer is transferred") {
-  const QuantisedModel file(
+  const QuantizedModel file(
       4);  // of four, the first is being copied after the last has been computed
   const size_t least = least_resident(file.path());
   for (int i = 0; i < (on_cuda() ? 2 : 20); ++i) {

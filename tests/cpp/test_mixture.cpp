@@ -239,7 +239,7 @@ TEST_CASE("gate_rows") {
 // compute these.
 DType expert_factors(const Backend& backend, DType weights, int64_t n_rows, int64_t n_in) {
   if (!on_cuda() || n_rows <= 8) return factor_type(backend, weights, n_rows, n_in);
-  return is_quantised(weights) ? DType::f16 : n_in % 8 == 0 ? weights : DType::f32;
+  return is_quantized(weights) ? DType::f16 : n_in % 8 == 0 ? weights : DType::f32;
 }
 
 struct Experts {

@@ -256,13 +256,13 @@ TEST_CASE("the penalty divides positive logits and multiplies negative ones") {
   const auto e = [](double x) { return std::exp(x); };
   check_frequencies(draw(sampler, {2, -0.5f, 0.5f, 1}, 50'000), {e(1), e(-1), e(0.5), e(1)});
 
-  options.repeat_penalty = 0.5f;  // below 1 it favours repetition
+  options.repeat_penalty = 0.5f;  // below 1 it favors repetition
   Sampler rewarding(options, 2);
   rewarding.accept(1);
   check_frequencies(draw(rewarding, {1, 1}, 50'000), {e(1), e(2)});
 }
 
-TEST_CASE("only the last repeat_last_n tokens are penalised") {
+TEST_CASE("only the last repeat_last_n tokens are penalized") {
   SamplerOptions options = plain();
   options.temperature = 0;
   options.repeat_penalty = 10;
@@ -312,9 +312,9 @@ TEST_CASE("options out of range are rejected") {
   Sampler sampler(plain(), 10);
   CHECK_THROWS_AS(sampler.sample(std::vector<float>(9)), InvalidArgument);
   CHECK_THROWS_AS(sampler.sample(std::vector<float>(11)), InvalidArgument);
-  SamplerOptions penalising = plain();
-  penalising.repeat_penalty = 2;
-  Sampler strict(penalising, 10);
+  SamplerOptions penalizing = plain();
+  penalizing.repeat_penalty = 2;
+  Sampler strict(penalizing, 10);
   CHECK_THROWS_AS(strict.accept(10), InvalidArgument);
   CHECK_THROWS_AS(strict.accept(-1), InvalidArgument);
 }

@@ -260,7 +260,7 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-// Not allowed during capture: the device would repeat the copy with every replay. Behaviour is
+// Not allowed during capture: the device would repeat the copy with every replay. Behavior is
 // undefined if `kind` is wrong.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {

@@ -28,15 +28,14 @@ void copy_row(const KvView& cache, const KvRow& from, const KvRow& to) {
   if (to.value_norm != nullptr) *to.value_norm = *from.value_norm;
 }
 
-// Replaces the scores of all evictable tokens by the maximum over their evictable neighbours.
+// Replaces the scores of all evictable tokens by the maximum over their evictable neighbors.
 void pool_scores(const KvHead& head, int32_t next, Victim* victims, int64_t n, const auto& row_of) {
-  constexpr int64_t kNeighbours = KvPolicy::kNeighbours;
+  constexpr int64_t kNeighbors = KvPolicy::kNeighbors;
   std::sort(victims, victims + n,
             [](const Victim& a, const Victim& b) { return a.position < b.position; });
   for (int64_t i = 0; i < n; ++i) {
     float largest = 0;
-    for (int64_t j = std::max(i - kNeighbours, int64_t{0}); j < std::min(i + kNeighbours + 1, n);
-         ++j)
+    for (int64_t j = std::max(i - kNeighbors, int64_t{0}); j < std::min(i + kNeighbors + 1, n); ++j)
       largest = std::max(largest, *row_of(victims[j]).score);
     victims[i].importance = largest;
   }

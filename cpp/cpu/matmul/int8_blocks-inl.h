@@ -48,7 +48,7 @@ H2O_INLINE void load_pattern(Bits* to, const uint32_t (&pattern)[16]) {
 }
 
 // Shifts each byte right (left if negative) and applies `mask`, which must clear bits from the
-// neighbouring byte.
+// neighboring byte.
 H2O_INLINE void shift_bytes(Bits* to, const Quants& bytes, int right, uint32_t mask) {
   const Bits bits = (Bits)bytes;
   *to = (right < 0 ? bits << -right : bits >> right) & mask * 0x01010101;

@@ -208,10 +208,10 @@ void store_bytes(int8_t* p, Vec a) {
   }
 }
 
-// The sums of neighbours, per half of the vectors: two of a, then two of b. kLargest: the largest
+// The sums of neighbors, per half of the vectors: two of a, then two of b. kLargest: the largest
 // possible magnitude.
 template <int kLargest>
-[[gnu::always_inline]] inline __m256i add_neighbours(__m256i a, __m256i b) {
+[[gnu::always_inline]] inline __m256i add_neighbors(__m256i a, __m256i b) {
   if constexpr (kLargest <= 0x7fff) {
     return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
   } else {
@@ -227,11 +227,11 @@ template <int kLargest>
   __m256i a[4], b[2];
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
-    a[i] = add_neighbours<kLargest>(products[2 * i].v, products[2 * i + 1].v);
+    a[i] = add_neighbors<kLargest>(products[2 * i].v, products[2 * i + 1].v);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {  // in each half of a vector: four columns
-    b[i] = add_neighbours<2 * kLargest>(a[2 * i], a[2 * i + 1]);
+    b[i] = add_neighbors<2 * kLargest>(a[2 * i], a[2 * i + 1]);
   }
   sums[0].v = _mm256_permute2x128_si256(b[0], b[1], 0x20);
   sums[1].v = _mm256_permute2x128_si256(b[0], b[1], 0x31);

@@ -167,10 +167,10 @@ __m512i upper_quarters() { return _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   }
 }
 
-// The sums of neighbours, per quarter of the vectors: two of a, then two of b. kLargest: the
+// The sums of neighbors, per quarter of the vectors: two of a, then two of b. kLargest: the
 // largest possible magnitude.
 template <int kLargest>
-[[gnu::always_inline]] inline __m512i add_neighbours(__m512i a, __m512i b) {
+[[gnu::always_inline]] inline __m512i add_neighbors(__m512i a, __m512i b) {
   if constexpr (kLargest <= 0x7fff) {
     return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
   } else {
@@ -186,11 +186,11 @@ template <int kLargest>
   __m512i a[4], b[2];
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
-    a[i] = add_neighbours<kLargest>(products[2 * i].v, products[2 * i + 1].v);
+    a[i] = add_neighbors<kLargest>(products[2 * i].v, products[2 * i + 1].v);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {  // in each quarter of a vector: four columns
-    b[i] = add_neighbours<2 * kLargest>(a[2 * i], a[2 * i + 1]);
+    b[i] = add_neighbors<2 * kLargest>(a[2 * i], a[2 * i + 1]);
   }
   sums[0].v = _mm512_permutex2var_epi64(b[0], lower_quarters(), b[1]);
   sums[1].v = _mm512_permutex2var_epi64(b[0], upper_quarters(), b[1]);

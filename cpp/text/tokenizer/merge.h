@@ -18,7 +18,7 @@ struct Symbol {
   uint32_t n_bytes() const { return end - begin; }
 };
 
-// The result of merging two neighbours. Lowest rank first; ties: leftmost.
+// The result of merging two neighbors. Lowest rank first; ties: leftmost.
 struct Merge {
   double rank;
   int32_t token;

@@ -73,7 +73,7 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
 
 bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
                             std::vector<int32_t>& tokens) const {
-  const std::string normal = normalised(text, begins);
+  const std::string normal = normalized(text, begins);
   const std::string_view view = normal;
   if (exceeds(view.size(), most - std::min(most, tokens.size()))) return false;
   const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
@@ -127,7 +127,7 @@ int32_t SentencePieces::merged(std::string_view both, int32_t left, int32_t righ
 }
 
 // Applies SentencePiece's normalizer rule "identity".
-std::string SentencePieces::normalised(std::string_view text, bool begins) const {
+std::string SentencePieces::normalized(std::string_view text, bool begins) const {
   const bool one_space = begins && one_space_;
   if (one_space) text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   if (text.empty()) return "";

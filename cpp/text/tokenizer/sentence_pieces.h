@@ -25,7 +25,7 @@ class SentencePieces final : public TokenizerModel {
   void read_bytes(const TokenTable& by_text);
   void read_pairs();
   int32_t merged(std::string_view both, int32_t left, int32_t right) const;
-  std::string normalised(std::string_view text, bool begins) const;
+  std::string normalized(std::string_view text, bool begins) const;
   int32_t token_of(std::string_view piece) const;  // unknown_ if there is none
   std::vector<std::string_view> parts(std::string_view piece, const Halves& halves) const;
 
