@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kRoom = 2 * kThreads;  // keys sorted by a block
-constexpr int kMost = LargestLogits::kMost;
+constexpr int kMax = LargestLogits::kMax;
 
 // Sorts keys [kRoom] in shared memory in descending order. Batcher's bitonic sort: every thread
 // orders one pair per round.
@@ -29,7 +29,7 @@ __device__ void sort_keys(uint64_t* keys) {
 }
 
 // One block per row, which it reads twice. The first pass finds the largest logits of kRoom
-// interleaved groups. The kMost-th largest of these is a threshold that at least kMost logits
+// interleaved groups. The kMax-th largest of these is a threshold that at least kMax logits
 // reach, and few more if the large ones are spread over the groups. The second pass gathers logits
 // that reach the threshold, in any order, to be sorted. If there are more than kRoom, it gives up,
 // and the host reads the row.
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   keys[threadIdx.x + kThreads] = key_of(peaks[1], -1);
   if (threadIdx.x == 0) n_found = 0;
   sort_keys(keys);
-  const uint64_t bar = keys[kMost - 1];
+  const uint64_t bar = keys[kMax - 1];
   const float largest = logit_of(keys[0]);
   __syncthreads();
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   sort_keys(keys);
   for (int i = threadIdx.x; i < n_found; i += kThreads) {
     const float logit = logit_of(keys[i]);
-    if (i < kMost) {
+    if (i < kMax) {
       out.logits[i] = {token_of(keys[i]), logit};
     } else {
       rest += weight(logit);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   rest = block_sum(rest, scratch);
   if (threadIdx.x > 0) return;
-  out.n = min(n_found, kMost);
+  out.n = min(n_found, kMax);
   out.rest = rest;
 }
 

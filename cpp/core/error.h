@@ -72,10 +72,10 @@ std::string text(const Parts&... parts) {
 
 // A name from a file, shortened and safe to print whatever its bytes: 'name'.
 inline std::string quoted(std::string_view name) {
-  constexpr size_t kMost = 80;
+  constexpr size_t kMax = 80;
   std::string out = "'";
-  for (char c : name.substr(0, kMost)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return out + (name.size() > kMost ? "...'" : "'");
+  for (char c : name.substr(0, kMax)) out += c >= 0x20 && c < 0x7f ? c : '?';
+  return out + (name.size() > kMax ? "...'" : "'");
 }
 
 // Throws InvalidArgument unless `condition` is true.

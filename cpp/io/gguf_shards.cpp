@@ -8,7 +8,7 @@
 namespace h2o {
 namespace {
 
-constexpr int64_t kMostFiles = 99999;  // five digits in the file name
+constexpr int64_t kMaxFiles = 99999;  // five digits in the file name
 
 // "-00002-of-00003.gguf"; i is zero-based.
 std::string ending(int64_t i, int64_t n) {
@@ -26,7 +26,7 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
   const auto fail = [](const GgufFile& file, const auto&... what) {
     throw FormatError(text("[gguf] ", file.path(), ": ", what...));
   };
-  if (n_files < 0 || n_files > kMostFiles) fail(head(), "split.count is ", n_files);
+  if (n_files < 0 || n_files > kMaxFiles) fail(head(), "split.count is ", n_files);
   if (n_files == 0) n_files = 1;  // a model merged by llama.cpp
   const int64_t number =
       n_files > 1 ? head().integer("split.no") : head().integer_or("split.no", 0);

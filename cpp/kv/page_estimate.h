@@ -21,7 +21,7 @@ H2O_HD inline float weight_of_lower(float q) { return (q - kReach * std::abs(q))
 
 // The initial value when maximizing over the query heads that share a kv_head; estimates are never
 // NaN.
-inline constexpr float kLeastEstimate = std::numeric_limits<float>::lowest();
+inline constexpr float kMinEstimate = std::numeric_limits<float>::lowest();
 H2O_HD inline float larger_estimate(float a, float b) { return b > a ? b : a; }
 
 // A candidate page for recall by a row.

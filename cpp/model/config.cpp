@@ -124,9 +124,9 @@ class Keys {
   }
 
   int32_t in_range(const char* key, int64_t value) const {
-    constexpr int64_t kMost = int64_t{1} << 24;
-    if (value < 1 || value > kMost) {
-      fail(full(key), " is ", value, ", expected 1 to ", kMost);
+    constexpr int64_t kMax = int64_t{1} << 24;
+    if (value < 1 || value > kMax) {
+      fail(full(key), " is ", value, ", expected 1 to ", kMax);
     }
     return static_cast<int32_t>(value);
   }

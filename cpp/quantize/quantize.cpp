@@ -47,11 +47,10 @@ std::vector<float> relative_importance(std::span<const float> importance, int64_
     sum += one;
   }
   if (sum == 0.0) return std::vector<float>(n_cols, 1.0f);
-  constexpr float kLeast = 1e-4f;
+  constexpr float kMin = 1e-4f;
   std::vector<float> relative;
   for (const float one : importance) {
-    relative.push_back(
-        std::max(kLeast, static_cast<float>(one / sum * static_cast<double>(n_cols))));
+    relative.push_back(std::max(kMin, static_cast<float>(one / sum * static_cast<double>(n_cols))));
   }
   return relative;
 }

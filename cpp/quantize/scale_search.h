@@ -47,10 +47,10 @@ struct ScaleSearch {
 
     // Both signs: there is one more level below zero than above.
     Choice search(float unit) const {
-      constexpr auto kMost = static_cast<float>(Format::kHighestScale);
+      constexpr auto kMax = static_cast<float>(Format::kHighestScale);
       const float scale = unit > 0.0f ? largest / (-Format::kLowest * unit) : 0.0f;
-      const int from = static_cast<int>(std::min(scale * Format::kFrom, kMost));
-      const int to = static_cast<int>(std::min(scale * Format::kTo, kMost)) + 1;
+      const int from = static_cast<int>(std::min(scale * Format::kFrom, kMax));
+      const int to = static_cast<int>(std::min(scale * Format::kTo, kMax)) + 1;
       Choice best;
       for (int s = from; s <= to; ++s) {
         consider(best, unit, s);

@@ -27,7 +27,7 @@ PrefixCache::Entries::iterator PrefixCache::erase(Entries::iterator entry) {
 
 FoundPrefix PrefixCache::find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies) {
   auto best = entries_.end();
-  size_t n_best = kLeast - 1;
+  size_t n_best = kMinTokens - 1;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     const size_t n = (*it)->head.usable(prompt, policies);
     if (n <= n_best) continue;

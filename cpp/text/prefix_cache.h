@@ -48,7 +48,7 @@ class PrefixCache {
   bool keeps_ends() const { return options_.ends && enabled(); }
   size_t bytes() const { return bytes_; }  // in memory
 
-  static constexpr size_t kLeast =
+  static constexpr size_t kMinTokens =
       32;  // copying a state is not faster than processing fewer tokens
 
   // The state that covers the most tokens of a prompt.

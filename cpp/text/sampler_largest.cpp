@@ -17,8 +17,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Sums of weights of at least this size are exact in any order: in double, multiples of 2^-45, the
 // last place of the smallest, are exact below 2^8.
-constexpr float kLeastWeight = 0x1p-22f;
-static_assert(LargestLogits::kMost <= 1 << 8);
+constexpr float kMinWeight = 0x1p-22f;
+static_assert(LargestLogits::kMax <= 1 << 8);
 
 // The error bounds of LargestLogits::rest and of the approximate masses of draw_bucketed().
 constexpr double kRestError = 0x1p-12;
@@ -33,7 +33,7 @@ bool Sampler::may_draw_from_largest() const {
       std::ranges::any_of(o.logit_bias, [](const LogitBias& b) { return b.bias > 0; });
   if (raises) return false;
   if (is_greedy()) return true;
-  const bool cuts = o.top_k > 0 && o.top_k <= LargestLogits::kMost;
+  const bool cuts = o.top_k > 0 && o.top_k <= LargestLogits::kMax;
   return by_steps_ ? cuts && cuts_first() : cuts || draws_nucleus();
 }
 
@@ -85,7 +85,7 @@ Sampler::Known Sampler::gather_known(const LargestLogits& largest) {
   end = std::remove_if(begin, end, [](const Candidate& c) { return !(c.logit > -kInfinity); });
   std::sort(begin, end, likelier);
   known.n = known.n_certain = static_cast<size_t>(end - begin);
-  known.all = largest.n < LargestLogits::kMost || largest.n == std::ssize(counts_);
+  known.all = largest.n < LargestLogits::kMax || largest.n == std::ssize(counts_);
   if (!known.all) {
     const auto& [token, value] = largest.logits[largest.n - 1];
     const Candidate last{token, value, 0};
@@ -126,7 +126,7 @@ std::optional<int32_t> Sampler::draw_nucleus(const Known& known, const LargestLo
   } else if (!ends) {
     return {};
   }
-  if (candidates_[n - 1].weight < kLeastWeight) return {};
+  if (candidates_[n - 1].weight < kMinWeight) return {};
 
   double total = 0;
   for (size_t i = 0; i < n; ++i) total += candidates_[i].weight;

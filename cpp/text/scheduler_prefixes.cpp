@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-constexpr size_t kLeast = PrefixCache::kLeast;
+constexpr size_t kMinTokens = PrefixCache::kMinTokens;
 
 // Everything except tokens and policies that the bits of a state depend on.
 uint64_t Scheduler::prefix_scope(const Session& session, int32_t n_batch,
@@ -67,7 +67,7 @@ void Scheduler::plan_prefixes(Generation& g, int32_t sequence, size_t n_cached) 
   const size_t last = (g.tokens_.size() - 1) / n_batch_ * n_batch_;
   const size_t fork = prefixes_.common(g.tokens_, policies_of(g)) / n_batch_ * n_batch_;
   for (const size_t at : {std::min(fork, last), last}) {
-    if (at > n_cached && at >= kLeast) g.save_at_.push_back(at);
+    if (at > n_cached && at >= kMinTokens) g.save_at_.push_back(at);
   }
 }
 
@@ -85,12 +85,12 @@ bool Scheduler::waits_for_prefix(const Generation& g, size_t n_cached,
     if (read == o.tokens_.size()) continue;  // it samples its first token now
     const size_t common = common_prefix(o.tokens_, g.tokens_);
     if (common == g.tokens_.size() && common == o.tokens_.size()) {
-      if (common < n_cached + kLeast) continue;
+      if (common < n_cached + kMinTokens) continue;
       o.saves_whole_ = true;
       return true;
     }
     const size_t at = std::min(common, g.tokens_.size() - 1) / n_batch_ * n_batch_;
-    if (at < n_cached + kLeast || at <= read || at >= o.tokens_.size()) continue;
+    if (at < n_cached + kMinTokens || at <= read || at >= o.tokens_.size()) continue;
     if (std::ranges::find(o.save_at_, at) == o.save_at_.end()) o.save_at_.push_back(at);
     return true;
   }
@@ -119,7 +119,7 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
 void Scheduler::save_end(const Generation& g) noexcept {
   if (!prefixes_.enabled() || g.request_.max_tokens == 0) return;
   try {
-    if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) < kLeast) return;
+    if (static_cast<size_t>(session_.tokens_seen(g.sequence_)) < kMinTokens) return;
     if (g.from_beginning_ && session_.is_plain(g.sequence_)) {
       save_prefix(g, PrefixKind::plain, {});
     } else if (prefixes_.keeps_ends()) {

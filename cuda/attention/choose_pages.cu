@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) estimate_kernel(RecallStep step
     const float* q = first.queries(step, kv_head);
     float* estimates = first.estimates(step, kv_head);
     for (int32_t i = 0; i < rows; ++i) {
-      float estimate = kLeastEstimate;
+      float estimate = kMinEstimate;
       for (int32_t h = 0; h < step.group(); ++h) {
         estimate = larger_estimate(estimate, estimate_by(q + h * head_dim, bounds, head_dim));
       }

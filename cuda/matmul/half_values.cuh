@@ -9,8 +9,8 @@ namespace h2o::cuda {
 
 // Clamped to f16's range; NaN stays NaN.
 __device__ inline __half saturated(float x) {
-  constexpr float kMost = 65504;
-  return __float2half_rn(fabsf(x) > kMost ? copysignf(kMost, x) : x);
+  constexpr float kMax = 65504;
+  return __float2half_rn(fabsf(x) > kMax ? copysignf(kMax, x) : x);
 }
 
 // Elements 4 j to 4 j + 3 of a group.

@@ -217,7 +217,7 @@ void Matmul::State::multiply(std::span<const Product> products, const Tensor& x,
   const int64_t n_rows = routes != nullptr ? x.rows / routes->n_used : x.rows;
   for (size_t i = 0; i < products.size();) {
     const DType dtype = products[i].w.weight.dtype;
-    std::array<Matvec, kMostProducts> few{};
+    std::array<Matvec, kMaxProducts> few{};
     size_t n = 0;
     for (; n < few.size() && i < products.size() && products[i].w.weight.dtype == dtype; ++i) {
       const Tensor& y = products[i].y;

@@ -78,7 +78,7 @@ struct MatvecPart {
 };
 
 struct MatvecParts {
-  MatvecPart parts[kMostProducts];  // unused ones start after the last block
+  MatvecPart parts[kMaxProducts];  // unused ones start after the last block
   int64_t cols;
   int64_t row_bytes;
   int n_rows;
@@ -90,7 +90,7 @@ struct MatvecParts {
 __device__ inline MatvecPart part_of(const MatvecParts& m, unsigned block) {
   MatvecPart w = m.parts[0];
 #pragma unroll
-  for (int i = 1; i < kMostProducts; ++i) {
+  for (int i = 1; i < kMaxProducts; ++i) {
     if (block >= m.parts[i].first_block) w = m.parts[i];
   }
   return w;

@@ -15,7 +15,7 @@ namespace h2o::cuda {
 
 constexpr int64_t kMatvecRows = 8;  // per call
 
-constexpr int kMostProducts = 3;  // per call: q, k and v
+constexpr int kMaxProducts = 3;  // per call: q, k and v
 
 // y = x w^T + bias, or y += it.
 struct Matvec {

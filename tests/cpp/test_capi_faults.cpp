@@ -12,14 +12,14 @@ namespace h2o {
 namespace {
 
 const std::string kSmallModel = H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf";
-constexpr int64_t kMost = 100'000;  // allocations of a call, of which there should be far fewer
+constexpr int64_t kMax = 100'000;  // allocations of a call, of which there should be far fewer
 
 // Makes a call with each of its allocations failing in turn, then with none; `after` receives the
 // status of each. spares_some: the call can succeed without some of them. Returns the number of
 // allocations.
 template <class Call, class After>
 int64_t each_allocation_failing(Call call, After after, bool spares_some = false) {
-  for (int64_t n = 1; n < kMost; ++n) {
+  for (int64_t n = 1; n < kMax; ++n) {
     h2o_status status = H2O_OK;
     bool failed = false;
     {

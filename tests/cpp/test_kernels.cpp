@@ -138,15 +138,15 @@ TEST_CASE("softmax") {
 }
 
 TEST_CASE("softmax of extremes") {
-  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kMax = std::numeric_limits<float>::max();
   for (const CpuKernels* table : supported_kernels()) {
     for (const int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 67, 4099}) {
-      for (const float value : {0.0f, -0.0f, 1e30f, -1e30f, kMost, -kMost}) {
+      for (const float value : {0.0f, -0.0f, 1e30f, -1e30f, kMax, -kMax}) {
         check_softmax(*table, std::vector<float>(n, value), 0.125f);  // all equal
       }
       for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
         std::vector<float> x(n, 1.0f);
-        for (const float one : {1e30f, kMost, 100.0f, -100.0f, -1e30f, -kMost}) {
+        for (const float one : {1e30f, kMax, 100.0f, -100.0f, -1e30f, -kMax}) {
           x[at] = one;
           check_softmax(*table, x, 1.0f);
         }
@@ -155,7 +155,7 @@ TEST_CASE("softmax of extremes") {
       for (int64_t i = 0; i < n; ++i) steps[i] = static_cast<float>(-1e30 * (i % 5));
       check_softmax(*table, steps, 0.5f);
       std::vector<float> opposite(n);  // differences that are not finite
-      for (int64_t i = 0; i < n; ++i) opposite[i] = i % 2 == 0 ? -kMost : kMost;
+      for (int64_t i = 0; i < n; ++i) opposite[i] = i % 2 == 0 ? -kMax : kMax;
       check_softmax(*table, opposite, 0.5f);
     }
   }

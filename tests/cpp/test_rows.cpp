@@ -136,7 +136,7 @@ LargestLogits largest_of(std::span<const float> row, float temperature, double& 
   }
   std::ranges::stable_sort(order, std::greater<>(), [&](int32_t i) { return row[i]; });
   LargestLogits out{};
-  out.n = std::min(static_cast<int32_t>(order.size()), LargestLogits::kMost);
+  out.n = std::min(static_cast<int32_t>(order.size()), LargestLogits::kMax);
   rest = 0;
   for (int32_t i = 0; i < std::ssize(order); ++i) {
     const float logit = row[order[i]];

@@ -15,7 +15,7 @@ namespace h2o {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int32_t kMost = LargestLogits::kMost;
+constexpr int32_t kMax = LargestLogits::kMax;
 
 float normal(Random& random) {
   float sum = -6;
@@ -31,11 +31,11 @@ LargestLogits largest_of(const std::vector<float>& logits, float temperature, do
   }
   std::ranges::stable_sort(order, std::greater<>(), [&](int32_t i) { return logits[i]; });
   LargestLogits out{
-      .n = std::min(static_cast<int32_t>(order.size()), kMost), .rest = 0, .logits = {}};
+      .n = std::min(static_cast<int32_t>(order.size()), kMax), .rest = 0, .logits = {}};
   double rest = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const float logit = logits[order[i]];
-    if (i < size_t{kMost}) {
+    if (i < size_t{kMax}) {
       out.logits[i] = {order[i], logit};
     } else if (temperature > 0) {
       rest += std::exp((logit - logits[order[0]]) / temperature);

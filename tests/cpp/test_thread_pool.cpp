@@ -47,11 +47,11 @@ TEST_CASE("the caller does the work of a delayed thread") {
 
 TEST_CASE("a range of large numbers") {
   ThreadPool pool(3);
-  constexpr int64_t kMost = int64_t{1} << 40;
+  constexpr int64_t kMax = int64_t{1} << 40;
   std::vector<int64_t> lengths(3);
   pool.parallel_for(
-      kMost, [&](int thread, int64_t begin, int64_t end) { lengths.at(thread) += end - begin; });
-  CHECK(lengths[0] + lengths[1] + lengths[2] == kMost);
+      kMax, [&](int thread, int64_t begin, int64_t end) { lengths.at(thread) += end - begin; });
+  CHECK(lengths[0] + lengths[1] + lengths[2] == kMax);
 }
 
 TEST_CASE("each of many jobs sees what those before it wrote") {

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 << 10;
-constexpr size_t kMostShared = 256 << 10;
+constexpr size_t kMaxShared = 256 << 10;
 constexpr int kEarlyBlocks = 8;  // per kernel, which start before the preceding kernels have ended
 
 #ifndef __x86_64__
@@ -245,7 +245,7 @@ class Block {
 };
 
 Block the_block;
-alignas(16) std::byte the_shared[kMostShared];
+alignas(16) std::byte the_shared[kMaxShared];
 
 void Block::begin() {
   Block& block = the_block;
@@ -266,7 +266,7 @@ void Block::begin() {
 }  // namespace
 
 void run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread) {
-  if (shared_bytes > kMostShared)
+  if (shared_bytes > kMaxShared)
     throw std::logic_error("more shared memory than the device has per block");
   std::vector<int> order(size_t{grid.x} * grid.y * grid.z);
   std::iota(order.begin(), order.end(), 0);

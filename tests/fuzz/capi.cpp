@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr size_t kMost = 4096;  // of tokens and bytes per call
+constexpr size_t kMax = 4096;  // of tokens and bytes per call
 
 h2o_model* model(size_t which) {
   static h2o_model* models[2] = {};
@@ -125,8 +125,8 @@ struct Calls {
   void look() {
     h2o_session_stats stats = H2O_SESSION_STATS;
     end(h2o_stats(session, &stats));
-    std::vector<int32_t> tokens(kMost);
-    std::vector<float> scores(kMost);
+    std::vector<int32_t> tokens(kMax);
+    std::vector<float> scores(kMax);
     size_t n = 0;
     end(h2o_tokens(session, tokens.data(), tokens.size(), &n));
     check(n == static_cast<size_t>(stats.n_tokens), "as many tokens as h2o_stats says");

@@ -15,7 +15,7 @@ namespace h2o {
 namespace {
 
 // Minimum queries in a part of a tile: a thread reads the keys, or merges sums, for all of them.
-constexpr int64_t kLeastQueries = 8;
+constexpr int64_t kMinQueries = 8;
 
 // Work units per thread, for load balancing.
 constexpr int64_t kUnitsPerThread = 4;
@@ -261,7 +261,7 @@ class Attend {
     int64_t n_units = 0;
     for (const Segment& segment : batch_.segments) n_units += n_tiles(segment) * n_blocks(segment);
     const int64_t n_parts = std::clamp<int64_t>(kUnitsPerThread * pool_.size() / n_units, 1,
-                                                (tile_queries + kLeastQueries - 1) / kLeastQueries);
+                                                (tile_queries + kMinQueries - 1) / kMinQueries);
     const int64_t n_queries = (tile_queries + n_parts - 1) / n_parts;
     parallel(
         work,
@@ -280,15 +280,15 @@ class Attend {
           });
         });
 
-    const int64_t merges = (tile_queries + kLeastQueries - 1) / kLeastQueries;
+    const int64_t merges = (tile_queries + kMinQueries - 1) / kMinQueries;
     parallel(
         kMergeCost * n_logits_ / kKeyBlock * cache_.head_dim,
         [&](const Segment& segment) { return n_tiles(segment) * merges; },
         [&](int thread, const Segment& segment, int64_t i, int64_t first_tile) {
           with_tile(segment, i / merges, [&](const Tile& tile) {
             const TileSpace space = work_.of_tile(first_tile + i / merges, thread);
-            const int64_t begin = i % merges * kLeastQueries;
-            const int64_t end = std::min(begin + kLeastQueries, tile.n_queries());
+            const int64_t begin = i % merges * kMinQueries;
+            const int64_t end = std::min(begin + kMinQueries, tile.n_queries());
             if (begin >= end) return;
             tile.start(space.all, begin, end);
             for (int64_t block = 0; block < tile.n_blocks(); ++block) {

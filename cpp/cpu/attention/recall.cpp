@@ -96,7 +96,7 @@ void Recall::offer_part(const TileRows& rows, int64_t part, int thread, const Be
     const BestPages to_row = best(row);
     for (int64_t page = 0; page < n; ++page) {
       if (head.counts[begin + page] == 0) continue;
-      float estimate = kLeastEstimate;
+      float estimate = kMinEstimate;
       for (int64_t i = 0; i < group_; ++i) {
         estimate = larger_estimate(estimate, estimates[i * kPartPages + page]);
       }

@@ -192,13 +192,13 @@ void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float
 }
 
 void Tile::start(const TileSums& sums, int64_t begin, int64_t end) const {
-  constexpr float kMost = std::numeric_limits<float>::max();
-  std::fill(sums.softmax.largest + begin, sums.softmax.largest + end, -kMost);
+  constexpr float kMax = std::numeric_limits<float>::max();
+  std::fill(sums.softmax.largest + begin, sums.softmax.largest + end, -kMax);
   std::fill(sums.softmax.total + begin, sums.softmax.total + end, 0.0f);
   for (int64_t i = begin; attention_.sinks && i < end;
        ++i) {  // a power that no value is multiplied by
     const float logit = attention_.sinks.floats()[head_of(i)] / attention_.scale;
-    sums.softmax.largest[i] = logit > -kMost ? std::min(logit, kMost) : -kMost;  // NaN: -kMost
+    sums.softmax.largest[i] = logit > -kMax ? std::min(logit, kMax) : -kMax;  // NaN: -kMax
     sums.softmax.total[i] = 1;
   }
   std::fill(sums.out + begin * cache_.head_dim, sums.out + end * cache_.head_dim, 0.0f);

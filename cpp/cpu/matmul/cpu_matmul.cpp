@@ -12,7 +12,7 @@ constexpr int64_t kWorkspace =
     std::max({kInt8Workspace, kBf16Workspace, kMatmulWorkspace * int64_t{sizeof(float)}});
 
 // Rows of a product are not divided below this: a thread reads a panel of weights for all of them.
-constexpr int64_t kLeastRows = 48;
+constexpr int64_t kMinRows = 48;
 
 // Tiles of a product per thread, for load balancing.
 constexpr int64_t kTilesPerThread = 4;
@@ -175,7 +175,7 @@ CpuMatmul::Part CpuMatmul::divide(const Product& product, const Tensor& x, int64
   part.n_panels = (part.n_out + part.width - 1) / part.width;
   if (type.int8_matmul != nullptr) {
     const int64_t wanted = (kTilesPerThread * pool_.size() + part.n_panels - 1) / part.n_panels;
-    const int64_t n_parts = std::clamp<int64_t>(x.rows / kLeastRows, 1, wanted);
+    const int64_t n_parts = std::clamp<int64_t>(x.rows / kMinRows, 1, wanted);
     if (n_parts > 1) part.n_rows = padded((x.rows + n_parts - 1) / n_parts);
     part.per_panel = (x.rows + part.n_rows - 1) / part.n_rows;
   }

@@ -123,9 +123,9 @@ struct Strip {
 
   // How many quads have sums that fit in 16 bits, where pair sums are used.
   static constexpr int kRun = [] {
-    constexpr int kMost = kLargestPair / (2 * 127 * ((1 << Type::kBits) - 1));
-    if (Type::kSigned || kMost < 2) return 1;
-    return kMost < 4 ? 2 : kMost < 8 || Type::kGroup == 16 ? 4 : 8;
+    constexpr int kMax = kLargestPair / (2 * 127 * ((1 << Type::kBits) - 1));
+    if (Type::kSigned || kMax < 2) return 1;
+    return kMax < 4 ? 2 : kMax < 8 || Type::kGroup == 16 ? 4 : 8;
   }();
 
   // Elements [i, i + kBlock).

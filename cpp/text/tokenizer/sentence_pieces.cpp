@@ -13,7 +13,7 @@ namespace h2o {
 namespace {
 
 constexpr std::string_view kSpace = "\u2581";  // SentencePiece's space
-constexpr size_t kMostPairBytes = 64;          // limit for pieces in the pair table
+constexpr size_t kMaxPairBytes = 64;           // limit for pieces in the pair table
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
@@ -121,7 +121,7 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
 
 // The piece formed by two symbols, each a piece or -1; -1 if there is none.
 int32_t SentencePieces::merged(std::string_view both, int32_t left, int32_t right) const {
-  if (left < 0 || right < 0 || both.size() > kMostPairBytes) return pieces_.find(both);
+  if (left < 0 || right < 0 || both.size() > kMaxPairBytes) return pieces_.find(both);
   const PairTable::Pair* pair = pairs_.find(left, right);
   return pair == nullptr ? -1 : pair->token;
 }
@@ -199,7 +199,7 @@ void SentencePieces::read_pieces() {
 void SentencePieces::read_pairs() {
   std::vector<PairTable::Pair> pairs;
   for (const auto& [piece, token] : pieces_.entries()) {
-    if (piece.size() > kMostPairBytes) continue;
+    if (piece.size() > kMaxPairBytes) continue;
     for (size_t at = read_utf8(piece).n_bytes; at < piece.size();
          at += read_utf8(piece.substr(at)).n_bytes) {
       const int32_t left = pieces_.find(piece.substr(0, at));

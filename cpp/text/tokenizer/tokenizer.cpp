@@ -10,7 +10,7 @@
 namespace h2o {
 namespace {
 
-constexpr size_t kMostBytes = size_t{1} << 30;  // of a text
+constexpr size_t kMaxBytes = size_t{1} << 30;  // of a text
 
 std::unique_ptr<const TokenizerModel> make_kind(const GgufFile& file, int32_t n_vocab) {
   const std::string_view model = file.string("tokenizer.ggml.model");
@@ -45,7 +45,7 @@ Tokenizer::Tokenizer(const GgufFile& file, int32_t n_vocab)
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& options) const {
-  require(text.size() <= kMostBytes, text.size(), " bytes, at most ", kMostBytes);
+  require(text.size() <= kMaxBytes, text.size(), " bytes, at most ", kMaxBytes);
   require(is_utf8(text), "the text is not valid UTF-8");
   std::vector<int32_t> tokens;
   if (options.add_special) tokens = before_;
