@@ -240,7 +240,7 @@ class CudaBackend final : public Backend {
     std::byte* const recalls = archives ? all.workspace : nullptr;
     KvView cache = all;
     cache.workspace += cuda::recall_workspace(all);
-    cuda::enter(stream_, attention, cache, batch_);
+    cuda::store_kv(stream_, attention, cache, batch_);
     const cuda::DecodeKinds kinds(batch.segments);
     if (kinds.fixed || kinds.rolling) {
       const auto n_segments = static_cast<int32_t>(batch.segments.size());

@@ -139,8 +139,8 @@ class GgufFile::Reader {
   uint64_t position() const { return position_; }
 
   // Sets the context for error messages: entry i of n ("key" or "tensor"), or the named entry.
-  void enter(const char* kind, uint64_t i, uint64_t n) { section_ = {kind, {}, i, n}; }
-  void enter(const char* kind, std::string_view name) { section_ = {kind, name, 0, 0}; }
+  void set_section(const char* kind, uint64_t i, uint64_t n) { section_ = {kind, {}, i, n}; }
+  void set_section(const char* kind, std::string_view name) { section_ = {kind, name, 0, 0}; }
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... message) const {
@@ -280,9 +280,9 @@ GgufFile::GgufFile(MappedFile file) : file_(std::move(file)) {
 
 void GgufFile::read_metadata(Reader& reader, uint64_t n_keys) {
   for (uint64_t i = 0; i < n_keys; ++i) {
-    reader.enter("key", i, n_keys);
+    reader.set_section("key", i, n_keys);
     const std::string_view key = reader.read_name(kMaxKeyBytes);
-    reader.enter("key", key);
+    reader.set_section("key", key);
     if (!metadata_index_.emplace(key, i).second) reader.fail("it appears twice");
     metadata_.emplace_back(key, reader.read_value(reader.read_type()));
   }
@@ -291,10 +291,10 @@ void GgufFile::read_metadata(Reader& reader, uint64_t n_keys) {
 void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   std::vector<Reader::Extent> extents;
   for (uint64_t i = 0; i < n_tensors; ++i) {
-    reader.enter("tensor", i, n_tensors);
+    reader.set_section("tensor", i, n_tensors);
     GgufTensor tensor;
     tensor.name = reader.read_name(kMaxTensorNameBytes);
-    reader.enter("tensor", tensor.name);
+    reader.set_section("tensor", tensor.name);
     if (!tensor_index_.emplace(tensor.name, i).second) reader.fail("it appears twice");
     extents.push_back(reader.read_layout(tensor));
     tensors_.push_back(tensor);
@@ -306,7 +306,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   const auto data = file_.bytes().subspan(std::min<uint64_t>(start, file_.bytes().size()));
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto [offset, bytes] = extents[i];
-    reader.enter("tensor", tensors_[i].name);
+    reader.set_section("tensor", tensors_[i].name);
     if (offset % step != 0) reader.fail("offset ", offset, ", expected a multiple of ", step);
     if (offset > data.size() || bytes > data.size() - offset) {
       reader.fail("the file is truncated, ", bytes, " bytes needed at offset ", offset, " of ",
@@ -321,7 +321,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
   for (size_t i = 1; i < sorted.size(); ++i) {
     const GgufTensor& before = sorted[i - 1];
     if (sorted[i].data.data() < before.data.data() + before.data.size()) {
-      reader.enter("tensor", sorted[i].name);
+      reader.set_section("tensor", sorted[i].name);
       reader.fail("its data overlap the data of tensor ", quoted(before.name));
     }
   }

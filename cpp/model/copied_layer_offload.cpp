@@ -82,7 +82,7 @@ Tensor CopiedLayerOffload::upload(int32_t layer, size_t i, const Tensor& host) {
 // compute. That delays one copy per pass; a third buffer would cost more.
 //
 // An interrupted pass only leaves other layers than expected in the buffers.
-void CopiedLayerOffload::enter(int32_t layer) {
+void CopiedLayerOffload::prepare(int32_t layer) {
   if (n_streamed() == 0) return;
   const int32_t after = next(layer);
   if (!streams(layer)) return copy(after);

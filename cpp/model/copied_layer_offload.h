@@ -22,7 +22,7 @@ class CopiedLayerOffload final : public LayerOffload {
   // Prepares the i-th tensor of a streamed layer. Returns the tensor at its future address.
   Tensor upload(int32_t layer, size_t i, const Tensor& host);
 
-  void enter(int32_t layer) override;
+  void prepare(int32_t layer) override;
 
  private:
   struct Streamed {

@@ -66,7 +66,7 @@ ExpertOffload::ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_
   }
 }
 
-void ExpertOffload::bring(int32_t l, std::span<const int32_t> offsets) {
+void ExpertOffload::load(int32_t l, std::span<const int32_t> offsets) {
   Layer& layer = layers_[l];
   const auto n_experts = static_cast<uint32_t>(layer.experts.size());
   if (n_kept_ == static_cast<int32_t>(n_experts)) return;

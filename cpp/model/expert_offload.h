@@ -27,7 +27,7 @@ class ExpertOffload {
 
   // Blocks until the experts with rows are in memory: expert e has rows [offsets[e], offsets[e +
   // 1]).
-  void bring(int32_t layer, std::span<const int32_t> offsets);
+  void load(int32_t layer, std::span<const int32_t> offsets);
 
   int32_t n_kept() const { return n_kept_; }  // resident experts per layer
 

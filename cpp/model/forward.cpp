@@ -21,7 +21,7 @@ void norm_heads(Backend& b, const Config& c, const Tensor& x, const Tensor& weig
 }
 
 // Computes a.up, the input of the feed-forward block's last matrix.
-void widen(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
+void compute_up(Backend& b, const Config& c, const Layer& layer, const Activations& a) {
   if (c.family->activation == Activation::gated) {
     b.matmul_gated(c.family->gate, {a.up, layer.ffn_up}, {a.gate, layer.ffn_gate}, a.h);
     return;
@@ -64,7 +64,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
   if (w.token_norm.weight) norm(b, c, a.x, a.x, w.token_norm);
   for (int32_t l = 0; l < c.n_layers; ++l) {
     const Layer& layer = w.layers[l];
-    if (w.stream) w.stream->enter(l);
+    if (w.stream) w.stream->prepare(l);
 
     norm(b, c, a.h, a.x, layer.attn_norm);
     b.matmul({{a.q, layer.attn_q}, {a.k, layer.attn_k}, {a.v, layer.attn_v}}, a.h);
@@ -94,7 +94,7 @@ void forward(Backend& b, const Config& c, const Weights& w, const Batch& batch,
     if (c.mixture.n_experts > 0) {
       add_mixture(b, c, w, l, a);
     } else {
-      widen(b, c, layer, a);
+      compute_up(b, c, layer, a);
       add_block(b, c, a, a.up, layer.ffn_down, layer.ffn_post_norm);
     }
   }

@@ -23,7 +23,7 @@ class LayerOffload {
   LayerOffload& operator=(const LayerOffload&) = delete;
 
   // Call before computing a layer: operations enqueued from now on find it resident.
-  virtual void enter(int32_t layer) = 0;
+  virtual void prepare(int32_t layer) = 0;
 
   int32_t n_layers() const { return static_cast<int32_t>(sizes_.size()); }
   int32_t n_streamed() const { return n_layers() - n_kept_; }  // layers that are not resident

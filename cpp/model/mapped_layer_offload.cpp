@@ -53,7 +53,7 @@ MappedLayerOffload::MappedLayerOffload(const std::vector<LayerTensors>& layers,
   }
   if (n_streamed() == 0) return;
   thread_ = std::thread([this] { work(); });
-  bring(n_kept());
+  load(n_kept());
 }
 
 MappedLayerOffload::~MappedLayerOffload() {
@@ -66,7 +66,7 @@ MappedLayerOffload::~MappedLayerOffload() {
   thread_.join();
 }
 
-void MappedLayerOffload::enter(int32_t layer) {
+void MappedLayerOffload::prepare(int32_t layer) {
   if (layer < n_kept()) return;
   {
     std::unique_lock lock(mutex_);
@@ -77,10 +77,10 @@ void MappedLayerOffload::enter(int32_t layer) {
     for (const Bytes& bytes : layers_[current_]) MappedFile::release(bytes);
   }
   current_ = layer;
-  bring(next(layer));
+  load(next(layer));
 }
 
-void MappedLayerOffload::bring(int32_t layer) {
+void MappedLayerOffload::load(int32_t layer) {
   {
     std::unique_lock lock(mutex_);
     if (wanted_ == layer) return;

@@ -19,12 +19,12 @@ class MappedLayerOffload final : public LayerOffload {
   ~MappedLayerOffload() override;
 
   // Blocks until the layer is in memory.
-  void enter(int32_t layer) override;
+  void prepare(int32_t layer) override;
 
  private:
   using Bytes = std::span<const std::byte>;
 
-  void bring(int32_t layer);  // runs on the thread
+  void load(int32_t layer);  // runs on the thread
   void work();
 
   std::vector<std::vector<Bytes>> layers_;  // byte ranges of each layer's tensors

@@ -9,7 +9,7 @@ void add_mixture(Backend& b, const Config& c, const Weights& w, int32_t layer,
   b.matmul(e.logits, a.h, m.router);
   b.route(e.routes, e.logits);
   if (w.experts) {
-    w.experts->bring(layer, {e.routes.offsets, static_cast<size_t>(e.routes.n_experts) + 1});
+    w.experts->load(layer, {e.routes.offsets, static_cast<size_t>(e.routes.n_experts) + 1});
   }
   b.dispatch(e.x, a.h, e.routes);
   b.matmul_experts({{e.up, m.up}, {e.gate, m.gate}}, e.x, e.routes);

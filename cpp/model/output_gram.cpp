@@ -32,7 +32,7 @@ Buffer compute_output_gram(Model& model, std::span<const KvPolicy> policies) {
       const int64_t at = (int64_t{l} * c.n_kv_heads + h / group) * head_dim * head_dim;
       const Tensor gram{grams.data() + at * sizeof(float), DType::f32, head_dim, head_dim};
       b.run(Batch{}, [&] {
-        if (model.weights.stream) model.weights.stream->enter(l);
+        if (model.weights.stream) model.weights.stream->prepare(l);
         b.matmul(columns, units, {model.weights.layers[l].attn_output.weight, {}});
       });
       b.run(Batch{}, [&] { b.matmul_add(gram, columns, {columns, {}}); });

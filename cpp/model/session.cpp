@@ -160,7 +160,7 @@ void Session::compute_logits(std::span<const Input> inputs, std::span<const floa
                              std::unique_ptr<CapturedGraph>& graph,
                              const std::function<void()>& then) {
   check(inputs);
-  roll_on(inputs);
+  start_rolling(inputs);
   fill_batch(inputs);
   batch_.temperatures.assign(temperatures.begin(), temperatures.end());
   // Captures two pointers, which std::function stores without allocating.
@@ -189,7 +189,7 @@ void Session::read_every_row(const Input& input, bool logits, const Sink& sink) 
   const std::lock_guard lock(model_->mutex);
   check({&input, 1});
   Backend& b = *model_->backend;
-  roll_on({&input, 1});
+  start_rolling({&input, 1});
   fill_batch({&input, 1});
   b.run(batch_, [&] { forward(b, model_->config, model_->weights, batch_, cache_, activations_); });
   cache_.advance(batch_);
@@ -362,7 +362,7 @@ Positions Session::positions_of(int32_t sequence) const {
   return cache_.can_roll(sequence) ? options_.positions : Positions::original;
 }
 
-void Session::roll_on(std::span<const Input> inputs) {
+void Session::start_rolling(std::span<const Input> inputs) {
   for (const Input& input : inputs) {
     const bool at_the_end = cache_.length(input.sequence) >= model_->config.n_ctx_train;
     if (at_the_end && cache_.can_roll(input.sequence)) {

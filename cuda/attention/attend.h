@@ -17,8 +17,8 @@ namespace h2o::cuda {
 constexpr int32_t kMaxHeadDim = 1024;
 
 // Rotates q and k, and stores the rows in free slots if they fit, otherwise in the staging area.
-void enter(const Stream& stream, const Attention& attention, const KvView& cache,
-           const DeviceBatch& batch);
+void store_kv(const Stream& stream, const Attention& attention, const KvView& cache,
+              const DeviceBatch& batch);
 
 // Which kinds of one-row segments a batch has: those whose keys are rotated when read, and others.
 // A captured step is identified by its number of rows and these.

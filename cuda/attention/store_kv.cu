@@ -19,7 +19,7 @@ struct Rows {
 };
 
 // One block per (row, kv_head).
-__global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceBatch batch) {
+__global__ void store_kv_kernel(Rows rows, Rotation rotation, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   __shared__ float scratch[kThreads / kWarp];
   const int head_dim = cache.head_dim;
@@ -87,13 +87,13 @@ __global__ void enter_kernel(Rows rows, Rotation rotation, KvView cache, DeviceB
 
 }  // namespace
 
-void enter(const Stream& stream, const Attention& attention, const KvView& cache,
-           const DeviceBatch& batch) {
+void store_kv(const Stream& stream, const Attention& attention, const KvView& cache,
+              const DeviceBatch& batch) {
   const Rotation rotation(attention.rope);
   const dim3 grid(static_cast<unsigned>(attention.q.rows), cache.n_kv_heads);
   const size_t shared = (2 * cache.head_dim + 2 * rotation.half) * sizeof(float);
   const Rows rows{attention.q.floats(), attention.k.floats(), attention.v.floats()};
-  launch(stream, enter_kernel, grid, dim3(kThreads), shared, rows, rotation, cache, batch);
+  launch(stream, store_kv_kernel, grid, dim3(kThreads), shared, rows, rotation, cache, batch);
 }
 
 }  // namespace h2o::cuda

@@ -50,7 +50,7 @@ int64_t n_read(ExpertOffload& experts, int32_t layer, std::array<int32_t, kExper
   std::array<int32_t, kExperts + 1> offsets{};
   for (int32_t e = 0; e < kExperts; ++e) offsets[e + 1] = offsets[e] + rows[e];
   const int64_t before = experts.n_read();
-  experts.bring(layer, offsets);
+  experts.load(layer, offsets);
   return experts.n_read() - before;
 }
 

@@ -205,7 +205,7 @@ TEST_CASE("a model is closed while the next layer is transferred") {
       Random random(i);
       feed(session, 0, random_tokens(random, *model, 1));
     } else {
-      model->weights.stream->enter(0);  // nothing that a device waits for is freed before it
+      model->weights.stream->prepare(0);  // nothing that a device waits for is freed before it
     }
   }
 }
