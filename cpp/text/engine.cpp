@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatience{100};  // a waiting thread calls `between` this often
+constexpr milliseconds kPollInterval{100};  // a waiting thread calls `between` this often
 
 SessionOptions with_rows(SessionOptions options) {
   require(options.n_batch > 0 && options.n_batch <= 65536, "n_batch is ", options.n_batch,
@@ -100,23 +100,24 @@ void Engine::check(Request& request, Generation& generation) const {
     require(token >= 0 && token < n_vocab_, "token ", token, " is not in the vocabulary of ",
             n_vocab_);
   }
-  const size_t n = generation.n_given_ = generation.tokens_.size();
+  const size_t n = generation.n_input_tokens_ = generation.tokens_.size();
   generation.progress_.n_prompt = static_cast<int32_t>(n - n_read);
   const auto n_ctx = static_cast<size_t>(n_ctx_);
   if (n > n_ctx && request.policies.empty() && !endless_) {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
   }
   if (!request.max_tokens) {
-    generation.n_most_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last token is not processed
+    generation.max_new_tokens_ =
+        n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last token is not processed
   } else {
-    generation.n_most_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
+    generation.max_new_tokens_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
   }
 }
 
 void Engine::enqueue(const Handle& generation) {
   const bool eager = generation->request_.eager;
-  if (eager && (n_queued_ >= max_queue_ || !outside_.empty())) {
-    outside_.push_back(generation);
+  if (eager && (n_queued_ >= max_queue_ || !unadmitted_.empty())) {
+    unadmitted_.push_back(generation);
     generation->admitted_ = false;
   } else {
     waiting_.push_back(generation);
@@ -162,7 +163,7 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
       if (!lock.owns_lock()) lock.lock();
       // Interrupted in the queue: it is queued again when it is wanted again.
       if (--g.n_waiting_ > 0 || g.request_.eager) return;
-      if (take_out(engine.waiting_, generation)) g.submitted_ = false;
+      if (remove(engine.waiting_, generation)) g.submitted_ = false;
     }
   };
   ++g.n_waiting_;
@@ -173,8 +174,8 @@ std::optional<Piece> Engine::next(const Handle& generation, const Between& betwe
     if (g.error_ != nullptr) std::rethrow_exception(std::exchange(g.error_, nullptr));
     if (g.ended()) return std::nullopt;
     if (leading_) {
-      monitor_->changed.wait_for(lock, kPatience);
-    } else if (!lead(lock)) {
+      monitor_->changed.wait_for(lock, kPollInterval);
+    } else if (!run_step(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
     drop_ended(lock);
@@ -214,7 +215,8 @@ bool Engine::wait_admitted(const Handle& generation, double seconds, const Betwe
     const Seconds left = limit - Clock::now();
     if (seconds >= 0 && left.count() <= 0) return false;
     check_may_wait(lock);
-    monitor_->changed.wait_for(lock, seconds < 0 ? kPatience : std::min<Seconds>(kPatience, left));
+    monitor_->changed.wait_for(
+        lock, seconds < 0 ? kPollInterval : std::min<Seconds>(kPollInterval, left));
     lock.unlock();
     between();
     lock.lock();
@@ -240,14 +242,14 @@ void Engine::wait_ended(const Handle& generation) {
 void Engine::end_cancelled(const Handle& generation) {
   Generation& g = *generation;
   if (g.ended()) return;
-  const bool waits = take_out(waiting_, generation);
+  const bool waits = remove(waiting_, generation);
   if (waits) n_queued_ -= g.request_.eager;
-  const bool begun = g.submitted_ && !waits && !take_out(outside_, generation);
+  const bool begun = g.submitted_ && !waits && !remove(unadmitted_, generation);
   if (begun && leading_) {
     g.cancelled_ = true;  // it may be part of the current step
     return;
   }
-  if (take_out(active_, generation)) scheduler_->release(g);
+  if (remove(active_, generation)) scheduler_->release(g);
   finish(generation, Finish::cancelled);
   admit();
   post(generation);
@@ -280,7 +282,7 @@ Engine::Handle Engine::restore(std::span<const std::byte> snapshot, const Betwee
   await_step(lock, between);
   if (closed_) throw std::runtime_error("the engine is closed");
   between_steps(lock, [&] { scheduler_->restore(generation, snapshot); });
-  generation->n_given_ = generation->tokens_.size();
+  generation->n_input_tokens_ = generation->tokens_.size();
   generation->submitted_ = generation->began_ = true;
   generation->progress_.finish = Finish::length;  // it has no callbacks to release
   last_ = generation;
@@ -300,7 +302,7 @@ void Engine::between_steps(Lock& lock, const std::function<void()>& body) {
     error = std::current_exception();
   }
   lock.lock();
-  end_lead();
+  end_step();
   drop_ended(lock);
   if (error != nullptr) std::rethrow_exception(error);
 }
@@ -318,7 +320,7 @@ void Engine::await_step(Lock& lock, const Between& between) {
   ++n_saving_;
   const Saving saving{*this, lock};
   while (leading_) {
-    monitor_->changed.wait_for(lock, kPatience);
+    monitor_->changed.wait_for(lock, kPollInterval);
     lock.unlock();
     between();
     lock.lock();
@@ -357,7 +359,7 @@ void Engine::cancel_all(std::optional<int32_t> only_group) {
   collect_from(active_);
   collect_from(beginning_);
   collect_from(waiting_);
-  collect_from(outside_);
+  collect_from(unadmitted_);
   for (const Handle& generation : all) end_cancelled(generation);
   monitor_->changed.notify_all();
   if (is_leader()) return;
@@ -405,7 +407,7 @@ EngineStats Engine::stats() const {
   const Lock lock(monitor_->mutex);
   return {n_sequences_,
           static_cast<int32_t>(active_.size()),
-          n_queued_ + static_cast<int32_t>(outside_.size()),
+          n_queued_ + static_cast<int32_t>(unadmitted_.size()),
           prompt_tokens_,
           generated_tokens_,
           evictions_,

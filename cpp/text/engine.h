@@ -134,7 +134,7 @@ class Engine {
       worker_closed_it_;  // set if the engine's thread itself destroyed its engine
 
   template <class List>
-  static bool take_out(List& list, const Handle& generation) {
+  static bool remove(List& list, const Handle& generation) {
     const auto found = std::find(list.begin(), list.end(), generation);
     if (found == list.end()) return false;
     list.erase(found);
@@ -148,17 +148,17 @@ class Engine {
 
   void check(Request& request, Generation& generation) const;
   void enqueue(const Handle& generation);
-  bool lead(Lock& lock);
-  bool leads(Lock& lock) noexcept;  // lead(); false if out of memory
+  bool run_step(Lock& lock);
+  bool try_step(Lock& lock) noexcept;  // run_step(); false if out of memory
   bool is_leader() const { return leading_ && leader_ == std::this_thread::get_id(); }
   void check_may_wait(const Lock& lock) const;
-  void make_space(const Work& work);
+  void reserve_memory(const Work& work);
   std::exception_ptr park(std::span<const Handle> generations);
-  void end_lead();
-  void put_back(const Handle& generation);
+  void end_step();
+  void requeue(const Handle& generation);
   void fail(const Handle& generation, const std::exception_ptr& error);
   Work collect();
-  bool make_room(const Generation& wanted, Work& work);
+  bool park_idle(const Generation& wanted, Work& work);
   void publish(StepOutput& output);
   void finish(const Handle& generation, Finish finish);
   void drop_ended(Lock& lock);
@@ -192,7 +192,7 @@ class Engine {
   std::vector<Handle> active_;     // started, in order of arrival
   std::vector<Handle> beginning_;  // get a sequence in the current step
   std::deque<Handle> waiting_;     // for a sequence
-  std::deque<Handle> outside_;     // waiting for admission
+  std::deque<Handle> unadmitted_;  // waiting for admission
   std::vector<Handle> ended_;      // whose callbacks are to be released
   int32_t max_queue_ = 1 << 30;
   int32_t n_queued_ = 0;  // eager generations in waiting_

@@ -9,14 +9,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kIdle{100};  // a generation that was not read for this long may be parked
+constexpr milliseconds kIdleTime{
+    100};  // a generation that was not read for this long may be parked
 
 }  // namespace
 
 thread_local bool Engine::worker_closed_it_ = false;
 
 // Runs one step if there is anything to compute. An error ends the generations it affects.
-bool Engine::lead(Lock& lock) {
+bool Engine::run_step(Lock& lock) {
   if (closed_ || n_saving_ > 0) return false;
   const Work work = collect();
   if (work.generations.empty()) return false;
@@ -25,7 +26,7 @@ bool Engine::lead(Lock& lock) {
   std::vector<StepOutput> outputs;
   std::exception_ptr error, not_parked;
   try {
-    make_space(work);
+    reserve_memory(work);
     lock.unlock();
     not_parked = park(work.parking);
     outputs = scheduler_->step(work.generations);
@@ -43,7 +44,7 @@ bool Engine::lead(Lock& lock) {
     try {
       if (output.deferred) {
         if (not_parked != nullptr) std::rethrow_exception(not_parked);
-        put_back(output.generation);
+        requeue(output.generation);
       }
     } catch (...) {
       output.deferred = false;
@@ -60,7 +61,7 @@ bool Engine::lead(Lock& lock) {
   }
   evictions_ = scheduler_->evictions();
   prefix_bytes_ = static_cast<int64_t>(scheduler_->prefix_bytes());
-  end_lead();
+  end_step();
   return true;
 }
 
@@ -75,7 +76,7 @@ std::exception_ptr Engine::park(std::span<const Handle> generations) {
 }
 
 // Allocate before computing, so that no result is lost if memory runs out.
-void Engine::make_space(const Work& work) {
+void Engine::reserve_memory(const Work& work) {
   active_.reserve(active_.size() + work.generations.size());
   ended_.reserve(ended_.size() + work.generations.size());
   for (const Handle& generation : work.generations) {
@@ -85,7 +86,7 @@ void Engine::make_space(const Work& work) {
 }
 
 // For a generation that could not get a sequence.
-void Engine::put_back(const Handle& generation) {
+void Engine::requeue(const Handle& generation) {
   Generation& g = *generation;
   if (g.began_) return;  // it stays parked
   if (!g.wanted() && !g.cancelled_) {
@@ -99,14 +100,14 @@ void Engine::put_back(const Handle& generation) {
 
 void Engine::fail(const Handle& generation, const std::exception_ptr& error) {
   scheduler_->release(*generation);
-  take_out(active_, generation);
+  remove(active_, generation);
   generation->error_ = error;
   finish(generation, Finish::cancelled);
   post(generation);
 }
 
 // After a step: ends generations that were cancelled during it.
-void Engine::end_lead() {
+void Engine::end_step() {
   leading_ = false;
   const auto end_those_of = [this](const auto& list) {
     for (size_t i = list.size(); i-- > 0;) {
@@ -130,7 +131,7 @@ Engine::Work Engine::collect() {
   beginning_.reserve(active_.size() + waiting_.size());
   int32_t n_free = scheduler_->max_sequences() - scheduler_->n_active();
   const auto take = [&](const Handle& generation) {
-    if (n_free == 0 && !make_room(*generation, work)) return false;
+    if (n_free == 0 && !park_idle(*generation, work)) return false;
     n_free = std::max(n_free - 1, 0);
     beginning_.push_back(generation);
     return true;
@@ -160,14 +161,14 @@ Engine::Work Engine::collect() {
 
 // Parks a generation that no thread waits for: one that the same thread reads, since it cannot wait
 // for both, or one that has not been read for a while.
-bool Engine::make_room(const Generation& wanted_one, Work& work) {
+bool Engine::park_idle(const Generation& wanted_one, Work& work) {
   const auto now = std::chrono::steady_clock::now();
   for (const Handle& generation : active_) {
     const Generation& g = *generation;
     if (g.sequence_ < 0 || g.wanted()) continue;
     if (std::ranges::find(work.parking, generation) != work.parking.end()) continue;
     const bool same_thread = !wanted_one.request_.eager && g.reader_ == wanted_one.reader_;
-    if (same_thread || now - g.left_at_ > kIdle) {
+    if (same_thread || now - g.last_read_at_ > kIdleTime) {
       work.parking.push_back(generation);
       return true;
     }
@@ -202,7 +203,7 @@ void Engine::publish(StepOutput& output) {
   if (output.error != nullptr) g.error_ = output.error;
   if (output.finish != Finish::none) {
     finish(output.generation, output.finish);
-    take_out(active_, output.generation);
+    remove(active_, output.generation);
   }
   if (!output.piece.empty() || g.ended()) post(output.generation);
 }
@@ -235,14 +236,14 @@ void Engine::drop_ended(Lock& lock) {
 
 // Admits waiting generations while the queue has space.
 void Engine::admit() noexcept {
-  while (!outside_.empty() && n_queued_ < max_queue_) {
-    const Handle generation = outside_.front();
+  while (!unadmitted_.empty() && n_queued_ < max_queue_) {
+    const Handle generation = unadmitted_.front();
     try {
       waiting_.push_back(generation);
     } catch (const std::bad_alloc&) {
       return;  // after the next step
     }
-    outside_.pop_front();
+    unadmitted_.pop_front();
     generation->admitted_ = true;
     ++n_queued_;
     post(generation);
@@ -263,9 +264,9 @@ bool Engine::wants_worker() const {
   return std::ranges::any_of(active_, eager) || std::ranges::any_of(waiting_, eager);
 }
 
-bool Engine::leads(Lock& lock) noexcept {
+bool Engine::try_step(Lock& lock) noexcept {
   try {
-    return lead(lock);
+    return run_step(lock);
   } catch (const std::bad_alloc&) {  // for the lists of a step that has not started
     return false;
   }
@@ -281,7 +282,7 @@ void Engine::work() {
     if (closed_) return;
     if (leading_ || !wants_worker()) {
       monitor_->changed.wait(lock);
-    } else if (!leads(lock)) {
+    } else if (!try_step(lock)) {
       monitor_->changed.wait_for(lock, kRetry);
     }
   }

@@ -19,7 +19,7 @@ std::vector<int32_t> Generation::tokens() const {
 
 std::vector<int32_t> Generation::generated_tokens() const {
   const std::lock_guard lock(monitor_->mutex);
-  return {tokens_.begin() + static_cast<std::ptrdiff_t>(n_given_), tokens_.end()};
+  return {tokens_.begin() + static_cast<std::ptrdiff_t>(n_input_tokens_), tokens_.end()};
 }
 
 std::string Generation::text() const {
@@ -69,7 +69,7 @@ Piece Generation::take_piece() {
   Piece piece = {text_.substr(text_read_, end.text - text_read_), end.n_tokens};
   pieces_.pop_front();
   n_tokens_read_ = end.n_tokens;
-  left_at_ = std::chrono::steady_clock::now();
+  last_read_at_ = std::chrono::steady_clock::now();
   text_read_ = end.text;
   return piece;
 }

@@ -82,7 +82,7 @@ class Generation {
   // Members below are guarded by the monitor's mutex, except those of the computing thread.
   bool ended() const { return progress_.finish != Finish::none; }
   bool wanted() const { return request_.eager || n_waiting_ > 0; }
-  bool reads_prompt() const { return tokens_.size() == n_given_; }
+  bool reads_prompt() const { return tokens_.size() == n_input_tokens_; }
   Piece take_piece();
   Piece take_all();
 
@@ -90,8 +90,8 @@ class Generation {
   Request request_;
 
   std::vector<int32_t> tokens_;
-  size_t n_given_ = 0;  // snapshot and prompt
-  size_t n_most_ = 0;   // maximum number of tokens to generate
+  size_t n_input_tokens_ = 0;  // snapshot and prompt
+  size_t max_new_tokens_ = 0;  // maximum number of tokens to generate
   Progress progress_;
   std::exception_ptr error_;  // rethrown once, to the thread that waits for pieces
   std::string text_;
@@ -106,8 +106,8 @@ class Generation {
   bool cancelled_ = false;  // while a thread computes: ends after that step
   int32_t n_waiting_ = 0;   // threads waiting for a piece
   std::thread::id reader_;  // last thread that waited for it
-  std::chrono::steady_clock::time_point left_at_{};  // when it last received a piece
-  std::weak_ptr<Mailbox> mailbox_;                   // notified about pieces, admission and end
+  std::chrono::steady_clock::time_point last_read_at_{};  // when it last received a piece
+  std::weak_ptr<Mailbox> mailbox_;  // notified about pieces, admission and end
 
   // Accessed by the computing thread only.
   std::shared_ptr<Sampler> sampler_;

@@ -12,9 +12,9 @@
 namespace h2o {
 
 enum class PrefixKind : uint8_t {
-  passed,  // the end of a chunk of a prompt: usable by longer prompts
-  whole,   // the end of a prompt, with its logits: usable by the same prompt
-  ended,   // the end of an output: usable by prompts that continue it
+  chunk_end,   // the end of a chunk of a prompt: usable by longer prompts
+  prompt_end,  // the end of a prompt, with its logits: usable by the same prompt
+  output_end,  // the end of an output: usable by prompts that continue it
   plain  // depends on its tokens alone, not on how they were processed: any prefix of it is usable
          // too
 };
@@ -42,7 +42,7 @@ struct PrefixHead {
     if (prompt.empty() || !has_policies(others)) return 0;
     const size_t n = tokens.size(), common = common_prefix(tokens, prompt);
     if (kind == PrefixKind::plain) return std::min(common, prompt.size() - 1);
-    const bool fits = kind == PrefixKind::whole ? n == prompt.size() : n < prompt.size();
+    const bool fits = kind == PrefixKind::prompt_end ? n == prompt.size() : n < prompt.size();
     return fits && common == n ? n : 0;
   }
 

@@ -112,7 +112,7 @@ void Scheduler::compute(std::vector<StepOutput>& outputs) {
     count_evictions(g);
     const Trace* const trace = g.request_.trace.get();
     if (trace == nullptr || trace->options().kept_every == 0) continue;
-    const auto n_before = static_cast<int32_t>(g.tokens_.size() - g.n_given_);
+    const auto n_before = static_cast<int32_t>(g.tokens_.size() - g.n_input_tokens_);
     const bool due = output.token >= 0 && n_before % trace->options().kept_every == 0;
     if (!due && output.finish == Finish::none) continue;
     try {
@@ -353,11 +353,11 @@ void Scheduler::choose_one(StepOutput& output, std::span<const float> logits, in
   output.piece += g.detokenizer_.push(spelled ? tokenizer_.spelling(token)
                                               : tokenizer_.token_bytes(token, g.begins_));
   g.begins_ = g.begins_ && tokenizer_.token_bytes(token).empty();
-  const size_t n_generated = g.tokens_.size() - g.n_given_ + 1;
+  const size_t n_generated = g.tokens_.size() - g.n_input_tokens_ + 1;
   if (g.detokenizer_.stopped()) {
     end(Finish::stop);
-  } else if (n_generated == g.n_most_ || !has_room) {
-    const bool asked = request.max_tokens && n_generated == g.n_most_;
+  } else if (n_generated == g.max_new_tokens_ || !has_room) {
+    const bool asked = request.max_tokens && n_generated == g.max_new_tokens_;
     if (!asked) output.finish_message = text("the context is full: ", limit());
     end(Finish::length);
   }

@@ -106,11 +106,11 @@ void Scheduler::save_prefixes(Generation& g, std::span<const float> logits) noex
     if (at != g.save_at_.end()) {
       g.save_at_.erase(at);
       const bool plain = session_.is_plain(g.sequence_);
-      save_prefix(g, plain ? PrefixKind::plain : PrefixKind::passed, {});
+      save_prefix(g, plain ? PrefixKind::plain : PrefixKind::chunk_end, {});
     }
     if (g.saves_whole_ && g.reads_prompt() && seen == g.tokens_.size() && !logits.empty()) {
       g.saves_whole_ = false;
-      save_prefix(g, PrefixKind::whole, logits);
+      save_prefix(g, PrefixKind::prompt_end, logits);
     }
   } catch (const std::bad_alloc&) {
   }
@@ -123,7 +123,7 @@ void Scheduler::save_end(const Generation& g) noexcept {
     if (g.from_beginning_ && session_.is_plain(g.sequence_)) {
       save_prefix(g, PrefixKind::plain, {});
     } else if (prefixes_.keeps_ends()) {
-      save_prefix(g, PrefixKind::ended, {});
+      save_prefix(g, PrefixKind::output_end, {});
     }
   } catch (const std::bad_alloc&) {
   }

@@ -154,7 +154,7 @@ void Scheduler::start(StepOutput& output, std::span<const StepOutput> outputs) {
       session_.load(sequence, request.after.bytes);
     } else if (prefix.entry != nullptr && load_prefix(g, prefix, sequence)) {
       output.n_cached = static_cast<int32_t>(prefix.n_tokens);
-      g.from_beginning_ = prefix.entry->head.kind != PrefixKind::ended;
+      g.from_beginning_ = prefix.entry->head.kind != PrefixKind::output_end;
     }
     if (!resumes) plan_prefixes(g, sequence, static_cast<size_t>(output.n_cached));
     const auto n_unread = static_cast<int32_t>(g.tokens_.size()) - session_.tokens_seen(sequence);
