@@ -15,7 +15,7 @@ constexpr int kRouteWarps = 32;    // warps of blocks over rows of logits, one r
 constexpr int kCopyThreads = 512;  // of a block for one copy or row
 
 // Selects the experts and weights of a row, by one warp. The experts overwrite the logits, as bits:
-// `places` is written while warps read them.
+// `copy_rows` is written while warps read them.
 __device__ void choose(const Routes& routes, float* logits, int row) {
   const int lane = threadIdx.x % kWarp;
   const int n = routes.n_experts;
@@ -28,7 +28,7 @@ __device__ void choose(const Routes& routes, float* logits, int row) {
 
   // Lane j has choices j, j + 32, ...
   float* const weights = routes.weights + int64_t{row} * routes.n_used;
-  int32_t* const chosen = routes.places + int64_t{row} * routes.n_used;
+  int32_t* const chosen = routes.copy_rows + int64_t{row} * routes.n_used;
   float sum = 0;
   uint64_t last = UINT64_MAX;
   for (int j = 0; j < routes.n_used; ++j) {
@@ -78,7 +78,7 @@ __device__ void place(const Routes& routes, const float* logits, int n_rows, int
   for (int first = 0; first < n_copies; first += kWarp) {
     const bool is_here = expert(first + lane) == e;
     const unsigned here = __ballot_sync(kAllLanes, is_here);
-    if (is_here) routes.places[first + lane] = at + __popc(here & ((1u << lane) - 1));
+    if (is_here) routes.copy_rows[first + lane] = at + __popc(here & ((1u << lane) - 1));
     at += __popc(here);
   }
 }
@@ -121,12 +121,12 @@ __device__ void write_row(float* y, int row, int n, const QuantizedRows& rounded
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
-    dispatch_kernel(float* y, const float* x, const int32_t* places, int n_used, int n,
+    dispatch_kernel(float* y, const float* x, const int32_t* copy_rows, int n_used, int n,
                     QuantizedRows rounded) {
   let_next_start();
   wait_for_previous();
   const float* const from = x + int64_t{blockIdx.x / n_used} * n;
-  write_row(y, places[blockIdx.x], n, rounded, [&](int i) { return from[i]; });
+  write_row(y, copy_rows[blockIdx.x], n, rounded, [&](int i) { return from[i]; });
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
@@ -140,18 +140,18 @@ __global__ void __launch_bounds__(kCopyThreads)
 
 // Rows along x, since there may be more than 65,535 of them, and their elements along y.
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(float* y, const float* x, const float* weights, const int32_t* places,
+    combine_kernel(float* y, const float* x, const float* weights, const int32_t* copy_rows,
                    int n_used, int n) {
   let_next_start();
   wait_for_previous();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= n) return;
   weights += int64_t{blockIdx.x} * n_used;
-  places += int64_t{blockIdx.x} * n_used;
+  copy_rows += int64_t{blockIdx.x} * n_used;
   float* const to = y + int64_t{blockIdx.x} * n + i;
   float sum = *to;
 #pragma unroll 4
-  for (int j = 0; j < n_used; ++j) sum = fmaf(weights[j], x[int64_t{places[j]} * n + i], sum);
+  for (int j = 0; j < n_used; ++j) sum = fmaf(weights[j], x[int64_t{copy_rows[j]} * n + i], sum);
   *to = sum;
 }
 
@@ -176,7 +176,7 @@ void route(const Stream& stream, const Routes& routes, const Tensor& logits) {
 void dispatch(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes,
               const QuantizedRows& rounded) {
   launch(stream, dispatch_kernel, dim3(rows_of(y)), dim3(kCopyThreads), 0, y.floats(), x.floats(),
-         routes.places, routes.n_used, static_cast<int>(x.cols), rounded);
+         routes.copy_rows, routes.n_used, static_cast<int>(x.cols), rounded);
 }
 
 void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
@@ -188,7 +188,7 @@ void gate_rows(const Stream& stream, const Tensor& x, const Tensor& gate,
 void combine_add(const Stream& stream, const Tensor& y, const Tensor& x, const Routes& routes) {
   const dim3 grid(rows_of(y), static_cast<unsigned>((y.cols + kThreads - 1) / kThreads));
   launch(stream, combine_kernel, grid, dim3(kThreads), 0, y.floats(), x.floats(), routes.weights,
-         routes.places, routes.n_used, static_cast<int>(y.cols));
+         routes.copy_rows, routes.n_used, static_cast<int>(y.cols));
 }
 
 }  // namespace h2o::cuda

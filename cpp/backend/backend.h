@@ -63,13 +63,13 @@ struct Attention {
 // n_used. The arrays are in the back end's memory.
 struct Routes {
   int32_t n_experts;
-  int32_t n_used;    // experts per row
-  bool normalized;   // the weights of a row sum to `scale`; otherwise they are shares of all
-                     // experts' weights
-  float scale;       // of the weights
-  float* weights;    // [n, n_used]
-  int32_t* places;   // [n, n_used] index of each copy of a row
-  int32_t* offsets;  // [n_experts + 1]
+  int32_t n_used;      // experts per row
+  bool normalized;     // the weights of a row sum to `scale`; otherwise they are shares of all
+                       // experts' weights
+  float scale;         // of the weights
+  float* weights;      // [n, n_used]
+  int32_t* copy_rows;  // [n, n_used] index of each copy of a row
+  int32_t* offsets;    // [n_experts + 1]
 };
 
 // How the products `up` and `gate` are combined.
@@ -248,7 +248,7 @@ class Backend {
   virtual void matmul_experts(std::initializer_list<Product> products, const Tensor& x,
                               const Routes& routes) = 0;
 
-  // y[i] += sum_j weights[i, j] * x[places[i, j]]
+  // y[i] += sum_j weights[i, j] * x[copy_rows[i, j]]
   virtual void combine_add(Tensor y, const Tensor& x, const Routes& routes) = 0;
 
   // x[i] /= 1 + e^-gate[i], gate [n, 1]

@@ -171,7 +171,7 @@ class CpuBackend final : public Backend {
   void dispatch(Tensor y, const Tensor& x, const Routes& routes) override {
     for_rows(x, [&](int64_t i) {
       for (int32_t j = 0; j < routes.n_used; ++j) {
-        std::memcpy(row(y, routes.places[i * routes.n_used + j]), row(x, i), x.row_bytes());
+        std::memcpy(row(y, routes.copy_rows[i * routes.n_used + j]), row(x, i), x.row_bytes());
       }
     });
   }
@@ -186,7 +186,7 @@ class CpuBackend final : public Backend {
       for (int64_t j = i * routes.n_used; j < (i + 1) * routes.n_used; ++j) {
         kernels_.f32.add_rows({.y = row(y, i),
                                .p = &routes.weights[j],
-                               .rows = x.row(routes.places[j]),
+                               .rows = x.row(routes.copy_rows[j]),
                                .n_out = 1,
                                .n_rows = 1,
                                .n = x.cols,

@@ -6,7 +6,7 @@ namespace h2o {
 
 void choose_experts(const Routes& routes, const float* probabilities, int64_t i) {
   float* weights = routes.weights + i * routes.n_used;
-  int32_t* chosen = routes.places + i * routes.n_used;
+  int32_t* chosen = routes.copy_rows + i * routes.n_used;
   float sum = 0;
   for (int32_t j = 0; j < routes.n_used; ++j) {
     int32_t best = -1;
@@ -24,13 +24,13 @@ void choose_experts(const Routes& routes, const float* probabilities, int64_t i)
 
 void place_rows(const Routes& routes, int64_t n_rows) {
   int32_t* const offsets = routes.offsets;
-  int32_t* const places = routes.places;
+  int32_t* const copy_rows = routes.copy_rows;
   const int64_t n = n_rows * routes.n_used;
   std::fill_n(offsets, routes.n_experts + 1, 0);
-  for (int64_t i = 0; i < n; ++i) ++offsets[places[i] + 1];
+  for (int64_t i = 0; i < n; ++i) ++offsets[copy_rows[i] + 1];
   for (int32_t e = 0; e < routes.n_experts; ++e) offsets[e + 1] += offsets[e];
   // Each offset advances to the end of its expert, where the next one begins.
-  for (int64_t i = 0; i < n; ++i) places[i] = offsets[places[i]]++;
+  for (int64_t i = 0; i < n; ++i) copy_rows[i] = offsets[copy_rows[i]]++;
   std::copy_backward(offsets, offsets + routes.n_experts, offsets + routes.n_experts + 1);
   offsets[0] = 0;
 }

@@ -26,7 +26,7 @@ MixtureActivations mixture_activations(const Config& c, int64_t n_rows) {
                  .normalized = m.normalized,
                  .scale = m.scale,
                  .weights = nullptr,
-                 .places = nullptr,
+                 .copy_rows = nullptr,
                  .offsets = nullptr},
   };
 }
@@ -77,12 +77,12 @@ Activations allocate_activations(Backend& backend, const Config& c, int32_t n_ro
   for (const Tensor* t : all) offsets.push_back(layout.place(t->bytes()));
   constexpr int64_t kBytes = 4;  // of a float and of an int32_t
   const int64_t weights = layout.place(e.x.rows * kBytes);
-  const int64_t places = layout.place(e.x.rows * kBytes);
+  const int64_t copy_rows = layout.place(e.x.rows * kBytes);
   const int64_t experts_ends = layout.place((e.routes.n_experts + 1) * kBytes);
   storage = backend.allocate(layout.size());
   for (size_t i = 0; i < offsets.size(); ++i) all[i]->data = storage.data() + offsets[i];
   e.routes.weights = reinterpret_cast<float*>(storage.data() + weights);
-  e.routes.places = reinterpret_cast<int32_t*>(storage.data() + places);
+  e.routes.copy_rows = reinterpret_cast<int32_t*>(storage.data() + copy_rows);
   e.routes.offsets = reinterpret_cast<int32_t*>(storage.data() + experts_ends);
   return a;
 }

@@ -213,7 +213,7 @@ TEST_CASE("products of experts are bit-identical to each alone" * doctest::skip(
                        .normalized = false,
                        .scale = 1,
                        .weights = nullptr,
-                       .places = nullptr,
+                       .copy_rows = nullptr,
                        .offsets = offsets.data()};
       run_rows(*backend, n_rows, [&](const Batch&) {
         backend->matmul_experts({{together[0], weights[0]}, {together[1], weights[1]}}, x, all);

@@ -244,7 +244,7 @@ TEST_CASE("launches of a mixture of experts" * doctest::skip(!on_cuda())) {
                           .normalized = true,
                           .scale = 1,
                           .weights = arrays.as<float>(),
-                          .places = arrays.as<int32_t>() + n_copies,
+                          .copy_rows = arrays.as<int32_t>() + n_copies,
                           .offsets = arrays.as<int32_t>() + 2 * n_copies};
       const std::function<void()> operations[] = {
           [&] { b.rms_norm(h, x, norm, 1e-5f); },

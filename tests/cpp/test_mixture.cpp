@@ -20,20 +20,20 @@ class DeviceRoutes {
     routes.n_experts = n_experts;
     routes.n_used = n_used;
     routes.weights = memory_.as<float>();
-    routes.places = memory_.as<int32_t>() + n_copies_;
-    routes.offsets = routes.places + n_copies_;
+    routes.copy_rows = memory_.as<int32_t>() + n_copies_;
+    routes.offsets = routes.copy_rows + n_copies_;
   }
 
   std::vector<float> weights() const { return read(routes.weights, n_copies_); }
-  std::vector<int32_t> places() const { return read(routes.places, n_copies_); }
+  std::vector<int32_t> copy_rows() const { return read(routes.copy_rows, n_copies_); }
   std::vector<int32_t> offsets() const { return read(routes.offsets, routes.n_experts + 1); }
 
   void write_offsets(const std::vector<int32_t>& values) {
     backend_.write(routes.offsets, values.data(), values.size() * 4);
   }
-  void write(const std::vector<float>& weights, const std::vector<int32_t>& places) {
+  void write(const std::vector<float>& weights, const std::vector<int32_t>& copy_rows) {
     backend_.write(routes.weights, weights.data(), weights.size() * 4);
-    backend_.write(routes.places, places.data(), places.size() * 4);
+    backend_.write(routes.copy_rows, copy_rows.data(), copy_rows.size() * 4);
   }
 
   Routes routes{.n_experts = 0,
@@ -41,7 +41,7 @@ class DeviceRoutes {
                 .normalized = false,
                 .scale = 1,
                 .weights = nullptr,
-                .places = nullptr,
+                .copy_rows = nullptr,
                 .offsets = nullptr};
 
  private:
@@ -80,7 +80,7 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
   run_rows(backend, n_rows, [&](const Batch&) { backend.route(routes, x); });
   x.read();  // checks that guards are unchanged
   const std::vector<float> weights = device.weights();
-  const std::vector<int32_t> places = device.places(), offsets = device.offsets();
+  const std::vector<int32_t> copy_rows = device.copy_rows(), offsets = device.offsets();
 
   double worst = 0;
   std::vector<std::vector<int64_t>> copies(n_experts);  // of each expert, in order
@@ -109,13 +109,13 @@ void check_routes(Backend& backend, Random& random, int64_t n_rows, int32_t n_ex
   }
   CHECK(worst <= 1);
 
-  std::vector<int32_t> expected_places(places.size()), expected_offsets{0};
+  std::vector<int32_t> expected_copy_rows(copy_rows.size()), expected_offsets{0};
   int32_t at = 0;
   for (const std::vector<int64_t>& of_expert : copies) {
-    for (const int64_t copy : of_expert) expected_places[copy] = at++;
+    for (const int64_t copy : of_expert) expected_copy_rows[copy] = at++;
     expected_offsets.push_back(at);
   }
-  CHECK(places == expected_places);
+  CHECK(copy_rows == expected_copy_rows);
   CHECK(offsets == expected_offsets);
 }
 
@@ -142,20 +142,20 @@ TEST_CASE("rows with NaN logits are routed to different experts") {
   const DeviceMatrix x(*backend, logits, kRows, kExperts);
   DeviceRoutes device(*backend, kRows, kExperts, kUsed);
   run_rows(*backend, kRows, [&](const Batch&) { backend->route(device.routes, x); });
-  std::vector<int32_t> places = device.places();
+  std::vector<int32_t> copy_rows = device.copy_rows();
   const std::vector<int32_t> offsets = device.offsets();
   for (int64_t i = 0; i < kRows; ++i) {
     std::vector<int64_t> experts;
     for (int64_t j = i * kUsed; j < (i + 1) * kUsed; ++j) {
-      experts.push_back(std::ranges::upper_bound(offsets, places[j]) - offsets.begin() - 1);
+      experts.push_back(std::ranges::upper_bound(offsets, copy_rows[j]) - offsets.begin() - 1);
     }
     std::ranges::sort(experts);
     CHECK(std::ranges::adjacent_find(experts) == experts.end());
   }
-  std::ranges::sort(places);
-  std::vector<int32_t> all(places.size());
+  std::ranges::sort(copy_rows);
+  std::vector<int32_t> all(copy_rows.size());
   std::iota(all.begin(), all.end(), 0);
-  CHECK(places == all);
+  CHECK(copy_rows == all);
 }
 
 TEST_CASE("dispatch copies rows, and combine_add sums them") {
@@ -177,13 +177,13 @@ TEST_CASE("dispatch copies rows, and combine_add sums them") {
     CAPTURE(n_cols);
     const int64_t n_copies = n_rows * n_used;
     DeviceRoutes device(*backend, n_rows, 1, n_used);
-    std::vector<int32_t> places(n_copies);
-    std::iota(places.begin(), places.end(), 0);
-    for (size_t i = places.size(); i > 1; --i) {
-      std::swap(places[i - 1], places[random.integer(0, static_cast<int32_t>(i) - 1)]);
+    std::vector<int32_t> copy_rows(n_copies);
+    std::iota(copy_rows.begin(), copy_rows.end(), 0);
+    for (size_t i = copy_rows.size(); i > 1; --i) {
+      std::swap(copy_rows[i - 1], copy_rows[random.integer(0, static_cast<int32_t>(i) - 1)]);
     }
     const std::vector<float> weights = random.reals(n_copies);
-    device.write(weights, places);
+    device.write(weights, copy_rows);
     const std::vector<float> rows = random.reals(n_rows * n_cols);
     const std::vector<float> before = random.reals(n_rows * n_cols);
     const std::vector<float> made = random.reals(n_copies * n_cols);
@@ -199,8 +199,8 @@ TEST_CASE("dispatch copies rows, and combine_add sums them") {
       for (int64_t c = 0; c < n_cols; ++c) {
         double sum = before[i * n_cols + c], magnitude = std::abs(sum);
         for (int64_t j = i * n_used; j < (i + 1) * n_used; ++j) {
-          CHECK(copied[places[j] * n_cols + c] == rows[i * n_cols + c]);
-          const double product = double{weights[j]} * made[places[j] * n_cols + c];
+          CHECK(copied[copy_rows[j] * n_cols + c] == rows[i * n_cols + c]);
+          const double product = double{weights[j]} * made[copy_rows[j] * n_cols + c];
           sum += product;
           magnitude += std::abs(product);
         }
