@@ -293,7 +293,7 @@ constexpr CpuKernels kernels_for(const char* isa) {
       .layer_norm = layer_norm,
       .rms_norm = rms_norm,
       .argmax = argmax,
-      .powers = powers,
+      .exponentiate = exponentiate,
       .merge_sums = merge_sums,
       .weights_of = weights_of,
       .mix = mix,

@@ -144,7 +144,7 @@ struct CpuKernels {
 
   // Softmax in parts. x = e^(scale * (x - largest)), scale > 0; returns their sum. For any x,
   // `largest` is finite and the exponentials are between e^-70 and 1.
-  float (*powers)(float* x, int64_t n, float scale, float* largest);
+  float (*exponentiate)(float* x, int64_t n, float scale, float* largest);
   // Merges the sums of a part into those of the previous parts, for n queries. Outputs weighted by
   // the exponentials must then be combined as x = keep * x + take * (that of the part). The sums of
   // an empty part are -FLT_MAX and 0.

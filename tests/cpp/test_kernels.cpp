@@ -79,7 +79,7 @@ void softmax(const CpuKernels& table, std::span<float> x, int64_t part, float sc
   for (int64_t i = 0; i < std::ssize(x); i += part) {
     const int64_t n = std::min(part, std::ssize(x) - i);
     float keep, take, one;
-    float sum = table.powers(x.data() + i, n, scale, &one);
+    float sum = table.exponentiate(x.data() + i, n, scale, &one);
     table.merge_sums({&largest, &total}, {&one, &sum}, &keep, &take, 1, scale);
     maxima.push_back(one);
   }

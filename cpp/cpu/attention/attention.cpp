@@ -209,7 +209,7 @@ class Attend {
       if (!keeps_scores(segment)) return;
       const TileSpace space = work_.of_thread(thread);
       for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-        tile.add_to_scores(block, space.powers_of(block));
+        tile.add_to_scores(block, space.exps_of(block));
       }
     };
     if (work < kParallelWork || pool_.size() == 1) {
@@ -244,14 +244,14 @@ class Attend {
     tile.load_queries(work_.q(thread));
     if (merged) tile.start(space.all, 0, n_queries);
     for (int64_t block = 0; block < tile.n_blocks(); ++block) {
-      tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
+      tile.attend(block, work_.q(thread), space.exps_of(block), work_.rotated(thread),
                   sums_of(block), 0, n_queries);
       if (merged) tile.merge(block, sums_of(block), space.all, 0, n_queries);
     }
     merge_recalled(tile, space.all, 0, n_queries);
     tile.write(space.all, 0, n_queries);
     for (int64_t block = 0; scored && block < tile.n_blocks(); ++block) {
-      tile.weigh(block, sums_of(block).softmax.largest, space.all.softmax, space.powers_of(block));
+      tile.weigh(block, sums_of(block).softmax.largest, space.all.softmax, space.exps_of(block));
     }
   }
 
@@ -275,7 +275,7 @@ class Attend {
             if (block >= tile.n_blocks() || begin >= end) return;
             const TileSpace space = work_.of_tile(first_tile + index, thread);
             tile.load_queries(work_.q(thread));
-            tile.attend(block, work_.q(thread), space.powers_of(block), work_.rotated(thread),
+            tile.attend(block, work_.q(thread), space.exps_of(block), work_.rotated(thread),
                         space.block(block), begin, end);
           });
         });
@@ -313,9 +313,9 @@ class Attend {
             with_tile(segment, index, [&](const Tile& tile) {
               if (block >= tile.n_blocks()) return;
               const TileSpace space = work_.of_tile(first_tile + index, thread);
-              float* const powers = space.powers_of(block);
-              tile.weigh(block, space.block(block).softmax.largest, space.all.softmax, powers);
-              tile.add_to_scores(block, powers);
+              float* const exps = space.exps_of(block);
+              tile.weigh(block, space.block(block).softmax.largest, space.all.softmax, exps);
+              tile.add_to_scores(block, exps);
             });
           }
         });

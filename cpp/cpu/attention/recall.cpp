@@ -113,20 +113,20 @@ void Recall::attend_pages(const TileRows& rows, int64_t row, std::span<const Est
   for (size_t begin = 0; begin < pages.size(); begin += kBlockPages) {
     const TileSums part = begin == 0 ? to : space_.part(thread);
     attend_block(head, pages.subspan(begin, std::min<size_t>(kBlockPages, pages.size() - begin)),
-                 queries(rows, row), space_.powers(thread), part);
+                 queries(rows, row), space_.exps(thread), part);
     if (begin > 0) merge_sums(kernels_, attention_, cache_.head_dim, part, to, 0, group_);
   }
 }
 
 // For the query heads of one row, q [group, head_dim].
 void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages,
-                          const float* q, float* powers, const TileSums& to) const {
+                          const float* q, float* exps, const TileSums& to) const {
   const KvArchive& archive = *cache_.archive;
   const int64_t head_dim = cache_.head_dim;
   const auto k_matmul = kernels_.of(archive.options().k_dtype).matmul;
   int64_t n_keys = 0;
   for (const EstimatedPage& page : pages) {
-    k_matmul({.y = powers + n_keys,
+    k_matmul({.y = exps + n_keys,
               .x = q,
               .w = head.k + page.page * kPageTokens * archive.k_row_bytes(),
               .bias = nullptr,
@@ -139,11 +139,12 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
     n_keys += head.counts[page.page];
   }
   for (int64_t i = 0; i < group_; ++i) {
-    float* const logits = powers + i * kKeyBlock;
+    float* const logits = exps + i * kKeyBlock;
     if (attention_.softcap > 0) {  // logits are scaled later
       kernels_.softcap(logits, n_keys, attention_.softcap / attention_.scale);
     }
-    to.softmax.total[i] = kernels_.powers(logits, n_keys, attention_.scale, to.softmax.largest + i);
+    to.softmax.total[i] =
+        kernels_.exponentiate(logits, n_keys, attention_.scale, to.softmax.largest + i);
   }
   std::fill_n(to.out, group_ * head_dim, 0.0f);
   const auto add_rows = kernels_.of(archive.options().v_dtype).add_rows;
@@ -151,7 +152,7 @@ void Recall::attend_block(const ArchiveHead& head, std::span<const EstimatedPage
   for (const EstimatedPage& page : pages) {
     const int64_t n = head.counts[page.page];
     add_rows({.y = to.out,
-              .p = powers + n_keys,
+              .p = exps + n_keys,
               .rows = head.v + page.page * kPageTokens * archive.v_row_bytes(),
               .n_out = group_,
               .n_rows = n,

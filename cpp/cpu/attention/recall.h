@@ -89,11 +89,11 @@ class RecallSpace {
   BestPages best(int thread, int64_t row) const {  // of a tile
     return pages_at(estimates(thread) + tile_queries_ * kPartPages, row, n_recalled_);
   }
-  float* powers(int thread) const {  // [group, kKeyBlock]
+  float* exps(int thread) const {  // [group, kKeyBlock]
     return estimates(thread) + tile_queries_ * kPartPages + tile_rows_ * n_recalled_ * kPageFloats;
   }
   TileSums part(int thread) const {  // [group] of a block of keys
-    return sums_at(powers(thread) + group_ * kKeyBlock, group_, 0);
+    return sums_at(exps(thread) + group_ * kKeyBlock, group_, 0);
   }
 
   // The best pages of one part, for a row of a tile whose parts are searched by several threads.
@@ -178,7 +178,7 @@ class Recall {
   void attend_pages(const TileRows& rows, int64_t row, std::span<const EstimatedPage> pages,
                     int thread) const;
   void attend_block(const ArchiveHead& head, std::span<const EstimatedPage> pages, const float* q,
-                    float* powers, const TileSums& to) const;
+                    float* exps, const TileSums& to) const;
 
   const CpuKernels& kernels_;
   const Attention& attention_;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kLargestFloat = 3.402823466e+38f;
 
-float powers(float* x, int64_t n, float scale, float* largest) {
+float exponentiate(float* x, int64_t n, float scale, float* largest) {
   // The maximum is finite for any x, so that differences are never NaN.
   Vec m = broadcast(-kLargestFloat);
   int64_t i = 0;

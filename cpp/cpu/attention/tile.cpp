@@ -50,24 +50,24 @@ void Tile::load_queries(float* q) const {
   for (int64_t i = 0; i < n_; ++i) std::copy_n(row_of(attention_.q, i), width, q + i * width);
 }
 
-void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
+void Tile::attend(int64_t block, const float* q, float* exps, float* rotated, const TileSums& to,
                   int64_t begin, int64_t end) const {
   const int64_t row = first_row(block);
   begin = std::max(begin, row * group_);
   if (begin >= end) return;
-  multiply(block, q, powers, rotated, begin, end);
+  multiply(block, q, exps, rotated, begin, end);
   for (int64_t i = begin; i < end; ++i) {
-    if (attention_.slopes) add_distances(block, i, powers + i * kKeyBlock);
+    if (attention_.slopes) add_distances(block, i, exps + i * kKeyBlock);
     if (attention_.softcap > 0) {  // logits are scaled later
-      kernels_.softcap(powers + i * kKeyBlock, n_keys(block, i / group_),
+      kernels_.softcap(exps + i * kKeyBlock, n_keys(block, i / group_),
                        attention_.softcap / attention_.scale);
     }
     if (windowed()) {
-      powers_in_window(block, i, powers + i * kKeyBlock, to.softmax);
+      exps_in_window(block, i, exps + i * kKeyBlock, to.softmax);
       continue;
     }
-    to.softmax.total[i] = kernels_.powers(powers + i * kKeyBlock, n_keys(block, i / group_),
-                                          attention_.scale, to.softmax.largest + i);
+    to.softmax.total[i] = kernels_.exponentiate(exps + i * kKeyBlock, n_keys(block, i / group_),
+                                                attention_.scale, to.softmax.largest + i);
   }
 
   // First the keys visible to all rows, then for each later row the additional ones.
@@ -75,12 +75,12 @@ void Tile::attend(int64_t block, const float* q, float* powers, float* rotated, 
   const int64_t key = block * kKeyBlock;
   const int64_t common = n_keys(block, row);
   std::fill(to.out + begin * head_dim, to.out + end * head_dim, 0.0f);
-  add_values(key, key + common, end - begin, powers + begin * kKeyBlock, to.out + begin * head_dim);
+  add_values(key, key + common, end - begin, exps + begin * kKeyBlock, to.out + begin * head_dim);
   for (int64_t i = row + 1; i < n_; ++i) {
     const int64_t query = std::max(begin, i * group_);
     const int64_t n = std::min(end, (i + 1) * group_) - query;
     if (n <= 0) continue;
-    add_values(key + common, key + n_keys(block, i), n, powers + query * kKeyBlock + common,
+    add_values(key + common, key + n_keys(block, i), n, exps + query * kKeyBlock + common,
                to.out + query * head_dim);
   }
 }
@@ -133,18 +133,18 @@ void Tile::add_distances(int64_t block, int64_t i, float* logits) const {
 
 // The exponentials of query i, with 0 for keys outside its window. In a segment of one row the
 // cache keeps none of these.
-void Tile::powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const {
+void Tile::exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const {
   const int64_t row = i / group_;
   const int64_t n = n_keys(block, row);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  if (set_beyond_window(block, row, powers, -kInfinity) ==
+  if (set_beyond_window(block, row, exps, -kInfinity) ==
       n) {  // no visible keys: sums as at the start
     to.largest[i] = -std::numeric_limits<float>::max();
     to.total[i] = 0;
   } else {
-    to.total[i] = kernels_.powers(powers, n, attention_.scale, to.largest + i);
+    to.total[i] = kernels_.exponentiate(exps, n, attention_.scale, to.largest + i);
   }
-  set_beyond_window(block, row, powers, 0);  // exactly zero
+  set_beyond_window(block, row, exps, 0);  // exactly zero
 }
 
 // Sets the elements of p [keys of the block] of tokens outside a row's window; returns their
@@ -175,19 +175,19 @@ void Tile::rotate_keys(const SegmentHead::Parts& parts, float* rotated) const {
   }
 }
 
-// out [n_queries, head_dim] += powers [n_queries, end - begin] values
-void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float* powers,
+// out [n_queries, head_dim] += exps [n_queries, end - begin] values
+void Tile::add_values(int64_t begin, int64_t end, int64_t n_queries, const float* exps,
                       float* out) const {
   for (const KvRows& part : keys_.keys(begin, end)) {
     v_kernels_.add_rows({.y = out,
-                         .p = powers,
+                         .p = exps,
                          .rows = part.v,
                          .n_out = n_queries,
                          .n_rows = part.n,
                          .n = cache_.head_dim,
                          .row_bytes = cache_.v_row_bytes,
                          .p_stride = kKeyBlock});
-    powers += part.n;
+    exps += part.n;
   }
 }
 
@@ -222,14 +222,14 @@ void Tile::write(const TileSums& sums, int64_t begin, int64_t end) const {
   }
 }
 
-void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* powers) const {
+void Tile::weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* exps) const {
   float weights[kTogether];
   for (int64_t begin = first_row(block) * group_; begin < n_queries(); begin += kTogether) {
     const int64_t end = std::min(begin + kTogether, n_queries());
     kernels_.weights_of(weights, largest + begin, {all.largest + begin, all.total + begin},
                         end - begin, attention_.scale);
     for (int64_t query = begin; query < end; ++query) {
-      float* const power = powers + query * kKeyBlock;
+      float* const power = exps + query * kKeyBlock;
       const int64_t n = n_keys(block, query / group_);
       const int64_t head = query % group_;
       if (head == 0) {

@@ -48,9 +48,9 @@ class Tile {
   void load_queries(float* q) const;
 
   // Computes the sums of one block for queries [begin, end). Leaves the exponentials [queries,
-  // kKeyBlock], each row up to its last visible key, in `powers`. `rotated`: scratch, [kKeyBlock,
+  // kKeyBlock], each row up to its last visible key, in `exps`. `rotated`: scratch, [kKeyBlock,
   // head_dim] if the segment is rolling.
-  void attend(int64_t block, const float* q, float* powers, float* rotated, const TileSums& to,
+  void attend(int64_t block, const float* q, float* exps, float* rotated, const TileSums& to,
               int64_t begin, int64_t end) const;
 
   // Merges the sums of a block, or of other keys visible to all queries, into those of the previous
@@ -65,8 +65,8 @@ class Tile {
   void write(const TileSums& sums, int64_t begin, int64_t end) const;
 
   // Converts the exponentials of a block, relative to `largest`, to the attention that its keys
-  // received: [rows, kKeyBlock], in the powers of each row's first head.
-  void weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* powers) const;
+  // received: [rows, kKeyBlock], in the exps of each row's first head.
+  void weigh(int64_t block, const float* largest, const SoftmaxSums& all, float* exps) const;
 
   // Adds that attention to the scores, row by row.
   void add_to_scores(int64_t block, const float* received) const;
@@ -87,10 +87,10 @@ class Tile {
   void multiply(int64_t block, const float* q, float* logits, float* rotated, int64_t begin,
                 int64_t end) const;
   void add_distances(int64_t block, int64_t i, float* logits) const;
-  void powers_in_window(int64_t block, int64_t i, float* powers, const SoftmaxSums& to) const;
+  void exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSums& to) const;
   int64_t set_beyond_window(int64_t block, int64_t row, float* p, float value) const;
   void rotate_keys(const SegmentHead::Parts& parts, float* rotated) const;
-  void add_values(int64_t begin, int64_t end, int64_t n_queries, const float* powers,
+  void add_values(int64_t begin, int64_t end, int64_t n_queries, const float* exps,
                   float* out) const;
   int64_t head_of(int64_t i) const { return keys_.kv_head() * group_ + i % group_; }
   float* row_of(const Tensor& x, int64_t i) const;

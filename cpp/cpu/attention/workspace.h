@@ -18,10 +18,10 @@ constexpr int64_t kTilesPerThread = 8;
 // Locations of a tile's sums and of those of its blocks.
 struct TileSpace {
   TileSums all;
-  TileSums blocks;      // of the first block; with space for only one, blocks reuse it
-  float* powers;        // of the first block
-  int64_t sums_step;    // stride in queries between the sums of consecutive blocks
-  int64_t powers_step;  // stride between the exponentials of consecutive blocks
+  TileSums blocks;    // of the first block; with space for only one, blocks reuse it
+  float* exps;        // of the first block
+  int64_t sums_step;  // stride in queries between the sums of consecutive blocks
+  int64_t exps_step;  // stride between the exponentials of consecutive blocks
   int64_t queries;
   int64_t head_dim;
 
@@ -29,7 +29,7 @@ struct TileSpace {
     return {{blocks.softmax.largest + i * queries, blocks.softmax.total + i * sums_step},
             blocks.out + i * sums_step * head_dim};
   }
-  float* powers_of(int64_t block) const { return powers + block * powers_step; }
+  float* exps_of(int64_t block) const { return exps + block * exps_step; }
 };
 
 // Avoids false sharing.
@@ -74,7 +74,7 @@ class Workspace {
   // again.
   TileSpace of_tile(int64_t tile, int thread) const {
     TileSpace shared = space(base_ + n_threads_ * thread_floats() + tile * tile_floats(), blocks_);
-    if (!scores_) shared.powers = of_thread(thread).powers;
+    if (!scores_) shared.exps = of_thread(thread).exps;
     return shared;
   }
 
@@ -86,13 +86,13 @@ class Workspace {
   int64_t sums_floats(int64_t n_blocks) const {
     return queries_ * (2 + head_dim_ + blocks_ + n_blocks * (1 + head_dim_));
   }
-  int64_t powers_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
+  int64_t exps_floats(int64_t n_blocks) const { return n_blocks * queries_ * kKeyBlock; }
   int64_t thread_floats() const {
     return whole_cache_lines(queries_ * head_dim_ + rotated_floats() + victim_floats() +
-                             sums_floats(1) + powers_floats(scores_ ? blocks_ : 1));
+                             sums_floats(1) + exps_floats(scores_ ? blocks_ : 1));
   }
   int64_t tile_floats() const {
-    return whole_cache_lines(sums_floats(blocks_) + powers_floats(scores_ ? blocks_ : 0));
+    return whole_cache_lines(sums_floats(blocks_) + exps_floats(scores_ ? blocks_ : 0));
   }
 
   // Sums for n_blocks blocks at once: one or all of them.
@@ -102,11 +102,11 @@ class Workspace {
     space.queries = queries_;
     space.head_dim = head_dim_;
     space.sums_step = n_blocks == 1 ? 0 : queries_;
-    space.powers_step = scores_ ? queries_ * kKeyBlock : 0;
+    space.exps_step = scores_ ? queries_ * kKeyBlock : 0;
     space.all = {{take(queries_), take(queries_)}, take(queries_ * head_dim_)};
     space.blocks = {{take(blocks_ * queries_), take(n_blocks * queries_)},
                     take(n_blocks * queries_ * head_dim_)};
-    space.powers = at;
+    space.exps = at;
     return space;
   }
 
