@@ -16,7 +16,7 @@ struct TextModel {
   TextModel(const std::string& path, const std::string& device, int32_t n_threads)
       : model(path_of(path), make_backend(device, n_threads)),
         tokenizer(open_tokenizer(model)),
-        chat_template(find_chat_template(model.file.head())),
+        chat_template(find_chat_template(model.file.first_file())),
         architecture(model.config.family->architecture),
         backend(model.backend->name()) {}
 
@@ -35,7 +35,7 @@ struct TextModel {
   }
   static Tokenizer open_tokenizer(const Model& model) {
     try {
-      return Tokenizer(model.file.head(), model.config.n_vocab);
+      return Tokenizer(model.file.first_file(), model.config.n_vocab);
     } catch (const FormatError& e) {
       throw FormatError(text(model.file.path(), ": ", e.what()));
     }

@@ -161,7 +161,7 @@ class CpuBackend final : public Backend {
   void route(const Routes& routes, Tensor logits) override {
     for_rows(logits, [&](int64_t i) {
       float largest = 0;
-      const float total = kernels_.powers(row(logits, i), logits.cols, 1, &largest);
+      const float total = kernels_.exponentiate(row(logits, i), logits.cols, 1, &largest);
       kernels_.scale(row(logits, i), logits.cols, 1 / total);
       choose_experts(routes, row(logits, i), i);
     });

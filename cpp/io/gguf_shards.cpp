@@ -22,23 +22,24 @@ std::string ending(int64_t i, int64_t n) {
 
 GgufShards::GgufShards(const std::filesystem::path& path) {
   files_->emplace_back(path);
-  int64_t n_files = head().integer_or("split.count", 1);
+  int64_t n_files = first_file().integer_or("split.count", 1);
   const auto fail = [](const GgufFile& file, const auto&... what) {
     throw FormatError(text("[gguf] ", file.path(), ": ", what...));
   };
-  if (n_files < 0 || n_files > kMaxFiles) fail(head(), "split.count is ", n_files);
+  if (n_files < 0 || n_files > kMaxFiles) fail(first_file(), "split.count is ", n_files);
   if (n_files == 0) n_files = 1;  // a model merged by llama.cpp
   const int64_t number =
-      n_files > 1 ? head().integer("split.no") : head().integer_or("split.no", 0);
+      n_files > 1 ? first_file().integer("split.no") : first_file().integer_or("split.no", 0);
   if (number != 0) {
-    fail(head(), "is file ", number + 1, " of ", n_files, " of a split model, open the first one");
+    fail(first_file(), "is file ", number + 1, " of ", n_files,
+         " of a split model, open the first one");
   }
   const std::string name = utf8(path.filename());
   const std::string end = n_files > 1 ? ending(0, n_files) : "";
-  if (!name.ends_with(end)) fail(head(), "the name of this split model must end in ", end);
+  if (!name.ends_with(end)) fail(first_file(), "the name of this split model must end in ", end);
 
   const std::string stem = name.substr(0, name.size() - end.size());
-  size_t n_tensors = head().tensors().size();
+  size_t n_tensors = first_file().tensors().size();
   for (int64_t i = 1; i < n_files; ++i) {
     files_->emplace_back(path.parent_path() / path_of(stem + ending(i, n_files)));
     const GgufFile& file = files_->back();
@@ -55,9 +56,9 @@ GgufShards::GgufShards(const std::filesystem::path& path) {
     n_tensors += file.tensors().size();
   }
   const int64_t expected =
-      head().integer_or("split.tensors.count", static_cast<int64_t>(n_tensors));
+      first_file().integer_or("split.tensors.count", static_cast<int64_t>(n_tensors));
   if (expected != static_cast<int64_t>(n_tensors)) {
-    fail(head(), "the model has ", n_tensors, " tensors, split.tensors.count is ", expected);
+    fail(first_file(), "the model has ", n_tensors, " tensors, split.tensors.count is ", expected);
   }
 }
 

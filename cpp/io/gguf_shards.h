@@ -18,11 +18,11 @@ class GgufShards {
   explicit GgufShards(const std::filesystem::path& path);
 
   // The first file, which has the model's metadata.
-  const GgufFile& head() const { return files_->front(); }
+  const GgufFile& first_file() const { return files_->front(); }
   // The same, with shared ownership.
-  std::shared_ptr<GgufFile> shared_head() const { return {files_, files_->data()}; }
+  std::shared_ptr<GgufFile> shared_first_file() const { return {files_, files_->data()}; }
   const std::vector<GgufFile>& files() const { return *files_; }
-  const std::string& path() const { return head().path(); }
+  const std::string& path() const { return first_file().path(); }
 
   // The tensor from whichever file has it; an empty Tensor if none does. Throws FormatError as
   // GgufFile::view() does.

@@ -39,7 +39,7 @@ std::array<std::pair<const char*, int32_t>, 4> sizes(const KvCache& cache) {
 
 // The free slot of a full pool, where the next token goes; -1 if none of the n written slots is
 // free.
-int32_t dead_slot(const KvHead& head, int32_t n, int32_t next_slot) {
+int32_t vacant_slot(const KvHead& head, int32_t n, int32_t next_slot) {
   return head.evicts() && n == head.slots ? next_slot : -1;
 }
 
@@ -90,13 +90,13 @@ void check_policy(const KvPolicy& policy, int32_t layer, ByteReader& reader) {
 // Writes n rows of an array, if it exists; zeros for the free one, which may hold another
 // sequence's data.
 template <class T>
-void write_rows(Backend& backend, const T* array, int64_t n, int64_t row_length, int32_t dead,
+void write_rows(Backend& backend, const T* array, int64_t n, int64_t row_length, int32_t vacant,
                 ByteWriter& writer) {
   if (array == nullptr) return;
   const int64_t row_bytes = row_length * sizeof(T);
   std::byte* const rows = writer.extend(n * row_bytes);
   backend.read(rows, array, n * row_bytes);
-  if (dead >= 0) std::fill_n(rows + dead * row_bytes, row_bytes, std::byte{0});
+  if (vacant >= 0) std::fill_n(rows + vacant * row_bytes, row_bytes, std::byte{0});
 }
 
 void write_head(const KvCache& cache, const KvView& view, const KvHead& head, int32_t n,
@@ -105,13 +105,13 @@ void write_head(const KvCache& cache, const KvView& view, const KvHead& head, in
   int32_t next_slot = 0;
   backend.read(&next_slot, head.next_slot, sizeof(next_slot));
   writer.put(next_slot);
-  const int32_t dead = dead_slot(head, n, next_slot);
-  write_rows(backend, head.positions, n, 1, dead, writer);
-  write_rows(backend, head.scores, n, 1, dead, writer);
-  write_rows(backend, head.value_norms, n, 1, dead, writer);
-  write_rows(backend, rolling ? head.ranks : nullptr, n, 1, dead, writer);
-  write_rows(backend, head.k, n, view.k_row_bytes, dead, writer);
-  write_rows(backend, head.v, n, view.v_row_bytes, dead, writer);
+  const int32_t vacant = vacant_slot(head, n, next_slot);
+  write_rows(backend, head.positions, n, 1, vacant, writer);
+  write_rows(backend, head.scores, n, 1, vacant, writer);
+  write_rows(backend, head.value_norms, n, 1, vacant, writer);
+  write_rows(backend, rolling ? head.ranks : nullptr, n, 1, vacant, writer);
+  write_rows(backend, head.k, n, view.k_row_bytes, vacant, writer);
+  write_rows(backend, head.v, n, view.v_row_bytes, vacant, writer);
 }
 
 // Are these the numbers 0 to n - 1, in any order?
@@ -133,16 +133,16 @@ bool is_valid(const HeadImage& image, const KvHead& head, int32_t n, int32_t len
   const bool full = head.evicts() && n == head.slots;
   // The next token goes to the first unused slot, or to the free slot of a full pool.
   if (full ? image.next_slot < 0 || image.next_slot >= n : image.next_slot != n) return false;
-  const int32_t dead = full ? image.next_slot : -1;
+  const int32_t vacant = full ? image.next_slot : -1;
   const auto in_text = [&](int32_t position) { return position >= 0 && position < length; };
-  std::vector<int32_t> positions = without(image.positions, dead);
+  std::vector<int32_t> positions = without(image.positions, vacant);
   if (!std::all_of(positions.begin(), positions.end(), in_text)) return false;
   std::sort(positions.begin(), positions.end());
   if (std::adjacent_find(positions.begin(), positions.end()) != positions.end()) return false;
   const auto finite = [](float x) { return std::isfinite(x) && x >= 0; };
   return std::all_of(image.scores.begin(), image.scores.end(), finite) &&
          std::all_of(image.value_norms.begin(), image.value_norms.end(), finite) &&
-         is_permutation_of_first(without(image.ranks, image.ranks.empty() ? -1 : dead));
+         is_permutation_of_first(without(image.ranks, image.ranks.empty() ? -1 : vacant));
 }
 
 HeadImage read_head(const KvView& view, const KvHead& head, int32_t n, bool rolling,
@@ -265,13 +265,13 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       if (!is_valid(images.back(), head, n, length)) {
         throw FormatError(text(reader.what(), " is invalid in layer ", l, ", kv_head ", h));
       }
-      const int32_t dead = dead_slot(head, n, images.back().next_slot);
+      const int32_t vacant = vacant_slot(head, n, images.back().next_slot);
       if (archived) {
-        archives.push_back(
-            read_archive(*cache.archive(), length, without(images.back().positions, dead), reader));
+        archives.push_back(read_archive(*cache.archive(), length,
+                                        without(images.back().positions, vacant), reader));
       }
-      if (dead >= 0)
-        images.back().positions[dead] = 0;  // may have been a position of a longer sequence
+      if (vacant >= 0)
+        images.back().positions[vacant] = 0;  // may have been a position of a longer sequence
       if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
         throw FormatError(text(reader.what(), " has evicted tokens, or has fewer"));
       }

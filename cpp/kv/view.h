@@ -31,7 +31,7 @@ struct KvHead {
 
   // Slots filled by the first `length` tokens of a sequence, including a free one.
   H2O_HD int32_t written(int32_t length) const { return length < slots ? length : slots; }
-  H2O_HD int32_t dead_slot(int32_t length) const { return length < slots ? -1 : *next_slot; }
+  H2O_HD int32_t vacant_slot(int32_t length) const { return length < slots ? -1 : *next_slot; }
 };
 
 // Staging area for rows of a chunk that is longer than the free slots, until the chunk has been

@@ -266,7 +266,7 @@ bool Config::rotates(int32_t layer) const {
 }
 
 Config read_config(const GgufShards& model) {
-  Keys keys(model.head());
+  Keys keys(model.first_file());
   Config c;
   c.family = &keys.family();
   c.n_ctx_train = keys.count("context_length");
@@ -308,7 +308,8 @@ Config read_config(const GgufShards& model) {
   c.mixture = read_mixture(keys, c);
   c.mixture.scale *= c.residual_scale;
   c.parallel_residual = keys.flag_or("use_parallel_residual", c.family->parallel_residual);
-  if (c.family->activation == Activation::gelu) c.gelu_erf = read_gelu_erf(keys, model.head());
+  if (c.family->activation == Activation::gelu)
+    c.gelu_erf = read_gelu_erf(keys, model.first_file());
 
   const Tensor table = model.tensor("token_embd.weight");
   if (!table) keys.fail("tensor token_embd.weight is missing");

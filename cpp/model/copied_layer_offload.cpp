@@ -48,7 +48,7 @@ CopiedLayerOffload::CopiedLayerOffload(Backend& backend, const std::vector<Layer
   if (n_streamed() > 0) resident += 2 * offsets_.back();
   backend.expect_weights(resident);
   if (n_streamed() == 0) return;
-  for (Buffer& place : places_) place = backend.allocate(offsets_.back());
+  for (Buffer& buffer : buffers_) buffer = backend.allocate(offsets_.back());
 }
 
 CopiedLayerOffload::~CopiedLayerOffload() {
@@ -58,7 +58,7 @@ CopiedLayerOffload::~CopiedLayerOffload() {
     // and those after await_copies() wait for the copy.
     std::byte last{};
     backend_.await_copies();
-    backend_.read(&last, places_[0].data(), sizeof(last));
+    backend_.read(&last, buffers_[0].data(), sizeof(last));
   } catch (...) {
     // A failed device runs no copies.
   }
@@ -67,7 +67,7 @@ CopiedLayerOffload::~CopiedLayerOffload() {
 Tensor CopiedLayerOffload::upload(int32_t layer, size_t i, const Tensor& host) {
   Streamed& streamed = streamed_[layer - n_kept()];
   if (streamed.host.size() == 0) streamed.host = backend_.allocate_host(size(layer));
-  const Tensor tensor = backend_.upload(host, places_[place_of(layer)].data() + offsets_[i]);
+  const Tensor tensor = backend_.upload(host, buffers_[buffer_of(layer)].data() + offsets_[i]);
   const size_t bytes = backend_.upload_bytes(host);
   std::byte* const kept = streamed.host.data() + streamed.filled;
   backend_.read(kept, tensor.data, bytes);
@@ -88,11 +88,11 @@ void CopiedLayerOffload::prepare(int32_t layer) {
   if (!streams(layer)) return copy(after);
   copy(layer);  // no-op if it is resident
   backend_.await_copies();
-  if (place_of(after) != place_of(layer)) copy(after);
+  if (buffer_of(after) != buffer_of(layer)) copy(after);
 }
 
 void CopiedLayerOffload::copy(int32_t layer) {
-  int32_t& here = here_[place_of(layer)];
+  int32_t& here = here_[buffer_of(layer)];
   if (here == layer) return;
   here = -1;  // invalid during the copy
   backend_.copy_async(streamed_[layer - n_kept()].copies);

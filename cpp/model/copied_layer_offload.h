@@ -31,13 +31,13 @@ class CopiedLayerOffload final : public LayerOffload {
     std::vector<HostCopy> copies;
   };
 
-  int32_t place_of(int32_t layer) const { return (layer - n_kept()) % 2; }
+  int32_t buffer_of(int32_t layer) const { return (layer - n_kept()) % 2; }
   void copy(int32_t layer);
 
   Backend& backend_;
   std::vector<size_t>
       offsets_;  // of the i-th tensor of any layer in its buffer; last: the total size
-  std::array<Buffer, 2> places_;            // on the back end
+  std::array<Buffer, 2> buffers_;           // on the back end
   std::array<int32_t, 2> here_ = {-1, -1};  // the layer in each, or being copied; -1: none
   std::vector<Streamed> streamed_;          // layers n_kept() and up
 };

@@ -25,14 +25,14 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
   const Admission work(cache, blockIdx.x);
   const int32_t next = segment.position + segment.n_rows;
   const int32_t written = head.written(segment.position);
-  const int32_t dead = head.dead_slot(segment.position);
+  const int32_t vacant = head.vacant_slot(segment.position);
   const int32_t n = head.slots + segment.n_rows;
 
   for (int32_t i = threadIdx.x; i < n; i += kSelectThreads) {
     const bool is_row = i >= head.slots;
     const int32_t row = i - head.slots;
     work.orders[i] = kLastOrder;
-    if (!is_row && (i >= written || i == dead)) continue;
+    if (!is_row && (i >= written || i == vacant)) continue;
     const int32_t position = is_row ? segment.position + row : head.positions[i];
     if (!policy.evictable(position, next)) continue;
     const float* scores = is_row ? keys.chunk.scores + row : head.scores + i;
@@ -66,7 +66,7 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
     // Update ranks: count, by rank, how many lower ranks are evicted, and subtract it from the rank
     // of each remaining slot.
     for (int32_t i = threadIdx.x; i < written; i += kSelectThreads) {
-      if (i != dead) work.closed[head.ranks[i]] = goes(i);
+      if (i != vacant) work.closed[head.ranks[i]] = goes(i);
     }
     __syncthreads();
     number(
@@ -74,7 +74,7 @@ __device__ void admit_rows(const KvView& cache, const Segment& segment, const Se
         [&](int32_t rank, int32_t index, bool) { work.closed[rank] = index; });
     __syncthreads();
     for (int32_t i = threadIdx.x; i < written; i += kSelectThreads) {
-      if (i != dead && !goes(i)) head.ranks[i] -= work.closed[head.ranks[i]];
+      if (i != vacant && !goes(i)) head.ranks[i] -= work.closed[head.ranks[i]];
     }
     __syncthreads();
     number(

@@ -32,8 +32,8 @@ __global__ void roll_kernel(KvView cache, Rotation back, int32_t sequence, int32
   const KvHead head = cache.head(sequence, blockIdx.y);
   const int32_t slot = blockIdx.x;
   const int32_t written = head.written(length);
-  const int32_t dead = head.dead_slot(length);
-  if (slot >= written || slot == dead) return;
+  const int32_t vacant = head.vacant_slot(length);
+  if (slot >= written || slot == vacant) return;
 
   const int32_t position = head.positions[slot];
   std::byte* stored = head.k + slot * cache.k_row_bytes;
@@ -49,7 +49,7 @@ __global__ void roll_kernel(KvView cache, Rotation back, int32_t sequence, int32
 
   float older = 0;  // counts up to 2^24 are exact in f32
   for (int32_t i = threadIdx.x; i < written; i += kThreads) {
-    older += i != dead && head.positions[i] < position ? 1.0f : 0.0f;
+    older += i != vacant && head.positions[i] < position ? 1.0f : 0.0f;
   }
   older = block_sum(older, scratch);
   if (threadIdx.x == 0) head.ranks[slot] = static_cast<int32_t>(older);

@@ -177,7 +177,8 @@ void register_session(py::module_& m) {
            py::arg("exact") = false)
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
       // A tokenizer of it does not keep the weights.
-      .def_property_readonly("file", [](const Model& model) { return model.file.shared_head(); })
+      .def_property_readonly("file",
+                             [](const Model& model) { return model.file.shared_first_file(); })
       .def_property_readonly(
           "n_streamed_layers",
           [](const Model& m) { return m.weights.stream ? m.weights.stream->n_streamed() : 0; })

@@ -21,7 +21,7 @@ TEST_CASE("a stream is a prompt followed by repeated sample and step") {
   const std::string text = streamed(session, kPrompt, most(60));
 
   const auto same = tiny_model(1);
-  const Tokenizer tokenizer(same->file.head(), same->config.n_vocab);
+  const Tokenizer tokenizer(same->file.first_file(), same->config.n_vocab);
   Session direct(same, {.policies = {{.heavy = 10, .recent = 10}}, .n_batch = 32});
   Sampler sampler({.seed = 7}, same->config.n_vocab);
   std::vector<int32_t> tokens = tokenizer.encode(kPrompt, {});

@@ -75,13 +75,13 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
                  const Segment& segment, const ArchiveWriter* archive, Victim* victims) {
   const int32_t next = segment.position + segment.n_rows;
   const int32_t written = head.written(segment.position);
-  const int32_t dead = head.dead_slot(segment.position);
+  const int32_t vacant = head.vacant_slot(segment.position);
 
   // Rows of the chunk are numbered after the slots: slots + row.
   int64_t n = 0;
   for (int32_t i = 0; i < written; ++i) {
     const int32_t position = head.positions[i];
-    if (i == dead || !head.policy.evictable(position, next)) continue;
+    if (i == vacant || !head.policy.evictable(position, next)) continue;
     victims[n++] = victim_of(head, slot_row(cache, head, i), position, next, i);
   }
   for (int32_t row = 0; row < segment.n_rows; ++row) {
@@ -133,10 +133,10 @@ void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk
   }
 }
 
-void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order) {
+void rank_slots(const KvHead& head, int32_t written, int32_t vacant, int32_t* order) {
   int32_t n = 0;
   for (int32_t i = 0; i < written; ++i) {
-    if (i != dead) order[n++] = i;
+    if (i != vacant) order[n++] = i;
   }
   std::sort(order, order + n,
             [&](int32_t a, int32_t b) { return head.positions[a] < head.positions[b]; });

@@ -22,8 +22,8 @@ bool select_next_slot(const CpuKernels& kernels, const KvHead& head, const Segme
 void admit_chunk(const KvView& cache, const KvHead& head, const KvStaging& chunk,
                  const Segment& segment, const ArchiveWriter* archive, Victim* victims);
 
-// Ranks the first `written` slots by position, except slot `dead` (-1: none). `order`: scratch,
+// Ranks the first `written` slots by position, except slot `vacant` (-1: none). `order`: scratch,
 // [written].
-void rank_slots(const KvHead& head, int32_t written, int32_t dead, int32_t* order);
+void rank_slots(const KvHead& head, int32_t written, int32_t vacant, int32_t* order);
 
 }  // namespace h2o

@@ -25,9 +25,9 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
   std::vector<float> rope_table(rope.n_rot());
   std::vector<float> key(cache.head_dim);
   const int32_t written = head.written(length);
-  const int32_t dead = head.dead_slot(length);
+  const int32_t vacant = head.vacant_slot(length);
   for (int32_t i = 0; i < written; ++i) {
-    if (i == dead) continue;
+    if (i == vacant) continue;
     std::byte* stored = head.k + i * cache.k_row_bytes;
     compute_rope_table(rope_table.data(), back, -head.positions[i]);
     type.decode(key.data(), stored, cache.head_dim);
@@ -35,7 +35,7 @@ void roll_head(const CpuKernels& kernels, const KvView& cache, const Rope& rope,
     type.encode(stored, key.data(), cache.head_dim);
   }
   std::vector<int32_t> order(written);
-  rank_slots(head, written, dead, order.data());
+  rank_slots(head, written, vacant, order.data());
 }
 
 }  // namespace h2o

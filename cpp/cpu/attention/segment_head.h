@@ -45,8 +45,8 @@ class SegmentHead {
         kept_(head_.policy.kept(segment.position)),
         first_(*head_.next_slot),
         fits_(int64_t{kept_} + segment.n_rows <= head_.slots),
-        dead_(std::min(first_, written())),
-        n_before_(fits_ ? kept_ : written() - (dead_ < written())) {}
+        vacant_(std::min(first_, written())),
+        n_before_(fits_ ? kept_ : written() - (vacant_ < written())) {}
 
   const KvView& cache() const { return cache_; }
   const Segment& segment() const { return segment_; }
@@ -69,8 +69,8 @@ class SegmentHead {
   Parts keys(int64_t begin, int64_t end) const {
     if (fits_) return {slots(begin, end)};
     return {
-        slots(std::min(begin, dead_), std::min(end, dead_)),
-        slots(std::clamp(begin, dead_, n_before_) + 1, std::clamp(end, dead_, n_before_) + 1),
+        slots(std::min(begin, vacant_), std::min(end, vacant_)),
+        slots(std::clamp(begin, vacant_, n_before_) + 1, std::clamp(end, vacant_, n_before_) + 1),
         chunk_rows(std::max(begin, n_before_) - n_before_, std::max(end, n_before_) - n_before_)};
   }
 
@@ -114,8 +114,8 @@ class SegmentHead {
   const int32_t kept_;   // tokens of the sequence in the cache
   const int32_t first_;  // slot of the first new row, if the rows fit
   const bool fits_;
-  const int64_t dead_;  // a free slot that no row attends to, if they do not fit; otherwise the
-                        // first unused slot
+  const int64_t vacant_;  // a free slot that no row attends to, if they do not fit; otherwise the
+                          // first unused slot
   const int64_t n_before_;
 };
 
