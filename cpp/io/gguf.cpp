@@ -5,17 +5,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
-#include <optional>
 
 #include "core/dtype.h"
 #include "core/error.h"
 
 namespace h2o {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "GGUF numbers are read as they are");
 
 constexpr uint64_t kMaxKeyBytes = 65535;
 constexpr uint64_t kMaxTensorNameBytes = 64;
@@ -27,63 +23,6 @@ constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 // The smallest possible entries, which bound the counts in the header.
 constexpr uint64_t kMinKeyEntry = 8 + 1 + 4 + 1;             // name, value type, value
 constexpr uint64_t kMinTensorEntry = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, dim, type, offset
-
-// Element i of an unaligned array.
-template <class Number>
-Number load(const std::byte* from, uint64_t i = 0) {
-  Number number;
-  std::memcpy(&number, from + i * sizeof(number), sizeof(number));
-  return number;
-}
-
-// The same as an int64_t, or nullopt if it does not fit.
-template <class Integer>
-std::optional<int64_t> load_integer(const std::byte* from, uint64_t i) {
-  const auto integer = load<Integer>(from, i);
-  if (!std::in_range<int64_t>(integer)) return std::nullopt;
-  return static_cast<int64_t>(integer);
-}
-
-template <class Number>
-double load_number(const std::byte* from, uint64_t i) {
-  return static_cast<double>(load<Number>(from, i));
-}
-
-std::string_view load_string(const std::byte* from) {
-  return {reinterpret_cast<const char*>(from) + sizeof(uint64_t), load<uint64_t>(from)};
-}
-
-struct TypeInfo {
-  std::string_view name;
-  uint64_t
-      min_bytes;  // of a number or bool: its size; of a string or array: the size of an empty one
-  std::optional<int64_t> (*load_integer)(const std::byte*, uint64_t i) = nullptr;  // integers only
-  double (*load_number)(const std::byte*, uint64_t i) = nullptr;  // integers and floats only
-};
-
-template <class Integer>
-constexpr TypeInfo integer_type(std::string_view name) {
-  return {name, sizeof(Integer), load_integer<Integer>, load_number<Integer>};
-}
-
-// Indexed by GgufType.
-constexpr std::array kTypes = {
-    integer_type<uint8_t>("u8"),
-    integer_type<int8_t>("i8"),
-    integer_type<uint16_t>("u16"),
-    integer_type<int16_t>("i16"),
-    integer_type<uint32_t>("u32"),
-    integer_type<int32_t>("i32"),
-    TypeInfo{"f32", 4, nullptr, load_number<float>},
-    TypeInfo{"bool", 1},
-    TypeInfo{"string", 8},
-    TypeInfo{"array", 12},
-    integer_type<uint64_t>("u64"),
-    integer_type<int64_t>("i64"),
-    TypeInfo{"f64", 8, nullptr, load_number<double>},
-};
-
-const TypeInfo& info(GgufType type) { return kTypes[static_cast<size_t>(type)]; }
 
 bool is_array(const GgufValue& v) { return v.type == GgufType::array; }
 bool is_u32(const GgufValue& v) { return v.type == GgufType::u32; }
@@ -120,10 +59,6 @@ int64_t integer_at(const GgufFile& file, std::string_view key, const GgufValue& 
 }
 
 }  // namespace
-
-std::string type_name(const GgufValue& value) {
-  return text(is_array(value) ? "array of " : "", info(value.element_type).name);
-}
 
 // Scans the file front to back.
 class GgufFile::Reader {
@@ -180,7 +115,7 @@ class GgufFile::Reader {
 
   GgufType read_type() {
     const auto id = read<uint32_t>();
-    if (id >= kTypes.size()) fail("value type ", id, ", expected 0 to ", kTypes.size() - 1);
+    if (id >= kGgufTypes) fail("value type ", id, ", expected 0 to ", kGgufTypes - 1);
     return static_cast<GgufType>(id);
   }
 
@@ -254,7 +189,7 @@ class GgufFile::Reader {
 
   template <class Number>
   Number read() {
-    return load<Number>(take(sizeof(Number)).data());
+    return load_unaligned<Number>(take(sizeof(Number)).data());
   }
 
   std::string_view read_string() { return take_text(read<uint64_t>()); }
@@ -330,7 +265,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t n_tensors) {
 uint64_t GgufFile::alignment() const {
   constexpr std::string_view kKey = "general.alignment";
   if (!find(kKey)) return kDefaultAlignment;
-  const auto alignment = load<uint32_t>(get(*this, kKey, "u32", is_u32).bytes.data());
+  const auto alignment = load_unaligned<uint32_t>(get(*this, kKey, "u32", is_u32).bytes.data());
   if (alignment < kMinAlignment || !std::has_single_bit(alignment)) {
     fail(path(), "key '", kKey, "': ", alignment, ", expected a power of two >= ", kMinAlignment);
   }

@@ -14,36 +14,10 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "io/gguf_value.h"
 #include "io/mapped_file.h"
 
 namespace h2o {
-
-// The type of a metadata value, numbered as in the file.
-enum class GgufType : uint32_t {
-  u8,
-  i8,
-  u16,
-  i16,
-  u32,
-  i32,
-  f32,
-  boolean,
-  string,
-  array,
-  u64,
-  i64,
-  f64
-};
-
-// A metadata value, still encoded: unaligned, each string preceded by its u64 length.
-struct GgufValue {
-  GgufType type = GgufType::u8;
-  GgufType element_type = GgufType::u8;   // of an array's elements; otherwise equal to `type`
-  uint64_t count = 1;                     // number of an array's elements; otherwise 1
-  std::span<const std::byte> bytes = {};  // the value, or the elements one after the other
-};
-
-std::string type_name(const GgufValue& value);  // "u32", "array of string"
 
 struct GgufTensor {
   std::string_view name;

@@ -4,40 +4,15 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
 #include "kv/archive.h"
 #include "kv/policy.h"
+#include "kv/shape.h"
 #include "kv/view.h"
 
 namespace h2o {
-
-// The supported types for keys and values.
-std::span<const DType> kv_dtypes();
-
-// The kv_dtype with this lower-case name. Throws InvalidArgument, naming `argument`.
-DType kv_dtype(std::string_view name, std::string_view argument = "kv_dtype");
-
-struct KvShape {
-  int32_t n_layers = 1;
-  int32_t n_sequences = 1;
-  int32_t n_heads = 0;
-  int32_t n_kv_heads = 0;
-  int32_t head_dim = 0;
-  int32_t max_tokens = 0;      // per sequence; never reached by a policy with a smaller budget
-  int32_t max_rows = 1;        // per batch
-  DType k_dtype = DType::f16;  // one of kv_dtypes() whose block size divides head_dim
-  DType v_dtype = DType::f16;
-  Rope rope = {};  // for rolling positions; RopeLayout::none: not supported
-  // [n_layers, ...] as KvView::output_gram, in the back end's memory, not owned; nullptr if no
-  // policy weighs values by outputs.
-  const float* output_gram = nullptr;
-  ArchiveOptions archive = {};  // of evicted tokens; incompatible with rolling positions
-
-  bool may_roll() const { return rope.layout != RopeLayout::none; }
-};
 
 // A kept token.
 struct KvEntry {

@@ -129,6 +129,8 @@ class Engine {
 
   bool forked() const { return process_id() != process_; }
   void check_process() const;
+  // How often a waiting thread calls `between`.
+  static constexpr std::chrono::milliseconds kPollInterval{100};
   static constexpr std::chrono::milliseconds kRetry{10};  // delay before trying again
   static thread_local bool
       worker_closed_it_;  // set if the engine's thread itself destroyed its engine

@@ -1,0 +1,65 @@
+#include "kv/shape.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+
+namespace h2o {
+namespace {
+
+void validate_dtype(DType dtype, int32_t head_dim) {
+  const std::span<const DType> dtypes = kv_dtypes();
+  require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "type ", info(dtype).name,
+          " is not one of ", dtype_names(dtypes));
+  require(head_dim % info(dtype).block_size == 0, "type ", info(dtype).name, " comes in blocks of ",
+          info(dtype).block_size, ", which head_dim ", head_dim, " is no multiple of");
+}
+
+}  // namespace
+
+std::span<const DType> kv_dtypes() {
+  static constexpr std::array kTypes = {DType::f32,  DType::f16,  DType::bf16,
+                                        DType::q8_0, DType::q5_0, DType::q4_0};
+  return kTypes;
+}
+
+DType kv_dtype(std::string_view name, std::string_view argument) {
+  std::string names;
+  for (const DType dtype : kv_dtypes()) {
+    std::string lower(info(dtype).name);
+    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+    if (lower == name) return dtype;
+    names += text(names.empty() ? "" : ", ", lower);
+  }
+  throw InvalidArgument(text(argument, " is ", quoted(name), ", expected one of ", names));
+}
+
+void validate(const KvShape& shape) {
+  require(shape.n_layers > 0 && shape.n_sequences > 0 && shape.n_heads > 0 &&
+              shape.n_kv_heads > 0 && shape.head_dim > 0,
+          "layers ", shape.n_layers, ", sequences ", shape.n_sequences, ", heads ", shape.n_heads,
+          ", kv_heads ", shape.n_kv_heads, ", head_dim ", shape.head_dim, ": all must be positive");
+  require(shape.n_heads % shape.n_kv_heads == 0, shape.n_heads, " heads cannot share ",
+          shape.n_kv_heads, " kv_heads evenly");
+  require(shape.max_tokens > 0, "max_tokens is ", shape.max_tokens, ", expected 1 or more");
+  require(shape.max_rows > 0, "max_rows is ", shape.max_rows, ", expected 1 or more");
+  validate_dtype(shape.k_dtype, shape.head_dim);
+  validate_dtype(shape.v_dtype, shape.head_dim);
+  if (shape.archive.n_recalled != 0) {
+    require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
+            ", expected 1 or more");
+    require(!shape.may_roll(), "an archive has no rolling positions");
+    validate_dtype(shape.archive.k_dtype, shape.head_dim);
+    validate_dtype(shape.archive.v_dtype, shape.head_dim);
+  }
+  // Larger byte counts could overflow: up to 16 bytes per element, in a workspace for each of up to
+  // 1024 threads. No machine has that much memory.
+  const double elements = 1.0 * shape.n_layers * shape.n_sequences * shape.n_heads *
+                          (1.0 * shape.max_tokens + shape.max_rows) * shape.head_dim;
+  if (elements > 1e15) {
+    throw OutOfMemory(text(elements, " elements do not fit in memory"));
+  }
+}
+
+}  // namespace h2o

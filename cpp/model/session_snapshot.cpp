@@ -1,0 +1,68 @@
+// Session: saving and loading sequences.
+#include "core/error.h"
+#include "kv/serialized_sequence.h"
+#include "model/session.h"
+
+namespace h2o {
+
+// Sequences that cannot roll have original positions.
+Positions Session::positions_of(int32_t sequence) const {
+  return cache_.can_roll(sequence) ? options_.positions : Positions::original;
+}
+
+std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const {
+  const std::lock_guard lock(model_->mutex);
+  text.n_read = cache_.length(sequence);
+  require(std::ssize(text.tokens) >= text.n_read, "a text of ", text.tokens.size(),
+          " tokens for sequence ", sequence, ", which has read ", text.n_read);
+  const auto positions = static_cast<uint8_t>(positions_of(sequence));
+  ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
+  writer.reserve(sequence_bytes(cache_, sequence));
+  write_sequence(cache_, sequence, writer);
+  return end_snapshot(std::move(writer));
+}
+
+SnapshotText Session::load(int32_t sequence, std::span<const std::byte> snapshot) {
+  return load(sequence, open_snapshot(snapshot), std::nullopt);
+}
+
+bool Session::is_plain(int32_t sequence) const {
+  const std::lock_guard lock(model_->mutex);
+  if (!model_->backend->rows_are_independent() || cache_.archive() != nullptr) return false;
+  for (int32_t l = 0; l < model_->config.n_layers; ++l) {
+    const KvPolicy& policy = cache_.policy(l, sequence);
+    if (policy.keeps_scores() || policy.budget() < options_.n_ctx) return false;
+  }
+  return true;
+}
+
+void Session::load_plain(int32_t sequence, std::span<const std::byte> snapshot, int32_t n_tokens) {
+  load(sequence, open_snapshot(snapshot, Damage::none), n_tokens);
+}
+
+SnapshotText Session::load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens) {
+  const std::lock_guard lock(model_->mutex);
+  if (open.model != model_->fingerprint) throw FormatError("the snapshot is of another model");
+  if (open.positions != static_cast<uint8_t>(positions_of(sequence))) {
+    throw FormatError("the snapshot's positions are of another kind: original, rolling or auto");
+  }
+  for (int32_t token : open.text.tokens) {
+    if (token < 0 || token >= model_->config.n_vocab) {
+      throw FormatError(
+          text("the snapshot has token ", token, ", the vocabulary has ", model_->config.n_vocab));
+    }
+  }
+  const size_t n_logits = open.text.logits.size();
+  if (n_logits != 0 && n_logits != static_cast<size_t>(model_->config.n_vocab)) {
+    throw FormatError(text("the snapshot has ", n_logits, " logits, the vocabulary has ",
+                           model_->config.n_vocab));
+  }
+  const int32_t n_read = open.text.n_read;
+  if (n_read > options_.n_ctx && !cache_.can_roll(sequence)) {
+    throw FormatError(text("the snapshot has ", n_read, " tokens, n_ctx is ", options_.n_ctx));
+  }
+  read_sequence(cache_, sequence, n_read, open.cache, n_tokens);
+  return std::move(open.text);
+}
+
+}  // namespace h2o
