@@ -53,7 +53,7 @@ void give_piece(h2o_request& request, std::optional<Piece> found, const char** p
 }
 
 void check_targets(const char* const* piece, const size_t* n_bytes) {
-  require(piece != nullptr && n_bytes != nullptr, "the piece or its size go to NULL");
+  require(piece != nullptr && n_bytes != nullptr, "piece or n_bytes is NULL");
 }
 
 }  // namespace
@@ -203,7 +203,7 @@ h2o_status h2o_request_logprobs(h2o_request* request, size_t i, h2o_logprob* log
   return call(request, [&](h2o_request& r) {
     const Trace* const trace = r.generation->request().trace.get();
     require(trace != nullptr, "the request does not keep log-probabilities: n_top is -1");
-    require(logprob != nullptr, "the log-probability goes to NULL");
+    require(logprob != nullptr, "logprob is NULL");
     require(i < trace->n_logprobs(), "token ", i, " is not generated yet: ", trace->n_logprobs(),
             " are");
     const TokenLogprob found = trace->logprobs(i, i + 1).front();

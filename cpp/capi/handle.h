@@ -80,7 +80,7 @@ void give(Result value, Result* out) {
 // Copies results to the caller's array.
 template <class T>
 void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
-  require(n_out != nullptr, "the number of results goes to NULL");
+  require(n_out != nullptr, "the pointer to the number of results is NULL");
   require(out != nullptr || capacity == 0, "an array of ", capacity, " elements is NULL");
   *n_out = n;
   if (n > capacity) throw Failure{H2O_TOO_SMALL, text(n, " elements, the capacity is ", capacity)};
@@ -89,7 +89,7 @@ void give(const T* values, size_t n, T* out, size_t capacity, size_t* n_out) {
 
 // Copies text to the caller's array, with a terminating NUL.
 inline void give_text(const std::string& text, char* out, size_t capacity, size_t* n_bytes) {
-  require(n_bytes != nullptr, "the number of bytes goes to NULL");
+  require(n_bytes != nullptr, "the pointer to the number of bytes is NULL");
   size_t n_with_nul = 0;
   *n_bytes = text.size();
   give(text.c_str(), text.size() + 1, out, capacity, &n_with_nul);

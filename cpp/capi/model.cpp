@@ -103,7 +103,7 @@ h2o_status h2o_token_text(h2o_model* model, int32_t token, char* text, size_t ca
 
 h2o_status h2o_chat_template(h2o_model* model, const char** source) noexcept {
   return call(model, [&](const TextModel& m) {
-    require(source != nullptr, "the template goes to NULL");
+    require(source != nullptr, "source is NULL");
     *source = m.chat_template.empty() ? nullptr : m.chat_template.c_str();
   });
 }

@@ -173,7 +173,7 @@ StreamOptions stream_options(const h2o_stream_options* options) {
   if (o.max_tokens != 0) made.max_tokens = o.max_tokens;
   for (size_t i = 0; i < o.n_stop; ++i) {
     require(o.stop[i] != nullptr && o.stop[i][0] != '\0', "stop string ", i,
-            " is empty, which would end everything at once");
+            " is empty, expected at least one character");
     made.stop.emplace_back(o.stop[i]);
     require(is_utf8(made.stop.back()), "stop string ", i, " is not valid UTF-8");
   }

@@ -66,14 +66,14 @@ h2o_status h2o_decode(h2o_session* session, int32_t token) noexcept {
 
 h2o_status h2o_sample(h2o_session* session, int32_t* token) noexcept {
   return call(session, Access::change, [&](TextSession& s) {
-    require(token != nullptr, "the token goes to NULL");
+    require(token != nullptr, "token is NULL");
     *token = s.sample();
   });
 }
 
 h2o_status h2o_logits(h2o_session* session, const float** logits, int32_t* n_vocab) noexcept {
   return call(session, Access::change, [&](TextSession& s) {
-    require(logits != nullptr && n_vocab != nullptr, "the logits or their number go to NULL");
+    require(logits != nullptr && n_vocab != nullptr, "logits or n_vocab is NULL");
     const std::span<const float> found = s.logits();
     *logits = found.data();
     *n_vocab = static_cast<int32_t>(found.size());
@@ -124,7 +124,7 @@ h2o_status h2o_tokens(h2o_session* session, int32_t* tokens, size_t capacity,
 
 h2o_status h2o_snapshot_save(h2o_session* session, void** bytes, size_t* n_bytes) noexcept {
   return call(session, Access::change, [&](const TextSession& s) {
-    require(bytes != nullptr && n_bytes != nullptr, "the snapshot or its size go to NULL");
+    require(bytes != nullptr && n_bytes != nullptr, "bytes or n_bytes is NULL");
     const std::vector<std::byte> saved = s.save();
     void* copy = std::malloc(saved.size());
     if (copy == nullptr)

@@ -52,7 +52,7 @@ h2o_generation TextSession::stream(std::string_view prompt, const StreamOptions&
   const std::vector<int32_t> added = model_->tokenizer.encode(
       prompt, {.add_special = begins, .parse_special = options.parse_special, .begins = begins});
   require((!prompt.empty() && !added.empty()) || n_unread() > 0 || !known_logits().empty(),
-          "the prompt is empty, and there are no tokens to go on from");
+          "the prompt is empty, and so is the sequence");
   check_room(added.size());
   append(added);
   const Engine::Handle generation = submit({.held = held_text_ + held_bytes_,
@@ -88,9 +88,10 @@ int32_t TextSession::sample() { return sampler_->sample(logits()); }
 std::span<const float> TextSession::logits() {
   read_all();
   const std::span<const float> known = known_logits();
-  require(!known.empty(),
-          "there are no logits: nothing has been read since the session was opened or reset, or "
-          "the snapshot that was loaded has none");
+  require(
+      !known.empty(),
+      "there are no logits: no tokens have been processed since the session was opened or reset, "
+      "or the loaded snapshot has none");
   return known;
 }
 

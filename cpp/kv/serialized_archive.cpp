@@ -32,8 +32,8 @@ void check_archive_options(const KvArchive& archive, ByteReader& reader) {
   options.v_dtype = reader.get<DType>();
   if (options != archive.options()) {
     throw FormatError(text(reader.what(),
-                           " has an archive of other types, or of which other numbers of pages are "
-                           "recalled; open it with the archive that it was saved with"));
+                           " has an archive with other types or another number of recalled pages; "
+                           "use the archive options that it was saved with"));
   }
 }
 

@@ -246,7 +246,8 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
   }
   if (archived) check_archive_options(*cache.archive(), reader);
   if (rolling && !cache.can_roll(sequence)) {
-    throw FormatError(text(reader.what(), " has rolling positions, which this cache has not"));
+    throw FormatError(
+        text(reader.what(), " has rolling positions, which this cache does not support"));
   }
   // An empty sequence can use the whole capacity.
   const int64_t capacity = int64_t{cache.room(sequence)} + cache.length(sequence);
@@ -273,12 +274,12 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       if (vacant >= 0)
         images.back().positions[vacant] = 0;  // may have been a position of a longer sequence
       if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
-        throw FormatError(text(reader.what(), " has evicted tokens, or has fewer"));
+        throw FormatError(text(reader.what(), " has evicted tokens, or too few tokens"));
       }
     }
   }
 
-  if (reader.left() > 0) throw FormatError(text(reader.what(), " has bytes to spare"));
+  if (reader.left() > 0) throw FormatError(text(reader.what(), " has trailing bytes"));
 
   cache.reset(sequence);
   if (rolling) cache.roll(sequence);

@@ -12,8 +12,8 @@ void validate_dtype(DType dtype, int32_t head_dim) {
   const std::span<const DType> dtypes = kv_dtypes();
   require(std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end(), "type ", info(dtype).name,
           " is not one of ", dtype_names(dtypes));
-  require(head_dim % info(dtype).block_size == 0, "type ", info(dtype).name, " comes in blocks of ",
-          info(dtype).block_size, ", which head_dim ", head_dim, " is no multiple of");
+  require(head_dim % info(dtype).block_size == 0, "head_dim is ", head_dim,
+          ", expected a multiple of ", info(dtype).block_size, " for type ", info(dtype).name);
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ void validate(const KvShape& shape) {
   if (shape.archive.n_recalled != 0) {
     require(shape.archive.n_recalled > 0, "archive_pages is ", shape.archive.n_recalled,
             ", expected 1 or more");
-    require(!shape.may_roll(), "an archive has no rolling positions");
+    require(!shape.may_roll(), "an archive does not support rolling positions");
     validate_dtype(shape.archive.k_dtype, shape.head_dim);
     validate_dtype(shape.archive.v_dtype, shape.head_dim);
   }

@@ -95,8 +95,7 @@ class Keys {
     const std::string prefix = architecture_ + ".";
     for (const auto& [key, found] : file_.metadata()) {
       if (!key.starts_with(prefix) || used_.contains(std::string(key))) continue;
-      fail("key ", quoted(key), " is ", description(key, found),
-           ", which changes what the model computes in a way that h2o does not support");
+      fail("key ", quoted(key), " is ", description(key, found), ", which h2o does not support");
     }
   }
 

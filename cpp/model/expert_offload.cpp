@@ -36,10 +36,10 @@ size_t ExpertOffload::least(const std::vector<LayerTensors>& layers,
 ExpertOffload::ExpertOffload(const std::vector<LayerTensors>& layers, int32_t n_experts,
                              const std::vector<Tensor*>& dense, size_t max_resident)
     : layers_(layers.size()) {
-  require(MappedFile::can_release(), "max_resident: this system cannot let go of pages");
+  require(MappedFile::can_release(), "max_resident: this system cannot release pages");
   const size_t least = ExpertOffload::least(layers, dense);
   require(max_resident >= least, "max_resident is ", max_resident,
-          " bytes; the experts of a layer and what is no expert take ", least);
+          " bytes; the dense weights and the experts of one layer take ", least);
 
   for (size_t l = 0; l < layers.size(); ++l) {
     layers_[l].experts.resize(n_experts);

@@ -10,7 +10,7 @@ HostExperts::HostExperts(Backend& backend, const std::vector<LayerTensors>& laye
                          size_t max_resident)
     : backend_(backend), layers_(layers) {
   require(max_resident >= dense, "max_resident is ", max_resident,
-          " bytes; what is no expert takes ", dense);
+          " bytes; the dense weights take ", dense);
   size_t resident = dense;
   for (const LayerTensors& layer : layers_) {
     size_t size = 0;

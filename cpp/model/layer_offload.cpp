@@ -14,7 +14,7 @@ LayerOffload::LayerOffload(std::vector<size_t> sizes, size_t others, size_t max_
   for (size_t size : sizes_) place = std::max(place, size);
   const size_t least = others + 2 * place;
   require(max_resident >= least, "max_resident is ", max_resident,
-          " bytes; two layers and what is not part of any take ", least);
+          " bytes; two layers and the tensors outside of layers take ", least);
 
   size_t left = max_resident - least;
   while (n_kept_ < n_layers() && sizes_[n_kept_] <= left) left -= sizes_[n_kept_++];

@@ -45,7 +45,7 @@ std::vector<size_t> sizes_of(const std::vector<LayerTensors>& layers) {
 MappedLayerOffload::MappedLayerOffload(const std::vector<LayerTensors>& layers,
                                        const std::vector<Tensor*>& others, size_t max_resident)
     : LayerOffload(sizes_of(layers), size_of(bytes_of(others)), max_resident) {
-  require(MappedFile::can_release(), "max_resident: this system cannot let go of pages");
+  require(MappedFile::can_release(), "max_resident: this system cannot release pages");
   for (const Bytes& bytes : bytes_of(others)) MappedFile::populate(bytes);
   for (const LayerTensors& layer : layers) layers_.push_back(bytes_of(layer));
   for (int32_t l = 0; l < n_kept(); ++l) {

@@ -28,9 +28,9 @@ SessionOptions resolve(const Config& config, SessionOptions options) {
           " to 65536");
   if (options.archive.n_recalled != 0) {
     require(config.alibi_max_bias == 0, config.family->architecture,
-            " has ALiBi, by distances that an archive does not keep: leave archive out");
+            " uses ALiBi, which does not support an archive: leave archive out");
     require(options.positions != Positions::rolling,
-            "an archive has no rolling positions: leave positions at auto");
+            "an archive does not support rolling positions: leave positions at auto");
     options.positions = Positions::original;
   }
   // A batch cannot have more rows than all sequences together.
@@ -48,9 +48,9 @@ bool may_roll(const Config& config, const SessionOptions& options) {
                   [&](const KvPolicy& policy) { return policy.budget() < options.n_ctx; });
   if (options.positions == Positions::rolling) {
     require(config.family->rope != RopeLayout::none, config.family->architecture,
-            " has no rotary positions, and others cannot roll: leave positions at auto");
+            " has no rotary positions, so positions cannot roll: leave positions at auto");
     require(one_rope, "the layers of ", config.family->architecture,
-            " have positions of several kinds, which cannot roll: leave positions at auto");
+            " differ in their positions, which cannot roll: leave positions at auto");
     require(bounded, "rolling positions need a policy that keeps fewer tokens than ", options.n_ctx,
             " in every layer");
   }
@@ -323,7 +323,7 @@ void Session::check(std::span<const Input> inputs) const {
     require(std::ssize(tokens) <= chunk, tokens.size(), " tokens of sequence ", sequence,
             " in one step, it can take ", chunk);
     for (size_t j = 0; j < i; ++j) {
-      require(inputs[j].sequence != sequence, "sequence ", sequence, " is named twice");
+      require(inputs[j].sequence != sequence, "sequence ", sequence, " appears twice");
     }
     for (int32_t token : tokens) {
       require(token >= 0 && token < model_->config.n_vocab, "token ", token,

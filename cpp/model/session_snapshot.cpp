@@ -13,8 +13,8 @@ Positions Session::positions_of(int32_t sequence) const {
 std::vector<std::byte> Session::save(int32_t sequence, SnapshotText text) const {
   const std::lock_guard lock(model_->mutex);
   text.n_read = cache_.length(sequence);
-  require(std::ssize(text.tokens) >= text.n_read, "a text of ", text.tokens.size(),
-          " tokens for sequence ", sequence, ", which has read ", text.n_read);
+  require(std::ssize(text.tokens) >= text.n_read, text.tokens.size(), " tokens for sequence ",
+          sequence, ", which has read ", text.n_read);
   const auto positions = static_cast<uint8_t>(positions_of(sequence));
   ByteWriter writer = begin_snapshot(model_->fingerprint, text, positions);
   writer.reserve(sequence_bytes(cache_, sequence));

@@ -83,8 +83,8 @@ class Finder {
         // Old converters saved the inverse frequencies, which are derived from the metadata here.
         if (tensor.name.ends_with("attn_rot_embd.weight")) continue;
         if (!used_.contains(std::string(tensor.name))) {
-          fail(quoted(tensor.name), text("is not part of a '", config_.family->architecture,
-                                         "' model as h2o computes it"));
+          fail(quoted(tensor.name),
+               text("is not part of a '", config_.family->architecture, "' model"));
         }
       }
     }

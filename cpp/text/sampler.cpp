@@ -41,7 +41,7 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab)
   options.check(n_vocab);
   std::ranges::sort(options_.logit_bias, {}, &LogitBias::token);
   const auto same = std::ranges::adjacent_find(options_.logit_bias, {}, &LogitBias::token);
-  require(same == options_.logit_bias.end(), "logit_bias has a token twice");
+  require(same == options_.logit_bias.end(), "a token appears twice in logit_bias");
   choose_steps();
   const size_t padded = (n_vocab + kBlock - 1) / kBlock * kBlock;
   counts_.resize(n_vocab);

@@ -17,7 +17,7 @@ std::string describe_limit(const Session& session) {
     return text("n_ctx is ", n_ctx, "; max_tokens -1 (--endless) goes past it");
   if (config.family->rope != RopeLayout::none) {
     return text("n_ctx is ", n_ctx,
-                "; a text goes on only where the policy evicts and positions roll");
+                "; generation continues past it only if the policy evicts and positions roll");
   }
   if (n_ctx < config.n_ctx_train) return text("n_ctx is ", n_ctx);
   return text("n_ctx is ", n_ctx, ", and the model has learned no positions after that");

@@ -273,7 +273,7 @@ struct Team {
   }
 
   // Merges the teams of the block, in order, into out [n_heads, n_splits, head_dim] and the softmax
-  // of each head. Teams take turns. `shared`: [kTeams, kHeads, kWidth + 2].
+  // of each head. Teams write sequentially. `shared`: [kTeams, kHeads, kWidth + 2].
   __device__ void merge(float* shared, const Partials& partials, int split_index, int64_t query,
                         int n_heads, int head_dim) const {
     float* const sums = shared + kTeams * kHeads * 2;

@@ -71,7 +71,7 @@ struct Calls {
     check(h2o::is_utf8({piece, n_bytes}), "a piece in UTF-8");
     if (++calls.n_pieces % 5 == 0) h2o_cancel(calls.session);
     h2o_session_stats stats = H2O_SESSION_STATS;
-    check(h2o_stats(calls.session, &stats) == H2O_OK, "a callback may look");
+    check(h2o_stats(calls.session, &stats) == H2O_OK, "a callback may query");
     return calls.n_pieces % 7 == 0;
   }
 
@@ -91,7 +91,7 @@ struct Calls {
     if (!(flags & 128)) text = h2o::repaired_utf8(text);
     h2o_generation generation = H2O_GENERATION;
     end(h2o_stream(session, text.data(), text.size(), &options, on_piece, this, &generation));
-    check(generation.n_generated >= 0 && generation.n_generated <= 16, "as many as asked for");
+    check(generation.n_generated >= 0 && generation.n_generated <= 16, "at most max_tokens");
   }
 
   void feed() {
@@ -118,7 +118,7 @@ struct Calls {
     const size_t size = how & 2 ? from.take<uint32_t>() % n : n;
     const h2o_status loaded = h2o_snapshot_load(session, bytes, size);
     end(loaded);
-    check(how & 3 || loaded == H2O_OK, "what was saved is loaded");
+    check(how & 3 || loaded == H2O_OK, "a saved snapshot loads");
     h2o_snapshot_free(bytes);
   }
 

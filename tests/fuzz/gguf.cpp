@@ -52,7 +52,7 @@ int fuzz(std::span<const std::byte> bytes) {
     for (const GgufTensor& tensor : file.tensors()) {
       check(file.find_tensor(tensor.name) == &tensor, "a tensor is found");
       check(tensor.data.data() + tensor.data.size() <= bytes.data() + bytes.size(),
-            "a tensor lies in the file");
+            "a tensor is inside the file");
       for (const std::byte byte : tensor.data) sum += static_cast<size_t>(byte);
       try {
         sum += file.view(tensor).rows;

@@ -109,16 +109,15 @@ int fuzz(std::span<const std::byte> bytes) {
   try {
     text = session.load(0, snapshot);
   } catch (const FormatError&) {
-    check(session.save(0, {.tokens = {5, 6, 7}}) == before, "what is refused changes nothing");
+    check(session.save(0, {.tokens = {5, 6, 7}}) == before, "a rejected snapshot changes nothing");
     return 0;
   }
-  check(session.tokens_seen(0) == text.n_read, "it has read what the snapshot says");
+  check(session.tokens_seen(0) == text.n_read, "the number of processed tokens is the snapshot's");
   // Unused bytes, such as the row that the next token overwrites, are saved as zeros.
   const std::vector<std::byte> saved = session.save(0, text);
   const bool unchanged = std::ranges::find(of.snapshots, snapshot) != of.snapshots.end();
   check(!unchanged || saved == snapshot, "it is saved as it was loaded");
-  check(session.save(0, session.load(0, saved)) == saved,
-        "what it saves, it loads and saves again");
+  check(session.save(0, session.load(0, saved)) == saved, "a saved snapshot round-trips");
   for (int i = 0; i < 6 && session.room(0) > 0; ++i) {
     const int32_t token = 5 + i;
     const Input one{0, {&token, 1}};

@@ -56,7 +56,7 @@ int fuzz(std::span<const std::byte> bytes) {
     if (how & 64 && !pieces.stopped()) {  // saved and continued
       const std::string held = pieces.held_text() + pieces.held_bytes();
       pieces = Detokenizer(stop);
-      check(pieces.push(held).empty(), "what was held back is held back again");
+      check(pieces.push(held).empty(), "held-back text is held back again");
     }
   }
   shown += pieces.finish();

@@ -42,12 +42,12 @@ int fuzz(std::span<const std::byte> bytes) {
   std::vector<int32_t> tokens;
   try {
     tokens = tokenizer.encode(text, options);
-    check(is_utf8(text), "a text that is UTF-8");
+    check(is_utf8(text), "accepted text is UTF-8");
   } catch (const InvalidArgument&) {
-    check(!is_utf8(text), "a text that is not UTF-8");
+    check(!is_utf8(text), "rejected text is not UTF-8");
     return 0;
   }
-  check(tokens.size() <= 4 * text.size() + 4, "no more tokens than bytes, but for what is added");
+  check(tokens.size() <= 4 * text.size() + 4, "no more tokens than bytes, besides added ones");
   std::string spelled;
   Detokenizer pieces(stop);
   std::string shown;
@@ -65,7 +65,7 @@ int fuzz(std::span<const std::byte> bytes) {
   check(is_utf8(decoded), "decoded text is UTF-8");
   if (stop.empty()) check(shown == repaired_utf8(spelled), "the pieces are the text");
   for (const std::string& end : stop)
-    check(shown.find(end) == shown.npos, "a text cut at its stop");
+    check(shown.find(end) == shown.npos, "output ends at the stop string");
   if (!(flags & 1) && !options.parse_special) check(decoded == text, "the text again");
   return 0;
 }

@@ -270,7 +270,7 @@ def test_quantised_caches_hold_what_gguf_py_rounds_to(
 
 
 def test_block_types_need_whole_blocks() -> None:
-    with pytest.raises(ValueError, match="Q8_0 comes in blocks of 32, which head_dim 48"):
+    with pytest.raises(ValueError, match="head_dim is 48, expected a multiple of 32 for type Q8_0"):
         KVCache(1, 1, 48, Policy.window(4), kv_dtype=("f16", "q8_0"))
 
 

@@ -114,7 +114,7 @@ def test_full_caches_end(llama: Path) -> None:
             stream = generator.stream([5] * 10, temperature=0, ignore_eos=True)
             list(stream)
             assert stream.finish_reason == "length"
-            assert "n_ctx is 40; a text goes on only where the policy evicts" in (
+            assert "n_ctx is 40; generation continues past it only if the policy evicts" in (
                 stream.finish_message
             )
 
