@@ -78,7 +78,7 @@ enum {
   H2O_CANNOT_OPEN = 2, /* a file */
   H2O_BAD_FORMAT = 3,  /* a file or a snapshot is damaged, or not of the expected kind */
   H2O_OUT_OF_MEMORY = 4,
-  H2O_CONTEXT_FULL = 5, /* the context has no room for so many tokens */
+  H2O_CONTEXT_FULL = 5, /* the tokens do not fit in the context */
   H2O_CANCELLED = 6,
   H2O_TOO_SMALL = 7, /* the capacity */
   H2O_BUSY = 8,      /* another call with this handle is in progress; there is no message */
@@ -121,7 +121,7 @@ typedef struct h2o_model_info {
   int32_t n_heads;
   int32_t n_kv_heads;
   int32_t head_dim;
-  int32_t bos; /* the tokens that begin and end a text; -1: there is none */
+  int32_t bos; /* beginning- and end-of-text tokens; -1: none */
   int32_t eos;
 } h2o_model_info;
 #define H2O_MODEL_INFO {sizeof(h2o_model_info), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -131,17 +131,17 @@ H2O_API h2o_status h2o_describe(h2o_model* model, h2o_model_info* info) H2O_NOEX
 /* --- Text and tokens ------------------------------------------------------------------------ */
 
 enum {
-  H2O_ADD_SPECIAL = 1,   /* add the tokens that the model expects around a text, such as BOS */
+  H2O_ADD_SPECIAL = 1,   /* add the tokens that the model expects, such as BOS */
   H2O_PARSE_SPECIAL = 2, /* parse special tokens in the text, such as "</s>" */
-  H2O_CONTINUES = 4      /* the text continues another: no space is put in front of it */
+  H2O_CONTINUES = 4      /* the text continues another: no space is prepended */
 };
 
 /* Tokens of a text. flags: any of the above, combined with |. */
 H2O_API h2o_status h2o_tokenize(h2o_model* model, const char* text, size_t n_bytes, uint32_t flags,
                                 int32_t* tokens, size_t capacity, size_t* n_tokens) H2O_NOEXCEPT;
 
-/* Text of tokens, always UTF-8: other bytes become U+FFFD. It ends with a NUL, which *n_bytes does
- * not count and `capacity` must have room for. */
+/* Text of tokens, always UTF-8: invalid bytes become U+FFFD. It ends with a NUL, which counts in
+ * `capacity` but not in *n_bytes. */
 H2O_API h2o_status h2o_detokenize(h2o_model* model, const int32_t* tokens, size_t n_tokens,
                                   char* text, size_t capacity, size_t* n_bytes) H2O_NOEXCEPT;
 
@@ -162,7 +162,7 @@ H2O_API h2o_status h2o_chat_template(h2o_model* model, const char** source) H2O_
 
 enum {
   H2O_POSITIONS_AUTO = 0, /* original up to the trained length, then rolling if the cache evicts */
-  H2O_POSITIONS_ORIGINAL = 1, /* places in the sequence, which ends at n_ctx */
+  H2O_POSITIONS_ORIGINAL = 1, /* positions in the sequence, which ends at n_ctx */
   H2O_POSITIONS_ROLLING = 2   /* ranks among the kept tokens: the sequence never ends */
 };
 
@@ -178,10 +178,10 @@ typedef struct h2o_session_options {
   const char* k_type; /* type of cached keys: "f16", "f32", "bf16", "q8_0", "q5_0" (CPU) or "q4_0";
                          NULL: "f16" */
   const char* v_type; /* type of cached values, likewise */
-  uint64_t prefix_cache;   /* of an engine: most bytes for states of prompts; 0: none. A prompt that
-                              begins like an earlier one continues from its state, with the same
-                              output: after any token with a full cache on a CPU, otherwise after a
-                              chunk of n_batch tokens */
+  uint64_t prefix_cache;   /* of an engine: limit in bytes for states of prompts; 0: none. A prompt
+                              with the same prefix as an earlier one continues from its state, with
+                              the same output: after any token with a full cache on a CPU, otherwise
+                              after a chunk of n_batch tokens */
   const char* archive;     /* keep evicted tokens in host memory, in a type as of k_type; a
                               sequence then ends at n_ctx. NULL: evicted tokens are lost */
   int32_t archive_pages;   /* pages of 16 archived tokens that each token attends to; 0:
@@ -189,7 +189,7 @@ typedef struct h2o_session_options {
   int32_t reserved;        /* 0 */
   const char* prefix_disk; /* of an engine: a directory, created if missing, for states that
                               leave prefix_cache, and for all when the engine ends. NULL: none */
-  uint64_t prefix_disk_bytes; /* most bytes there; 0: 4 GiB */
+  uint64_t prefix_disk_bytes; /* limit in bytes; 0: 4 GiB */
   const char* archive_dir; /* a directory for the archive instead of memory (CPU): an unnamed file
                               with disk space for n_ctx tokens from the start. NULL: in memory */
 } h2o_session_options;
@@ -300,7 +300,7 @@ typedef struct h2o_sampling {
    0,                    \
    NULL}
 
-/* Sets how tokens are chosen from now on; NULL: the defaults, as in a new session. */
+/* Sets the sampling options; NULL: the defaults, as in a new session. */
 H2O_API h2o_status h2o_set_sampling(h2o_session* session,
                                     const h2o_sampling* sampling) H2O_NOEXCEPT;
 
@@ -352,11 +352,11 @@ H2O_API h2o_status h2o_stream(h2o_session* session, const char* prompt, size_t n
 
 /* Adds tokens to the sequence and reads them. H2O_CANCELLED: all are added, but some may not be
  * read; the next call that needs them reads the rest. H2O_OUT_OF_MEMORY or H2O_INTERNAL_ERROR: the
- * same, or none is added; h2o_stats tells which. */
+ * same, or none is added; h2o_stats shows which. */
 H2O_API h2o_status h2o_feed(h2o_session* session, const int32_t* tokens,
                             size_t n_tokens) H2O_NOEXCEPT;
 
-/* Chooses the next token. h2o_decode adds it. */
+/* Samples the next token. h2o_decode adds it. */
 H2O_API h2o_status h2o_sample(h2o_session* session, int32_t* token) H2O_NOEXCEPT;
 
 /* One step: h2o_feed of one token. */
@@ -371,11 +371,11 @@ H2O_API h2o_status h2o_logits(h2o_session* session, const float** logits,
 typedef struct h2o_session_stats {
   size_t size;
   int32_t n_tokens;  /* tokens of the sequence */
-  int32_t n_read;    /* those of them that the model has read */
-  int32_t n_kept;    /* those that each KV head keeps, in the layer that keeps most */
+  int32_t n_read;    /* tokens that the model has processed */
+  int32_t n_kept;    /* tokens kept per KV head, in the layer that keeps most */
   int32_t n_evicted; /* n_read - n_kept */
   int32_t n_ctx;
-  int32_t room;              /* how many more tokens can be read */
+  int32_t room;              /* how many more tokens fit */
   uint64_t cache_bytes;      /* allocated, all layers */
   uint64_t full_cache_bytes; /* what a full cache of n_ctx tokens would allocate */
   uint64_t archive_bytes;    /* size of the archive */
@@ -474,7 +474,7 @@ H2O_API h2o_status h2o_engine_submit(h2o_engine* engine, const char* prompt, siz
 H2O_API h2o_status h2o_request_next(h2o_request* request, const char** piece,
                                     size_t* n_bytes) H2O_NOEXCEPT;
 
-/* As h2o_request_next, but does not wait: gives all text there is, or none. */
+/* As h2o_request_next, but does not wait: returns all text that is ready, or none. */
 H2O_API h2o_status h2o_request_poll(h2o_request* request, const char** piece,
                                     size_t* n_bytes) H2O_NOEXCEPT;
 
@@ -486,7 +486,7 @@ H2O_API void h2o_request_cancel(h2o_request* request) H2O_NOEXCEPT;
 H2O_API h2o_status h2o_request_free(h2o_request* request) H2O_NOEXCEPT;
 H2O_API const char* h2o_request_error(const h2o_request* request) H2O_NOEXCEPT;
 
-/* The output's finish and numbers so far; finish is 0 until the request has ended. */
+/* The finish reason and statistics so far; finish is 0 until the request has ended. */
 H2O_API h2o_status h2o_request_result(h2o_request* request,
                                       h2o_generation* generation) H2O_NOEXCEPT;
 

@@ -1,5 +1,5 @@
-// Written from the format's definition (the hexadecimal strings of the package gguf); not to be
-// edited.
+// Generated from the format's definition (the hexadecimal strings of the package gguf); do not
+// edit.
 #include "core/iq_grids.h"
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 namespace h2o {
 namespace {
 
-// Eight elements of two bits each, of each of which a table says the byte.
+// Expands eight two-bit indices of `values` to bytes.
 template <size_t kSize>
 constexpr Codebook<uint64_t, kSize> eights(const uint16_t (&packed)[kSize],
                                            const uint8_t (&values)[3]) {
@@ -19,7 +19,7 @@ constexpr Codebook<uint64_t, kSize> eights(const uint16_t (&packed)[kSize],
   return grid;
 }
 
-// Four of four bits each.
+// The same for four four-bit indices.
 template <size_t kSize>
 constexpr Codebook<uint32_t, kSize> fours(const uint16_t (&packed)[kSize],
                                           const uint8_t (&values)[8]) {

@@ -1,5 +1,5 @@
-// The codebooks of GGUF's types of one to three bits: an index of a block stands for the bytes of
-// eight elements, or of four, that lie in an entry from its lowest byte on.
+// The codebooks of GGUF's 1- to 3-bit types: an entry has eight or four elements, one per byte, lowest
+// byte first.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace h2o {
 
-// No std::array, whose functions might be compiled for an instruction set (cpu/kernels-inl.h).
+// Not std::array, whose functions could be compiled for one instruction set (cpu/kernels-inl.h).
 template <class Entry, size_t kSize>
 struct Codebook {
   Entry entries[kSize];

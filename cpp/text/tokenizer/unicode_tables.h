@@ -13,7 +13,7 @@ struct CombiningRange {
   unsigned char combining_class;
 };
 struct Decomposition {
-  char32_t whole, first, second;  // second: 0 where there is one part only
+  char32_t whole, first, second;  // second: 0 if there is only one part
 };
 struct Composition {
   char32_t first, second, whole;
