@@ -5,9 +5,11 @@
 // that the lanes of a warp, one group each, load whole sectors:
 //   q's:     low four bits, 16 bytes per group: byte i has elements i (low nibble) and 16 + i.
 //            For 8 bits, two runs of 16 bytes: for every 32 groups, first all lower halves.
-//   then     two more bits, 8 bytes per group: bits 2 k of byte i of word h: element 16 h + 4 k +
-//   i. then     one more bit, 4 bytes per group: bit 8 i + j is element 4 j + i. scales:  data of
-//   each group, then     data shared by 8 groups: the d of blocks of 256.
+//   then     two more bits, 8 bytes per group:
+//            bits 2 k of byte i of word h: element 16 h + 4 k + i.
+//   then     one more bit, 4 bytes per group: bit 8 i + j is element 4 j + i.
+//   scales:  data of each group,
+//   then     data shared by 8 groups: the d of blocks of 256.
 // Rows are padded to 16 bytes, so every load is aligned to its size.
 #pragma once
 
