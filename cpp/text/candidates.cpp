@@ -103,11 +103,11 @@ void Candidates::scale(float temperature) {
   weighed_ = false;
 }
 
-void Candidates::scale_by_entropy(float least, float most, float exponent) {
+void Candidates::scale_by_entropy(float min, float max, float exponent) {
   if (n_ == 1) return;
   const double normal = entropy() / std::log(static_cast<double>(n_));
   const double share = std::pow(std::clamp(normal, 0.0, 1.0), static_cast<double>(exponent));
-  const auto temperature = static_cast<float>(least + (most - least) * share);
+  const auto temperature = static_cast<float>(min + (max - min) * share);
   if (temperature > 0) {
     scale(temperature);
   } else {
@@ -133,9 +133,9 @@ void Candidates::keep_probable(float p) {
   n_sorted_ = 0;
 }
 
-void Candidates::keep_relative(float least) {
+void Candidates::keep_relative(float ratio) {
   weigh();
-  drop_if([least](const Candidate& c) { return c.weight < least; });
+  drop_if([ratio](const Candidate& c) { return c.weight < ratio; });
 }
 
 void Candidates::keep_sigma(float n) {
@@ -174,8 +174,8 @@ void Candidates::keep_typical(float p) {
 }
 
 void Candidates::drop_top(float threshold) {
-  const double least = threshold * total();
-  const auto is_top = [least](const Candidate& c) { return c.weight >= least; };
+  const double min_weight = threshold * total();
+  const auto is_top = [min_weight](const Candidate& c) { return c.weight >= min_weight; };
   const Candidate* last = nullptr;
   size_t n_top = 0;
   for (const Candidate& c : all_.first(n_)) {
@@ -189,11 +189,11 @@ void Candidates::drop_top(float threshold) {
   weighed_ = false;
 }
 
-void Candidates::keep_surprise(double most) {
-  const double least = std::exp2(-most) * total();
+void Candidates::keep_surprise(double max_bits) {
+  const double min_weight = std::exp2(-max_bits) * total();
   sort_first(1);
   const int32_t first = all_[0].token;
-  drop_if([=](const Candidate& c) { return c.weight < least && c.token != first; });
+  drop_if([=](const Candidate& c) { return c.weight < min_weight && c.token != first; });
 }
 
 size_t Candidates::zipf_count(double bits, size_t n_vocab) {

@@ -21,16 +21,16 @@ class Candidates {
 
   // Each step keeps at least one candidate.
   void scale(float temperature);  // above 0
-  // A temperature between `least` and `most`, depending on the entropy.
-  void scale_by_entropy(float least, float most, float exponent);
+  // A temperature between `min` and `max`, depending on the entropy.
+  void scale_by_entropy(float min, float max, float exponent);
   void keep_largest(size_t k);
   void keep_probable(float p);      // the most likely with this total probability
-  void keep_relative(float least);  // at least this times as likely as the most likely
+  void keep_relative(float ratio);  // at least this times as likely as the most likely
   void keep_sigma(float n);         // up to n standard deviations below the largest logit
   void keep_typical(float p);       // closest to the average surprise, with this total probability
   void drop_top(
       float threshold);  // all but the least likely of those with at least this probability
-  void keep_surprise(double most);  // up to this surprise, in bits
+  void keep_surprise(double max_bits);  // up to this surprise, in bits
 
   // The number of most likely candidates to keep for a surprise of about `bits`, assuming a Zipf
   // distribution (Basu et al., arXiv 2007.14966).

@@ -48,7 +48,7 @@ std::string Detokenizer::release(std::string_view text) {
     }
   }
   // Held-back text starts at a character boundary, as stop strings do.
-  std::string released = text_.substr(0, text_.size() - stop_.begun(state_));
+  std::string released = text_.substr(0, text_.size() - stop_.partial(state_));
   text_.erase(0, released.size());
   return released;
 }

@@ -6,27 +6,28 @@ namespace h2o {
 
 void Repetitions::reserve(size_t n_tokens) {
   size_t n = tokens_.size() + n_tokens;
-  if (most_ >= 0) n = std::min(n, 2 * static_cast<size_t>(most_) + 1);
+  if (max_tokens_ >= 0) n = std::min(n, 2 * static_cast<size_t>(max_tokens_) + 1);
   if (n > tokens_.capacity()) tokens_.reserve(std::max(n, 2 * tokens_.capacity()));
 }
 
 // Old tokens are dropped once there are as many of them as of recent ones.
 void Repetitions::accept(std::span<const int32_t> tokens) noexcept {
-  const size_t most = most_ < 0 ? SIZE_MAX / 2 : static_cast<size_t>(most_);
-  if (tokens.size() > most) tokens = tokens.last(most);
-  if (tokens_.size() + tokens.size() > 2 * most) {
-    const size_t kept = most - tokens.size();
+  const size_t max_tokens = max_tokens_ < 0 ? SIZE_MAX / 2 : static_cast<size_t>(max_tokens_);
+  if (tokens.size() > max_tokens) tokens = tokens.last(max_tokens);
+  if (tokens_.size() + tokens.size() > 2 * max_tokens) {
+    const size_t kept = max_tokens - tokens.size();
     tokens_.erase(tokens_.begin(),
                   tokens_.end() - static_cast<std::ptrdiff_t>(std::min(kept, tokens_.size())));
   }
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
 }
 
-std::span<const Repetitions::Found> Repetitions::find(int32_t least,
+std::span<const Repetitions::Found> Repetitions::find(int32_t min_length,
                                                       std::span<const uint8_t> breakers) {
   found_.clear();
   const auto n = static_cast<int32_t>(
-      most_ < 0 ? tokens_.size() : std::min(tokens_.size(), static_cast<size_t>(most_)));
+      max_tokens_ < 0 ? tokens_.size()
+                      : std::min(tokens_.size(), static_cast<size_t>(max_tokens_)));
   const auto back = [end = tokens_.end()](int32_t i) { return end[-1 - i]; };  // i tokens ago
   int32_t longest = n;
   for (int32_t i = 0; i < n && !breakers.empty(); ++i) {
@@ -34,7 +35,7 @@ std::span<const Repetitions::Found> Repetitions::find(int32_t least,
     longest = i;
     break;
   }
-  if (longest < least) return found_;
+  if (longest < min_length) return found_;
   // lengths_[k]: how many tokens before the one k tokens ago match those before the next token.
   // This is the Z function of the reversed tokens; inside a match [begin, end) with the last tokens
   // it can be reused.
@@ -52,7 +53,7 @@ std::span<const Repetitions::Found> Repetitions::find(int32_t least,
   }
   for (int32_t k = 1; k < n; ++k) {
     const int32_t length = std::min(lengths_[k], longest);
-    if (length >= least) found_.push_back({back(k - 1), length});
+    if (length >= min_length) found_.push_back({back(k - 1), length});
   }
   std::ranges::sort(found_, [](const Found& a, const Found& b) {
     return a.token < b.token || (a.token == b.token && a.length > b.length);

@@ -16,19 +16,19 @@ class Repetitions {
     int32_t length;  // of the longest repetition it would extend
   };
 
-  // most: maximum number of tokens remembered; -1 = all.
-  explicit Repetitions(int32_t most = 0) : most_(most) {}
+  // max_tokens: maximum number of tokens remembered; -1 = all.
+  explicit Repetitions(int32_t max_tokens = 0) : max_tokens_(max_tokens) {}
 
   // Reserves memory so that accept() of n_tokens tokens cannot fail.
   void reserve(size_t n_tokens);
   void accept(std::span<const int32_t> tokens) noexcept;
 
-  // The distinct tokens that would extend a repetition of at least `least` tokens. Repetitions do
-  // not extend across tokens flagged in `breakers` [n_vocab] (may be empty).
-  std::span<const Found> find(int32_t least, std::span<const uint8_t> breakers);
+  // The distinct tokens that would extend a repetition of at least `min_length` tokens. Repetitions
+  // do not extend across tokens flagged in `breakers` [n_vocab] (may be empty).
+  std::span<const Found> find(int32_t min_length, std::span<const uint8_t> breakers);
 
  private:
-  int32_t most_;
+  int32_t max_tokens_;
   std::vector<int32_t> tokens_;
   std::vector<int32_t> lengths_;
   std::vector<Found> found_;

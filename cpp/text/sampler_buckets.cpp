@@ -15,7 +15,7 @@ namespace {
 // Buckets divide the range from the largest logit down to kRange temperatures below it. Tokens
 // below that have weights less than e^-60: even 2^31 of them together are less than the rounding
 // error of a total in double. They are never drawn and share the last bucket.
-constexpr int32_t kNothing = kBuckets - 1;
+constexpr int32_t kNegligibleBucket = kBuckets - 1;
 constexpr float kRange = 60;
 
 // A bucket with this few candidates is sorted.
@@ -62,7 +62,7 @@ int32_t find_bucket(const Amount* buckets, int32_t last, Amount& before, Reached
 // Sorts only candidates that share a bucket with a limit or with the drawn token.
 int32_t Sampler::draw_bucketed(size_t k) {
   fill_buckets();
-  int32_t last_bucket = kNothing - 1;
+  int32_t last_bucket = kNegligibleBucket - 1;
   const Limit limit = find_limit(k, last_bucket);
   weigh(last_bucket, limit);
 
@@ -79,14 +79,14 @@ int32_t Sampler::draw_bucketed(size_t k) {
 // weight.
 int32_t Sampler::bucket_below(float distance) const {
   const float scaled = distance * bucket_scale_;
-  return static_cast<int32_t>(scaled < kNothing ? scaled : kNothing);
+  return static_cast<int32_t>(scaled < kNegligibleBucket ? scaled : kNegligibleBucket);
 }
 
 // The masses are approximate. They only affect top-p: its result differs from that with exact
 // weights only if the limit is within float rounding.
 void Sampler::fill_buckets() {
   const float range = std::min(largest_ - smallest_, kRange * options_.temperature);
-  bucket_scale_ = std::min((kNothing - 1) / range, std::numeric_limits<float>::max());
+  bucket_scale_ = std::min((kNegligibleBucket - 1) / range, std::numeric_limits<float>::max());
   std::fill(buckets_.begin(), buckets_.end(), Amount{});
   const bool masses = options_.top_p < 1 || options_.top_k > 0;
   for (size_t at = 0; at < logits_.size(); at += kBlock) {
@@ -103,7 +103,7 @@ void Sampler::fill_buckets() {
     }
     for (size_t i = 0; i < kBlock; ++i) weight[i] = fast_exp(weight[i]);
     for (size_t i = 0; i < kBlock; ++i) {
-      if (bucket[i] == kNothing) continue;
+      if (bucket[i] == kNegligibleBucket) continue;
       buckets_[bucket[i]].mass += weight[i];
       ++buckets_[bucket[i]].count;
     }
@@ -197,19 +197,19 @@ Sampler::Limit Sampler::narrow(size_t n, Amount& before, Reached reached) {
   const auto begin = candidates_.begin();
   // Equal logits are already ordered. Each round fixes kBucketBits more bits.
   while (n > 1) {
-    float least = candidates_[0].logit;
-    float most = least;
+    float smallest = candidates_[0].logit;
+    float largest = smallest;
     for (size_t i = 1; i < n; ++i) {
-      least = std::min(least, candidates_[i].logit);
-      most = std::max(most, candidates_[i].logit);
+      smallest = std::min(smallest, candidates_[i].logit);
+      largest = std::max(largest, candidates_[i].logit);
     }
-    if (least == most) break;
+    if (smallest == largest) break;
     if (n <= kSmallBucket) {
       std::sort(begin, begin + n, likelier);
       break;
     }
-    const uint32_t first = rank(most);
-    const int shift = std::max(0, 32 - std::countl_zero(rank(least) - first) - kBucketBits);
+    const uint32_t first = rank(largest);
+    const int shift = std::max(0, 32 - std::countl_zero(rank(smallest) - first) - kBucketBits);
     const auto bucket_of = [=](float logit) {
       return static_cast<int32_t>((rank(logit) - first) >> shift);
     };
@@ -219,7 +219,7 @@ Sampler::Limit Sampler::narrow(size_t n, Amount& before, Reached reached) {
       bucket.mass += candidates_[i].weight;
       ++bucket.count;
     }
-    const int32_t found = find_bucket(buckets.data(), bucket_of(least) - 1, before, reached);
+    const int32_t found = find_bucket(buckets.data(), bucket_of(smallest) - 1, before, reached);
     const auto end = std::remove_if(
         begin, begin + n, [=](const Candidate& c) { return bucket_of(c.logit) != found; });
     n = end - begin;

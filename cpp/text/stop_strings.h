@@ -20,7 +20,7 @@ class StopStrings {
   State next(State state, unsigned char byte) const;
 
   // Length of the longest suffix of the input that is a proper prefix of, or equal to, a string.
-  size_t begun(State state) const { return nodes_[state].depth; }
+  size_t partial(State state) const { return nodes_[state].depth; }
 
   // Length of the longest string that is a suffix of the input; 0 if there is none.
   size_t complete(State state) const { return nodes_[state].complete; }

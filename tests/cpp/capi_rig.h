@@ -39,7 +39,7 @@ inline api::Session open_session(const api::Model& model, const h2o_session_opti
   return session;
 }
 
-inline h2o_stream_options most(int32_t max_tokens) {
+inline h2o_stream_options up_to(int32_t max_tokens) {
   h2o_stream_options options = H2O_STREAM_OPTIONS;
   options.max_tokens = max_tokens;
   options.ignore_end = 1;
@@ -48,7 +48,7 @@ inline h2o_stream_options most(int32_t max_tokens) {
 
 // The options of a request, with the sampling and limits that they point to.
 struct RequestOptions {
-  explicit RequestOptions(int32_t max_tokens, uint64_t seed = 1) : limits(most(max_tokens)) {
+  explicit RequestOptions(int32_t max_tokens, uint64_t seed = 1) : limits(up_to(max_tokens)) {
     sampling.seeded = 1;
     sampling.seed = seed;
     request.sampling = &sampling;

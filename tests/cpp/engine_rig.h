@@ -98,7 +98,7 @@ inline std::shared_ptr<Engine> make_engine(const std::shared_ptr<Model>& model,
 }
 
 // For waits that are not interrupted.
-inline void go_on() {}
+inline void no_interrupt() {}
 
 // The result of a request.
 struct Outcome {
@@ -113,7 +113,7 @@ inline Outcome outcome(const Generation& generation) {
 }
 
 inline Outcome finished(Engine& engine, const Engine::Handle& generation) {
-  while (engine.next(generation, go_on)) {
+  while (engine.next(generation, no_interrupt)) {
   }
   return outcome(*generation);
 }
@@ -168,7 +168,7 @@ inline Constraint only_a() {
 }
 
 // Starts a generation and abandons it after one step.
-inline void begin_and_leave(Engine& engine, const Engine::Handle& generation) {
+inline void start_and_abandon(Engine& engine, const Engine::Handle& generation) {
   struct Interrupted {};
   try {
     engine.next(generation, [] { throw Interrupted(); });

@@ -14,7 +14,7 @@ namespace {
 
 // Exponentials are clamped at e^-70 (elementwise-inl.h), which is negligible against numbers of
 // order one.
-constexpr double kNothing = 1e-29;
+constexpr double kNegligible = 1e-29;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
@@ -55,7 +55,7 @@ TEST_CASE("gelu_tanh") {
       // z takes five roundings and two rounded constants, amplified by |z| in e^-|z|; two
       // exponentials at 4 u each, a sum, a quotient and a product follow.
       const double bound = (8 * std::abs(z) + 12) * kUnit * std::abs(expected);
-      CHECK(std::abs(y - expected) <= bound + kNothing * std::abs(x));
+      CHECK(std::abs(y - expected) <= bound + kNegligible * std::abs(x));
     });
   }
 }
@@ -89,7 +89,7 @@ TEST_CASE("swiglu") {
             const double expected = g * sigmoid(g) * up[i];
             // Two exponentials at 4 u, a sum, a quotient, two products.
             CHECK(std::abs(y[i] - expected) <=
-                  12 * kUnit * std::abs(expected) + kNothing * std::abs(g * up[i]));
+                  12 * kUnit * std::abs(expected) + kNegligible * std::abs(g * up[i]));
           }
         },
         [](double, double) {});
@@ -117,8 +117,8 @@ TEST_CASE("swiglu_clamped") {
             const double expected = g * sigmoid(z) * u;
             // z takes a rounded constant and a product, amplified by |z| in e^-|z|; two
             // exponentials at 4 u each, a sum, a quotient, a sum and two products follow.
-            CHECK(std::abs(y[i] - expected) <=
-                  (2 * std::abs(z) + 13) * kUnit * std::abs(expected) + kNothing * std::abs(g * u));
+            CHECK(std::abs(y[i] - expected) <= (2 * std::abs(z) + 13) * kUnit * std::abs(expected) +
+                                                   kNegligible * std::abs(g * u));
           }
         },
         [](double, double) {});

@@ -18,7 +18,7 @@ constexpr std::string_view kPrompt = "It was a dark night, and the old man of th
 TEST_CASE("a stream is a prompt followed by repeated sample and step") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(20), 7);
-  const std::string text = streamed(session, kPrompt, most(60));
+  const std::string text = streamed(session, kPrompt, up_to(60));
 
   const auto same = tiny_model(1);
   const Tokenizer tokenizer(same->file.first_file(), same->config.n_vocab);
@@ -76,11 +76,11 @@ TEST_CASE("a session with an archive") {
   const std::string directory = std::filesystem::temp_directory_path().string();
   if (!on_cuda()) options.archive_dir = directory.c_str();
   api::Session in_files = open_session(model, options);
-  const std::string text = streamed(archived, prompt, most(20));
-  const std::string by_default = streamed(fixed, prompt, most(20));
-  CHECK(streamed(some, prompt, most(20)) == by_default);
-  CHECK(streamed(in_files, prompt, most(20)) == by_default);
-  CHECK(streamed(evicting, prompt, most(20)) != text);
+  const std::string text = streamed(archived, prompt, up_to(20));
+  const std::string by_default = streamed(fixed, prompt, up_to(20));
+  CHECK(streamed(some, prompt, up_to(20)) == by_default);
+  CHECK(streamed(in_files, prompt, up_to(20)) == by_default);
+  CHECK(streamed(evicting, prompt, up_to(20)) != text);
   CHECK(archived.stats().archive_bytes > 0);
   CHECK(evicting.stats().archive_bytes == 0);
   CHECK(archived.stats().cache_bytes == evicting.stats().cache_bytes);
@@ -104,7 +104,7 @@ TEST_CASE("token by token is the same as streaming") {
   const api::Model model = load_model();
   api::Session streaming = open_session(model, with_budget(0.05));
   api::Session stepping = open_session(model, with_budget(0.05));
-  streamed(streaming, kPrompt, most(30));
+  streamed(streaming, kPrompt, up_to(30));
   stepping.feed(model.tokenize(kPrompt));
   for (int i = 0; i < 30; ++i) stepping.decode(stepping.sample());
   CHECK(stepping.tokens() == streaming.tokens());
@@ -118,13 +118,13 @@ TEST_CASE("the next stream continues, and a reset starts over") {
   const api::Model model = load_model();
   api::Session parts = open_session(model, with_budget(0));
   api::Session whole = open_session(model, with_budget(0));
-  streamed(parts, kPrompt, most(10));
-  streamed(parts, "", most(10));
-  streamed(whole, kPrompt, most(20));
+  streamed(parts, kPrompt, up_to(10));
+  streamed(parts, "", up_to(10));
+  streamed(whole, kPrompt, up_to(20));
   CHECK(parts.tokens() == whole.tokens());
 
   const std::vector<int32_t> before = parts.tokens();
-  streamed(parts, "naïve", most(1));
+  streamed(parts, "naïve", up_to(1));
   std::vector<int32_t> after = parts.tokens();
   const std::vector<int32_t> added = model.tokenize("naïve", H2O_CONTINUES);
   REQUIRE(after.size() == before.size() + added.size() + 1);
@@ -134,7 +134,7 @@ TEST_CASE("the next stream continues, and a reset starts over") {
   CHECK(parts.stats().n_tokens == 0);
   CHECK(parts.stats().n_read == 0);
   parts = open_session(model, with_budget(0));
-  streamed(parts, kPrompt, most(20));
+  streamed(parts, kPrompt, up_to(20));
   CHECK(parts.tokens() == whole.tokens());
 }
 
@@ -142,22 +142,22 @@ TEST_CASE("a sequence that could roll ends at n_ctx unless max_tokens is -1") {
   const api::Model model = load_model(kRotaryModel);
   h2o_generation generation = H2O_GENERATION;
   api::Session session = open_session(model, with_budget(8, 24));
-  streamed(session, kPrompt, most(0), &generation);
+  streamed(session, kPrompt, up_to(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_prompt + generation.n_generated == 25);  // the last token is not processed
-  streamed(session, "", most(0), &generation);
+  streamed(session, "", up_to(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_generated == 24);
 
   session = open_session(model, with_budget(8, 24));
   int n_pieces = 0;
   generation =
-      session.stream(kPrompt, [&](std::string_view) { return ++n_pieces < 100; }, most(-1));
+      session.stream(kPrompt, [&](std::string_view) { return ++n_pieces < 100; }, up_to(-1));
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces == 100);
 
   session = open_session(model, with_budget(0, 24));  // cannot roll
-  streamed(session, kPrompt, most(-1), &generation);
+  streamed(session, kPrompt, up_to(-1), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_prompt + generation.n_generated == 25);
 }
@@ -166,14 +166,14 @@ TEST_CASE("generation ends at max_tokens, at a stop string and at the end of the
   const api::Model model = load_model();
   h2o_generation generation = H2O_GENERATION;
   api::Session session = open_session(model, with_budget(0));
-  const std::string text = streamed(session, kPrompt, most(50), &generation);
+  const std::string text = streamed(session, kPrompt, up_to(50), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_generated == 50);
   CHECK(generation.n_prompt == std::ssize(model.tokenize(kPrompt)));
 
   const std::string stop = text.substr(text.size() / 2, 3);
   const char* const stops[] = {"nowhere \x01", stop.c_str()};
-  h2o_stream_options options = most(50);
+  h2o_stream_options options = up_to(50);
   options.n_stop = 2;
   options.stop = stops;
   session = open_session(model, with_budget(0));
@@ -182,13 +182,13 @@ TEST_CASE("generation ends at max_tokens, at a stop string and at the end of the
   CHECK(generation.n_generated < 50);
 
   session = open_session(model, with_budget(0, 24));
-  streamed(session, kPrompt, most(0), &generation);
+  streamed(session, kPrompt, up_to(0), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_prompt + generation.n_generated == 25);  // the last token is not processed
   CHECK(session.stats().room == 0);
   const std::vector<int32_t> tokens = session.tokens();
   for (const std::string_view prompt : {"", "more"}) {
-    CHECK_THROWS_WITH_AS(streamed(session, prompt, most(0)),
+    CHECK_THROWS_WITH_AS(streamed(session, prompt, up_to(0)),
                          doctest::Contains("there is room for 0; n_ctx is 24"), api::Error);
     CHECK(session.tokens() == tokens);
   }
@@ -199,13 +199,13 @@ TEST_CASE("with rolling positions generation continues past the context") {
   h2o_session_options options = with_budget(8);
   api::Session session = open_session(model, options);
   h2o_generation generation = H2O_GENERATION;
-  streamed(session, "a", most(200), &generation);
+  streamed(session, "a", up_to(200), &generation);
   CHECK(generation.n_generated == 200);
   CHECK(session.stats().n_ctx == 40);
   CHECK(session.stats().room > 1000);
   options.positions = H2O_POSITIONS_ORIGINAL;
   session = open_session(model, options);
-  streamed(session, "a", most(200), &generation);
+  streamed(session, "a", up_to(200), &generation);
   CHECK(generation.n_prompt + generation.n_generated == 41);  // the last token is not processed
 }
 
@@ -248,13 +248,13 @@ TEST_CASE("tokens and text round-trip") {
 TEST_CASE("a snapshot continues as the session would have") {
   const api::Model model = load_model();
   api::Session source = open_session(model, with_budget(16));
-  streamed(source, kPrompt, most(20));
+  streamed(source, kPrompt, up_to(20));
   const std::string snapshot = source.save();
   api::Session copy(model, with_budget(16));
-  streamed(copy, "something else", most(5));
+  streamed(copy, "something else", up_to(5));
   copy.load(snapshot);
   CHECK(copy.tokens() == source.tokens());
-  CHECK(streamed(copy, " and", most(30)) == streamed(source, " and", most(30)));
+  CHECK(streamed(copy, " and", up_to(30)) == streamed(source, " and", up_to(30)));
   CHECK(copy.tokens() == source.tokens());
   CHECK(copy.save() == source.save());  // random numbers too
 }
@@ -304,7 +304,7 @@ TEST_CASE("snapshots are interchangeable with the Python package") {
   CHECK(session.stats().n_read == 4);
   text.random_state = Sampler({.seed = 3}, 10).random_state();
   CHECK(load() == H2O_OK);
-  streamed(session, "", most(1));
+  streamed(session, "", up_to(1));
   CHECK(session.stats().n_read == 5);
 
   for (const char* state : {"x", "1 2 3"}) {
@@ -321,10 +321,10 @@ TEST_CASE("snapshots are interchangeable with the Python package") {
   api::Session again = open_session(model, with_budget(16));
   again.load(before);
   CHECK(again.save() == before);
-  CHECK(streamed(session, "", most(5)).starts_with("na"));
-  CHECK(!streamed(session, "", most(5)).starts_with("na"));
+  CHECK(streamed(session, "", up_to(5)).starts_with("na"));
+  CHECK(!streamed(session, "", up_to(5)).starts_with("na"));
   const char* const stops[] = {"na"};
-  h2o_stream_options options = most(5);
+  h2o_stream_options options = up_to(5);
   options.n_stop = 1;
   options.stop = stops;
   h2o_generation generation = H2O_GENERATION;
@@ -370,7 +370,7 @@ ENDS_WITH(h2o_session_stats, archive_bytes);
 TEST_CASE("programs built with an older header use shorter structures") {
   const api::Model model = load_model();
   api::Session session = open_session(model, with_budget(8));
-  streamed(session, "The old man", most(4));
+  streamed(session, "The old man", up_to(4));
   h2o_session_stats stats = H2O_SESSION_STATS;
   stats.size = offsetof(h2o_session_stats, n_kept);
   stats.n_kept = -7;

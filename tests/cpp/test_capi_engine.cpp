@@ -24,7 +24,7 @@ TEST_CASE("concurrent requests get the same output as sessions alone") {
   std::vector<std::string> alone, together;
   for (size_t i = 0; i < std::size(kPrompts); ++i) {
     api::Session session = open_session(model, options, i);
-    alone.push_back(streamed(session, kPrompts[i], most(25)));
+    alone.push_back(streamed(session, kPrompts[i], up_to(25)));
   }
   api::Engine engine(model, 2, options);  // some requests must wait
   std::vector<api::Request> requests;

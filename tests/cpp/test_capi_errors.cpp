@@ -271,8 +271,8 @@ TEST_CASE("a rejected call changes nothing and prints nothing") {
   const Captured out(1), err(2);
   const api::Model model = load_model();
   api::Session tried = open_session(model, with_budget(8, 64));
-  api::Session calm = open_session(model, with_budget(8, 64));
-  for (api::Session* session : {&tried, &calm}) streamed(*session, "The old man", most(5));
+  api::Session untouched = open_session(model, with_budget(8, 64));
+  for (api::Session* session : {&tried, &untouched}) streamed(*session, "The old man", up_to(5));
   for (const Call& call : kRefused) {
     const std::string before = tried.save();
     CAPTURE(&call - kRefused);
@@ -281,7 +281,7 @@ TEST_CASE("a rejected call changes nothing and prints nothing") {
     CHECK(tried.save() == before);
     CHECK(std::strlen(h2o_session_error(tried.handle())) == 0);
   }
-  CHECK(streamed(tried, " of", most(20)) == streamed(calm, " of", most(20)));
+  CHECK(streamed(tried, " of", up_to(20)) == streamed(untouched, " of", up_to(20)));
   CHECK(out.n_bytes() == 0);
   CHECK(err.n_bytes() == 0);
 }
@@ -303,7 +303,7 @@ TEST_CASE("an empty session has nothing to continue") {
 TEST_CASE("snapshots that are damaged, or of another policy or model, are rejected") {
   const api::Model model = load_model(), other = load_model(kRotaryModel);
   api::Session source = open_session(model, with_budget(8));
-  streamed(source, "The old man", most(20));
+  streamed(source, "The old man", up_to(20));
   const std::string good = source.save();
   api::Session session = open_session(model, with_budget(8)), wider(model, with_budget(9)),
                foreign(other, with_budget(8));

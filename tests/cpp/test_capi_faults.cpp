@@ -102,9 +102,9 @@ TEST_CASE("text and tokens") {
 TEST_CASE("out of memory during session calls") {
   const api::Model model = load_model(kSmallModel);
   const auto ignore_text = [](void*, const char*, size_t) { return 0; };
-  const h2o_stream_options five = most(5);
+  const h2o_stream_options five = up_to(5);
   const char* const stops[] = {"a string that does not occur"};
-  h2o_stream_options stopping = most(5);
+  h2o_stream_options stopping = up_to(5);
   stopping.n_stop = 1;
   stopping.stop = stops;
   std::vector<int32_t> tokens(20, 5);
@@ -131,9 +131,9 @@ TEST_CASE("out of memory during session calls") {
     const std::string_view what = named.first;
     const auto& call = named.second;
     CAPTURE(what);
-    Rig rig(model), calm(model);
-    calm.session.load(snapshot);
-    REQUIRE(call(calm.session.handle()) == H2O_OK);
+    Rig rig(model), untouched(model);
+    untouched.session.load(snapshot);
+    REQUIRE(call(untouched.session.handle()) == H2O_OK);
     rig.session.load(snapshot);
     const int64_t n = each_allocation_failing(
         [&] { return call(rig.session.handle()); },
@@ -142,7 +142,7 @@ TEST_CASE("out of memory during session calls") {
           const std::vector<int32_t> text = rig.session.tokens();
           CHECK(rig.session.stats().n_tokens == static_cast<int32_t>(text.size()));
           if (status == H2O_OK) {
-            CHECK(rig.session.save() == calm.session.save());
+            CHECK(rig.session.save() == untouched.session.save());
             return;
           }
           CHECK(std::strlen(h2o_session_error(rig.session.handle())) == 0);  // from h2o_stats

@@ -18,7 +18,7 @@ std::vector<int32_t> tokens_with(const h2o_sampling& sampling) {
   const api::Model model = load_model();
   api::Session session(model, with_budget(0));
   session.set_sampling(sampling);
-  streamed(session, "The old man", most(24));
+  streamed(session, "The old man", up_to(24));
   return session.tokens();
 }
 

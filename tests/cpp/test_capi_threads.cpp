@@ -36,12 +36,12 @@ TEST_CASE("another thread ends a stream") {
         if (++n_pieces == 1) other = std::thread([&] { session.cancel(); });
         return true;
       },
-      most(-1));  // without a limit
+      up_to(-1));  // without a limit
   other.join();
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces >= 1);
   h2o_generation next = H2O_GENERATION;
-  streamed(session, "", most(3), &next);  // the cancelled stream has ended
+  streamed(session, "", up_to(3), &next);  // the cancelled stream has ended
   CHECK(next.n_generated == 3);
 }
 
@@ -49,7 +49,7 @@ TEST_CASE("a cancelled prompt is processed by the next call") {
   const api::Model model = load_model();
   h2o_session_options options = with_budget(8);
   options.n_batch = 1;
-  api::Session cancelled = open_session(model, options), calm = open_session(model, options);
+  api::Session cancelled = open_session(model, options), untouched = open_session(model, options);
   const std::vector<int32_t> tokens(2000, 5);
 
   std::atomic<bool> started = false, ended = false;
@@ -66,14 +66,14 @@ TEST_CASE("a cancelled prompt is processed by the next call") {
   CHECK(status == H2O_CANCELLED);
   CHECK(cancelled.stats().n_tokens == 2000);
   CHECK(cancelled.stats().n_read < 2000);
-  calm.feed(tokens);
+  untouched.feed(tokens);
   // One more cancel may have come after the call had ended.
   const float* logits = nullptr;
   int32_t n_vocab = 0;
   h2o_logits(cancelled.handle(), &logits, &n_vocab);
-  CHECK(cancelled.sample() == calm.sample());
+  CHECK(cancelled.sample() == untouched.sample());
   CHECK(cancelled.stats().n_read == 2000);
-  CHECK(cancelled.save() == calm.save());
+  CHECK(cancelled.save() == untouched.save());
 }
 
 TEST_CASE("a cancel between two calls ends the next one, and only that") {
@@ -83,12 +83,12 @@ TEST_CASE("a cancel between two calls ends the next one, and only that") {
   h2o_generation generation = H2O_GENERATION;
 
   session.cancel();
-  CHECK(streamed(session, "The old man", most(5), &generation) == "");
+  CHECK(streamed(session, "The old man", up_to(5), &generation) == "");
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(generation.n_generated == 0);
   CHECK(session.stats().n_read == 0);
   CHECK(session.stats().n_tokens > 0);
-  streamed(session, "", most(5), &generation);
+  streamed(session, "", up_to(5), &generation);
   CHECK(generation.finish == H2O_FINISH_LENGTH);
   CHECK(generation.n_generated == 5);
 
@@ -108,12 +108,12 @@ TEST_CASE("a cancel between two calls ends the next one, and only that") {
 
   session.cancel();
   session.reset();  // clears it
-  streamed(session, "The old man", most(5), &generation);
+  streamed(session, "The old man", up_to(5), &generation);
   CHECK(generation.n_generated == 5);
 
   // A late cancel of a stream does not affect the next one.
-  session.stream(" and", [&](std::string_view) { return session.cancel(), true; }, most(1));
-  streamed(session, "", most(5), &generation);
+  session.stream(" and", [&](std::string_view) { return session.cancel(), true; }, up_to(1));
+  streamed(session, "", up_to(5), &generation);
   CHECK(generation.n_generated == 5);
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("sessions are opened, cancelled and freed while others work") {
           h2o_session_stats stats = H2O_SESSION_STATS;
           CHECK(h2o_stats(session, &stats) == H2O_BUSY);
         });
-        const h2o_stream_options forever = most(-1);
+        const h2o_stream_options forever = up_to(-1);
         struct Call {
           std::atomic<bool>& started;
           std::thread& other;
@@ -183,7 +183,7 @@ TEST_CASE("a callback may query, but not modify") {
         }).join();
         return ++n_pieces < 3;
       },
-      most(-1));
+      up_to(-1));
   CHECK(generation.finish == H2O_FINISH_CANCELLED);
   CHECK(n_pieces == 3);
   session.reset();
@@ -199,7 +199,7 @@ TEST_CASE("an exception in a callback ends the stream and does not cross the C A
         H2O_INTERNAL_ERROR);
   CHECK(std::string_view(h2o_session_error(session.handle())) == "mine");
   h2o_generation next = H2O_GENERATION;
-  streamed(session, "", most(5), &next);
+  streamed(session, "", up_to(5), &next);
   CHECK(next.n_generated == 5);
 }
 
@@ -209,13 +209,13 @@ TEST_CASE("concurrent sessions of one model get the same output as alone") {
   std::vector<std::string> alone, together(kSessions);
   for (int i = 0; i < kSessions; ++i) {
     api::Session session = open_session(model, with_budget(16), i);
-    alone.push_back(streamed(session, "The old man", most(30)));
+    alone.push_back(streamed(session, "The old man", up_to(30)));
   }
   std::vector<std::thread> threads;
   for (int i = 0; i < kSessions; ++i) {
     api::Session session = open_session(model, with_budget(16), i);
     threads.emplace_back([&together, i, session = std::move(session)]() mutable {
-      together[i] = streamed(session, "The old man", most(30));
+      together[i] = streamed(session, "The old man", up_to(30));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -228,10 +228,10 @@ TEST_CASE("no thread is leaked, whichever handle is freed last") {
   for (const bool model_first : {true, false}) {
     std::optional<api::Model> model(load_model(kTinyModel, 3));
     std::optional<api::Session> session(open_session(*model, with_budget(8)));
-    streamed(*session, "The old man", most(5));
+    streamed(*session, "The old man", up_to(5));
     CHECK(n_threads() > before);
     if (model_first) model.reset();
-    streamed(*session, "", most(5));
+    streamed(*session, "", up_to(5));
     session.reset();
     model.reset();
     wait_for_threads(before);

@@ -45,7 +45,7 @@ std::pair<std::vector<std::vector<int32_t>>, uint64_t> sample_together(
   for (const Request& request : requests) handles.push_back(engine->submit(request));
   take_bytes_read();
   for (const auto& handle : handles) {
-    while (engine->next(handle, go_on)) {
+    while (engine->next(handle, no_interrupt)) {
     }
   }
   const uint64_t bytes = take_bytes_read();

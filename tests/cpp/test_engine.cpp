@@ -45,7 +45,7 @@ TEST_CASE("streams of one thread share fewer sequences and get their own pieces"
     for (bool any = true; any;) {
       any = false;
       for (size_t i = 0; i < streams.size(); ++i) {
-        const std::optional<Piece> piece = engine->next(streams[i], go_on);
+        const std::optional<Piece> piece = engine->next(streams[i], no_interrupt);
         if (!piece) continue;
         any = true;
         CHECK(!piece->text.empty());
@@ -71,7 +71,7 @@ TEST_CASE("two threads may wait for one stream") {
   const auto stream = engine->submit(std::move(request));
   std::atomic<int> n_letters = 0;
   in_threads(3, [&](int) {
-    while (const std::optional<Piece> piece = engine->next(stream, go_on)) {
+    while (const std::optional<Piece> piece = engine->next(stream, no_interrupt)) {
       n_letters += static_cast<int>(piece->text.size());
     }
   });
@@ -164,11 +164,11 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   CHECK(handles[0]->admitted());
   for (int i = 1; i < 6; ++i) CHECK(!handles[i]->admitted());
   CHECK(engine->stats().n_waiting == 6);
-  CHECK(!engine->wait_admitted(handles[1], 0, go_on));
+  CHECK(!engine->wait_admitted(handles[1], 0, no_interrupt));
   struct Interrupted {};
   CHECK_THROWS_AS(engine->wait_admitted(handles[1], -1, [] { throw Interrupted(); }), Interrupted);
   engine->cancel(handles[1]);  // waiting for admission
-  CHECK(engine->wait_admitted(handles[1], 0, go_on));
+  CHECK(engine->wait_admitted(handles[1], 0, no_interrupt));
   CHECK(handles[1]->progress().finish == Finish::cancelled);
   engine->cancel(handles[0]);  // in the queue, which can then admit another one
   CHECK(handles[2]->admitted());
@@ -177,7 +177,7 @@ TEST_CASE("eager requests are admitted in order, as many as the queue may hold")
   CHECK(handles[3]->admitted());
   CHECK(!handles[4]->admitted());
   paused.may_go_on.release();
-  CHECK(engine->wait_admitted(handles[5], -1, go_on));
+  CHECK(engine->wait_admitted(handles[5], -1, no_interrupt));
   for (const auto& handle : handles) finished(*engine, handle);
   CHECK(order == std::vector{2, 3, 4, 5});
   CHECK(finished(*engine, running).text == "aaa");
@@ -237,7 +237,7 @@ TEST_CASE("a generation abandoned in the queue is queued again") {
   Request request = endless();
   request.max_tokens = 2;
   const auto stream = engine->submit(std::move(request));
-  begin_and_leave(*engine, stream);
+  start_and_abandon(*engine, stream);
   CHECK(!stream->began());
   CHECK(engine->stats().n_waiting == 0);
   paused.may_go_on.release();

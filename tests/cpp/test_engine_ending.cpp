@@ -97,9 +97,10 @@ TEST_CASE("closing ends all generations, on every thread") {
             handles.push_back(generation);
           }
           if (thread == 1) engine->subscribe(generation, mailbox);
-          if (thread == 0) engine->wait_admitted(generation, -1, go_on);
-          for (int n = random.integer(1, 30); n > 0 && engine->next(generation, go_on); --n) {
-            if (thread == 3) engine->save(generation, "", go_on);
+          if (thread == 0) engine->wait_admitted(generation, -1, no_interrupt);
+          for (int n = random.integer(1, 30); n > 0 && engine->next(generation, no_interrupt);
+               --n) {
+            if (thread == 3) engine->save(generation, "", no_interrupt);
           }
           if (thread == 4 || random.flip()) engine->cancel(generation);
           engine->stats();
@@ -119,7 +120,7 @@ TEST_CASE("closing ends all generations, on every thread") {
       engine->wait_ended(handle);
     }
     CHECK_THROWS_WITH(engine->submit(endless()), "the engine is closed");
-    CHECK_THROWS_WITH(engine->save(handles[0], "", go_on), "the engine is closed");
+    CHECK_THROWS_WITH(engine->save(handles[0], "", no_interrupt), "the engine is closed");
   }
 }
 
@@ -143,7 +144,7 @@ TEST_CASE(
   finished(*engine, ended);
   CHECK(n_dropped == 1);  // even though its handle still exists, and it is the last one
   const auto cancelled = engine->submit(calling(endless()));
-  engine->next(cancelled, go_on);
+  engine->next(cancelled, no_interrupt);
   engine->cancel(cancelled);
   CHECK(n_dropped == 2);
   engine->submit(calling(endless()));  // not read by any thread
@@ -205,13 +206,13 @@ TEST_CASE("a callback must not wait for its own engine") {
       Request eager_one = endless();
       eager_one.eager = true;
       const auto queued = engine->submit(eager_one), outside = engine->submit(eager_one);
-      refused([&] { engine->next(queued, go_on); });
-      refused([&] { engine->next(own, go_on); });
-      refused([&] { engine->save(own, "", go_on); });
-      refused([&] { engine->restore({}, go_on); });
+      refused([&] { engine->next(queued, no_interrupt); });
+      refused([&] { engine->next(own, no_interrupt); });
+      refused([&] { engine->save(own, "", no_interrupt); });
+      refused([&] { engine->restore({}, no_interrupt); });
       refused([&] { engine->wait_ended(own); });
-      refused([&] { engine->wait_admitted(outside, -1, go_on); });
-      CHECK(!engine->wait_admitted(outside, 0, go_on));
+      refused([&] { engine->wait_admitted(outside, -1, no_interrupt); });
+      CHECK(!engine->wait_admitted(outside, 0, no_interrupt));
       engine->cancel(queued);
       engine->cancel(outside);
       engine->wait_ended(queued);
@@ -240,8 +241,8 @@ TEST_CASE("a callback may close its engine, which then ends its generations") {
       engine->close();
     };
     const auto generation = engine->submit(std::move(request));
-    engine->wait_admitted(generation, -1, go_on);
-    while (engine->next(generation, go_on)) {
+    engine->wait_admitted(generation, -1, no_interrupt);
+    while (engine->next(generation, no_interrupt)) {
     }
     CHECK(generation->progress().finish == Finish::cancelled);
     CHECK(engine->closed());

@@ -14,14 +14,14 @@ namespace {
 TEST_CASE("a generation cancelled while another thread saves ends") {
   const auto engine = make_engine(rotary_model(), engine_options(3));
   const auto saved = engine->submit(endless());
-  engine->next(saved, go_on);
+  engine->next(saved, no_interrupt);
   for (int i = 0; i < 300; ++i) {
     const auto stream = engine->submit(endless());
-    engine->next(stream, go_on);
+    engine->next(stream, no_interrupt);
     std::latch both(2);
     std::jthread saving([&] {
       both.arrive_and_wait();
-      for (int j = 0; j < 5; ++j) engine->save(saved, "", go_on);
+      for (int j = 0; j < 5; ++j) engine->save(saved, "", no_interrupt);
     });
     both.arrive_and_wait();
     engine->cancel(stream);
@@ -35,9 +35,9 @@ TEST_CASE("saving is not starved by the engine's own thread") {
   Request request = endless();
   request.eager = true;
   const auto generation = engine->submit(std::move(request));
-  engine->next(generation, go_on);
+  engine->next(generation, no_interrupt);
   size_t n_bytes = 0;
-  for (int i = 0; i < 50; ++i) n_bytes += engine->save(generation, "", go_on).size();
+  for (int i = 0; i < 50; ++i) n_bytes += engine->save(generation, "", no_interrupt).size();
   CHECK(n_bytes > 0);
   engine->cancel_group(0);
   CHECK(generation->progress().finish == Finish::cancelled);
@@ -66,9 +66,9 @@ TEST_CASE("a generation saved at any piece continues identically") {
     const Request& request = expected[i].request;
     const auto engine = make_engine(model, engine_options(2));
     const auto stream = engine->submit(request);
-    while (engine->next(stream, go_on)) {
+    while (engine->next(stream, no_interrupt)) {
       if (stream->progress().finish != Finish::none) continue;
-      const auto bytes = engine->save(stream, "1", go_on);
+      const auto bytes = engine->save(stream, "1", no_interrupt);
       const SnapshotText text = open_snapshot(bytes).text;
       ++n_saved;
       n_held += !text.held_text.empty() || !text.held_bytes.empty();
@@ -123,16 +123,16 @@ TEST_CASE("partial characters and stop strings continue after a snapshot") {
 TEST_CASE("a generation that has not started, or is no longer cached, cannot be saved") {
   const auto engine = make_engine(rotary_model(), engine_options(1));
   const auto first = engine->submit(endless()), second = engine->submit(endless());
-  CHECK_THROWS_WITH(engine->save(first, "", go_on),
+  CHECK_THROWS_WITH(engine->save(first, "", no_interrupt),
                     "nothing has been read yet: ask for a piece of the text first");
-  engine->next(first, go_on);
-  engine->next(second, go_on);  // the first is parked
-  CHECK(open_snapshot(engine->save(first, "", go_on)).text.tokens == first->tokens());
+  engine->next(first, no_interrupt);
+  engine->next(second, no_interrupt);  // the first is parked
+  CHECK(open_snapshot(engine->save(first, "", no_interrupt)).text.tokens == first->tokens());
   engine->cancel(second);
-  CHECK(open_snapshot(engine->save(second, "", go_on)).text.tokens == second->tokens());
-  engine->next(first, go_on);
-  engine->next(first, go_on);
-  CHECK_THROWS_WITH(engine->save(second, "", go_on),
+  CHECK(open_snapshot(engine->save(second, "", no_interrupt)).text.tokens == second->tokens());
+  engine->next(first, no_interrupt);
+  engine->next(first, no_interrupt);
+  CHECK_THROWS_WITH(engine->save(second, "", no_interrupt),
                     "the cache does not hold this sequence any more");
   CHECK(engine->last() == second);
   CHECK(engine->last_sequence() == 0);

@@ -17,7 +17,7 @@ namespace {
 
 // Softmax clamps probabilities to avoid denormals. The value only has to be negligible: a billion
 // of these are less than a rounding.
-constexpr double kNothing = 1e-27;
+constexpr double kNegligible = 1e-27;
 
 TEST_CASE("the tables are those that this CPU supports") {
   const std::vector<const CpuKernels*> tables = supported_kernels();
@@ -57,7 +57,7 @@ Softmax softmax_reference(const std::vector<float>& x, float scale, int64_t part
   Softmax s;
   for (const float value : x) {
     const double a = (value - largest) * scale;
-    relative.push_back((2 * std::min(-a, 100.0) + 8) * kUnit);  // e^-100 is far below kNothing
+    relative.push_back((2 * std::min(-a, 100.0) + 8) * kUnit);  // e^-100 is far below kNegligible
     s.p.push_back(std::exp(a));
     total += s.p.back();
     total_error += s.p.back() * relative.back();
@@ -66,7 +66,8 @@ Softmax softmax_reference(const std::vector<float>& x, float scale, int64_t part
   const double common = total_error / total + gamma(std::ssize(x) + 2 + 7 * n_parts);
   for (size_t i = 0; i < x.size(); ++i) {
     s.p[i] /= total;
-    s.bound.push_back(1.01 * (s.p[i] * (relative[i] + common) + kNothing));  // 1.01: second order
+    s.bound.push_back(1.01 *
+                      (s.p[i] * (relative[i] + common) + kNegligible));  // 1.01: second order
   }
   return s;
 }

@@ -12,7 +12,7 @@ namespace h2o {
 namespace {
 
 // Exponentials are clamped at e^-70, which is negligible against numbers of order one.
-constexpr double kNothing = 1e-29;
+constexpr double kNegligible = 1e-29;
 
 struct Size {
   int64_t rows, cols;
@@ -82,7 +82,7 @@ TEST_CASE("gelu_tanh") {
         // tanh(z / 2)): a tanh accurate to one place, and rounding near 1.
         const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 8 * kUnit;
         return in_bounds(y, expected,
-                         relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x));
+                         relative * std::abs(expected) + (4 * kUnit + kNegligible) * std::abs(x));
       });
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("swiglu") {
                 // An exponential, a sum, a quotient of up to two places, two products.
                 return in_bounds(y, expected,
                                  (power_error(gate) + 8 * kUnit) * std::abs(expected) +
-                                     kNothing * std::abs(gate * up));
+                                     kNegligible * std::abs(gate * up));
               });
 }
 
@@ -141,8 +141,9 @@ TEST_CASE("swiglu_clamped") {
                 // 1.702 is rounded, and the argument; then as swiglu, and a sum of up and 1.
                 const double relative =
                     2 * std::abs(1.702 * g) * kUnit + power_error(1.702 * g) + 9 * kUnit;
-                return in_bounds(y, expected,
-                                 relative * std::abs(expected) + kNothing * std::abs(g * (u + 1)));
+                return in_bounds(
+                    y, expected,
+                    relative * std::abs(expected) + kNegligible * std::abs(g * (u + 1)));
               });
 }
 
@@ -154,8 +155,9 @@ TEST_CASE("geglu") {
         const double expected = x * sigmoid(z) * up;
         // As gelu_tanh, and a product.
         const double relative = 8 * std::abs(z) * kUnit + power_error(z) + 9 * kUnit;
-        return in_bounds(y, expected,
-                         relative * std::abs(expected) + (4 * kUnit + kNothing) * std::abs(x * up));
+        return in_bounds(
+            y, expected,
+            relative * std::abs(expected) + (4 * kUnit + kNegligible) * std::abs(x * up));
       });
 }
 

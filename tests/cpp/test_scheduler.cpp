@@ -24,7 +24,7 @@ void zip(Engine& engine, const std::vector<Engine::Handle>& generations) {
   for (bool any = true; any;) {
     any = false;
     for (const Engine::Handle& generation : generations) {
-      any = engine.next(generation, go_on).has_value() || any;
+      any = engine.next(generation, no_interrupt).has_value() || any;
     }
   }
 }
@@ -32,12 +32,12 @@ void zip(Engine& engine, const std::vector<Engine::Handle>& generations) {
 TEST_CASE("decoding continues while a long prompt is processed in chunks") {
   const auto engine = make_engine(rotary_model(), engine_options(2));
   const auto writes = engine->submit(letters(3)), reads = engine->submit(letters(18));
-  CHECK(engine->next(writes, go_on)->text == "a");
-  begin_and_leave(*engine, reads);
+  CHECK(engine->next(writes, no_interrupt)->text == "a");
+  start_and_abandon(*engine, reads);
   CHECK(engine->session().tokens_seen(1) == 4);
-  engine->next(writes, go_on);  // the piece computed in the same step
+  engine->next(writes, no_interrupt);  // the piece computed in the same step
   for (const int32_t seen : {8, 12, 16, 18, 18}) {
-    CHECK(engine->next(writes, go_on)->n_tokens > 0);
+    CHECK(engine->next(writes, no_interrupt)->n_tokens > 0);
     CHECK(engine->session().tokens_seen(1) == seen);  // then it has a piece, and waits
   }
   CHECK(reads->progress().n_generated == 1);
@@ -49,8 +49,8 @@ TEST_CASE("prompts are processed in order of arrival, and a chunk that does not 
   const auto writes = engine->submit(letters(1));
   const auto first = engine->submit(letters(14)), second = engine->submit(letters(11));
   const auto small = engine->submit(letters(6));
-  CHECK(engine->next(writes, go_on)->text == "a");
-  for (const auto& one : {first, second, small}) begin_and_leave(*engine, one);
+  CHECK(engine->next(writes, no_interrupt)->text == "a");
+  for (const auto& one : {first, second, small}) start_and_abandon(*engine, one);
   // first: 4, 4, 4. second began beside a chunk and had to wait; the last of small, 2 tokens, too.
   const auto seen = [&] {
     std::vector<int32_t> out;
@@ -59,16 +59,16 @@ TEST_CASE("prompts are processed in order of arrival, and a chunk that does not 
   };
   using Seen = std::vector<int32_t>;
   CHECK(seen() == Seen{12, 0, 0});
-  engine->next(writes, go_on);  // the piece computed in the same step
-  engine->next(writes, go_on);  // 1 + 2 + 4
+  engine->next(writes, no_interrupt);  // the piece computed in the same step
+  engine->next(writes, no_interrupt);  // 1 + 2 + 4
   CHECK(seen() == Seen{14, 4, 0});
-  engine->next(writes, go_on);  // first has its piece and waits; 1 + 4, and 4 do not fit
+  engine->next(writes, no_interrupt);  // first has its piece and waits; 1 + 4, and 4 do not fit
   CHECK(seen() == Seen{14, 8, 0});
-  engine->next(writes, go_on);  // 1 + 3; 4 do not fit, though 3 would
+  engine->next(writes, no_interrupt);  // 1 + 3; 4 do not fit, though 3 would
   CHECK(seen() == Seen{14, 11, 0});
-  engine->next(writes, go_on);
+  engine->next(writes, no_interrupt);
   CHECK(seen() == Seen{14, 11, 4});
-  engine->next(writes, go_on);
+  engine->next(writes, no_interrupt);
   CHECK(seen() == Seen{14, 11, 6});
 }
 
@@ -76,11 +76,11 @@ TEST_CASE("a small chunk shares a step with a large one of an earlier prompt") {
   const auto engine = make_engine(rotary_model(), engine_options(3));
   const auto first = engine->submit(letters(9)), second = engine->submit(letters(9));
   const auto small = engine->submit(letters(2));
-  begin_and_leave(*engine, first);
-  begin_and_leave(*engine, second);
+  start_and_abandon(*engine, first);
+  start_and_abandon(*engine, second);
   CHECK(engine->session().tokens_seen(0) == 8);
   CHECK(engine->session().tokens_seen(1) == 0);
-  CHECK(engine->next(small, go_on)->text == "a");  // 1 + 4; 2 do not fit; then 4 + 2
+  CHECK(engine->next(small, no_interrupt)->text == "a");  // 1 + 4; 2 do not fit; then 4 + 2
   CHECK(engine->session().tokens_seen(0) == 9);
   CHECK(engine->session().tokens_seen(1) == 8);
   CHECK(engine->session().tokens_seen(2) == 2);
@@ -182,15 +182,15 @@ TEST_CASE("an error only affects its own request") {
     const Request before = random_request(random), after = random_request(random);
     const auto a = engine->submit(before), bad = engine->submit(failing(which)),
                b = engine->submit(after);
-    const bool a_goes_on = engine->next(a, go_on).has_value();
+    const bool a_goes_on = engine->next(a, no_interrupt).has_value();
     CHECK_THROWS(finished(*engine, bad));
     CHECK(bad->progress().finish == Finish::cancelled);
-    CHECK(!engine->next(bad, go_on));  // thrown only once
+    CHECK(!engine->next(bad, no_interrupt));  // thrown only once
     if (which == 1) {
-      CHECK_THROWS_WITH(engine->save(bad, "", go_on),
+      CHECK_THROWS_WITH(engine->save(bad, "", no_interrupt),
                         "nothing has been read yet: ask for a piece of the text first");
     } else {  // its processed tokens are still in the cache
-      CHECK(open_snapshot(engine->save(bad, "", go_on)).text.tokens == bad->tokens());
+      CHECK(open_snapshot(engine->save(bad, "", no_interrupt)).text.tokens == bad->tokens());
     }
     if (a_goes_on) finished(*engine, a);
     CHECK(outcome(*a) == alone(model, before));
@@ -213,7 +213,7 @@ TEST_CASE("a generation continues in the cache of the one that it follows") {
     Request next = random_request(random);
     next.policies.clear();
     Request loads = next;
-    const std::vector<std::byte> snapshot = engine->save(first, "", go_on);
+    const std::vector<std::byte> snapshot = engine->save(first, "", no_interrupt);
     loads.after = {.bytes = snapshot};
     loads.stop = next.stop = {};
     next.prompt.insert(next.prompt.begin(), left.tokens.begin(), left.tokens.end());
@@ -232,7 +232,7 @@ TEST_CASE("a generation continues in the cache of the one that it follows") {
     const auto loaded = make_engine(model, engine_options(1));
     CHECK(followed == finished(*loaded, loaded->submit(loads)));
     // The followed generation's state is gone.
-    CHECK_THROWS(engine->save(first, "", go_on));
+    CHECK_THROWS(engine->save(first, "", no_interrupt));
   }
 }
 
@@ -280,13 +280,13 @@ TEST_CASE("when out of memory, each generation fails or gets the same output as 
     const auto engine = make_engine(model, engine_options(1, 2));
     Engine::Handle handles[3];
     for (int i = 0; i < 3; ++i) handles[i] = engine->submit(requests[i]);
-    engine->next(handles[0], go_on);
+    engine->next(handles[0], no_interrupt);
     {
       const FailingAllocation failing(n);
       try {
-        engine->next(handles[1], go_on);  // the cache grows
-        engine->next(handles[2], go_on);  // one is parked
-        engine->next(handles[0], go_on);  // and is resumed
+        engine->next(handles[1], no_interrupt);  // the cache grows
+        engine->next(handles[2], no_interrupt);  // one is parked
+        engine->next(handles[0], no_interrupt);  // and is resumed
       } catch (const std::bad_alloc&) {
       }
       reached = failing.failed();

@@ -38,10 +38,10 @@ TEST_CASE("a step that throws changes nothing") {
     const SessionOptions options{
         .policies = {policy}, .n_ctx = 64, .n_batch = 20, .n_sequences = 2};
     Session tried(model, options);
-    Session calm(model, options);
+    Session untouched(model, options);
     Random random(1);
     const std::vector<int32_t> start = random_tokens(random, *model, 15);
-    for (Session* session : {&tried, &calm}) {
+    for (Session* session : {&tried, &untouched}) {
       for (const int32_t sequence : {0, 1}) feed(*session, sequence, start);
     }
 
@@ -73,10 +73,10 @@ TEST_CASE("a step that throws changes nothing") {
       if (call.size() == 1) {
         CHECK_THROWS_AS(tried.score(call[0], [](int32_t, auto) {}), InvalidArgument);
       }
-      CHECK(tried.room(0) == calm.room(0));
+      CHECK(tried.room(0) == untouched.room(0));
       for (const int32_t sequence : {0, 1}) {
         const std::vector<int32_t> next = {random.integer(0, n_vocab - 1)};
-        CHECK(same_bits(feed(tried, sequence, next), feed(calm, sequence, next)));
+        CHECK(same_bits(feed(tried, sequence, next), feed(untouched, sequence, next)));
       }
     }
     CHECK_THROWS_AS(tried.reset(2), InvalidArgument);
@@ -84,17 +84,17 @@ TEST_CASE("a step that throws changes nothing") {
 
     // Exactly n_batch rows are allowed, and so is the last token of n_ctx; one more is not.
     tried.reset(1);
-    calm.reset(1);
+    untouched.reset(1);
     const std::vector<int32_t> twenty(20, 2);
     for (int i = 0; i < 3; ++i) {
-      CHECK(same_bits(feed(tried, 1, twenty), feed(calm, 1, twenty)));
+      CHECK(same_bits(feed(tried, 1, twenty), feed(untouched, 1, twenty)));
     }
     REQUIRE(tried.room(1) == 4);
     CHECK_THROWS_AS(feed(tried, 1, {1, 2, 3, 4, 5}), InvalidArgument);
-    CHECK(same_bits(feed(tried, 1, {1, 2, 3, 4}), feed(calm, 1, {1, 2, 3, 4})));
+    CHECK(same_bits(feed(tried, 1, {1, 2, 3, 4}), feed(untouched, 1, {1, 2, 3, 4})));
     CHECK(tried.room(1) == 0);
     CHECK_THROWS_AS(feed(tried, 1, {1}), InvalidArgument);
-    CHECK(same_bits(feed(tried, 0, good), feed(calm, 0, good)));
+    CHECK(same_bits(feed(tried, 0, good), feed(untouched, 0, good)));
   }
 }
 

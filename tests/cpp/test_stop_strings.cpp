@@ -37,7 +37,7 @@ Found naive(const Strings& strings, std::string_view text) {
 }
 
 // The longest suffix of a text that is a prefix of a string.
-size_t naive_begun(const Strings& strings, std::string_view text) {
+size_t naive_partial(const Strings& strings, std::string_view text) {
   size_t longest = 0;
   for (const std::string& s : strings) {
     for (size_t n = longest + 1; n <= std::min(s.size(), text.size()); ++n) {
@@ -83,7 +83,7 @@ TEST_CASE("text that may become a stop string is the longest suffix that begins 
     StopStrings::State state = 0;
     for (size_t n = 1; n <= text.size(); ++n) {
       state = stop.next(state, static_cast<unsigned char>(text[n - 1]));
-      REQUIRE(stop.begun(state) == naive_begun(strings, text.substr(0, n)));
+      REQUIRE(stop.partial(state) == naive_partial(strings, text.substr(0, n)));
     }
   }
 }

@@ -107,9 +107,9 @@ TEST_CASE_FIXTURE(Bundled, "special tokens are matched with parse_special") {
 TEST_CASE_FIXTURE(Bundled, "more tokens than the limit are rejected") {
   const std::string sea = "the old man and the sea";
   const size_t n = tokenizer.encode(sea, {}).size();
-  CHECK(tokenizer.encode(sea, {.most = n}).size() == n);
-  CHECK_THROWS_AS(tokenizer.encode(sea, {.most = n - 1}), ContextFull);
-  CHECK_THROWS_AS(tokenizer.encode(std::string(100000, 'x'), {.most = 10}), ContextFull);
+  CHECK(tokenizer.encode(sea, {.max_tokens = n}).size() == n);
+  CHECK_THROWS_AS(tokenizer.encode(sea, {.max_tokens = n - 1}), ContextFull);
+  CHECK_THROWS_AS(tokenizer.encode(std::string(100000, 'x'), {.max_tokens = 10}), ContextFull);
 }
 
 TEST_CASE_FIXTURE(Bundled, "invalid text and tokens are rejected") {

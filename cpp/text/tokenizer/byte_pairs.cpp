@@ -53,20 +53,20 @@ BytePairs::BytePairs(const GgufFile& file, int32_t n_vocab)
   read_merges(file);
 }
 
-bool BytePairs::encode(std::string_view text, bool, size_t most,
+bool BytePairs::encode(std::string_view text, bool, size_t max_tokens,
                        std::vector<int32_t>& tokens) const {
   std::string composed;
   if (pre_.nfc) text = composed = nfc(text);
-  if (exceeds(text.size(), most - std::min(most, tokens.size()))) return false;
+  if (exceeds(text.size(), max_tokens - std::min(max_tokens, tokens.size()))) return false;
   const auto on_text = [&](std::string_view part) {
     pre_.pieces(code_points(part), [&](std::span<const CodePoint> piece) {
-      if (tokens.size() > most) return;
+      if (tokens.size() > max_tokens) return;
       const uint32_t begin = piece.front().begin;
       encode_piece(part.substr(begin, piece.back().end - begin), tokens);
     });
   };
-  split(text, whole_, on_text, [&](int32_t token) { tokens.push_back(token); });
-  return tokens.size() <= most;
+  split(text, unsplit_tokens_, on_text, [&](int32_t token) { tokens.push_back(token); });
+  return tokens.size() <= max_tokens;
 }
 
 void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const {
@@ -99,7 +99,7 @@ void BytePairs::read_bytes() {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
     const std::string_view token = vocabulary.tokens[i];
     bytes.emplace_back();
-    if (vocabulary.silent(i)) continue;  // never produced from text
+    if (vocabulary.has_no_text(i)) continue;  // never produced from text
     if (!is_utf8(token))
       throw FormatError(text("tokenizer.ggml.tokens: token ", i, " is not valid UTF-8"));
     const std::optional<std::string> spelled = spelled_bytes(token);
@@ -112,15 +112,16 @@ void BytePairs::read_bytes() {
     }
   }
   by_bytes_ = TokenTable(std::move(by_bytes));
-  whole_ = TokenTable(std::move(whole));
+  unsplit_tokens_ = TokenTable(std::move(whole));
   for (int byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(byte);
     byte_tokens_[byte] = by_bytes_.find({&c, 1});
   }
   if (std::ranges::find(byte_tokens_, -1) != byte_tokens_.end())
     return;  // skipped bytes are unlimited
-  most_bytes_ = 1;
-  for (const std::string& token : texts_) most_bytes_ = std::max(most_bytes_, token.size());
+  max_token_bytes_ = 1;
+  for (const std::string& token : texts_)
+    max_token_bytes_ = std::max(max_token_bytes_, token.size());
 }
 
 void BytePairs::read_merges(const GgufFile& file) {

@@ -14,7 +14,7 @@ class BytePairs final : public TokenizerModel {
   // Throws FormatError.
   BytePairs(const GgufFile& file, int32_t n_vocab);
 
-  bool encode(std::string_view text, bool begins, size_t most,
+  bool encode(std::string_view text, bool begins, size_t max_tokens,
               std::vector<int32_t>& tokens) const override;
 
  private:
@@ -23,7 +23,7 @@ class BytePairs final : public TokenizerModel {
   void encode_piece(std::string_view piece, std::vector<int32_t>& tokens) const;
 
   const PreTokenizer& pre_;
-  TokenTable whole_;                      // tokens matched before pre-tokenization
+  TokenTable unsplit_tokens_;             // tokens matched before pre-tokenization
   TokenTable by_bytes_;                   // tokens that merging can produce, by bytes
   std::array<int32_t, 256> byte_tokens_;  // -1: no token; the byte is skipped
   PairTable pairs_;

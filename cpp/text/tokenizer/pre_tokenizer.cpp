@@ -17,15 +17,15 @@ bool is(Text text, size_t i, char32_t code) { return i < text.size() && text[i].
 bool is_newline(const CodePoint& c) { return c.code == '\r' || c.code == '\n'; }
 bool is_digit(const CodePoint& c) { return c.code >= '0' && c.code <= '9'; }
 
-// The end of a run of at most `most` characters that satisfy `fits`.
+// The end of a run of at most `max_length` characters that satisfy `fits`.
 template <class Fits>
-size_t run(Text text, size_t begin, Fits fits, size_t most = SIZE_MAX) {
-  const size_t end = most < text.size() - begin ? begin + most : text.size();
+size_t run(Text text, size_t begin, Fits fits, size_t max_length = SIZE_MAX) {
+  const size_t end = max_length < text.size() - begin ? begin + max_length : text.size();
   while (begin < end && fits(text[begin])) ++begin;
   return begin;
 }
-size_t run(Text text, size_t begin, CodePoint::Kind kind, size_t most = SIZE_MAX) {
-  return run(text, begin, [kind](const CodePoint& c) { return c.kind == kind; }, most);
+size_t run(Text text, size_t begin, CodePoint::Kind kind, size_t max_length = SIZE_MAX) {
+  return run(text, begin, [kind](const CodePoint& c) { return c.kind == kind; }, max_length);
 }
 
 // 's|'t|'re|'ve|'m|'ll|'d

@@ -71,11 +71,11 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
   read_pieces();
 }
 
-bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
+bool SentencePieces::encode(std::string_view text, bool begins, size_t max_tokens,
                             std::vector<int32_t>& tokens) const {
   const std::string normal = normalized(text, begins);
   const std::string_view view = normal;
-  if (exceeds(view.size(), most - std::min(most, tokens.size()))) return false;
+  if (exceeds(view.size(), max_tokens - std::min(max_tokens, tokens.size()))) return false;
   const auto text_of = [&](const Symbol& s) { return view.substr(s.begin, s.end - s.begin); };
 
   // User-defined tokens are symbols that do not merge; other symbols start as characters.
@@ -83,7 +83,7 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
   std::vector<Symbol> symbols;
   for (uint32_t at = 0; at < view.size();) {
     const std::string_view rest = view.substr(at);
-    const std::optional<TokenTable::Entry> whole = whole_.longest(rest);
+    const std::optional<TokenTable::Entry> whole = user_defined_.longest(rest);
     const auto n = static_cast<uint32_t>(whole ? whole->text.size() : read_utf8(rest).n_bytes);
     symbols.push_back({at, at + n, whole ? kFrozen : pieces_.find(rest.substr(0, n))});
     at += n;
@@ -116,7 +116,7 @@ bool SentencePieces::encode(std::string_view text, bool begins, size_t most,
     }
     for (const std::string_view piece : parts(text_of(symbol), halves)) put(token_of(piece), piece);
   }
-  return tokens.size() <= most;
+  return tokens.size() <= max_tokens;
 }
 
 // The piece formed by two symbols, each a piece or -1; -1 if there is none.
@@ -191,7 +191,7 @@ void SentencePieces::read_pieces() {
     throw FormatError("tokenizer.ggml.tokens has a piece twice");
   }
   pieces_ = TokenTable(std::move(pieces));
-  whole_ = TokenTable(std::move(whole));
+  user_defined_ = TokenTable(std::move(whole));
   read_pairs();
   read_bytes(by_text);
 }
@@ -212,11 +212,12 @@ void SentencePieces::read_pairs() {
 
 void SentencePieces::read_bytes(const TokenTable& by_text) {
   for (int32_t i = 0; i < vocabulary.size(); ++i) {
-    bytes.push_back(vocabulary.silent(i) ? "" : replaced(texts_[i], kSpace, " "));
+    bytes.push_back(vocabulary.has_no_text(i) ? "" : replaced(texts_[i], kSpace, " "));
   }
   if (!has_bytes_) return;  // a run of unknown characters is one token of unlimited length
-  most_bytes_ = 1;
-  for (const std::string& piece : texts_) most_bytes_ = std::max(most_bytes_, piece.size());
+  max_token_bytes_ = 1;
+  for (const std::string& piece : texts_)
+    max_token_bytes_ = std::max(max_token_bytes_, piece.size());
   const auto n_bytes = std::ranges::count(types_, TokenType::byte);
   for (int byte = 0; byte < 256; ++byte) {
     const int32_t token = by_text.find(byte_piece(byte));

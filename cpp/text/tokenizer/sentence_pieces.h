@@ -14,7 +14,7 @@ class SentencePieces final : public TokenizerModel {
   // Throws FormatError.
   SentencePieces(const GgufFile& file, int32_t n_vocab);
 
-  bool encode(std::string_view text, bool begins, size_t most,
+  bool encode(std::string_view text, bool begins, size_t max_tokens,
               std::vector<int32_t>& tokens) const override;
 
  private:
@@ -34,9 +34,9 @@ class SentencePieces final : public TokenizerModel {
   std::vector<float> scores_;
   bool one_space_;  // collapse runs of spaces and strip the ends
   int32_t unknown_;
-  TokenTable pieces_;  // candidates for merging
-  TokenTable whole_;   // user-defined tokens
-  PairTable pairs_;    // short pairs of pieces_: faster than looking up text
+  TokenTable pieces_;        // candidates for merging
+  TokenTable user_defined_;  // user-defined tokens
+  PairTable pairs_;          // short pairs of pieces_: faster than looking up text
   bool has_bytes_ = false;
   std::array<int32_t, 256> byte_tokens_;
 };

@@ -29,8 +29,8 @@ std::vector<int32_t> added(bool add, std::string_view name, int32_t token) {
   return {token};
 }
 
-[[noreturn]] void throw_too_many(size_t most) {
-  throw ContextFull(text("the text has more than ", most, " tokens"));
+[[noreturn]] void throw_too_many(size_t max_tokens) {
+  throw ContextFull(text("the text has more than ", max_tokens, " tokens"));
 }
 
 }  // namespace
@@ -51,7 +51,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& opt
   if (options.add_special) tokens = before_;
   bool begins = options.begins;
   const auto on_text = [&](std::string_view part) {
-    if (!kind_->encode(part, begins, options.most, tokens)) throw_too_many(options.most);
+    if (!kind_->encode(part, begins, options.max_tokens, tokens))
+      throw_too_many(options.max_tokens);
     begins = false;
   };
   const auto on_token = [&](int32_t token) {
@@ -64,7 +65,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const Options& opt
     on_text(text);
   }
   if (options.add_special) tokens.insert(tokens.end(), after_.begin(), after_.end());
-  if (tokens.size() > options.most) throw_too_many(options.most);
+  if (tokens.size() > options.max_tokens) throw_too_many(options.max_tokens);
   return tokens;
 }
 

@@ -18,17 +18,17 @@ namespace h2o {
 class Tokenizer {
  public:
   struct Options {
-    bool add_special = true;     // add BOS and EOS as the model expects
-    bool parse_special = false;  // match special tokens in the text
-    bool begins = true;          // start of the text: a leading space may be added
-    size_t most = SIZE_MAX;      // limit for the number of tokens; checked early
+    bool add_special = true;       // add BOS and EOS as the model expects
+    bool parse_special = false;    // match special tokens in the text
+    bool begins = true;            // start of the text: a leading space may be added
+    size_t max_tokens = SIZE_MAX;  // limit for the number of tokens; checked early
   };
 
   // `file` must outlive this object. Throws FormatError for an unsupported or invalid vocabulary.
   Tokenizer(const GgufFile& file, int32_t n_vocab);
 
-  // Throws InvalidArgument if `text` is not valid UTF-8, and ContextFull for more than options.most
-  // tokens.
+  // Throws InvalidArgument if `text` is not valid UTF-8, and ContextFull for more than
+  // options.max_tokens tokens.
   std::vector<int32_t> encode(std::string_view text, const Options& options) const;
 
   // Invalid UTF-8 becomes U+FFFD. Throws InvalidArgument for a token that is not in the vocabulary.
@@ -60,7 +60,7 @@ class Tokenizer {
   int32_t eos() const { return vocabulary().eos; }
   std::span<const int32_t> beginning() const {
     return before_;
-  }                                                       // tokens that add_special prepends
+  }  // tokens that add_special prepends
   const TokenTable& special() const { return special_; }  // matched only with parse_special
   std::optional<std::string_view> chat_template() const { return chat_template_; }  // Jinja2
 

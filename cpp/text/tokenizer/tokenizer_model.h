@@ -16,8 +16,8 @@ class TokenizerModel {
   virtual ~TokenizerModel() = default;
 
   // Appends the tokens of `text`, valid UTF-8; begins: at the start of the text. Returns false,
-  // having appended only some tokens, once there would be more than `most`.
-  virtual bool encode(std::string_view text, bool begins, size_t most,
+  // having appended only some tokens, once there would be more than `max_tokens`.
+  virtual bool encode(std::string_view text, bool begins, size_t max_tokens,
                       std::vector<int32_t>& tokens) const = 0;
 
   const Vocabulary vocabulary;
@@ -28,10 +28,10 @@ class TokenizerModel {
  protected:
   // Is a text of n_bytes certain to have more than `room` tokens?
   bool exceeds(size_t n_bytes, size_t room) const {
-    return n_bytes > 0 && most_bytes_ > 0 && (n_bytes - 1) / most_bytes_ >= room;
+    return n_bytes > 0 && max_token_bytes_ > 0 && (n_bytes - 1) / max_token_bytes_ >= room;
   }
 
-  size_t most_bytes_ = 0;  // longest token in bytes; 0: unlimited
+  size_t max_token_bytes_ = 0;  // longest token in bytes; 0: unlimited
 };
 
 }  // namespace h2o

@@ -8,7 +8,7 @@ constexpr std::string_view kReplacement = "\xef\xbf\xbd";
 // Encoded length and range of the second byte, by first byte.
 struct Form {
   size_t n_bytes;
-  unsigned char least = 0x80, most = 0xbf;
+  unsigned char min = 0x80, max = 0xbf;
 };
 
 Form form_of(unsigned char first) {
@@ -35,9 +35,9 @@ Utf8 read_utf8(std::string_view text) {
   for (size_t i = 1; i < form.n_bytes; ++i) {
     if (i == text.size()) return {Utf8::incomplete, i, 0};
     const auto byte = static_cast<unsigned char>(text[i]);
-    const unsigned char least = i == 1 ? form.least : 0x80;
-    const unsigned char most = i == 1 ? form.most : 0xbf;
-    if (byte < least || byte > most) return {Utf8::invalid, i, 0};
+    const unsigned char min = i == 1 ? form.min : 0x80;
+    const unsigned char max = i == 1 ? form.max : 0xbf;
+    if (byte < min || byte > max) return {Utf8::invalid, i, 0};
     code = code << 6 | (byte & 0x3f);
   }
   return {Utf8::character, form.n_bytes, code};

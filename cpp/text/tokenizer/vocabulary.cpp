@@ -62,7 +62,7 @@ Vocabulary::Vocabulary(const GgufFile& file, int32_t n_vocab, int32_t default_bo
   std::erase(end_tokens, -1);
 }
 
-bool Vocabulary::silent(int32_t token) const {
+bool Vocabulary::has_no_text(int32_t token) const {
   const TokenType type = types[token];
   return type == TokenType::unknown || type == TokenType::control || type == TokenType::unused;
 }

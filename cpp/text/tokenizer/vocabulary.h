@@ -33,7 +33,7 @@ struct Vocabulary {
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
 
   // Does the token produce no text?
-  bool silent(int32_t token) const;
+  bool has_no_text(int32_t token) const;
 
   // The tokens of the given types, by text.
   TokenTable table(std::initializer_list<TokenType> of) const;
