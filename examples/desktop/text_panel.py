@@ -17,7 +17,7 @@ from desktop.message_edit import MessageEdit
 from desktop.text_log import TextLog
 from desktop.theme import Colours
 
-_MOST_TOKENS = 300  # of an answer, unless the user says otherwise
+_MAX_TOKENS = 300  # of an answer, unless the user says otherwise
 
 
 class TextPanel(QFrame):
@@ -44,7 +44,7 @@ class TextPanel(QFrame):
         self.send_button.setDefault(True)
         self.most_tokens = QSpinBox()
         self.most_tokens.setRange(1, 1_000_000)
-        self.most_tokens.setValue(_MOST_TOKENS)
+        self.most_tokens.setValue(_MAX_TOKENS)
         self.most_tokens.setMaximumWidth(130)
         self.most_tokens.setSuffix(" tokens")
         self.most_tokens.setAccessibleName("Most tokens of an answer")

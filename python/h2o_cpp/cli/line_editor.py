@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _QUOTES = '"""'
-_MOST_ENTRIES = 1000  # of the history file
+_MAX_ENTRIES = 1000  # of the history file
 
 
 def messages() -> Iterator[str]:
@@ -93,7 +93,7 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
         readline.set_completer(before[0])
         readline.set_completer_delims(before[1])
         if history is not None:
-            readline.set_history_length(_MOST_ENTRIES)
+            readline.set_history_length(_MAX_ENTRIES)
             with suppress(OSError):  # a directory that cannot be written loses the history only
                 history.parent.mkdir(parents=True, exist_ok=True)
                 history.touch(mode=0o600)

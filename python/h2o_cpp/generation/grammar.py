@@ -31,7 +31,7 @@ _JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 
 _GBNF = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)  # and not Lark that quotes it
 
-_MOST_COMPILED = 64  # grammars of a model that are kept for the next output
+_MAX_COMPILED = 64  # grammars of a model that are kept for the next output
 
 
 class Constraint:
@@ -104,7 +104,7 @@ class _Compiler:
                 raise ValueError(found.get_error().strip())
             with self._mutex:
                 self._compiled[source] = found
-                if len(self._compiled) > _MOST_COMPILED:
+                if len(self._compiled) > _MAX_COMPILED:
                     self._compiled.popitem(last=False)
         return found.deep_copy()
 

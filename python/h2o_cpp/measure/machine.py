@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 29  # several times the size of caches
 _READ_PASSES = 10
 
 _PIECE = 8 << 20  # bytes that are read at a time from storage: more than any device wants
-_MOST = 256 << 20  # of a file; more tells no more
+_MAX_BYTES = 256 << 20  # of a file; more tells no more
 _SECONDS = 2.0
 
 # Operations per second of the largest product: a process of its own, because BLAS libraries settle
@@ -78,7 +78,7 @@ def storage_bandwidth(path: str | os.PathLike[str]) -> float:
         with mmap.mmap(-1, _PIECE) as piece:  # its address is a page's, as O_DIRECT wants it
             n = 0
             begun = perf_counter()
-            while n < _MOST and perf_counter() - begun < _SECONDS:
+            while n < _MAX_BYTES and perf_counter() - begun < _SECONDS:
                 got = os.preadv(file, [piece], n)
                 n += got
                 if got < _PIECE:

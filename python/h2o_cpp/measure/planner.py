@@ -13,7 +13,7 @@ import numpy as np
 from h2o_cpp import _core
 from h2o_cpp.measure import machine
 from h2o_cpp.measure.prediction import (
-    MOST_SEQUENCES,
+    MAX_SEQUENCES,
     Candidate,
     Experts,
     Job,
@@ -91,7 +91,7 @@ def plan(
     check_int("prompt", prompt, 1)
     check_int("n", n, 1)
     n_batch = check_int("n_batch", n_batch, 1)
-    most = MOST_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
+    most = MAX_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
     given = {
         "memory_bandwidth": memory_bandwidth,
         "storage_bandwidth": storage_bandwidth,

@@ -31,7 +31,7 @@ from math import ceil
 
 CLOSE = 0.97  # of the fastest: among those that reach it the least is chosen
 _LOGITS_ROWS = 32  # that a session has room for at least
-MOST_SEQUENCES = 4096
+MAX_SEQUENCES = 4096
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Candidate:
 
 
 def candidates(
-    sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MOST_SEQUENCES
+    sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MAX_SEQUENCES
 ) -> list[Candidate]:
     """All that fit: by doublings with all weights in memory, else as many sequences as fit."""
     found = []

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.jinja_template import JinjaTemplate
+from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import ReplyFormat, call_grammar, format_named, format_of
 
@@ -132,8 +132,8 @@ class ChatTemplate:
 
         Raises ValueError if the template refuses them.
         """
-        rendered, disguise = self._given(messages, tools, documents, variables)
-        parts = self._parts(rendered, disguise)
+        rendered, escaping = self._given(messages, tools, documents, variables)
+        parts = self._parts(rendered, escaping)
         think = self.format.think
         thinking = think is not None and rendered.rstrip().endswith(think[0])
         return ChatPrompt(self._tokenizer.encode_chat(parts, most=most), thinking)
@@ -173,8 +173,8 @@ class ChatTemplate:
     ) -> str:
         """What prompt() has the tokens of, to be looked at: special tokens are spelled, and so is
         what messages only spell."""
-        rendered, disguise = self._given(messages, tools, documents, variables)
-        return disguise.take_off(rendered)
+        rendered, escaping = self._given(messages, tools, documents, variables)
+        return escaping.unescape(rendered)
 
     def _given(
         self,
@@ -182,7 +182,7 @@ class ChatTemplate:
         tools: Sequence[Tool] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> tuple[str, Disguise]:
+    ) -> tuple[str, SpecialTokenEscape]:
         _check_messages(messages)
         given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
         unused = unused_characters([self.source, *_texts(messages), *_texts(given)])
@@ -190,26 +190,26 @@ class ChatTemplate:
 
     def _render(
         self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
-    ) -> tuple[str, Disguise]:
+    ) -> tuple[str, SpecialTokenEscape]:
         """The conversation as text, in which only the template's own special tokens are spelled."""
         tokenizer = self._tokenizer
         # What the template looks for in a message it must find there: "<think>", say.
-        disguise = Disguise(tokenizer.special_texts, unused, kept=self._template.literals)
+        escaping = SpecialTokenEscape(tokenizer.special_texts, unused, kept=self._template.literals)
         variables: dict[str, Any] = {
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
             "bos_token": tokenizer.token_text(tokenizer.bos),
             "eos_token": tokenizer.token_text(tokenizer.eos),
-            **_map_texts(given, disguise.put_on, disguise.put_on_key),
-            "messages": _map_texts(messages, disguise.put_on, disguise.put_on_key),
+            **_map_texts(given, escaping.escape, escaping.escape_key),
+            "messages": _map_texts(messages, escaping.escape, escaping.escape_key),
         }
-        return self._template.render(variables), disguise
+        return self._template.render(variables), escaping
 
-    def _parts(self, rendered: str, disguise: Disguise) -> Iterator[int | str]:
+    def _parts(self, rendered: str, escaping: SpecialTokenEscape) -> Iterator[int | str]:
         """A rendered conversation as special tokens and the texts between them."""
         for part in self._tokenizer.split_special(rendered):
-            yield disguise.take_off(part) if isinstance(part, str) else part
+            yield escaping.unescape(part) if isinstance(part, str) else part
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from h2o_cpp.model import template_worker
 _MAX_SECONDS = 10.0  # that loading or rendering a template takes
 _MAX_MEMORY = 1 << 28  # bytes of the process, where the system can limit them
 _TOO_MUCH_MEMORY = f"the chat template takes more than {_MAX_MEMORY >> 20} MiB of memory"
-_MOST_IDLE = 2  # processes that wait for the next template
+_MAX_IDLE = 2  # processes that wait for the next template
 
 # In an application that was frozen into one file there is no interpreter to start.
 _HAS_INTERPRETER = bool(sys.executable) and not getattr(sys, "frozen", False)
@@ -123,7 +123,7 @@ class _Worker:
         return answer
 
     def _keep(self) -> None:
-        if len(self._idle) < _MOST_IDLE:
+        if len(self._idle) < _MAX_IDLE:
             self._idle.append(self)
         else:
             self.end()

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import jinja2
 
-MOST_CHARACTERS = 1 << 24  # of a rendered conversation
+MAX_CHARACTERS = 1 << 24  # of a rendered conversation
 
 _CPU_SECONDS = 60.0  # of one template, in case the parent has died
 
@@ -42,7 +42,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"text": _render(template, request["variables"])}
     except _TooLongError:
-        return {"error": f"the chat template makes more than {MOST_CHARACTERS} characters"}
+        return {"error": f"the chat template makes more than {MAX_CHARACTERS} characters"}
     except MemoryError:
         return {"error": None}
     except Exception as error:
@@ -69,7 +69,7 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     for piece in template.generate(variables):
         pieces.append(piece)
         size += len(piece)
-        if size > MOST_CHARACTERS:
+        if size > MAX_CHARACTERS:
             raise _TooLongError
     return "".join(pieces)
 

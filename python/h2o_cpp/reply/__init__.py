@@ -3,8 +3,8 @@
 parse_reply(text, format) for a whole text, ReplyParser for pieces as they come.
 """
 
-from h2o_cpp.reply.demand import call_grammar
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
+from h2o_cpp.reply.grammar import call_grammar
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
 from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reasoning
 

@@ -18,7 +18,7 @@ class ReplyFormat:
     """How a model writes its reply.
 
     Attributes: `name`; `markers`, which must be spelled in the text though they may be special
-    tokens; `think`, what comes before and after reasoning, or None; `parse` and `demand`, the
+    tokens; `think`, what comes before and after reasoning, or None; `parse` and `grammar`, the
     parser and the grammar of calls, or None: no tools.
     """
 
@@ -26,11 +26,11 @@ class ReplyFormat:
     markers: tuple[str, ...] = ()
     think: tuple[str, str] | None = None
     parse: Callable[[Scanner, Tools], Steps[None]] | None = None
-    demand: Callable[[Rules], str] | None = None
+    grammar: Callable[[Rules], str] | None = None
 
 
 def _format(name: str, module: ModuleType) -> ReplyFormat:
-    return ReplyFormat(name, module.MARKERS, None, module.parse, module.demand)
+    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar)
 
 
 FORMATS: Final = {

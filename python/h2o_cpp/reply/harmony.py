@@ -62,7 +62,7 @@ def _call(s: Scanner, name: str) -> Steps[str | None]:
     return (yield from s.until(_ENDS))
 
 
-def demand(r: Rules) -> str:
+def grammar(r: Rules) -> str:
     """What a reply must be that thinks, perhaps, and calls a tool."""
     channel, message = r.marker(_CHANNEL), r.marker(_MESSAGE)
 

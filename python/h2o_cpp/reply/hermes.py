@@ -28,7 +28,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             yield from s.spaces()
 
 
-def demand(r: Rules) -> str:
+def grammar(r: Rules) -> str:
     """What a reply must be that is calls alone."""
 
     def call(name: str, schema: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from h2o_cpp.reply.scanner import Scanner, Steps
 
 Out = Callable[[str], object]  # takes pieces of text, in order
 
-_MOST_NESTED = 64
+_MAX_NESTED = 64
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -18,7 +18,7 @@ _SCALAR_CHARACTERS = re.compile(r"[\w.+-]*", re.ASCII)
 _SCALAR = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null", re.ASCII)
 
 
-def read_value(s: Scanner, out: Out, nested: int = _MOST_NESTED) -> Steps[bool]:
+def read_value(s: Scanner, out: Out, nested: int = _MAX_NESTED) -> Steps[bool]:
     """Take a value; False where it stops being one. Line breaks in strings are escaped."""
     begin = yield from s.peek()
     if begin == '"':

@@ -55,7 +55,7 @@ def _list(s: Scanner) -> Steps[bool]:
             return False
 
 
-def demand(r: Rules) -> str:
+def grammar(r: Rules) -> str:
     """What a reply must be that is calls alone, in the form that the template has."""
     begin = r.marker(_BEGIN)
 

@@ -115,7 +115,7 @@ def _value(text: str, kind: Value | None) -> Any:
     return value
 
 
-def demand(r: Rules) -> str:
+def grammar(r: Rules) -> str:
     """What a reply must be that is calls alone. JSON in which a string spells </parameter>,
     <parameter= or </function> is the one thing that parse() reads otherwise."""
 

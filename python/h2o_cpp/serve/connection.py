@@ -15,7 +15,7 @@ from h2o_cpp.serve.errors import ApiError
 
 _LINGER_SECONDS = 1.0  # for clients that are turned away
 _READ_BYTES = 32 * 2**10  # at once, instead of 256 KiB: many connections hold several times that
-_MOST_REFUSED = 64  # of whom, beyond which connections are cut
+_MAX_REFUSED = 64  # of whom, beyond which connections are cut
 
 
 class Connections:
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
 
     def _refuse(self) -> None:
         self.connections.discard(self)
-        if len(self._all.refused) >= _MOST_REFUSED:
+        if len(self._all.refused) >= _MAX_REFUSED:
             return self.transport.abort()
         self._all.refused.add(self)
         most = self._all.most

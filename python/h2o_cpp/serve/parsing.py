@@ -15,8 +15,8 @@ from h2o_cpp.serve.schema import UNKNOWN_FIELD
 
 # What parsing costs goes by the values in a body, rather than by its bytes. These are more than any
 # conversation or batch of token ids that fits in a context.
-_MOST_MEMBERS = 2**16  # arrays, objects and their names
-_MOST_VALUES = 2**18
+_MAX_MEMBERS = 2**16  # arrays, objects and their names
+_MAX_VALUES = 2**18
 _SCAN_BYTES = 8 * 2**10  # of bodies that are too short to matter
 
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
@@ -78,10 +78,10 @@ def _check_counts(body: bytes) -> None:
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     strings = np.logical_xor.accumulate(plain == ord('"'))
     rest = plain[~strings]
-    if sum(np.count_nonzero(rest == ord(c)) for c in "{[:") > _MOST_MEMBERS:
-        raise ApiError(400, f"the body has more than {_MOST_MEMBERS} arrays, objects and names")
-    if np.count_nonzero(rest == ord(",")) > _MOST_VALUES:
-        raise ApiError(400, f"the body has more than {_MOST_VALUES} values")
+    if sum(np.count_nonzero(rest == ord(c)) for c in "{[:") > _MAX_MEMBERS:
+        raise ApiError(400, f"the body has more than {_MAX_MEMBERS} arrays, objects and names")
+    if np.count_nonzero(rest == ord(",")) > _MAX_VALUES:
+        raise ApiError(400, f"the body has more than {_MAX_VALUES} values")
 
 
 def _invalid(error: ValidationError) -> ApiError:

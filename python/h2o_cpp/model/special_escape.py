@@ -16,7 +16,7 @@ def unused_characters(texts: Iterable[str]) -> Iterator[str]:
     return (c for c in map(chr, _PRIVATE) if c not in used)
 
 
-class Disguise:
+class SpecialTokenEscape:
     """Makes text that spells no special token, and undoes it.
 
     It replaces the characters that special tokens begin with. What is in `kept` stays as it is,
@@ -35,15 +35,15 @@ class Disguise:
         harmless = {text for text in kept if len(text) > 1 and not beginnings.search(text)}
         self._found = _any_of([*sorted(harmless, key=len, reverse=True), *first])
 
-    def put_on(self, text: str) -> str:
-        """`text` in disguise."""
+    def escape(self, text: str) -> str:
+        """`text` in escaping."""
         return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
 
-    def put_on_key(self, key: str) -> str:
+    def escape_key(self, key: str) -> str:
         """A key of an object, which stays as it is, to be found, unless it spells one."""
-        return self.put_on(key) if self._special.search(key) else key
+        return self.escape(key) if self._special.search(key) else key
 
-    def take_off(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         """What the text was."""
         return text.translate(self._originals)
 

@@ -39,13 +39,13 @@ def call_grammar(
 
     Raises ValueError for tools that cannot be called, with the reason.
     """
-    if format.demand is None:
+    if format.grammar is None:
         raise ValueError(f"how tools are called in the format {format.name} is not known")
     if not tools:
         raise ValueError("there is no tool to call")
     schemas = {name: _object(name, schema) for name, schema in tools.items()}
     rules = Rules(schemas, template=template, token_of=token_of, ends=ends, parallel=parallel)
-    calls = format.demand(rules)
+    calls = format.grammar(rules)
     if format.think is None:
         return rules.grammar(calls)
     begin, end = format.think
