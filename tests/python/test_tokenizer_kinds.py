@@ -1,4 +1,4 @@
-"""Tokenizers from metadata alone: how text is cut, spaces, bytes, special tokens, and refusals."""
+"""Tokenizers from metadata alone: pre-tokenization, spaces, bytes, special tokens, and errors."""
 
 from __future__ import annotations
 
@@ -225,12 +225,12 @@ class TestSpecialTokens:
     @given(st.lists(st.sampled_from(["</s>", "<", "</", "s>", ">", "a", "\U000f0000"])))
     def test_escaped_text_has_none(self, fragments: list[str]) -> None:
         text = "".join(fragments)
-        escaping = SpecialTokenEscape(SPECIAL.special_texts, unused_characters([text]))
-        escaped = escaping.escape(text)
+        escape = SpecialTokenEscape(SPECIAL.special_texts, unused_characters([text]))
+        escaped = escape.escape(text)
         for cut in range(len(escaped) + 1):  # however a template takes it apart
             for part in SPECIAL.split_special(escaped[cut:] + escaped[:cut]):
                 assert isinstance(part, str)
-        assert escaping.unescape(escaped) == text
+        assert escape.unescape(escaped) == text
 
     def test_text_is_split_at_them(self) -> None:
         assert SPECIAL.special_texts == ["</s>", "<|x|>", ">"]

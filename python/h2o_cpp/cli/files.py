@@ -1,4 +1,4 @@
-"""Files that commands read and write."""
+"""Reading the text files of commands and writing tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def read_text(file: Path) -> str:
-    """The UTF-8 text of a file."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -16,7 +15,7 @@ def read_text(file: Path) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows as a CSV file; the first one names the columns."""
+    """Write rows as a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

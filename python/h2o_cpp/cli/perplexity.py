@@ -31,7 +31,6 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     add_text(parser)
     add_policies(parser)
@@ -66,7 +65,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, a row as soon as it is measured."""
+    """Print a table, row by row as measured."""
     figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
@@ -127,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flat(row: Measurement) -> dict[str, object]:
-    """A row of the CSV file, where each segment has a column."""
+    """A row of the CSV file, with a column for each segment."""
     flat = asdict(row)
     segments = flat.pop("segments")
     return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

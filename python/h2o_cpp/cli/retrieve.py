@@ -1,4 +1,4 @@
-"""Measure which facts of a prompt are found again under eviction, with every policy and budget."""
+"""Measure how well facts in a prompt are found under eviction, with every policy and budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ _LENGTH = 512
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", type=names, default=list(TASKS), metavar="NAME,...",
@@ -88,7 +87,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, a row as soon as it is measured."""
+    """Print a table, row by row as measured."""
     figure = None if args.plot is None else new_figure(5 * len(args.tasks), 4)
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)

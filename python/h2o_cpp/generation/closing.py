@@ -1,4 +1,4 @@
-"""Closing: what a `with` block closes at its end."""
+"""Closing: a base class of context managers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class Closing(ABC):
-    """A context manager that is closed at the end of its block."""
+    """A context manager that calls close()."""
 
     @abstractmethod
     def close(self) -> object:
-        """Free what it holds."""
+        """Free its resources."""
 
     def __enter__(self) -> Self:
         return self

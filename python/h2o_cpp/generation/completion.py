@@ -1,4 +1,4 @@
-"""Completions: generations that an Engine computes, read by threads or by asyncio tasks."""
+"""Completions: outputs of an Engine, for threads and asyncio tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Completion(Iterator[str], AsyncIterator[str], Closing):
-    """The output of a request to an Engine: iterate over it for pieces of text, each valid Unicode.
+    """The output of a request to an Engine: an iterator over pieces of text, each valid Unicode.
 
-    In a thread: `for piece in completion`, or `completion.result()` for the whole. In a task:
+    In a thread: `for piece in completion`, or `completion.result()` for all of it. In a task:
     `async for piece in completion`, or `await completion`. A reader that is slower than the engine
     gets the text of several tokens in one piece.
 
-    The engine generates whether anybody reads or not. Closing or dropping the Completion, and
-    interrupting or cancelling a wait for a piece, cancels the request: its sequence is free for
-    another at the next step. Errors of the request are raised where its pieces are read.
+    The engine generates independently of the reader. Closing or dropping the Completion, and
+    interrupting or cancelling a wait for a piece, cancels the request, which frees its sequence at
+    the next step. Reading raises the request's errors.
     """
 
     def __init__(self, engine: object, state: _core.Generation, loops: EventLoops) -> None:
@@ -35,7 +35,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._state = state
         self._loops = loops
         self._closed = False
-        self._was_ready = False  # whether a task found the last piece without waiting for it
+        self._was_ready = False  # whether the last piece was available without waiting
 
     def __repr__(self) -> str:
         return (
@@ -49,17 +49,17 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     @property
     def tokens(self) -> array[int]:
-        """The ids generated so far."""
+        """The tokens generated so far."""
         return array("i", self._state.generated_tokens)
 
     @property
     def embedding(self) -> NDArray[np.float32]:
-        """float32 [n_embd] at the end, if Engine.submit() was given a pooling; otherwise empty."""
+        """float32 [n_embd] at the end, if Engine.submit() had `pooling`; otherwise empty."""
         return self._state.embedding
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from the prefix cache."""
+        """Prompt tokens from the prefix cache."""
         return self._state.cached_tokens
 
     @property
@@ -68,13 +68,13 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return self._state.n_tokens_read
 
     def result(self) -> Generation:
-        """Wait for the end and return the whole output, pieces that were read before included."""
+        """Wait for the end and return the whole output, including pieces read before."""
         for _ in self:
             pass
         return Generation.of(self._state)
 
     def close(self) -> None:
-        """Cancel the request, unless it has ended. Text that was not read is lost."""
+        """Cancel the request unless it has ended. Unread text is lost."""
         self._closed = True
         self._state.cancel()
 
@@ -96,7 +96,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     async def __anext__(self) -> str:
         try:
-            if self._was_ready:  # an engine that is faster than its reader must not block the loop
+            if self._was_ready:  # a fast engine must not block the loop
                 await self._loops.let_others_run()
             self._was_ready = True
             while True:
@@ -122,5 +122,5 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return Generation.of(self._state)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got that far
+        if hasattr(self, "_closed"):  # __init__ may have failed
             self._state.cancel()

@@ -1,4 +1,4 @@
-"""Engine: many requests at once, of any threads and asyncio tasks, by continuous batching."""
+"""Engine: concurrent requests of threads and asyncio tasks, by continuous batching."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from h2o_cpp.model.runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GROUP = 1  # of requests that end with their Engine; those of the Generator are 0
+_GROUP = 1  # of an Engine's requests, cancelled with it; the Generator's own are 0
 
 
 class Engine(Closing):
-    """Continues the requests of many threads and asyncio tasks, with the sequences of a Generator.
+    """Runs the requests of many threads and asyncio tasks on a Generator's sequences.
 
-    Generator.engine() makes it. It is a context manager, and any thread may use it. A thread of the
-    core computes the requests; they start in the order of submit(), each as soon as a sequence is
-    free. On the CPU, an output equals that of Generator.generate() bit for bit.
+    Created by Generator.engine(). It is a context manager and thread-safe. A thread of the core
+    runs the requests in the order of submit(), each as soon as a sequence is free. On the CPU, an
+    output equals that of Generator.generate() bit for bit.
     """
 
     def __init__(
         self, runtime: Callable[[], Runtime], seeds: random.Random, *, max_queue: int
     ) -> None:
-        """`runtime` keeps the Generator."""
+        """`runtime` keeps the Generator alive."""
         from h2o_cpp.generation.event_loops import EventLoops
 
         self._generator = runtime
@@ -70,10 +70,10 @@ class Engine(Closing):
 
         hh, policy: for this request's cache, as in Generator; default: the Generator's. They must
             fit the slots and scores of the Generator's policy.
-        record: a new Record, which collects data about this sequence.
-        spelled: special tokens to include in the text, for h2o_cpp.reply.
-        pooling: compute the embedding of the prompt ("mean" or "last") instead of a text; the
-            result is Completion.embedding.
+        record: a new Record that collects data about this sequence.
+        spelled: special tokens to include in the text, as h2o_cpp.reply needs.
+        pooling: compute the prompt's embedding ("mean" or "last") instead of an output; see
+            Completion.embedding.
         timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
         Raises ValueError and TypeError as stream() does, queue.Full after `timeout`, and
@@ -81,7 +81,7 @@ class Engine(Closing):
         raises ValueError.
         """
         if timeout is not None and not check_float("timeout", timeout) >= 0:
-            raise ValueError(f"timeout={timeout!r}, expected seconds, 0 or more")
+            raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
         state = self._enqueue(
             self._request(prompt, hh, policy, after, record, options, spelled, pooling)
         )
@@ -92,7 +92,7 @@ class Engine(Closing):
             raise
         if not admitted:
             state.cancel()
-            raise queue.Full(f"{self._max_queue} requests are waiting")
+            raise queue.Full(f"the queue is full: {self._max_queue} requests are waiting")
         self._check_open()
         return Completion(self, state, self._loops)
 
@@ -107,7 +107,7 @@ class Engine(Closing):
         record: Record | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """As submit(), for asyncio: waits for the queue without blocking the event loop."""
+        """As submit(), without blocking the event loop while the queue is full."""
         state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
         try:
             while not state.admitted:
@@ -159,7 +159,7 @@ class Engine(Closing):
         return self._closed or self._runtime.engine.closed
 
     def stats(self) -> EngineStats:
-        """What it computes now, and counters of what it has computed. Does not block."""
+        """Current state and counters. Does not block."""
         return EngineStats(*self._runtime.engine.stats())
 
     def close(self) -> None:
@@ -170,5 +170,5 @@ class Engine(Closing):
             self._runtime.engine.set_max_queue(INT32_MAX)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got that far
+        if hasattr(self, "_closed"):  # __init__ may have failed
             self.close()

@@ -1,4 +1,4 @@
-"""The directory of pulled models, and their short names."""
+"""The directory of pulled models, and their names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def models_directory() -> Path:
 
 
 def pulled_models() -> dict[str, Path]:
-    """The models of the directory by name, in order; of a split one the first file.
+    """The models in the directory by name, sorted; of a split model the first file.
 
-    A name is that of the file without .gguf, or the path below the directory where two have it.
+    A name is the file's name without .gguf, or its relative path if two files share the name.
     """
     root = models_directory()
     files: dict[str, list[str]] = {}
@@ -38,9 +38,9 @@ def pulled_models() -> dict[str, Path]:
 
 
 def find_pulled(name: str) -> Path | None:
-    """The pulled model of this name, or the only one whose name begins so; case is ignored.
+    """The pulled model with this name, or the only one whose name begins with it, ignoring case.
 
-    Raises ValueError if several begin so.
+    Raises ValueError if it is ambiguous.
     """
     models = pulled_models()
     wanted = name.lower()
@@ -51,5 +51,5 @@ def find_pulled(name: str) -> Path | None:
         return exact[0]
     begun = {known: path for known, path in models.items() if known.lower().startswith(wanted)}
     if len(begun) > 1:
-        raise ValueError(f"{name}: {len(begun)} pulled models begin so: {', '.join(begun)}")
+        raise ValueError(f"{name}: ambiguous, expected one of the pulled models {', '.join(begun)}")
     return next(iter(begun.values()), None)

@@ -1,4 +1,4 @@
-"""Keeps special tokens out of text that a chat template handles."""
+"""Escaping of special tokens in text that a chat template processes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-# Characters of private use, from which stand-ins are taken.
+# Private-use characters, which replace others.
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
-    """Characters that are in none of `texts`."""
+    """Private-use characters that occur in none of the texts."""
     used = set().union(*texts)
     return (c for c in map(chr, _PRIVATE) if c not in used)
 
 
 class SpecialTokenEscape:
-    """Makes text that spells no special token, and undoes it.
+    """Replaces first characters of special tokens, so that text contains none; reversible.
 
-    It replaces the characters that special tokens begin with. What is in `kept` stays as it is,
-    unless a special token could begin in it.
+    Texts in `kept` are not changed unless a special token could begin in them.
     """
 
     def __init__(
@@ -36,18 +35,18 @@ class SpecialTokenEscape:
         self._found = _any_of([*sorted(harmless, key=len, reverse=True), *first])
 
     def escape(self, text: str) -> str:
-        """`text` in escaping."""
+        """Text without special tokens."""
         return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
 
     def escape_key(self, key: str) -> str:
-        """A key of an object, which stays as it is, to be found, unless it spells one."""
+        """An object's key, unchanged unless it is a special token."""
         return self.escape(key) if self._special.search(key) else key
 
     def unescape(self, text: str) -> str:
-        """What the text was."""
+        """The original text."""
         return text.translate(self._originals)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of any of `texts`, the first that fits; of nothing if there are none."""
+    """A pattern for any of the texts, the first one that matches; matches nothing without texts."""
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")

@@ -1,6 +1,6 @@
-"""What a model's reply says: reasoning, content and tool calls, in the formats of its family.
+"""Parsing replies: reasoning, content and tool calls, in the formats of several model families.
 
-parse_reply(text, format) for a whole text, ReplyParser for pieces as they come.
+parse_reply(text, format) parses a whole text, ReplyParser pieces as they arrive.
 """
 
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of

@@ -1,4 +1,4 @@
-"""What endpoints need. None of it blocks, so it is asynchronous: other functions run in threads."""
+"""Dependencies of endpoints. They are async because FastAPI runs other functions in threads."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ async def _catalog(request: Request) -> Catalog:
 
 CatalogOf = Annotated[Catalog, Depends(_catalog)]
 
-# For the OpenAPI document; Guard asks for the key.
+# Documents the key in OpenAPI; Guard checks it.
 bearer = Depends(HTTPBearer(auto_error=False, description="the server's API key"))

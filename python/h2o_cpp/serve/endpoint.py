@@ -1,4 +1,4 @@
-"""What endpoints that ask a model have in common: parse the body, find the model, submit."""
+"""The common part of endpoints that run a model: parse the body, load the model, submit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Submit = Callable[[Service, _Body], object]
 def post(
     router: APIRouter, path: str, model: type[_Body], *, quick: bool = True, **route: Any
 ) -> Callable[[_Submit[_Body]], _Submit[_Body]]:
-    """Makes an endpoint of what it decorates: a function from a model and a body to a response.
+    """A decorator that makes an endpoint from a function of a model and a body.
 
-    quick: it takes no longer than another thread would cost, if the body is small; route: as for
+    quick: for small bodies, the function is faster than switching to a thread. route: as for
     APIRouter.post.
     """
 

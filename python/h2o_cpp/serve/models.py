@@ -1,4 +1,4 @@
-"""GET /v1/models: what is served."""
+"""GET /v1/models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(catalog: CatalogOf) -> ModelList:
-    """The models that are served; of those that are loaded, their limits too."""
+    """The served models; loaded ones with their limits."""
     return ModelList(
         data=[
             Model(id=entry.name, created=entry.created)

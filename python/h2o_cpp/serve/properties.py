@@ -1,4 +1,4 @@
-"""GET /props and /slots, as llama.cpp's: what a model is, and what its sequences do."""
+"""GET /props and /slots: llama.cpp's description of a model and its sequences."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ router = APIRouter()
 
 
 class GenerationSettings(BaseModel):
-    """Of a sequence."""
+    """Settings of a sequence."""
 
     n_ctx: int
 
 
 class Properties(BaseModel):
-    """Of a model."""
+    """A model's properties."""
 
     model_alias: str
-    model_path: str  # the file's name alone
+    model_path: str  # only the file name
     total_slots: int
     default_generation_settings: GenerationSettings
     chat_template: str | None
@@ -34,7 +34,7 @@ class Properties(BaseModel):
 
 
 class Slot(BaseModel):
-    """A sequence. Those that are at work come first: they have no fixed place."""
+    """A sequence. Busy ones come first; the numbers are not stable."""
 
     id: int
     n_ctx: int
@@ -43,7 +43,7 @@ class Slot(BaseModel):
 
 @router.get("/props")
 async def properties(request: Request, catalog: CatalogOf) -> Properties:
-    """What a model is; ?model=NAME says which."""
+    """Properties of a model, named by ?model=NAME."""
     service = await catalog.take(request.query_params.get("model"))
     catalog.give_back(service)
     generator, tokenizer = service.generator, service.generator.tokenizer
@@ -63,7 +63,7 @@ async def properties(request: Request, catalog: CatalogOf) -> Properties:
 
 @router.get("/slots")
 async def slots(request: Request, catalog: CatalogOf) -> list[Slot]:
-    """What the sequences of a model do; ?model=NAME says of which."""
+    """The sequences of a model, named by ?model=NAME."""
     service = await catalog.take(request.query_params.get("model"))
     catalog.give_back(service)
     n_active = service.engine.stats().n_active
