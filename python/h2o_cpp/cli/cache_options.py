@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
 
@@ -112,18 +112,6 @@ def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> Non
     )
 
 
-def add_policies(parser: Arguments) -> None:
-    """Add --policy with a list of policies to compare."""
-    parser.add_argument(
-        "--policy",
-        type=names,
-        default=["h2o", "mean", "window", "sinks"],
-        metavar="NAME,...",
-        help=f"policies to compare: {', '.join(POLICIES)} (default: h2o,mean,window,sinks); the "
-        "full cache is always measured",
-    )
-
-
 def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
     parser.add_argument(
         "--kv-dtype",
@@ -157,15 +145,6 @@ def add_archive(parser: Arguments) -> None:
         type=int,
         metavar="N",
         help="archived pages that each token attends to (default: 0.75 * sqrt(n-ctx), 16 to 48)",
-    )
-
-
-def add_equal_bytes(parser: Arguments) -> None:
-    parser.add_argument(
-        "--equal-bytes",
-        action="store_true",
-        help="budgets are shares of the bytes of a full f16 cache; keep as many tokens as fit, in "
-        "--kv-dtype or else f16 or q8_0 (default: shares of --n-ctx)",
     )
 
 

@@ -1,9 +1,7 @@
-"""Reading the text files of commands and writing tables."""
+"""Reading the text files of commands."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -12,11 +10,3 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

@@ -186,15 +186,6 @@ def add_force(parser: Arguments) -> None:
     )
 
 
-def add_csv(parser: Arguments) -> None:
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FILE",
-        help="also write the table to FILE (default: no)",
-    )
-
-
 def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[str, Any]:
     """Options of Generator, for one sequence or as many as add_sequences allows."""
     memory = args.memory if many else None
