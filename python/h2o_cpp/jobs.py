@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions
@@ -25,15 +25,6 @@ _BEGINNING = b'{"index": '  # of every output line
 _LINE_OPTIONS = [
     option for option in StreamOptions.__annotations__ if option not in {"constraint", "logit_bias"}
 ]
-
-
-class Sink(Protocol):
-    """Where texts go; `finished` has the indices of the lines that are there."""
-
-    finished: set[int]
-
-    def write(self, index: int, fields: dict[str, Any]) -> None:
-        """Add a line."""
 
 
 class StdoutOutput(Closing):
@@ -144,7 +135,7 @@ class Output(Closing):
 def generate_lines(
     generator: Generator,
     prompts: Iterable[bytes],
-    output: Sink,
+    output: Output | StdoutOutput,
     *,
     report: Callable[[int, str], None],
     field: str = "prompt",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.stream import Generation, next_piece
+from h2o_cpp.generation.stream import Generation, GenerationHandle, next_piece
 
 if TYPE_CHECKING:
     from h2o_cpp.generation.event_loops import EventLoops
 
 
-class Completion(Iterator[str], AsyncIterator[str], Closing):
+class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
     """The output of a request to an Engine: an iterator over pieces of text, each valid Unicode.
 
     In a thread: `for piece in completion`, or `completion.result()` for all of it. In a task:
@@ -34,33 +32,12 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._engine = engine
         self._state = state
         self._loops = loops
-        self._closed = False
         self._was_ready = False  # whether the last piece was available without waiting
-
-    def __repr__(self) -> str:
-        return (
-            f"<Completion: {self._state.n_generated} tokens, {self.finish_reason or 'not ended'}>"
-        )
-
-    @property
-    def finish_reason(self) -> str | None:
-        """None while the request runs, then as in Generation."""
-        return self._state.finish_reason
-
-    @property
-    def tokens(self) -> array[int]:
-        """The tokens generated so far."""
-        return array("i", self._state.generated_tokens)
 
     @property
     def embedding(self) -> NDArray[np.float32]:
         """float32 [n_embd] at the end, if Engine.submit() had `pooling`; otherwise empty."""
         return self._state.embedding
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache."""
-        return self._state.cached_tokens
 
     @property
     def n_read(self) -> int:
@@ -72,11 +49,6 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         for _ in self:
             pass
         return Generation.of(self._state)
-
-    def close(self) -> None:
-        """Cancel the request unless it has ended. Unread text is lost."""
-        self._closed = True
-        self._state.cancel()
 
     def __iter__(self) -> Completion:
         return self
@@ -120,7 +92,3 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         async for _ in self:
             pass
         return Generation.of(self._state)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ may have failed
-            self._state.cancel()

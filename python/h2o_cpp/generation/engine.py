@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
@@ -83,7 +83,9 @@ class Engine(Closing):
         if timeout is not None and not check_float("timeout", timeout) >= 0:
             raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
         state = self._enqueue(
-            self._request(prompt, hh, policy, after, record, options, spelled, pooling)
+            self._request(
+                prompt, hh, policy, record, options, after=after, spelled=spelled, pooling=pooling
+            )
         )
         try:
             admitted = state.wait_admitted(timeout)
@@ -108,7 +110,7 @@ class Engine(Closing):
         **options: Unpack[StreamOptions],
     ) -> Completion:
         """As submit(), without blocking the event loop while the queue is full."""
-        state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
+        state = self._enqueue(self._request(prompt, hh, policy, record, options, after=after))
         try:
             while not state.admitted:
                 await self._loops.wait(state)
@@ -123,26 +125,16 @@ class Engine(Closing):
         prompt: str | Sequence[int],
         hh: float | None,
         policy: str | Policy | Sequence[Policy] | None,
-        after: Snapshot | None,
         record: Record | None,
         options: StreamOptions,
-        spelled: Sequence[int] = (),
-        pooling: Pooling | None = None,
+        **more: Any,
     ) -> Request:
-        n_ctx = self._runtime.engine.session.n_ctx
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
-        own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
+        if hh is not None or policy is not None:
+            policy = choose_policy(hh, None, policy, self._runtime.engine.session.n_ctx)
         return make_request(
-            self._runtime,
-            self._seeds,
-            prompt,
-            options,
-            after=after,
-            policy=own,
-            record=record,
-            spelled=spelled,
-            pooling=pooling,
+            self._runtime, self._seeds, prompt, options, policy=policy, record=record, **more
         )
 
     def _enqueue(self, request: Request) -> _core.Generation:

@@ -293,7 +293,7 @@ def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
     """Raises ValueError for a token outside the vocabulary."""
     for token in map(index, tokens):
         if not 0 <= token < n_vocab:
-            raise ValueError(f"token {token} is not in the vocabulary, expected 0 to {n_vocab - 1}")
+            raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
 
 
 def _check_names(options: StreamOptions) -> None:

@@ -58,7 +58,42 @@ def next_piece(state: _core.Generation, closed: bool) -> str | None:
     return piece
 
 
-class Stream(Iterator[str], Closing):
+class GenerationHandle(Closing):
+    """The common part of Stream and Completion: a generation that is still running, or its end."""
+
+    _state: _core.Generation
+    _closed = False
+
+    def __repr__(self) -> str:
+        reason = self.finish_reason or "not ended"
+        return f"<{type(self).__name__}: {self._state.n_generated} tokens, {reason}>"
+
+    @property
+    def tokens(self) -> array[int]:
+        """The tokens generated so far."""
+        return array("i", self._state.generated_tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None while the request runs, then as in Generation."""
+        return self._state.finish_reason
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache."""
+        return self._state.cached_tokens
+
+    def close(self) -> None:
+        """Cancel the request after the current token or prompt chunk; unread text is lost."""
+        self._closed = True
+        self._state.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_state"):  # __init__ may have failed
+            self._state.cancel()
+
+
+class Stream(Iterator[str], GenerationHandle):
     """An iterator over pieces of text as they are generated, each valid Unicode.
 
     Computation starts when the first piece is requested. Streams of one Generator, in one thread or
@@ -86,10 +121,6 @@ class Stream(Iterator[str], Closing):
         if follows is not None:
             self._follows = follows._state if follows.began else follows._follows
         self._state: _core.Generation = request.submit(runtime().engine, follows=self._follows)
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<Stream: {self._state.n_generated} tokens, {self.finish_reason or 'not ended'}>"
 
     def __iter__(self) -> Stream:
         return self
@@ -113,16 +144,6 @@ class Stream(Iterator[str], Closing):
         return self._state.text_read
 
     @property
-    def tokens(self) -> array[int]:
-        """The tokens generated so far."""
-        return array("i", self._state.generated_tokens)
-
-    @property
-    def finish_reason(self) -> str | None:
-        """None while the stream runs, then as in Generation."""
-        return self._state.finish_reason
-
-    @property
     def finish_message(self) -> str:
         """As in Generation."""
         return self._state.finish_message
@@ -136,11 +157,6 @@ class Stream(Iterator[str], Closing):
     def completion_tokens(self) -> int:
         """Number of tokens generated so far; unlike `tokens`, without a copy."""
         return self._state.n_generated
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache."""
-        return self._state.cached_tokens
 
     @property
     def prompt_seconds(self) -> float:
@@ -195,12 +211,3 @@ class Stream(Iterator[str], Closing):
         """Tokens decoded per second, without the first one, which is part of the prompt's time."""
         n = self._state.n_generated
         return (n - 1) / self.decode_seconds if self.decode_seconds else 0.0
-
-    def close(self) -> None:
-        """End the stream after the current token or prompt chunk."""
-        self._closed = True
-        self._state.cancel()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ may have failed
-            self._state.cancel()

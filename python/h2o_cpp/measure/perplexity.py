@@ -50,32 +50,6 @@ def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> li
     ]
 
 
-def at_memory(
-    names: Sequence[str],
-    shares: Sequence[float],
-    model: _core.Model,
-    n_ctx: int,
-    kv_dtype: KvDType | None,
-) -> list[Budgeted]:
-    """The named policies with as many tokens as fit, ordered by share.
-
-    shares: of the bytes of a full f16 cache. kv_dtype: default: as cache_memory of Generator
-    chooses it. Raises ValueError as Generator does.
-    """
-    shape = ModelShape.of_model(model)
-    fitted = [
-        (name, share, *fit_cache(
-            shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
-        ))
-        for share in shares
-        for name in names
-    ]  # fmt: skip
-    return [
-        Budgeted(name, share, n_ctx if policy.budget is None else policy.budget, policy, types)
-        for name, share, policy, types in fitted
-    ]
-
-
 def budgeted(
     names: Sequence[str],
     budgets: Sequence[float],
@@ -85,11 +59,25 @@ def budgeted(
     *,
     equal_bytes: bool,
 ) -> list[Budgeted]:
-    """Budgets as shares of bytes, by at_memory(), or of tokens, by default in f16."""
-    if equal_bytes:
-        return at_memory(names, budgets, model, n_ctx, kv_dtype)
-    kv_dtype = "f16" if kv_dtype is None else kv_dtype
-    return [one._replace(kv_dtype=kv_dtype) for one in at_budgets(names, budgets, n_ctx)]
+    """The named policies at every budget, as at_budgets(); kv_dtype: default: f16.
+
+    equal_bytes: budgets are fractions of the bytes of a full f16 cache; policies keep as many
+        tokens as fit, and kv_dtype defaults as with cache_memory of Generator.
+
+    Raises ValueError as Generator does.
+    """
+    if not equal_bytes:
+        types = kv_dtype or "f16"
+        return [one._replace(kv_dtype=types) for one in at_budgets(names, budgets, n_ctx)]
+    shape, found = ModelShape.of_model(model), []
+    for share in budgets:
+        for name in names:
+            policy, types = fit_cache(
+                shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
+            )
+            kept = n_ctx if policy.budget is None else policy.budget
+            found.append(Budgeted(name, share, kept, policy, types))
+    return found
 
 
 @dataclass(frozen=True)

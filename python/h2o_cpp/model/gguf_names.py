@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -42,6 +42,14 @@ def is_model(name: str) -> bool:
     return not (_NO_MODEL.fullmatch(path.name) or any(part[0] == "." for part in path.parts))
 
 
+def model_stem(name: str) -> str | None:
+    """A model's name without .gguf and part numbers; None for other files and later parts."""
+    part = split_part(name)
+    if not is_model(name) or (part is not None and part.number > 1):
+        return None
+    return name.removesuffix(".gguf") if part is None else part.stem
+
+
 def has_type(name: str, quant: str) -> bool:
     """Whether a file's name contains a type such as Q4_K_M."""
     pattern = rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])"
@@ -53,7 +61,7 @@ def choose_model(names: Sequence[str], where: str, quant: str | None = None) -> 
 
     Raises ValueError if there are several, or none.
     """
-    models = list(_whole(names))
+    models = [name for name in names if model_stem(name) is not None]
     if quant is not None:
         there = models
         models = [name for name in models if has_type(name, quant)]
@@ -67,13 +75,6 @@ def choose_model(names: Sequence[str], where: str, quant: str | None = None) -> 
     if later:
         raise ValueError(f"{where}: the first part of the split model {later[0]} is missing")
     raise ValueError(f"{where}: no GGUF model found")
-
-
-def _whole(names: Iterable[str]) -> Iterable[str]:
-    for name in names:
-        part = split_part(name)
-        if is_model(name) and (part is None or part.number == 1):
-            yield name
 
 
 def _list(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from h2o_cpp.model.gguf_names import is_model, split_part
+from h2o_cpp.model.gguf_names import model_stem
 
 
 def models_directory() -> Path:
@@ -25,9 +25,7 @@ def pulled_models() -> dict[str, Path]:
     files: dict[str, list[str]] = {}
     for found in root.rglob("*.gguf"):
         path = found.relative_to(root).as_posix()
-        part = split_part(path)
-        if is_model(path) and (part is None or part.number == 1):
-            stem = path.removesuffix(".gguf") if part is None else part.stem
+        if (stem := model_stem(path)) is not None:
             files.setdefault(stem.rpartition("/")[2], []).append(path)
     named = {
         name if len(paths) == 1 else path.removesuffix(".gguf"): root / path

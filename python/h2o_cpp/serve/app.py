@@ -24,7 +24,6 @@ from h2o_cpp.serve import (
     completions,
     embeddings,
     messages,
-    models,
     ollama,
     properties,
     responses_api,
@@ -32,8 +31,8 @@ from h2o_cpp.serve import (
 )
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
-from h2o_cpp.serve.dependencies import CatalogOf, bearer
 from h2o_cpp.serve.docs_page import docs_page
+from h2o_cpp.serve.endpoint import CatalogOf, bearer
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.guard import Guard
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
@@ -51,9 +50,8 @@ ROUTERS = (
     responses_api.router,
     ollama.router,
     embeddings.router,
-    models.router,
-    tokens.router,
     properties.router,
+    tokens.router,
 )
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPBearer
 
 from h2o_cpp.serve.catalog import Catalog
-from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.service import Service
+
+
+async def _catalog(request: Request) -> Catalog:  # async, or FastAPI would use a thread
+    catalog: Catalog = request.app.state.catalog
+    return catalog
+
+
+CatalogOf = Annotated[Catalog, Depends(_catalog)]
+
+# Documents the key in OpenAPI; Guard checks it.
+bearer = Depends(HTTPBearer(auto_error=False, description="the server's API key"))
 
 _Body = TypeVar("_Body", bound=ModelRequest)
 _Submit = Callable[[Service, _Body], object]

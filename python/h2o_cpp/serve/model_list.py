@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.gguf_names import is_model, split_part
+from h2o_cpp.model.gguf_names import model_stem
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.service import Service
 
@@ -44,12 +44,8 @@ def read_models(
 
 def _files(folder: Path) -> dict[str, Path]:
     """The models in a directory by name; for a split model, its first file."""
-    found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.gguf")):
-        part = split_part(file.name)
-        if is_model(file.name) and (part is None or part.number == 1):
-            found[file.stem if part is None else part.stem] = file
-    return found
+    files = ((model_stem(file.name), file) for file in sorted(folder.glob("*.gguf")))
+    return {stem: file for stem, file in files if stem is not None}
 
 
 def _read_toml(path: Path) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,8 @@ from pydantic import BaseModel, Field
 from h2o_cpp import __version__
 from h2o_cpp.reply import Content, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
-from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
-from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.outputs import Output

@@ -1,4 +1,4 @@
-"""GET /props and /slots: llama.cpp's description of a model and its sequences."""
+"""GET /v1/models, and llama.cpp's /props and /slots: models and their sequences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from h2o_cpp import __version__
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.responses import ModelLimits
+from h2o_cpp.serve.endpoint import CatalogOf
+from h2o_cpp.serve.responses import Model, ModelLimits, ModelList
 
 router = APIRouter()
 
@@ -39,6 +39,19 @@ class Slot(BaseModel):
     id: int
     n_ctx: int
     is_processing: bool
+
+
+@router.get("/v1/models")
+async def list_models(catalog: CatalogOf) -> ModelList:
+    """The served models; loaded ones with their limits."""
+    return ModelList(
+        data=[
+            Model(id=entry.name, created=entry.created)
+            if entry.service is None
+            else entry.service.model
+            for entry in catalog.entries.values()
+        ]
+    )
 
 
 @router.get("/props")
