@@ -1,4 +1,4 @@
-"""A tour in the terminal: what heavy hitters are, what the cache keeps, what it costs.
+"""A tour in the terminal: heavy hitters, what the cache keeps, and what it costs.
 
 python tour.py [MODEL]
 """
@@ -17,23 +17,23 @@ STORY = """It was late in the evening when the old man came to the house by the 
 all day, and he was tired, and he had not eaten since the morning. The door was open. He went in and
 called, but there was no answer; only the clock went on, and the wind in the chimney. He sat down by
 the fire, and looked at the picture of the ship on the wall, and waited for his son. """
-BUDGET = 32  # tokens that each KV head keeps: 16 heavy hitters and 16 recent ones
+BUDGET = 32  # tokens per KV head: 16 heavy hitters and 16 recent ones
 
 
 def step(title: str, text: str) -> None:
-    """A title and what it is about; in a terminal Enter goes on."""
+    """Print a title and a text; in a terminal, wait for Enter."""
     if sys.stdin.isatty() and sys.stdout.isatty() and not title.startswith("1"):
         input("\n[Enter]")
     print(f"\n{title}\n{'-' * len(title)}\n{text}\n")
 
 
 def bar(share: float, width: int = 40) -> str:
-    """A bar of a share of 1."""
+    """A bar for a share from 0 to 1."""
     return "#" * round(width * share)
 
 
 def heavy_hitters(model: str) -> None:
-    """The tokens of a story by the attention they have received."""
+    """Tokens of a story by the attention they have received."""
     with Generator(model, hh=1.0) as generator:
         stream = generator.stream(STORY, max_tokens=1, temperature=0.0)
         for _ in stream:
@@ -50,7 +50,7 @@ def heavy_hitters(model: str) -> None:
 
 
 def what_is_kept(model: str) -> None:
-    """The positions that one KV head keeps, as the text grows."""
+    """The positions that one KV head keeps as the text grows."""
     with Generator(model, hh=BUDGET) as generator:
         stream = generator.stream("The old man", max_tokens=150, seed=1, ignore_eos=True)
         layer = generator.stats().n_layers // 2

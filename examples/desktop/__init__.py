@@ -1,1 +1,1 @@
-"""A chat window, in PySide6, that shows what the cache keeps: python -m desktop."""
+"""A chat window with PySide6 that shows what the cache keeps: python -m desktop."""

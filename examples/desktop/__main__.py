@@ -21,9 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "models", nargs="*", type=Path, metavar="MODEL", help="GGUF files to choose from"
     )
     models = parser.parse_args(arguments).models
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Python would hear of it only after the last event
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python handles signals only between events
     app = QApplication(["h2o.cpp"])
     app.setStyle("Fusion")
     window = Window([*models, BUNDLED_MODEL])

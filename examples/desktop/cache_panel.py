@@ -1,4 +1,4 @@
-"""The cache: its budget, what it holds in numbers, and the tokens it keeps."""
+"""The cache panel: budget, statistics and kept tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from desktop.theme import Colours, strength, tint
 from desktop.token_strip import TokenStrip
 from h2o_cpp import Policy, Stats
 
-# Of the context; the last one is the full cache.
+# Fractions of the context; the last one is the full cache.
 BUDGETS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
-_NONE = "\N{EN DASH}"  # a figure that there is not yet
-_SETTLED_MS = 250  # after which a budget counts as chosen
+_NONE = "\N{EN DASH}"  # a value that is not known yet
+_SETTLED_MS = 250  # delay until a budget counts as chosen
 _HINT = (
     "Stronger: kept by more heads. Point at a token, or move between tokens with the arrow keys."
 )
@@ -61,23 +61,23 @@ class CachePanel(QFrame):
 
     @property
     def budget(self) -> float | None:
-        """What the slider says, a fraction of the context; None: the full cache."""
+        """The slider's budget, a fraction of the context; None: the full cache."""
         share = BUDGETS[self.slider.value()]
         return None if share == 1 else share
 
     @property
     def settling(self) -> bool:
-        """Whether the slider has just been moved, and budget_chosen is going to say so."""
+        """Whether the slider was just moved, before budget_chosen is emitted."""
         return bool(self._settled.isActive())
 
     def set_budget(self, budget: float | None) -> None:
-        """Put the slider there; that chooses nothing."""
+        """Move the slider without emitting budget_chosen."""
         share = 1.0 if budget is None else budget
         self.slider.setValue(min(range(len(BUDGETS)), key=lambda i: abs(BUDGETS[i] - share)))
         self._settled.stop()
 
     def show_policy(self, policy: Policy | Sequence[Policy], n_ctx: int) -> None:
-        """Show what the cache is going to keep."""
+        """Show what the cache will keep."""
         self._n_ctx = n_ctx
         self._show_budget()
         first = policy if isinstance(policy, Policy) else policy[0]
@@ -87,7 +87,7 @@ class CachePanel(QFrame):
         self._about.setText(f"Context of {n_ctx} tokens · {keeps}")
 
     def show_stats(self, stats: Stats) -> None:
-        """Show how much the cache holds."""
+        """Show the size of the cache."""
         seen, kept = stats.tokens_seen, stats.tokens_kept
         self.kept.setText(f"{kept} of {seen}" if seen else _NONE)
         self.evicted.setText(str(stats.evictions) if seen else _NONE)
@@ -96,21 +96,21 @@ class CachePanel(QFrame):
         self.memory_bar.setValue(round(1000 * stats.cache_bytes / stats.full_cache_bytes))
 
     def show_look(self, look: Look) -> None:
-        """Show a look at the cache."""
+        """Show a snapshot of the cache."""
         self.show_stats(look.stats)
         self.strip.show_look(look)
         if speed := look.tokens_per_second:
             self.speed.setText(f"{speed:.{1 if speed < 10 else 0}f} tokens/s")
 
     def forget(self) -> None:
-        """Show that nothing has been read."""
+        """Show an empty cache."""
         for label in (self.kept, self.evicted, self.speed):
             label.setText(_NONE)
         self.kept_bar.setValue(0)
         self.strip.clear()
 
     def set_colours(self, colours: Colours) -> None:
-        """Draw in these."""
+        """Use these colours."""
         self.strip.set_colours(colours)
         for label, colour in zip(self._legend, (colours.heavy, colours.recent, None), strict=True):
             if colour is None:

@@ -1,4 +1,4 @@
-"""A conversation that can move to another cache: a chat, or a text that is continued."""
+"""A conversation that can change its cache: a chat, or a text that is continued."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from h2o_cpp.model.chat_template import Message
 
 
 class Conversation:
-    """What was said to a model, and what it said, as tokens; for one thread.
+    """The tokens of a conversation, for one thread.
 
-    A model with a chat template answers messages. Another one, as the bundled model, continues a
-    text: each message begins a new paragraph of it, and an empty one lets the model go on.
+    A model with a chat template answers messages. Other models, such as the bundled one, continue a
+    text: each message begins a new paragraph; an empty message lets the model continue.
 
-    h2o_cpp.Chat is a conversation with one Generator; this one outlives its Generator.
+    Unlike h2o_cpp.Chat, it outlives its Generator.
     """
 
     def __init__(self, generator: Generator, before: Conversation | None = None) -> None:
-        """Begin, or go on with what was said to a Generator of the same file.
+        """Begin a conversation, or continue `before` with a Generator of the same file.
 
         Raises ValueError for an invalid chat template.
         """
         self._generator = generator
         self._template = generator.chat_template() if has_template(generator) else None
         self._messages: list[Message] = [] if before is None else [*before._messages]
-        self._snapshot: Snapshot | None = None  # the cache as the last answer has left it
+        self._snapshot: Snapshot | None = None  # the cache after the last reply
         self.tokens: list[int] = [] if before is None else [*before.tokens]  # all so far
 
     def say(self, text: str, *, max_tokens: int) -> Stream:
-        """Stream what follows a message; heard() keeps it.
+        """Stream the reply to a message; heard() stores it.
 
-        Raises ValueError for what does not fit in the context, and RuntimeError; the conversation
-        is then as before.
+        Raises ValueError if the context is too short, and RuntimeError; the conversation is then
+        unchanged.
         """
         new = self._new_tokens(text)
         prompt = new if self._snapshot is not None else [*self.tokens, *new]
         return self._generator.stream(prompt, after=self._snapshot, max_tokens=max_tokens)
 
     def heard(self, text: str, stream: Stream) -> None:
-        """Keep a message and its answer, as far as it has come."""
+        """Store a message and its reply, which may be incomplete."""
         if not stream.began:
             return
         self._snapshot = stream.save()
@@ -49,7 +49,7 @@ class Conversation:
             ]
 
     def paragraph(self, text: str) -> str:
-        """A message as it stands in the text."""
+        """A message as it appears in the text."""
         begins = not text or not self.tokens or self._template is not None
         return text if begins else f"\n\n{text}"
 

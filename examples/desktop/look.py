@@ -1,4 +1,4 @@
-"""Looks at the cache: what it holds of the tokens that it has seen."""
+"""Looks: observations of the cache."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Look:
     """The cache at one moment."""
 
     stats: Stats
-    n_recent: int | None  # the newest tokens, which are kept whatever their scores; None: all
-    begin: int  # the first token whose text has not been in a look before
-    pieces: Sequence[str]  # the texts from that one on, as they can be shown
-    shares: NDArray[np.float32]  # [tokens seen]: of all layers' KV heads, those that keep the token
-    tokens_per_second: float  # of the answer being written; 0 without one
+    n_recent: int | None  # newest tokens, kept regardless of scores; None: all
+    begin: int  # the first token that was in no earlier look
+    pieces: Sequence[str]  # printable texts from that token on
+    shares: NDArray[np.float32]  # [tokens seen], share of all KV heads that keep each token
+    tokens_per_second: float  # of the current output; 0 without one
 
 
 class Looks:
-    """Looks at the cache of a Generator while it reads one text."""
+    """Observes a Generator's cache while it reads one text."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -33,7 +33,7 @@ class Looks:
         self._n_pieces = 0
 
     def take(self, tokens: Sequence[int], tokens_per_second: float) -> Look:
-        """Look at it now.
+        """Observe the cache.
 
         tokens: of the text, at least as many as the cache has seen.
         """

@@ -1,4 +1,4 @@
-"""Where the user writes."""
+"""The message input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _N_LINES = 3
 
 
 class MessageEdit(QPlainTextEdit):
-    """A few lines of text: Enter sends them, Shift+Enter makes a new line."""
+    """A few lines of text: Enter sends them, Shift+Enter adds a line."""
 
     sent = Signal()
 
@@ -20,7 +20,7 @@ class MessageEdit(QPlainTextEdit):
         self.setFixedHeight(_N_LINES * self.fontMetrics().lineSpacing() + 24)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802 - Qt's name
-        """Send at Enter; everything else is as usual."""
+        """Send on Enter."""
         enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             self.sent.emit()

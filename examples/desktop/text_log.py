@@ -1,4 +1,4 @@
-"""The text: what was said, and what the model adds."""
+"""The text of the conversation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from desktop.theme import LIGHT, Colours, tint
 _PADDING, _INDENT, _GAP = 8, 40, 12  # pixels
 _LINE_HEIGHT = 130  # percent of the font's
 _NEAR = 40  # pixels from the end that still count as the end
-_LINE_SEPARATOR = "\u2028"  # a new line that is no new block
+_LINE_SEPARATOR = "\u2028"  # a line break without a new block
 
 
 class TextLog(QTextEdit):
-    """A chat, as messages; or a text that is continued, with what the user said in bold."""
+    """A chat as messages, or a continued text with the user's parts in bold."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -34,20 +34,20 @@ class TextLog(QTextEdit):
         self.setAccessibleName("Text")
         self.colours = LIGHT
         self._messages: list[QTextBlock] = []  # of the user, in a chat
-        self._end = QTextCursor(self.document())  # where the answer goes on
+        self._end = QTextCursor(self.document())  # where the reply continues
 
     def set_colours(self, colours: Colours) -> None:
-        """Draw in these."""
+        """Use these colours."""
         self.colours = colours
         self.viewport().update()
 
     def begin(self) -> None:
-        """Forget the text."""
+        """Clear the text."""
         self._messages = []
         self.clear()
 
     def say(self, text: str, *, chat: bool) -> None:
-        """Add what the user said; add() then adds to the answer."""
+        """Add the user's message; add() then appends to the reply."""
         self._end.movePosition(QTextCursor.MoveOperation.End)
         if chat:
             self._new_block(left=_INDENT + _PADDING, top=_GAP + _PADDING, bottom=_PADDING)
@@ -62,7 +62,7 @@ class TextLog(QTextEdit):
         self._scroll_to_end()
 
     def add(self, text: str) -> None:
-        """Add to the answer; a reader who has scrolled up stays there."""
+        """Append to the reply; keeps the position of a reader who has scrolled up."""
         at_end = self._at_end()
         if self._messages:
             text = text.replace("\n", _LINE_SEPARATOR)

@@ -1,4 +1,4 @@
-"""The text, and where the user adds to it."""
+"""The text and the message input."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from desktop.message_edit import MessageEdit
 from desktop.text_log import TextLog
 from desktop.theme import Colours
 
-_MOST_TOKENS = 300  # of an answer, unless the user says otherwise
+_MAX_TOKENS = 300  # default for a reply
 
 
 class TextPanel(QFrame):
-    """The log, an error if there is one, a message, and buttons."""
+    """The log, an error, the message input and buttons."""
 
     sent = Signal()
     stopped = Signal()
@@ -44,7 +44,7 @@ class TextPanel(QFrame):
         self.send_button.setDefault(True)
         self.most_tokens = QSpinBox()
         self.most_tokens.setRange(1, 1_000_000)
-        self.most_tokens.setValue(_MOST_TOKENS)
+        self.most_tokens.setValue(_MAX_TOKENS)
         self.most_tokens.setMaximumWidth(130)
         self.most_tokens.setSuffix(" tokens")
         self.most_tokens.setAccessibleName("Most tokens of an answer")
@@ -63,18 +63,18 @@ class TextPanel(QFrame):
         self.message.setPlaceholderText("" if chat else "The old man …")
 
     def set_running(self, *, ready: bool, running: bool) -> None:
-        """What can be pressed."""
+        """Enable the buttons for this state."""
         self.send_button.setEnabled(ready and not running)
         self.stop_button.setEnabled(running)
         self.new_button.setEnabled(ready)
 
     def show_error(self, sentence: str) -> None:
-        """Show a sentence, or nothing."""
+        """Show an error; "" hides it."""
         self.error.setText(sentence)
         self.error.setVisible(bool(sentence))
 
     def set_colours(self, colours: Colours) -> None:
-        """Draw in these."""
+        """Use these colours."""
         self.log.set_colours(colours)
 
     def _lay_out(self) -> None:

@@ -1,4 +1,4 @@
-"""Colours, light and dark: those of the server's page."""
+"""Light and dark colours, the same as on the server's page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QGuiApplication, QPalette
 
 @dataclass(frozen=True)
 class Colours:
-    """What is drawn in what, as "#rrggbb"."""
+    """Colours as "#rrggbb"."""
 
     page: str
     panel: str
@@ -35,26 +35,26 @@ DARK = Colours(
 
 
 def system_colours() -> Colours:
-    """Those that the desktop asks for."""
+    """The desktop's light or dark colours."""
     scheme = QGuiApplication.styleHints().colorScheme()
     return DARK if scheme == Qt.ColorScheme.Dark else LIGHT
 
 
 @lru_cache(maxsize=512)
 def tint(colour: str, strength: float) -> QColor:
-    """A colour to put over another one; strength: 0 to 1."""
+    """A transparent colour; strength: 0 to 1."""
     tinted = QColor(colour)
     tinted.setAlphaF(strength)
     return tinted
 
 
 def strength(share: float) -> float:
-    """Of the tint of a token that this share of the heads keeps."""
-    return 0.08 + 0.42 * share  # the text stays readable, see the tests
+    """The strength of a token's tint, by the share of heads that keep it."""
+    return 0.08 + 0.42 * share  # keeps the text readable, see the tests
 
 
 def palette(colours: Colours) -> QPalette:
-    """For Qt's own widgets."""
+    """The palette of Qt's widgets."""
     role = QPalette.ColorRole
     found = QPalette(QColor(colours.page))
     for roles, colour in (
@@ -73,7 +73,7 @@ def palette(colours: Colours) -> QPalette:
 
 
 def style_sheet(colours: Colours) -> str:
-    """For the window."""
+    """The style sheet of the window."""
     c = colours
     soft = tint(c.sink, 0.15).name(QColor.NameFormat.HexArgb)
     softer = tint(c.sink, 0.08).name(QColor.NameFormat.HexArgb)

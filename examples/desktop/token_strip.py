@@ -1,4 +1,4 @@
-"""Every token that the cache has seen, in the order of the text, shaded by who keeps it."""
+"""All tokens that the cache has seen, in order, shaded by how many heads keep them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 from desktop.look import Look
 from desktop.theme import LIGHT, Colours, strength, tint
 
-_LINE_HEIGHT = 1.45  # of the font's
+_LINE_HEIGHT = 1.45  # times the font's height
 
 
 class _Box(NamedTuple):
-    """Where a token is drawn."""
+    """The position of a token."""
 
     line: int
     x: float
@@ -35,13 +35,13 @@ class _Box(NamedTuple):
 
 
 class TokenStrip(QAbstractScrollArea):
-    """Tokens as running text: heavy hitters, recent ones and evicted ones.
+    """Tokens as running text: heavy hitters, recent and evicted tokens.
 
-    The stronger the colour, the more KV heads keep the token. The arrow keys, Home and End move
-    between tokens, as the mouse does.
+    Stronger colours mean that more KV heads keep the token. Arrow keys, Home, End and the mouse
+    move between tokens.
     """
 
-    pointed = Signal(str)  # what there is to know about the current token
+    pointed = Signal(str)  # description of the current token
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -52,14 +52,14 @@ class TokenStrip(QAbstractScrollArea):
         self.viewport().setMouseTracking(True)
         self.viewport().setAutoFillBackground(False)
         self.colours = LIGHT
-        self.current = -1  # the token that `pointed` is about
+        self.current = -1  # the current token
         self.look: Look | None = None  # the newest
         self._pieces: list[str] = []
         self._boxes: list[_Box] = []
-        self._last_word = 0  # the token that it begins with: it may go on
+        self._last_word = 0  # first token of the last word, which may continue
 
     def set_colours(self, colours: Colours) -> None:
-        """Draw in these."""
+        """Use these colours."""
         self.colours = colours
         self.viewport().update()
 
@@ -70,7 +70,7 @@ class TokenStrip(QAbstractScrollArea):
         self.pointed.emit("")
 
     def show_look(self, look: Look) -> None:
-        """Show another look at the cache."""
+        """Show another observation."""
         self.look = look
         del self._pieces[look.begin :]
         self._pieces += look.pieces
@@ -83,7 +83,7 @@ class TokenStrip(QAbstractScrollArea):
         self._tell()
 
     def role(self, position: int) -> str:
-        """What the token at a position is to the cache."""
+        """The role of the token at a position in the cache."""
         look = self.look
         if look is None or look.shares[position] == 0:
             return "evicted"
@@ -92,7 +92,7 @@ class TokenStrip(QAbstractScrollArea):
         return "heavy hitter"
 
     def describe(self, position: int) -> str:
-        """What there is to know about a token."""
+        """The description of a token."""
         if self.look is None:
             return ""
         share = float(self.look.shares[position])
@@ -101,7 +101,7 @@ class TokenStrip(QAbstractScrollArea):
         return f"Position {position} · {text} · {self.role(position)} · {kept}"
 
     def box(self, position: int) -> QRectF:
-        """Where a token is drawn in the viewport."""
+        """The rectangle of a token in the viewport."""
         box, height = self._boxes[position], self._line_height()
         y = box.line * height - self.verticalScrollBar().value()
         return QRectF(box.x, y + 0.1 * height, box.width, 0.8 * height)
@@ -115,7 +115,7 @@ class TokenStrip(QAbstractScrollArea):
         return QSize(120, int(2 * self._line_height()))
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802 - Qt's name
-        """Draw the lines that can be seen."""
+        """Draw the visible lines."""
         look, height = self.look, self._line_height()
         if look is None:
             return
@@ -174,7 +174,7 @@ class TokenStrip(QAbstractScrollArea):
         bar.setValue(bar.value() + int(min(0, box.top()) + max(0, below + 1)))
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802 - Qt's name
-        """Have a current token."""
+        """Select a current token."""
         super().focusInEvent(event)
         if self.current < 0 and self._boxes:
             self._point_at(0)
@@ -198,7 +198,7 @@ class TokenStrip(QAbstractScrollArea):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Place what comes from the last word on; a word is not broken unless a line is full."""
+        """Lay out tokens from the last word on; words are only broken if they fill a line."""
         metrics, room = QFontMetricsF(self.font()), self.viewport().width()
         pieces, i = self._pieces, self._last_word
         del self._boxes[i:]
@@ -226,7 +226,7 @@ class TokenStrip(QAbstractScrollArea):
         self.viewport().update()
 
     def _after(self, position: int) -> tuple[int, float]:
-        """Line and x where the token at a position goes on."""
+        """Line and x after the token at a position."""
         if position == 0:
             return 0, 0.0
         box = self._boxes[position - 1]

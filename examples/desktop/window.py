@@ -1,4 +1,4 @@
-"""The window: a text on one side, the cache on the other."""
+"""The window: the text beside the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from desktop.text_panel import TextPanel
 from desktop.theme import Colours, palette, style_sheet, system_colours
 from desktop.worker import Opened, Worker
 
-_NARROW = 720  # pixels: below it the cache is under the text
+_NARROW = 720  # pixels; in narrower windows the cache is below the text
 _BUDGET = 0.2  # the paper's "H2O (20%)"
 
 
@@ -42,25 +42,25 @@ class Window(QMainWindow):
         seed: int | None = None,
         colours: Colours | None = None,
     ) -> None:
-        """`models` are files to choose from; the first one is opened.
+        """models: files to choose from; the first one is opened.
 
-        budget: what the cache keeps, a fraction of the context; None: all.
-        seed: makes the answers repeatable.
-        colours: default: as the desktop has them, light or dark.
+        budget: a fraction of the context; None: the full cache.
+        seed: makes the replies reproducible.
+        colours: default: the desktop's.
         """
         super().__init__()
         self.setWindowTitle("h2o.cpp")
         self.resize(1100, 720)
-        self.setMinimumSize(400, 560)  # the two columns would ask for more; see resizeEvent
+        self.setMinimumSize(400, 560)  # smaller than the two columns; see resizeEvent
         self.worker = Worker(self, seed=seed)
         self.picker = QComboBox()
         self.open_button = QPushButton("&Open…")
         self.text = TextPanel()
         self.cache = CachePanel()
-        self.busy = 0  # things that the worker was asked for and has not done
+        self.busy = 0  # unfinished tasks of the worker
         self._opened: Opened | None = None
-        self._sent: str | None = None  # a message that has not been accepted yet
-        self._budget_waits = False  # for the worker to be done
+        self._sent: str | None = None  # a message that was not accepted yet
+        self._budget_waits = False  # until the worker is idle
         self._lay_out()
         self._connect()
         for path in models:
@@ -76,14 +76,14 @@ class Window(QMainWindow):
         self.text.message.setFocus()
 
     def open(self, path: Path) -> None:
-        """Open a model with the budget that the slider says."""
+        """Open a model with the slider's budget."""
         self._add(path)
         self._ask()
         self.worker.stop()
         self.worker.open(path, self.cache.budget)
 
     def send(self) -> None:
-        """Have the message answered, if there is one and nothing else is being done."""
+        """Send the message, if there is one and the worker is idle."""
         message = self.text.message.toPlainText()
         opened = self._opened
         if self.busy or opened is None or (opened.chat and not message.strip()):
@@ -92,29 +92,29 @@ class Window(QMainWindow):
             return
         self._sent = message
         self.text.message.clear()
-        self.text.message.setFocus()  # the button that was pressed is going to be disabled
+        self.text.message.setFocus()  # the pressed button will be disabled
         self._ask()
         self.worker.say(message, self.text.most_tokens.value())
 
     def stop(self) -> None:
-        """End the answer."""
+        """Stop the reply."""
         self.worker.stop()
-        self.text.message.setFocus()  # the button that was pressed is going to be disabled
+        self.text.message.setFocus()  # the pressed button will be disabled
 
     def start_over(self) -> None:
-        """Forget the text."""
+        """Clear the text."""
         self._ask()
         self.worker.forget()
 
     def set_colours(self, colours: Colours) -> None:
-        """Draw in these."""
+        """Use these colours."""
         QApplication.setPalette(palette(colours))
         self.setStyleSheet(style_sheet(colours))
         self.text.set_colours(colours)
         self.cache.set_colours(colours)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
-        """Put the cache beside the text, or under it."""
+        """Put the cache beside or below the text."""
         super().resizeEvent(event)
         narrow = event.size().width() < _NARROW
         self._splitter.setOrientation(
@@ -122,7 +122,7 @@ class Window(QMainWindow):
         )
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802 - Qt's name
-        """Disappear at once; whatever is being computed ends first."""
+        """Close at once; the current computation ends first."""
         self.hide()
         self.worker.close()
         super().closeEvent(event)
@@ -134,13 +134,13 @@ class Window(QMainWindow):
 
     def _done(self) -> None:
         self.busy -= 1
-        if self._sent is not None:  # it was refused
+        if self._sent is not None:  # it was rejected
             self.text.message.textCursor().insertText(self._sent)
             self._sent = None
         if self.busy == 0 and self._opened is not None:
             if self._budget_waits:
                 self._change_budget()
-            else:  # what was refused is not shown
+            else:  # the error is not shown
                 self.picker.setCurrentIndex(self.picker.findData(str(self._opened.path)))
                 if not self.cache.settling:
                     self.cache.set_budget(self._opened.budget)
@@ -182,7 +182,7 @@ class Window(QMainWindow):
             self.open(self._opened.path)
 
     def _add(self, path: Path) -> None:
-        """Have a model among those to choose from, as the chosen one."""
+        """Add a model to the list and select it."""
         found = self.picker.findData(str(path))
         if found < 0:
             self.picker.addItem(path.stem, str(path))
@@ -231,7 +231,7 @@ class Window(QMainWindow):
         self._splitter.setChildrenCollapsible(False)
         self._splitter.setHandleWidth(12)
         self._splitter.addWidget(self.text)
-        cache = QScrollArea()  # for a low window
+        cache = QScrollArea()  # for low windows
         cache.setFrameShape(QFrame.Shape.NoFrame)
         cache.setWidgetResizable(True)
         cache.setWidget(self.cache)

@@ -1,4 +1,4 @@
-"""The thread that computes: it opens models and streams answers, and the window hears of it."""
+"""The worker thread: opens models, streams replies and reports to the window."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from desktop.conversation import Conversation, has_template
 from desktop.look import Looks
 from h2o_cpp import Generator, Policy, Stats, Stream
 
-# Between two reports to the window: a tiny model writes thousands of tokens a second, and what it
-# costs to show them is taken from a large one.
+# Minimum time between reports: a tiny model generates thousands of tokens per second, and showing
+# them takes time from a large one.
 _SAY_SECONDS = 0.06
 _LOOK_SECONDS = 0.2
-# Prompt tokens read at a time: "stop" has to wait for one such chunk.
+# Prompt tokens per chunk, which delays "stop".
 _N_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that is ready."""
+    """A loaded model."""
 
     path: Path
-    budget: float | None  # what the cache keeps, a fraction of the context; None: all
-    chat: bool  # it answers messages; otherwise it continues a text
+    budget: float | None  # a fraction of the context; None: the full cache
+    chat: bool  # whether it answers messages; otherwise it continues a text
     policy: Policy | Sequence[Policy]
     stats: Stats
 
 
 class Worker(QObject):
-    """A thread with one model and one conversation, which does what it is asked in turn.
+    """A thread with one model and one conversation, which processes tasks in order.
 
-    Methods may be called from the window's thread and return at once, but for close(). Signals
-    come from the other thread, so Qt queues them. After each thing asked for comes `done`.
+    Methods may be called from the window's thread and return at once, except close(). Qt queues the
+    signals, which come from the worker's thread. `done` follows each task.
     """
 
     opened = Signal(object)  # Opened
-    began = Signal(str)  # the answer to this message, which is as it stands in the text
-    wrote = Signal(str)  # more of the answer
+    began = Signal(str)  # the message, as it appears in the text
+    wrote = Signal(str)  # more of the reply
     looked = Signal(object)  # a Look at the cache
-    forgot = Signal()  # the conversation
-    told = Signal(str)  # a sentence: why something was refused, or an answer ended
+    forgot = Signal()  # the conversation was cleared
+    told = Signal(str)  # a sentence: why a task failed or a reply ended
     done = Signal()
 
     def __init__(self, parent: QObject, *, seed: int | None = None) -> None:
-        """`seed` makes the answers repeatable."""
+        """`seed` makes the replies reproducible."""
         super().__init__(parent)
         self._seed = seed
         self._path: Path | None = None
@@ -58,36 +58,36 @@ class Worker(QObject):
         self._conversation: Conversation | None = None
         self._looks: Looks | None = None
         self._stream: Stream | None = None  # being read
-        self._stopping = threading.Event()  # what was asked for last
+        self._stopping = threading.Event()  # stops the last task
         self._closing = threading.Event()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self._thread.start()
 
     def open(self, path: Path, budget: float | None) -> None:
-        """Open a model; the conversation goes on if it is the one that is open."""
+        """Open a model; the conversation continues if the file is the same."""
         stopping = self._stopping = threading.Event()
         self._jobs.put(lambda: self._open(path, budget, stopping))
 
     def say(self, text: str, max_tokens: int) -> None:
-        """Have a message answered."""
+        """Reply to a message."""
         stopping = self._stopping = threading.Event()
         self._jobs.put(lambda: self._say(text, max_tokens, stopping))
 
     def forget(self) -> None:
-        """Stop, and forget the conversation."""
+        """Stop, and clear the conversation."""
         self.stop()
         self._jobs.put(self._forget)
 
     def stop(self) -> None:
-        """End the answer after the token, or the chunk of the prompt, that is being computed."""
+        """End the reply after the current token or prompt chunk."""
         self._stopping.set()
         stream = self._stream
         if stream is not None:
             stream.close()
 
     def close(self) -> None:
-        """Stop, and wait for the thread to end; the model is then freed."""
+        """Stop, wait for the thread to end, and free the model."""
         self._closing.set()
         self.stop()
         self._jobs.put(lambda: None)
@@ -100,14 +100,14 @@ class Worker(QObject):
                 break
             try:
                 job()
-            except Exception as error:  # whatever a file or a text did, the thread lives on
+            except Exception as error:  # the thread must survive any error
                 self.told.emit(_sentence(error))
             self.done.emit()
         if self._generator is not None:
             self._generator.close()
 
     def _open(self, path: Path, budget: float | None, stopping: threading.Event) -> None:
-        # The former model stays until this one is ready: a bad file must not cost it.
+        # Keep the former model until this one is loaded, in case the file is invalid.
         generator = Generator(path, hh=budget, n_batch=_N_BATCH, seed=self._seed)
         before = self._conversation if path == self._path else None
         conversation = Conversation(generator, before)
@@ -118,7 +118,7 @@ class Worker(QObject):
         chat = has_template(generator)
         self.opened.emit(Opened(path, budget, chat, generator.policy, generator.stats()))
         if conversation.tokens:
-            # To see what this cache keeps of the text. The token that would follow is not wanted.
+            # Shows what this cache keeps of the text. The next token is discarded.
             again = generator.stream(conversation.tokens, max_tokens=1)
             self._read(again, stopping, say=lambda piece: None)
 
@@ -141,10 +141,10 @@ class Worker(QObject):
         self.forgot.emit()
 
     def _read(self, stream: Stream, stopping: threading.Event, say: Callable[[str], None]) -> None:
-        """Read a stream to its end, and report now and then."""
+        """Read a stream to its end, with periodic reports."""
         self._stream = stream
         try:
-            if stopping.is_set():  # it was asked for before there was a stream to close
+            if stopping.is_set():  # stopped before there was a stream to close
                 stream.close()
             unsaid, said, looked = "", 0.0, 0.0
             for piece in stream:

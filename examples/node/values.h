@@ -94,7 +94,7 @@ inline double number_of(napi_env env, napi_value value, const std::string& what)
 inline int32_t integer_of(napi_env env, napi_value value, const std::string& what) {
   const double x = number_of(env, value, what);
   if (!(std::fabs(x) <= std::numeric_limits<int32_t>::max()) || x != std::trunc(x)) {
-    type_error(env, what + ": expected a whole number of 32 bits");
+    type_error(env, what + ": expected an integer of 32 bits");
   }
   return static_cast<int32_t>(x);
 }

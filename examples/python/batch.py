@@ -1,4 +1,4 @@
-"""Continue several prompts at once: as many as have their caches in the memory given.
+"""Continue several prompts at once, as many as have caches in the given memory.
 
 python batch.py [MODEL]
 """
@@ -7,7 +7,7 @@ import sys
 
 from h2o_cpp import BUNDLED_MODEL, Generator, capacity
 
-MEMORY = "20MiB"  # a tiny model's caches are tiny
+MEMORY = "20MiB"  # suffices for a tiny model
 PROMPTS = ["The old man", "It was a dark night", "She opened the letter", "At sea,"]
 
 model = sys.argv[1] if len(sys.argv) > 1 else BUNDLED_MODEL
@@ -17,6 +17,6 @@ print(f"{capacity(model, MEMORY, hh=0.1)} of a tenth\n")
 with Generator(model, hh=0.1, memory=MEMORY) as generator:
     texts = [""] * len(PROMPTS)
     for i, piece in generator.stream_many(PROMPTS, max_tokens=40, seed=1):
-        texts[i] += piece  # they come in any order
+        texts[i] += piece  # in any order
 for prompt, text in zip(PROMPTS, texts, strict=True):
     print(f"{prompt}{text}\n")

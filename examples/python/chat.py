@@ -1,4 +1,4 @@
-"""A conversation that keeps its cache from one turn to the next.
+"""A conversation that keeps its cache between turns.
 
 python chat.py [MODEL]
 """
@@ -7,7 +7,7 @@ import sys
 
 from h2o_cpp import BUNDLED_MODEL, Chat, Generator
 
-# The bundled model has no chat template; a chat model's file brings its own: template=None.
+# The bundled model has no chat template; a chat model's file has its own (template=None).
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}assistant:"""
 

@@ -1,4 +1,4 @@
-"""What each way to keep 10 % of a text costs, in perplexity: lower is better.
+"""Compare policies that keep 10% of a text by perplexity (lower is better).
 
 python compare_policies.py [MODEL] [TEXT_FILE]
 """

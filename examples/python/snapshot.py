@@ -1,4 +1,4 @@
-"""Stop a text, keep it in a file, and go on later exactly where it was.
+"""Interrupt a stream, save it to a file, and continue it later, exactly.
 
 python snapshot.py [MODEL]
 """
@@ -16,9 +16,9 @@ with TemporaryDirectory() as folder:
     with Generator(model, hh=40) as generator:
         stream = generator.stream("The old man", max_tokens=60, seed=1, ignore_eos=True)
         first = "".join(stream)
-        stream.save(file)  # text, cache and random numbers
+        stream.save(file)  # text, cache and random state
         whole = generator.generate("The old man", max_tokens=120, seed=1, ignore_eos=True).text
-    with Generator(model, hh=40) as generator:  # another time, another program
+    with Generator(model, hh=40) as generator:  # later, in another program
         after = generator.load(file)
         rest = generator.generate("", after=after, max_tokens=60, ignore_eos=True).text
     print(f"{file.stat().st_size} bytes\n\nThe old man{first}|{rest}\n")

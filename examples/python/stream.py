@@ -1,4 +1,4 @@
-"""Continue a text, piece by piece, in a cache that never grows.
+"""Continue a text, piece by piece, with a cache of constant size.
 
 python stream.py [MODEL] [PROMPT]
 """

@@ -1,4 +1,4 @@
-// The extension module: exceptions, a table of its parts, and what they share.
+// The extension module: exceptions, registration of its parts, and shared functions.
 #include <pybind11/numpy.h>
 
 #include "core/error.h"
@@ -34,12 +34,12 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = H2O_VERSION;
   m.attr("DEFAULT_N_CTX") = h2o::kDefaultContext;
 
-  // std::bad_alloc is MemoryError by pybind11's own rules.
+  // pybind11 translates std::bad_alloc to MemoryError.
   py::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);
     } catch (const h2o::InvalidArgument& e) {
-      // A message may quote a name from a hostile file or file system, which need not be UTF-8.
+      // A message may quote names from files or file systems, which may not be UTF-8.
       const std::string_view what = e.what();
       const auto size = static_cast<py::ssize_t>(what.size());
       const auto message = py::reinterpret_steal<py::object>(

@@ -25,16 +25,16 @@ void register_sampler(pybind11::module_& m);
 void register_session(pybind11::module_& m);
 void register_tokenizer(pybind11::module_& m);
 
-// "original", "rolling" or "auto". Throws InvalidArgument for others.
+// Parses "original", "rolling" or "auto". Throws InvalidArgument.
 Positions positions_named(const std::string& name);
 
-// Of pages that each query recalls, 0 for the default, nothing for no archive; of types, and the
-// directory of its files, empty for memory. Throws InvalidArgument.
+// n_recalled: pages that each query recalls; 0: the default; nullopt: no archive. directory: of the
+// archive's files; empty: in memory. Throws InvalidArgument.
 ArchiveOptions archive_options(std::optional<int32_t> n_recalled, int32_t n_ctx,
                                const std::string& k_dtype, const std::string& v_dtype,
                                const std::filesystem::path& directory);
 
-// Text of a file. What is not UTF-8 keeps its bytes as lone surrogates (PEP 383).
+// Text of a file. Bytes that are not UTF-8 become lone surrogates (PEP 383).
 pybind11::str decoded(std::string_view text);
 
 // (positions, scores) as numpy arrays.

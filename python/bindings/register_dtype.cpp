@@ -1,4 +1,4 @@
-// The kernels of the element types for Python, so that tests can hold them against gguf's own.
+// Kernels of the element types for Python, so that tests can compare them with gguf-py's.
 #include <pybind11/numpy.h>
 
 #include <cstring>
@@ -33,7 +33,7 @@ DType dtype_named(const std::string& name) {
       text("[dtype] '", name, "' is not one of ", dtype_names(computable_dtypes())));
 }
 
-// A copy, aligned as weights are.
+// A copy with the alignment of weights.
 std::vector<std::byte> copy(const Bytes& data) {
   std::vector<std::byte> bytes(data.size());
   if (!bytes.empty()) std::memcpy(bytes.data(), data.data(), bytes.size());

@@ -31,7 +31,7 @@ using Tokens = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Mask = py::array_t<uint32_t, py::array::c_style>;
 
-// Keeps a Python object for C++, whichever thread drops it.
+// Owns a Python object; may be destroyed by any thread.
 template <class T>
 std::shared_ptr<T> keep(T object) {
   return {new T(std::move(object)), [](T* kept) {
@@ -40,13 +40,13 @@ std::shared_ptr<T> keep(T object) {
           }};
 }
 
-// Between steps a thread of Python looks at its signals: Ctrl-C.
+// Called between steps: checks Python's signals, such as Ctrl-C.
 void check_signals() {
   const py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A generation and the engine that computes it.
+// A generation and its engine.
 struct Handle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Generation> generation;
@@ -80,7 +80,7 @@ Pooling pooling_named(const std::string& name) {
   return Pooling::last;
 }
 
-// It holds the engine until the request has ended, or the callback could drop the last that does.
+// Owns the engine until the request ends; otherwise the callback could destroy it.
 Constraint constraint_from(py::object callback, std::shared_ptr<Engine> engine) {
   if (callback.is_none()) return nullptr;
   return [kept = keep(std::move(callback)), engine = std::move(engine)](
@@ -120,7 +120,7 @@ std::shared_ptr<Engine> make_engine(
     };
   }
   const py::gil_scoped_release release;
-  // It waits for its thread, which may want Python's lock.
+  // The destructor joins a thread that may need the GIL.
   return {new Engine(std::move(model), std::move(tokenizer), std::move(options),
                      {.max_bytes = prefix_bytes, .ends = prefix_ends, .disk = std::move(disk)}),
           [](Engine* engine) {
@@ -187,7 +187,7 @@ Floats logits(const std::shared_ptr<Engine>& engine, const Tokens& tokens) {
     }
   } catch (...) {
     engine->cancel(generation);
-    engine->wait_ended(generation);  // nothing may write to `out` any more
+    engine->wait_ended(generation);  // so that nothing writes to `out` any more
     throw;
   }
   return out;
@@ -227,7 +227,7 @@ py::object kept(const Trace& trace) {
                                                    found->shares.data()));
 }
 
-// Writes a byte to a socket that does not block; if it is full, its reader has been told already.
+// Writes a byte to a non-blocking socket; if it is full, the reader was already notified.
 std::shared_ptr<Mailbox> make_mailbox(std::optional<int64_t> socket) {
   if (!socket) return std::make_shared<Mailbox>();
   return std::make_shared<Mailbox>([fd = *socket] {

@@ -1,4 +1,4 @@
-// GGUF files for Python: metadata as a dict, tensors as a list, and both as they are in the file.
+// GGUF files for Python: metadata as a dict, tensors as a list, and the raw bytes of both.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace h2o::python {
 namespace {
 
-// Reads scalars and strings one after another from the bytes of a value.
+// Reads scalars and strings in sequence from the bytes of a value.
 class Decoder {
  public:
   explicit Decoder(std::span<const std::byte> bytes) : next_(bytes.data()) {}
@@ -105,7 +105,7 @@ py::list tensors(const GgufFile& file) {
   return list;
 }
 
-// (key, all of the entry as a file has it: key, type and value)
+// (key, raw bytes of the entry: key, type and value)
 py::list metadata_entries(const GgufFile& file) {
   py::list list;
   for (const auto& [key, value] : file.metadata()) {
@@ -126,7 +126,7 @@ py::list metadata_entries(const GgufFile& file) {
   return list;
 }
 
-// A view of the mapping, which it keeps open.
+// A view of the mapping; keeps the mapping open.
 py::array_t<uint8_t> tensor_data(const py::object& self, size_t index) {
   const auto data = self.cast<const GgufFile&>().tensors().at(index).data;
   py::array_t<uint8_t> view(static_cast<py::ssize_t>(data.size()),

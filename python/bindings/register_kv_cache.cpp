@@ -1,4 +1,4 @@
-// KvPolicy, and KvCache for Python: one layer of the cache with the engine's own attention.
+// KvPolicy and KvCache for Python: one layer of the cache with the engine's attention.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-// (sequence, its number of rows), in the order of the rows.
+// (sequence, number of its rows), in the order of the rows.
 using Lengths = std::vector<std::pair<int32_t, int32_t>>;
 
 KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
@@ -45,14 +45,14 @@ KvPolicy kv_policy(int32_t sinks, int32_t heavy, std::optional<int32_t> recent,
   throw InvalidArgument(text("score is '", score, "', expected sum, mean, inverse or question"));
 }
 
-// Rotary positions of a cache, or none.
+// Rotary positions of a cache.
 struct Rotary {
   std::vector<float> frequencies;
   bool pairs;
   bool rolling;
 };
 
-// Of each head; see Attention. Empty: none.
+// Per head; see Attention. Empty: none.
 struct HeadLogits {
   std::vector<float> sinks;
   std::vector<float> slopes;
@@ -174,9 +174,9 @@ class AttentionCache {
             "] with the same n for q, k and v");
   }
 
-  // The largest number of a stored row; a rotation makes a number larger, by sqrt(2) at most.
+  // The largest value of a stored row; rotation increases a value by at most sqrt(2).
   float largest_stored(DType dtype) const {
-    constexpr float kHalf = 65504;  // of the blocks' scales, too
+    constexpr float kHalf = 65504;  // also for block scales
     const float rotation = rope_.layout == RopeLayout::none ? 1 : 1.4143f;
     switch (dtype) {
       case DType::f16:
@@ -192,7 +192,7 @@ class AttentionCache {
     }
   }
 
-  // NaN and infinity are above every number, as their bits without the sign are.
+  // Without the sign, the bits of NaN and infinity exceed those of every number.
   static void check_range(const char* name, const Floats& x, float largest) {
     const auto magnitude = [](float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; };
     const std::span<const float> values(x.data(), x.size());
@@ -259,7 +259,7 @@ class AttentionCache {
   const Buffer sinks_, slopes_;
   const bool rolling_;
   KvCache cache_;
-  // Of numbers up to this no sum of products or of values is beyond float32.
+  // Up to this value, sums of products and of values fit in float32.
   const float largest_product_ =
       std::sqrt(std::numeric_limits<float>::max() / static_cast<float>(cache_.shape().head_dim)) /
       2;
@@ -321,7 +321,7 @@ void register_kv_cache(py::module_& m) {
                       .max_tokens = max_tokens,
                       .k_dtype = kv_dtype(k_dtype),
                       .v_dtype = kv_dtype(v_dtype)};
-        if (may_roll) shape.rope.layout = RopeLayout::halves;  // either takes the same
+        if (may_roll) shape.rope.layout = RopeLayout::halves;  // both layouts need the same memory
         return KvCache::bytes(policies, shape);
       },
       py::kw_only(), py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"),

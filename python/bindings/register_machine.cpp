@@ -1,4 +1,4 @@
-// The limits of the machine for Python.
+// Measurements of the machine for Python.
 #include "cpu/machine.h"
 #include "register.h"
 

@@ -1,4 +1,4 @@
-// Model, Session and Sampler for Python.
+// Model, Session and ImportanceMatrix for Python.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -29,8 +29,7 @@ std::span<const int32_t> span_of(const Tokens& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
-// `progress` is a function of the bytes loaded, and of all of them; or None. What it raises ends
-// the loading.
+// progress: None, or a function of (bytes loaded, total bytes); an exception ends loading.
 std::shared_ptr<Model> load_model(const std::filesystem::path& path, const std::string& device,
                                   int n_threads, const py::object& progress, size_t max_resident,
                                   bool exact) {
@@ -176,7 +175,7 @@ void register_session(py::module_& m) {
            py::arg("threads"), py::arg("progress") = py::none(), py::arg("max_resident") = 0,
            py::arg("exact") = false)
       .def_property_readonly("backend", [](const Model& model) { return model.backend->name(); })
-      // A tokenizer of it does not keep the weights.
+      // A tokenizer does not keep the weights alive.
       .def_property_readonly("file",
                              [](const Model& model) { return model.file.shared_first_file(); })
       .def_property_readonly(

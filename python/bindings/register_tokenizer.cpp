@@ -1,4 +1,4 @@
-// The tokenizer for Python: text is str, tokens are any integers. The GIL is free while it works.
+// The tokenizer for Python: text is str, tokens are any integers. Releases the GIL.
 #include <pybind11/stl.h>
 
 #include "core/error.h"
@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace h2o::python {
 namespace {
 
-// Lives as long as `text`.
+// Valid as long as `text`.
 std::string_view utf8(const py::str& text) {
   Py_ssize_t size = 0;
   const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
@@ -67,7 +67,7 @@ bool has_text(const Tokenizer& tokenizer, const py::iterable& tokens) {
   return false;
 }
 
-// Special tokens as their ids, the text between them as str.
+// Special tokens as ids, the text between them as str.
 py::list split_special(const Tokenizer& tokenizer, const py::str& text) {
   py::list parts;
   tokenizer.split_special(

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
 
 def _print_unraisable(found: "UnraisableHookArgs") -> None:
-    """Not a Ctrl-C in a destructor, or while its handler changes: Python cannot raise these."""
+    """Ignore Ctrl-C in destructors or while its handler changes, where Python cannot raise it."""
     race = found.exc_type is OSError and "due to race condition" in str(found.exc_value)
     if found.exc_type is not KeyboardInterrupt and not race:
         sys.__unraisablehook__(found)
 
 
 def run() -> int:
-    """Run the command line as a program; returns its exit status."""
+    """Run the command line; returns the exit status."""
     sys.unraisablehook = _print_unraisable
     try:
         status = main()
-        # Python's own way out runs threads' and libraries' code, which prints a traceback when
-        # Ctrl-C interrupts it. From here on Ctrl-C ends the process.
+        # At exit, Python runs code of threads and libraries, which prints a traceback if Ctrl-C
+        # interrupts it. From here on, Ctrl-C ends the process.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-    except KeyboardInterrupt:  # between the two
+    except KeyboardInterrupt:  # between main() and signal()
         return 130
     return status
 

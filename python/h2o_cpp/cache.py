@@ -1,4 +1,4 @@
-"""The cache alone, for research: attention over a bounded KV cache on numpy arrays."""
+"""The cache alone, for research: attention over a bounded KV cache with numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DLPACK_CPU = 1  # kDLCPU
 
 
 class SupportsDLPack(Protocol):
-    """An array of another library: https://dmlc.github.io/dlpack."""
+    """An array that supports DLPack: https://dmlc.github.io/dlpack."""
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Its capsule."""
+        """The DLPack capsule."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where it is."""
+        """(device type, device id)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Rope:
     n_rot: rotated dimensions of a head, an even number; default: all.
     layout: which dimensions are rotated together: "halves", (i, i + n_rot / 2), as in GPT-NeoX; or
         "pairs", (2 i, 2 i + 1), as in Llama's GGUF files.
-    positions: "original", the place in the text; or "rolling", the rank among the kept tokens, by
-        which keys are rotated when they are read.
+    positions: "original", in the text; or "rolling", among the kept tokens; then keys are rotated
+        when they are read.
     """
 
     theta: float = 10000.0
@@ -111,7 +111,7 @@ class KVCache:
         _check_policy(policy)
         if max_tokens is None:
             if policy.budget is None:
-                raise ValueError("Policy.full() needs max_tokens, how long a sequence may get")
+                raise ValueError("Policy.full() needs max_tokens, the most tokens of a sequence")
             max_tokens = min(policy.budget + 1, INT32_MAX)
         n_sequences = check_int("n_sequences", n_sequences, 1)
         n_heads = check_int("n_heads", n_heads, 1)
@@ -154,13 +154,13 @@ class KVCache:
         q: float32 [n, n_heads, head_dim], from numpy or any library with DLPack. Arrays on a GPU
             are copied to the host.
         k, v: float32 [n, n_kv_heads, head_dim].
-        lengths: {sequence: number of its rows}, in the order of the rows; default: all rows are of
-            sequence 0. Each sequence gets the result that it gets alone.
+        lengths: {sequence: number of its rows}, in the order of the rows; default: all rows belong
+            to sequence 0. Results do not depend on the other sequences.
 
         Returns float32 [n, n_heads, head_dim]. Token i attends to the tokens kept before and to
         those of this call up to itself, with logits scaled by 1 / sqrt(head_dim).
 
-        Raises ValueError, without a change, for NaN and infinities; for numbers above
+        Raises ValueError, and leaves the cache unchanged, for NaN and infinities; for numbers above
         sqrt(3.4e38 / head_dim) / 2, whose products could exceed float32; and for keys and values
         that kv_dtype cannot hold: above 65504 in f16, above 65504 / sqrt(2) with a rope.
         """
@@ -176,16 +176,16 @@ class KVCache:
     def scores(self, kv_head: int = 0, *, sequence: int = 0) -> NDArray[np.float32]:
         """Scores of the kept tokens, float32 [n], in the order of positions().
 
-        By default, the attention that each has received from all query heads that share the KV
-        head. Zeros for a policy without heavy hitters.
+        By default, the attention that each token has received from all query heads of the KV head.
+        Zeros for a policy without heavy hitters.
         """
         return self._cache.kept(kv_head, sequence)[1]
 
     def reset(self, sequence: int = 0, policy: Policy | None = None) -> None:
-        """Forget a sequence; its slots are free for another text.
+        """Clear a sequence for reuse.
 
-        policy: its policy from now on, which must fit the slots and scores of the cache's policy;
-            default: the same.
+        policy: its new policy, which must fit the slots and scores of the cache's policy; default:
+            no change.
         """
         if policy is not None:
             _check_policy(policy)
@@ -199,11 +199,11 @@ class KVCache:
         return self._cache.nbytes
 
     def tokens_seen(self, sequence: int = 0) -> int:
-        """Number of tokens that a sequence has read, kept or not."""
+        """Tokens that a sequence has read, kept or not."""
         return self._cache.length(sequence)
 
     def __len__(self) -> int:
-        """Tokens seen so far by sequence 0, kept or not."""
+        """Tokens that sequence 0 has read, kept or not."""
         return self.tokens_seen()
 
 
@@ -215,13 +215,13 @@ def _check_policy(policy: object) -> None:
 def _gram(
     weight: NDArray[np.float32], n_heads: int, n_kv_heads: int, head_dim: int
 ) -> NDArray[np.float32]:
-    """For each KV head the sum of W^T W over the columns W of its query heads."""
+    """Per KV head, the sum of W^T W over the columns W of its query heads, float32."""
     if weight.ndim != 2 or weight.shape[1] != n_heads * head_dim:
         raise ValueError(
             f"output_weight has shape {weight.shape}, expected (n, {n_heads * head_dim})"
         )
     if n_kv_heads < 1 or n_heads % n_kv_heads:
-        raise ValueError(f"{n_heads} heads cannot share {n_kv_heads} KV heads evenly")
+        raise ValueError(f"n_heads={n_heads}, expected a multiple of n_kv_heads={n_kv_heads}")
     heads = weight.reshape(len(weight), n_kv_heads, -1, head_dim)
     heads = heads.transpose(1, 3, 0, 2).reshape(n_kv_heads, head_dim, -1)
     gram: NDArray[np.float32] = heads @ heads.transpose(0, 2, 1)
@@ -229,7 +229,7 @@ def _gram(
 
 
 def _of_heads(name: str, values: ArrayLike | None, n_heads: int) -> list[float]:
-    """A number for each head; none for None."""
+    """A number per head; empty for None."""
     if values is None:
         return []
     array = np.asarray(values, np.float32)
@@ -245,5 +245,5 @@ def _floats(x: ArrayLike | SupportsDLPack) -> NDArray[np.float32]:
         array = cast(Any, x)
         on_host = array.__dlpack_device__()[0] == _DLPACK_CPU
         x = np.from_dlpack(array) if on_host else np.from_dlpack(array, device="cpu")
-    with np.errstate(over="ignore"):  # an infinity is refused
+    with np.errstate(over="ignore"):  # infinities are rejected
         return np.asarray(x, np.float32)

@@ -1,4 +1,4 @@
-"""Chat: a conversation of several turns that keeps its cache from one to the next."""
+"""Chat: a conversation of several turns that keeps its cache between turns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Past:
-    """A reply that another conversation has heard."""
+class _RestoredReply:
+    """A reply restored from a snapshot."""
 
     text: str
     snapshot: Snapshot
@@ -30,8 +30,8 @@ class Chat:
     """A conversation with a Generator's model, for one thread.
 
     Each turn reads only the new message; evicted tokens stay evicted. If the Generator has streamed
-    something else in between, the next turn reads the whole conversation again as one prompt. A
-    system prompt is read once and kept for other conversations, as by Generator.read().
+    something else in between, the next turn reads the whole conversation again as one prompt. The
+    system prompt is read once and cached for other conversations, as by Generator.read().
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Chat:
         system: the system prompt; default: none.
         template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
-        Raises ValueError if there is no template or it is invalid, TypeError for another type.
+        Raises ValueError for a missing or an invalid template, TypeError for other types.
         """
         if not hasattr(generator, "chat_template"):
             raise TypeError(
@@ -52,55 +52,55 @@ class Chat:
             check_str("system", system)
         self._generator = generator
         self._template = generator.chat_template(template)
-        self._said: list[Message] = []
+        self._messages: list[Message] = []
         if system is not None:
-            self._said.append({"role": "system", "content": system})
-        self._reply: Stream | _Past | None = None  # to the last message
+            self._messages.append({"role": "system", "content": system})
+        self._reply: Stream | _RestoredReply | None = None  # to the last message
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far; of an unfinished reply, the text read so far."""
+        """The conversation so far, with the part of an unfinished reply that was read."""
         if self._reply is None:
-            return [*self._said]
-        return [*self._said, {"role": "assistant", "content": self._reply.text}]
+            return [*self._messages]
+        return [*self._messages, {"role": "assistant", "content": self._reply.text}]
 
     @show_options
     def say(self, text: str, **options: Unpack[StreamOptions]) -> Stream:
         """Send a message and stream the reply; options as for Generator.stream().
 
-        This ends the last reply, if it is still being streamed.
+        Ends the previous reply if it is still being streamed.
 
         Raises ValueError for a conversation longer than n_ctx, a message that the template
-        refuses, and options out of range; the conversation is then unchanged.
+        rejects, and options out of range; the conversation is then unchanged.
         """
         message: Message = {"role": "user", "content": check_str("text", text)}
         last = self._reply
         if last is None:
             reply = self._begin(message, options)
         else:
-            more = self._template.tokens_after_reply(self._said, [message])
-            if isinstance(last, _Past):
+            more = self._template.tokens_after_reply(self._messages, [message])
+            if isinstance(last, _RestoredReply):
                 reply = self._generator.stream(more, after=last.snapshot, **options)
             else:
                 last.close()
                 reply = self._after_stream(last, more, options)
-        self._said, self._reply = [*self.messages, message], reply
+        self._messages, self._reply = [*self.messages, message], reply
         return reply
 
     def _after_stream(self, last: Stream, more: list[int], options: StreamOptions) -> Stream:
         request = last.request
-        if request.after is not None and not last.began:  # nobody has listened to the last reply
+        if request.after is not None and not last.began:  # the last reply was never read
             prompt = [*request.prompt, *more]
             return self._generator.stream(prompt, after=request.after, **options)
         return self._generator.follow(last, more, options)
 
     def _begin(self, message: Message, options: StreamOptions) -> Stream:
-        tokens = self._template.tokens([*self._said, message])
-        if not self._said:
+        tokens = self._template.tokens([*self._messages, message])
+        if not self._messages:
             return self._generator.stream(tokens, **options)
-        # The system prompt is what does not depend on the first message.
+        # The system prompt is the part that does not depend on the first message.
         other: Message = {"role": "user", "content": f"-{message['content']}"}
-        others = self._template.tokens([*self._said, other])
+        others = self._template.tokens([*self._messages, other])
         n = next((i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), 0)
         if n == 0:
             return self._generator.stream(tokens, **options)
@@ -113,16 +113,16 @@ class Chat:
         if self._reply is None:
             return []
         last = self._reply
-        return [*last.snapshot.tokens] if isinstance(last, _Past) else last.history
+        return [*last.snapshot.tokens] if isinstance(last, _RestoredReply) else last.history
 
     def moved(self, generator: Generator) -> Chat:
         """The same conversation with another Generator of this model, for another budget.
 
-        Its next turn reads the whole conversation again.
+        The next turn reads the whole conversation again.
         """
         other = Chat.__new__(Chat)
         other._generator, other._template = generator, self._template
-        other._said, other._reply = self.messages, None
+        other._messages, other._reply = self.messages, None
         return other
 
     def fork(self) -> Chat:
@@ -133,8 +133,8 @@ class Chat:
         """
         other = Chat.__new__(Chat)
         other._generator, other._template = self._generator, self._template
-        other._said = [*self._said]
-        other._reply = _Past(self._heard().text, self._snapshot())
+        other._messages = [*self._messages]
+        other._reply = _RestoredReply(self._last_reply().text, self._snapshot())
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -145,25 +145,28 @@ class Chat:
     def load(
         generator: Generator, path: str | os.PathLike[str], *, template: str | None = None
     ) -> Chat:
-        """Load a conversation that was saved.
+        """Load a saved conversation.
 
-        Raises FileNotFoundError, and ValueError for another file, model, policy or cache type.
+        Raises FileNotFoundError, and ValueError for an invalid file or another model, policy or
+        cache type.
         """
         snapshot = generator.load(path)
         chat = Chat(generator, template=template)
         try:
-            *said, reply = snapshot.note
-            chat._said = [{"role": m["role"], "content": m["content"]} for m in said]
-            chat._reply = _Past(str(reply["content"]), snapshot)
+            *earlier, reply = snapshot.note
+            chat._messages = [{"role": m["role"], "content": m["content"]} for m in earlier]
+            chat._reply = _RestoredReply(str(reply["content"]), snapshot)
         except (TypeError, KeyError, ValueError):
-            raise ValueError(f"{os.fspath(path)}: it is no conversation") from None
+            raise ValueError(f"{os.fspath(path)}: the snapshot has no conversation") from None
         return chat
 
-    def _heard(self) -> Stream | _Past:
+    def _last_reply(self) -> Stream | _RestoredReply:
         if self._reply is None:
-            raise RuntimeError("the conversation has not begun: say something first")
+            raise RuntimeError("the conversation has not begun, send a message first")
         return self._reply
 
     def _snapshot(self) -> Snapshot:
-        reply = self._heard()
-        return reply.snapshot if isinstance(reply, _Past) else reply.save(note=self.messages)
+        reply = self._last_reply()
+        return (
+            reply.snapshot if isinstance(reply, _RestoredReply) else reply.save(note=self.messages)
+        )

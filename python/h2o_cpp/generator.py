@@ -1,4 +1,4 @@
-"""Generator: a model with its bounded cache, and text from it."""
+"""Generator: a model with a bounded cache that generates text."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Generator(LoadedModel):
     """Generates text from a GGUF model with a KV cache of bounded size.
 
-    Threads may share it, and several streams may run at once. It remains usable after a stream is
-    dropped, closed or interrupted. After close(), every method raises RuntimeError.
+    Thread-safe; several streams may run at once. It remains usable after a stream is dropped,
+    closed or interrupted. After close(), every method raises RuntimeError.
     """
 
     def __init__(
@@ -74,56 +74,59 @@ class Generator(LoadedModel):
         """Load a model.
 
         path: a GGUF file; a directory with one, such as a downloaded repository or the Hub's cache;
-            the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision], which the
-            extra `pull` downloads.
+            the name of a pulled model; or hf://org/name[/file.gguf][:TYPE][@revision], which is
+            downloaded and needs the extra `pull`.
         hh: the budget, a fraction of n_ctx or a number of tokens (2 or more): half heavy hitters,
             half recent tokens. The paper's "H2O (20%)" is hh=0.2. None: the full cache. "auto":
-            what `h2o-cpp advise` stored in the file.
+            the budget that `h2o-cpp advise` stored in the file.
         cache_memory: instead of hh, the bytes of each sequence's cache: a fraction of a full f16
             cache (0.1 or "10%") or a size ("64MiB"). Keeps all tokens, in f16 or else q8_0, if they
             fit; otherwise as many as fit in q8_0, chosen by `policy` (default "contribution").
         recent: the recent part of hh, a fraction of n_ctx or a number of tokens; default: half.
         policy: a name, for another choice of the hh tokens ("window", "sinks", "mean", ...: see
             h2o_cpp.policy.POLICIES); or, instead of hh, a Policy, or a list of one per layer.
-        n_ctx: the context in tokens. A fraction hh refers to it, and a text, prompt included, ends
-            there unless it is endless. Default: the trained length, at most 4096. 0: the trained
-            length, which is also the maximum.
-        positions: of a rotary model. "original": the place in the text. "rolling": the rank among
-            the kept tokens, so that a text never ends. "auto": original up to the trained length,
-            then rolling, if the policy evicts. Models with learned positions, such as OPT, only
-            have original ones.
-        n_batch: prompt tokens per chunk. Eviction follows each chunk; within it, attention is full.
+        n_ctx: the context in tokens. A fraction hh refers to it, and an output ends there, prompt
+            included, unless it is endless. Default: the trained length, at most 4096. 0: the
+            trained length, which is also the maximum.
+        positions: for rotary models. "original": in the text. "rolling": among the kept tokens, so
+            that an output can be endless. "auto": original up to the trained length, then rolling,
+            if the policy evicts. Models with learned positions, such as OPT, support only original.
+        n_batch: prompt tokens per chunk. Eviction follows each chunk; within a chunk, attention is
+            full.
         kv_dtype: type of the cached keys and values, or a pair (K, V): "f16", "f32", "bf16" or,
             if the head size is divisible by 32, "q8_0", "q5_0" (CPU) or "q4_0". Default: f16,
             unless cache_memory or hh="auto" chooses.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N".
         threads: CPU threads; default: one per core.
-        seed: makes the whole series of generations repeatable; default: random.
+        seed: makes the series of outputs reproducible; default: random.
         snapshot_bytes: most bytes, or a size, for the snapshots that read() keeps.
-        max_sequences: how many prompts are decoded at once; their caches are allocated now. Further
-            ones wait. Default: up to 16 within half of the free memory, each allocated when needed.
+        max_sequences: the most sequences decoded at once; their caches are allocated now. Further
+            requests wait. Default: up to 16 within half of the free memory, allocated when needed.
         memory: instead of max_sequences, the memory for all caches: "4GiB", or bytes.
         max_resident: most memory for weights on the device, "2GiB" or bytes. Layers that do not
-            fit are read again in every forward pass, once for all sequences; of a mixture of
-            experts, the most used experts stay, with CUDA those of the first layers. Default: all.
-        exact: on the CPU, multiply F16 and BF16 weights in float32, also where faster products
-            round activations and F16 weights to bf16 (docs/precision.md).
-        prefix_cache: most bytes, or a size, for states of prompts; 0: none. A prompt that begins
-            like an earlier one continues from its state, with the same output: after any token
-            with a full cache on a CPU, otherwise after a chunk of n_batch tokens or the end of a
-            prompt that several requests share.
-        prefix_cache_disk: a directory for states that leave memory, and for all when the Generator
-            closes. The same model, options, kernels and version use them again after a restart.
+            fit are read again in every forward pass, once for all sequences; for a mixture of
+            experts, the most used experts stay, with CUDA those of the first layers. Default: all
+            weights stay.
+        exact: on the CPU, multiply F16 and BF16 weights in float32, even if faster products exist,
+            which round activations and F16 weights to bf16 (docs/precision.md).
+        prefix_cache: most bytes, or a size, for states of prompts; 0: none. A prompt with the same
+            prefix as an earlier one continues from its state, with the same output. States exist
+            after any token with a full cache on a CPU, otherwise after a chunk of n_batch tokens
+            or the end of a prompt that several requests share.
+        prefix_cache_disk: a directory for states that are dropped from memory, and for all of them
+            when the Generator closes. After a restart they are reused with the same model, options,
+            kernels and version.
         prefix_cache_disk_bytes: most bytes, or a size, in that directory.
         prefix_ends: with a budget, also keep the states at the ends of outputs, as Chat does. An
             output then depends on whether such a state is still stored.
         archive: keep evicted tokens in host memory, in addition to the budget, in a type of
-            kv_dtype ("q8_0") or a pair (K, V). A text then ends at n_ctx. None: evicted tokens are
-            lost.
+            kv_dtype ("q8_0") or a pair (K, V). Outputs then end at n_ctx. None: evicted tokens
+            are lost.
         archive_pages: how many pages of 16 archived tokens each token attends to, per layer and KV
-            head: those with the largest estimate of q.k. None: 0.75 * sqrt(n_ctx), 16 to 48.
+            head; the pages with the largest estimate of q.k are chosen. None: 0.75 * sqrt(n_ctx),
+            16 to 48.
         archive_dir: a directory for the archive instead of memory. Each sequence has an unnamed
-            file there, with disk space for n_ctx tokens from the start. CPU only.
+            file there, with disk space for n_ctx tokens allocated at the start. CPU only.
 
         Raises FileNotFoundError; ValueError and TypeError for an invalid file or option; OSError if
         the Hub fails; MemoryError.
@@ -156,7 +159,7 @@ class Generator(LoadedModel):
             archive_dir=archive_dir,
         )
         super().__init__(runtime)
-        self._engine: Callable[[], Engine | None] = lambda: None  # the one that is open
+        self._engine: Callable[[], Engine | None] = lambda: None  # the open one
         self._seeds = random.Random(seed)
         self._snapshots = SnapshotCache(snapshot_bytes)
 
@@ -173,43 +176,44 @@ class Generator(LoadedModel):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Stream:
-        """Continue `prompt`, a text or its tokens; iterate over the result for pieces of text.
+        """Continue `prompt`, a text or tokens; iterate over the result for pieces of text.
 
-        after: continue from this snapshot; the prompt follows its text and may be empty. Without a
-            seed, its random numbers continue too: the output is that of an uninterrupted stream.
+        after: continue from this snapshot; the prompt is appended to its text and may be empty.
+            Without a seed, its random state continues too: the output equals that of an
+            uninterrupted stream.
 
         Options, and their defaults:
 
-        max_tokens=None: at most this many; None: up to n_ctx, or n_ctx more if the prompt is
-            longer; -1: until the end of text, or up to n_ctx if the Generator is not `endless`.
+        max_tokens=None: the most tokens to generate; None: up to n_ctx, or n_ctx more if the prompt
+            is longer; -1: until the end of text, or up to n_ctx if the Generator is not `endless`.
         temperature=0.8: 0 is greedy.
         top_k=40, top_p=0.95, min_p=0.05: 0, 1 and 0 disable them.
-        repeat_penalty=1.0: for the last repeat_last_n=64 tokens (-1: all); 1 disables it.
+        repeat_penalty=1.0: over the last repeat_last_n=64 tokens (-1: all); 1 disables it.
         frequency_penalty=0, presence_penalty=0: subtracted from the logits of these tokens, per
             occurrence and once.
         logit_bias=None: {token: bias}, added to the logits.
         dry_multiplier=0, dry_base=1.75, dry_allowed_length=2: a token that would extend a
-            repetition of n tokens loses multiplier * base ** (n - allowed_length).
-        dry_penalty_last_n=-1: how many tokens back repetitions are searched; -1: the context.
+            repetition of n tokens is penalised by multiplier * base ** (n - allowed_length).
+        dry_penalty_last_n=-1: how many tokens back to search for repetitions; -1: the context.
         dry_sequence_breakers=None: strings whose tokens end a repetition; None: line breaks,
             colons, quotes and asterisks.
         typical_p=1, top_n_sigma=0: 1 and 0 disable them.
-        xtc_probability=0, xtc_threshold=0.1: how often all tokens of at least this probability,
-            except the least likely of them, are left out.
+        xtc_probability=0, xtc_threshold=0.1: how often all tokens above the threshold, except the
+            least likely of them, are removed.
         dynatemp_range=0, dynatemp_exponent=1: temperature plus or minus the range, by entropy.
         mirostat=0, mirostat_tau=5, mirostat_eta=0.1: version 1 or 2, instead of all filters.
         samplers=None: only these, in this order, by llama.cpp's names; "llama.cpp": its order.
             None: penalties, dry, top_n_sigma, temperature, top_k, typ_p, top_p, min_p, xtc.
         seed=None: the same seed, prompt and options give the same output.
-        stop=None: strings that end the output and are not part of it. The first to be complete
-            counts; if several are, the longest.
+        stop=None: strings that end the output and are not part of it. The first complete one
+            counts; of several at once, the longest.
         ignore_eos=False: continue after the end-of-text token.
         parse_special=False: parse special tokens in the prompt's text, such as "</s>".
-        constraint=None: a function that sets the tokens that may follow; see generation.request.
-        schema=None: the output is JSON that fits this schema: a dict, JSON text or a pydantic
+        constraint=None: a function that sets the allowed tokens; see generation.request.
+        schema=None: the output is JSON that follows this schema: a dict, JSON text or a pydantic
             model. grammar=None: it matches this grammar, llama.cpp's GBNF or llguidance's Lark.
-            regex=None: all of it matches. choice=None: it is one of these strings. Give at most
-            one; needs the extra `grammar`. max_tokens may still cut the output short.
+            regex=None: it matches completely. choice=None: it is one of these strings. At most one
+            of these; needs the extra `grammar`. max_tokens may still truncate the output.
 
         Raises ValueError for an empty prompt, a prompt longer than the context, and options out of
         range; TypeError for a prompt that is neither text nor token ids.
@@ -242,10 +246,10 @@ class Generator(LoadedModel):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Generation | list[Generation]:
-        """Continue `prompt` and return the whole text; options as for stream().
+        """Continue `prompt` and return the output; options as for stream().
 
-        A list of prompts returns a list of texts, computed together as by stream_many(), which also
-        explains `each`.
+        A list of prompts returns a list of outputs, computed together as by stream_many(), which
+        also documents `each`.
         """
         if each is not None or is_batch(prompt):
             requests = make_requests(self._runtime(), self._seeds, prompt, each, after, options)
@@ -256,7 +260,7 @@ class Generator(LoadedModel):
         return stream.generation()
 
     def follow(self, last: Stream, prompt: Sequence[int], options: StreamOptions) -> Stream:
-        """For Chat: feed more of a prompt to the cache of a stream that has ended, and continue."""
+        """For Chat: append `prompt` to the cache of a stream that has ended, and continue."""
         request = self._request([*last.history, *prompt], None, options)
         return Stream(self._runtime, request, follows=last)
 
@@ -271,9 +275,9 @@ class Generator(LoadedModel):
     ) -> Iterator[tuple[int, str]]:
         """Continue all prompts, `max_sequences` at a time; yields (prompt's index, piece of text).
 
-        On the CPU each text equals that of generate(), bit for bit.
+        On the CPU, each output equals that of generate() bit for bit.
 
-        each: options per prompt, which override the common ones; otherwise as for stream().
+        each: options per prompt, which override the common ones. The rest as for stream().
 
         Raises as stream() does, before anything is computed.
         """
@@ -290,9 +294,9 @@ class Generator(LoadedModel):
         after: Snapshot | None = None,
         **options: Unpack[StreamOptions],
     ) -> Request:
-        """Check a request for run(), and return it; options and errors as for stream()."""
+        """A validated request for run(); options and errors as for stream()."""
         request = self._request(prompt, after, options)
-        request.submit(self._runtime().engine)  # checks it; nothing is computed
+        request.submit(self._runtime().engine)  # validate only
         return request
 
     def _request(
@@ -301,7 +305,7 @@ class Generator(LoadedModel):
         return make_request(self._runtime(), self._seeds, prompt, options, after=after)
 
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
-        """Continue requests, `max_sequences` at a time; yields (index, text) as each text ends.
+        """Run requests, `max_sequences` at a time; yields (index, output) as each one ends.
 
         The iterable is read only as fast as requests can start, so it may be endless.
         """
@@ -311,17 +315,17 @@ class Generator(LoadedModel):
                 yield piece.index, Generation.of(piece.state)
 
     def engine(self, *, max_queue: int = 64) -> Engine:
-        """Serve requests of many threads or asyncio tasks, until the Engine is closed.
+        """Open an Engine, for requests of many threads or asyncio tasks.
 
         The Generator's own streams still work.
 
-        max_queue: how many requests may wait for a sequence.
+        max_queue: the most requests waiting for a sequence.
 
-        Raises RuntimeError if an Engine is open already.
+        Raises RuntimeError if an Engine is already open.
         """
         engine = self._engine()
         if engine is not None and not engine.closed:
-            raise RuntimeError("this Generator has an Engine already; close it first")
+            raise RuntimeError("this Generator already has an open Engine, close it first")
         engine = Engine(self._runtime, self._seeds, max_queue=max_queue)
         self._engine = weakref.ref(engine)
         return engine
@@ -336,12 +340,12 @@ class Generator(LoadedModel):
     ) -> Stream:
         """Stream the assistant's reply to `messages`; options as for stream().
 
-        messages: the conversation, each a mapping with "role" and "content".
+        messages: the conversation; each message is a mapping with "role" and "content".
         template: a Jinja2 chat template, or the name of a built-in one; default: the file's.
 
-        For several turns, use Chat, which keeps the cache from one to the next.
+        For several turns, use Chat, which keeps the cache between turns.
 
-        Raises ValueError if there is no template or it refuses the messages, and as stream() does.
+        Raises ValueError if there is no template or it rejects the messages, and as stream() does.
         """
         return self.stream(self.chat_template(template).tokens(messages), **options)
 
@@ -357,14 +361,15 @@ class Generator(LoadedModel):
         tool_parser: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> Reply:
-        """The assistant's whole reply to `messages`: content, reasoning and tool calls.
+        """The assistant's complete reply to `messages`: content, reasoning and tool calls.
 
         tools: each {"type": "function", "function": {"name", "description", "parameters"}}; the
             template must support them.
         tool_choice: "required", or the name of the tool to call; needs the extra `grammar`.
             Default: the model decides.
         documents: passed to the template.
-        tool_parser: the format of calls, as named in h2o_cpp.reply; default: from the template.
+        tool_parser: the format of tool calls, a name from h2o_cpp.reply; default: from the
+            template.
 
         Otherwise as chat().
         """
@@ -385,14 +390,14 @@ class Generator(LoadedModel):
     def chat_template(
         self, template: str | None = None, *, tool_parser: str | None = None
     ) -> ChatTemplate:
-        """The file's chat template, or another: its text, or the name of a built-in one.
+        """The file's chat template, or another one: its text, or the name of a built-in one.
 
         tool_parser: as for reply().
         """
         return ChatTemplate(template, self._runtime().tokenizer, tool_parser=tool_parser)
 
     def read(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Snapshot:
-        """Read the common beginning of several texts, such as a system prompt, and keep its state.
+        """Read a common beginning of several prompts, such as a system prompt, and keep its state.
 
         Its tokens are evicted down to the budget; stream(..., after=snapshot) continues from there.
         While its snapshot is in memory (`snapshot_bytes`), the same prompt is not read again.
@@ -413,11 +418,11 @@ class Generator(LoadedModel):
     def save(self, path: str | os.PathLike[str] | None = None) -> Snapshot:
         """A snapshot of the last stream, also written to `path`.
 
-        Raises RuntimeError without a last stream, or if something else was computed since.
+        Raises RuntimeError if there was no stream, or something else was computed since.
         """
         state = self._runtime().engine.last()
         if state is None:
-            raise RuntimeError("there is no text that was streamed last")
+            raise RuntimeError("nothing has been streamed yet")
         snapshot = Snapshot.take(state)
         if path is not None:
             snapshot.save(path)
@@ -431,7 +436,7 @@ class Generator(LoadedModel):
         """
         snapshot = source if isinstance(source, Snapshot) else Snapshot.open(source)
         request = replace(self._request([], snapshot, {}), max_tokens=0)
-        with Stream(self._runtime, request) as stream:  # raises if it does not go with the cache
+        with Stream(self._runtime, request) as stream:  # raises if it does not fit the cache
             for _ in stream:
                 pass
         return snapshot

@@ -1,4 +1,4 @@
-"""Offline jobs: from a file of prompts to a file of texts; one that was killed goes on."""
+"""Offline jobs: from a file of prompts to a file of outputs; an interrupted job can be resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from h2o_cpp.generation.closing import Closing
 from h2o_cpp.generation.request import Request, StreamOptions
@@ -19,21 +19,12 @@ from h2o_cpp.model.file_lock import lock_file
 
 Row = TypeVar("Row")
 
-_BEGINNING = b'{"index": '  # of every line of output
+_BEGINNING = b'{"index": '  # of every output line
 
-# The options that a line may have: all that JSON can say.
+# Options of a line: those that JSON can express.
 _LINE_OPTIONS = [
     option for option in StreamOptions.__annotations__ if option not in {"constraint", "logit_bias"}
 ]
-
-
-class Sink(Protocol):
-    """Where texts go; `finished` has the indices of the lines that are there."""
-
-    finished: set[int]
-
-    def write(self, index: int, fields: dict[str, Any]) -> None:
-        """Add a line."""
 
 
 class StdoutOutput(Closing):
@@ -53,10 +44,10 @@ class StdoutOutput(Closing):
 
 
 class Output(Closing):
-    """A file of texts, a JSON object in each line; only whole lines are added.
+    """A file of outputs with a JSON object per line; incomplete lines are never kept.
 
-    It belongs to one process at a time. `finished` has the indices of the lines that are there.
-    Beside it, PATH.job has the settings that it was made with.
+    Only one process can open it. `finished` has the indices of its lines. PATH.job stores the
+    settings of the job.
     """
 
     def __init__(
@@ -66,12 +57,12 @@ class Output(Closing):
         *,
         allow_other_settings: bool = False,
     ) -> None:
-        """Open or make the file. A last line that is not whole, as a kill leaves it, is cut off.
+        """Open or create the file; an incomplete last line is removed.
 
-        settings: what the texts depend on, as JSON.
+        settings: JSON values that the outputs depend on.
 
-        Raises ValueError for a file that was not written so, which is left as it is, or one that
-        another process is writing, or one that other settings made.
+        Raises ValueError, and leaves the file unchanged, if it is not the output of a job, another
+        process is writing it, or its settings differ.
         """
         self._path = path
         self._file = path.open("a+b")
@@ -85,13 +76,13 @@ class Output(Closing):
                 self._file.truncate(whole)
         except BlockingIOError:
             self._file.close()
-            raise ValueError(f"{path}: another job is writing it") from None
+            raise ValueError(f"{path}: another job is writing this file") from None
         except BaseException:
             self._file.close()
             raise
 
     def _read(self, path: Path) -> tuple[int, bytes]:
-        """Bytes of the whole lines, and what follows them."""
+        """The number of bytes in complete lines, and the rest."""
         self.finished: set[int] = set()
         whole = 0
         for n, line in enumerate(self._file, 1):
@@ -99,13 +90,13 @@ class Output(Closing):
                 return whole, line
             index = _index(line)
             if index is None or index in self.finished:
-                raise ValueError(f"{path}:{n}: this is not the output of a job")
+                raise ValueError(f"{path}:{n}: not an output line of a job")
             self.finished.add(index)
             whole += len(line)
         return whole, b""
 
     def _check(self, settings: Mapping[str, Any], allow_other: bool) -> None:
-        """Refuse other settings than those that the lines were made with; remember these."""
+        """Compare settings with those of the existing lines, and store them."""
         file = self._path.with_name(f"{self._path.name}.job")
         now = json.loads(json.dumps(settings))
         before = _read_settings(file)
@@ -117,50 +108,50 @@ class Output(Closing):
             ]
             raise ValueError(
                 f"{self._path} was made with {'; '.join(changed)}: give another output, or "
-                "--allow-other-options to continue this one nevertheless"
+                "--allow-other-options to continue this one anyway"
             )
         if before != now:
             with atomic_output(file) as temporary:
                 temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
 
     def write(self, index: int, fields: dict[str, Any]) -> None:
-        """Add a line, which is in the file when this returns.
+        """Append a line; it is in the file when this returns.
 
-        Raises OSError, naming the file, where it cannot be, as on a full disk.
+        Raises OSError naming the file, for example if the disk is full.
         """
         rest = memoryview(_line(index, fields))
         try:
-            while rest:  # not through a buffer, which would be written again when it is closed
+            while rest:  # unbuffered, so that closing writes nothing again
                 rest = rest[os.write(self._file.fileno(), rest) :]
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from None
         self.finished.add(index)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close and unlock the file."""
         self._file.close()
 
 
 def generate_lines(
     generator: Generator,
     prompts: Iterable[bytes],
-    output: Sink,
+    output: Output | StdoutOutput,
     *,
     report: Callable[[int, str], None],
     field: str = "prompt",
     seed: int | None = None,
     options: StreamOptions,
 ) -> Iterator[Generation]:
-    """Continue the prompt of each line that the output does not have; gives what was written.
+    """Continue the prompt of each line that is not in the output yet; yields what was written.
 
-    prompts: lines, each a JSON object whose `field` is a text or a list of token ids; its "id",
-        if it has one, is that of the line of output. Options of Generator.stream, by their names,
-        are those of this line. Empty lines are passed over.
-    report: called for a line that cannot be continued, with its number, from 1, and the reason.
-    seed: the text of a line without a seed of its own depends on this one and the line's index,
-        from 0, not on the other lines.
+    prompts: lines with a JSON object whose `field` is a text or a list of token ids. Its "id" is
+        copied to the output. Options of Generator.stream apply to this line. Empty lines are
+        skipped.
+    report: called for an invalid line with its number, from 1, and the reason.
+    seed: the output of a line without a seed of its own depends on this one and the line's index,
+        from 0, not on other lines.
 
-    Lines are written as their texts end, so not in their order.
+    Lines are written as their outputs end, so in any order.
 
     Raises ValueError for options out of range.
     """
@@ -191,9 +182,9 @@ def continue_rows(
     report: Callable[[Row, str], None],
     options: StreamOptions,
 ) -> Iterator[tuple[Row, Generation]]:
-    """Continue rows, each with a prompt and options; gives them with their texts as these end.
+    """Continue rows with a prompt and options; yields each with its output when it ends.
 
-    report: called for a row that cannot be continued, with the reason.
+    report: called for an invalid row, with the reason.
     """
     begun: list[Row] = []
 
@@ -213,7 +204,7 @@ def continue_rows(
 
 
 def text_fields(generation: Generation) -> dict[str, Any]:
-    """What is written of a text."""
+    """The output fields of a generation."""
     return {
         "text": generation.text,
         "finish_reason": generation.finish_reason,
@@ -223,21 +214,21 @@ def text_fields(generation: Generation) -> dict[str, Any]:
 
 
 def line_seed(seed: int | None, index: int) -> int | None:
-    """The seed of a line; different lines have unrelated ones."""
+    """The seed of a line, unrelated to those of other lines."""
     if seed is None:
         return None
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little")
 
 
 def _parse(line: bytes, field: str) -> tuple[Any, dict[str, Any], StreamOptions]:
-    """The prompt, the fields that the output line takes over, and the line's own options."""
+    """A line's prompt, the fields to copy to the output, and its own options."""
     value = json.loads(line.decode())
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("expected a JSON object")
     if field not in value:
-        raise ValueError(f"it has no {field!r}")
+        raise ValueError(f"the object has no {field!r}")
     fields = {"id": value["id"]} if "id" in value else {}
-    json.dumps(fields, ensure_ascii=False).encode()  # raises for half a surrogate pair
+    json.dumps(fields, ensure_ascii=False).encode()  # raises for unpaired surrogates
     options = {
         option: value[option]
         for option in _LINE_OPTIONS
@@ -251,7 +242,8 @@ def _line(index: int, fields: dict[str, Any]) -> bytes:
 
 
 def _read_settings(file: Path) -> dict[str, Any] | None:
-    """What a job was made with; None if there is no such file. Raises ValueError for another."""
+    """The settings of a job; None if there is no such file. Raises ValueError for an invalid "
+    "file."""
     try:
         settings = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -259,12 +251,12 @@ def _read_settings(file: Path) -> dict[str, Any] | None:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        raise ValueError(f"{file}: these are not the settings of a job")
+        raise ValueError(f"{file}: not the settings of a job")
     return settings
 
 
 def _index(line: bytes) -> int | None:
-    """The index that a whole line of output has."""
+    """The index in a complete output line; None if it is invalid."""
     try:
         index = json.loads(line)["index"] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):

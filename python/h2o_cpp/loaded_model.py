@@ -1,4 +1,4 @@
-"""LoadedModel: a model that is open, without the generation of text."""
+"""LoadedModel: the part of a Generator that does not generate text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 
 class LoadedModel(Closing):
-    """What a Generator has loaded: its limits, its tokenizer, logits, embeddings and the cache."""
+    """A loaded model: its limits, tokenizer, logits, embeddings and cache."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._open: Runtime | None = runtime
         self.policy = runtime.policy
-        self._finalizer = weakref.finalize(self, runtime.engine.close)  # at exit of Python, too
+        self._finalizer = weakref.finalize(self, runtime.engine.close)  # also at exit of Python
 
     def _runtime(self) -> Runtime:
         if self._open is None:
@@ -38,7 +38,7 @@ class LoadedModel(Closing):
 
     @property
     def n_ctx(self) -> int:
-        """The context: the most tokens of a text, prompt included, unless it is endless."""
+        """The context: the most tokens of a sequence, prompt included, unless it is endless."""
         return self._runtime().engine.session.n_ctx
 
     @property
@@ -48,12 +48,12 @@ class LoadedModel(Closing):
 
     @property
     def endless(self) -> bool:
-        """Whether a text can continue past n_ctx, with rolling positions."""
+        """Whether an output can continue past n_ctx, with rolling positions."""
         return self._runtime().engine.endless
 
     @property
     def max_sequences(self) -> int:
-        """How many prompts can be continued at once."""
+        """The most sequences decoded at once."""
         return self._runtime().n_sequences
 
     @property
@@ -88,9 +88,9 @@ class LoadedModel(Closing):
     def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits after each of the n tokens of a text, float32 [n, n_vocab].
 
-        The text is read like a prompt: in chunks of n_batch, with eviction after each.
+        The text is read like a prompt: in chunks of n_batch, each followed by eviction.
 
-        Raises ValueError for no tokens, tokens outside the vocabulary, and more than n_ctx of them.
+        Raises ValueError for no tokens, more than n_ctx tokens, and tokens outside the vocabulary.
         """
         runtime = self._runtime()
         return runtime.engine.logits(text_tokens(runtime, tokens))
@@ -107,7 +107,7 @@ class LoadedModel(Closing):
         pooling: the "mean" of the hidden states after the last norm, or that of the "last" token.
         normalize: scale to length 1.
 
-        Texts are read like prompts: in chunks of n_batch, with eviction after each.
+        Texts are read like prompts: in chunks of n_batch, each followed by eviction.
 
         Raises as stream() does.
         """
@@ -122,7 +122,7 @@ class LoadedModel(Closing):
     def kept(self, layer: int, kv_head: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Kept positions of one KV head, ascending, int32 [n], and their scores, float32 [n].
 
-        Of the last stream. Raises ValueError for a layer or KV head that the model does not have.
+        For the last stream. Raises ValueError for an unknown layer or KV head.
         """
         runtime = self._runtime()
         model, engine = runtime.model, runtime.engine

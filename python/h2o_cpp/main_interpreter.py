@@ -1,21 +1,23 @@
-"""Refuses subinterpreters, in which the core would wait for a lock that it never gets."""
+"""Rejects subinterpreters, in which the core would deadlock."""
 
 from importlib import import_module
 
 
 def is_main() -> bool:
-    """Whether this is the interpreter that Python began with."""
-    for name in ("_interpreters", "_xxsubinterpreters"):  # since Python 3.13, and before
+    """Whether this is Python's main interpreter."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13 and later, and before
         try:
             found = import_module(name)
         except ImportError:
             continue
         main, current = found.get_main(), found.get_current()
-        if isinstance(main, tuple):  # with where they come from
+        if isinstance(main, tuple):  # (id, origin)
             main, current = main[0], current[0]
         return bool(main == current)
     return True
 
 
 if not is_main():
-    raise ImportError("h2o_cpp runs in Python's main interpreter, not in a subinterpreter")
+    raise ImportError(
+        "h2o_cpp cannot be imported in a subinterpreter, expected Python's main interpreter"
+    )

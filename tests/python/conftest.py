@@ -22,29 +22,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 load_profile()
 
-# No test sees the models that somebody pulled.
+# Tests must not see the user's pulled models.
 os.environ["H2O_MODELS"] = str(ROOT / "build" / "no-models")
 
-# A shell's background job ignores it, and so would the programs that tests interrupt.
+# Background jobs of a shell ignore SIGINT; so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Not by pytest_plugins, which has to be known before the first folder is looked at.
+    # pytest_plugins would be too late.
     config.pluginmanager.register(not_collected)
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])
 def device(request: pytest.FixtureRequest) -> str:
-    """What to compute on."""
+    """The device to compute on."""
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Small files that the tests always need."""
+    """Small data files in the repository."""
     return ROOT / "tests" / "data"
 
 
@@ -56,13 +56,13 @@ def tiny_opt() -> Path:
 
 @pytest.fixture
 def generator(tiny_opt: Path) -> Generator:
-    """A fresh one of the bundled model."""
+    """A new Generator with the bundled model."""
     return Generator(tiny_opt, threads=1)
 
 
 @pytest.fixture(scope="session")
 def expected(tiny_opt: Path) -> str:
-    """What a fresh one says."""
+    """The output of a new Generator."""
     return greedy(Generator(tiny_opt, threads=1))
 
 
@@ -74,19 +74,19 @@ def model(tiny_opt: Path) -> _core.Model:
 
 @pytest.fixture(scope="session")
 def tokenizer(model: _core.Model) -> Tokenizer:
-    """Its tokenizer."""
+    """The bundled model's tokenizer."""
     return Tokenizer.of_model(model)
 
 
 @pytest.fixture(scope="session")
 def tokens(tokenizer: Tokenizer) -> list[int]:
-    """Of TEXT."""
+    """The tokens of TEXT."""
     return tokenizer.encode(TEXT)
 
 
 @pytest.fixture(scope="session")
 def llama(data: Path) -> Path:
-    """A small model with rotary positions, whose texts need not end."""
+    """A small model with rotary positions, whose outputs may be endless."""
     return data / "golden" / "llama_gqa2_tied.gguf"
 
 
@@ -98,12 +98,12 @@ def llama_model(llama: Path) -> _core.Model:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Checkpoints and texts too large for the repository, where they are to be had."""
+    """Checkpoints and texts that are too large for the repository, if available."""
     return SHARED
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    """The Hugging Face Hub, as far as downloads need it."""
+    """A stand-in for the Hugging Face Hub."""
     with local_hub(tmp_path, monkeypatch) as hub:
         yield hub

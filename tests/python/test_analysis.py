@@ -1,4 +1,4 @@
-"""The paper's observations, on models whose attention is known and on numbers counted by hand."""
+"""The paper's observations, on models with known attention and with numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive: what is evicted is recalled, and what is around it is as without."""
+"""The archive: evicted tokens are recalled, and everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestFiles:
             assert generator.generate(TOKENS[:20], max_tokens=20, seed=1).text == text
 
     def test_refusals(self, llama: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="archive_dir='x' without archive"):
+        with pytest.raises(ValueError, match="archive_dir='x' needs archive"):
             Generator(llama, hh=8, archive_dir="x")
         with pytest.raises(ValueError, match="archive_dir is empty"):
             Generator(llama, hh=8, archive="f16", archive_dir="")

@@ -1,4 +1,4 @@
-"""Output files that appear whole or not at all, and the errors of writing them."""
+"""Output files that are complete or unchanged, and errors while writing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def test_no_space(tmp_path: Path) -> None:
 def test_a_short_write(tmp_path: Path) -> None:
     """As numpy reports it."""
     error = fail(tmp_path / "out", OSError("4096 requested and 0 written"))
-    assert str(error) == f"{tmp_path / 'out'}: could not be completed; is the disk full?"
+    assert (
+        str(error)
+        == f"{tmp_path / 'out'}: the file could not be written completely; is the disk full?"
+    )
 
 
 def test_the_temporary_name_is_private(tmp_path: Path) -> None:

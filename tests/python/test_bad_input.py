@@ -1,4 +1,4 @@
-"""Files that are damaged or hostile: one clear error each, which names the file; never a crash."""
+"""Damaged and hostile files: one clear error that names the file, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files that are well formed, and hold an invalid model."""
+"""Valid GGUF files with invalid models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths, options, prompts and tokens that are invalid: one clear error each."""
+"""Invalid paths, options, prompts and tokens: one clear error each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestPaths:
             assert error.value.filename == str(path)
 
     def test_directory(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="no GGUF model is in it") as error:
+        with pytest.raises(ValueError, match="no GGUF model found") as error:
             Generator(tmp_path)
         assert str(error.value).startswith(f"{tmp_path}: ")
 

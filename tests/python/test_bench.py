@@ -1,4 +1,4 @@
-"""`h2o-cpp bench`: what is measured, and what it is compared with."""
+"""`h2o-cpp bench`: measurements and the limits they are compared with."""
 
 from __future__ import annotations
 

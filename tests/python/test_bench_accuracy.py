@@ -1,4 +1,4 @@
-"""Accuracy against budget: texts together as alone, examples that are read once, the report."""
+"""Accuracy against budget: batches equal single texts, examples are read once, the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of engines: processes that take turns, records, and the page made of them."""
+"""The comparison of engines: subprocesses in turns, records, and the report."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_engine_that_is_a_program(tmp_path: Path) -> None:
         assert answer.seconds == [11.0]
         assert answer.peak_rss_bytes > 1 << 20
         assert engine.decode(11, 3).seconds == [14 / 3] * 3
-        with pytest.raises(EngineError, match="one text"):
+        with pytest.raises(EngineError, match="a single sequence"):
             engine.batch(2, 3, 4)
     other = ik_llama_cpp("other.gguf", program, 3, repack=False)
     with pytest.raises(EngineError, match="no such model"):
@@ -80,7 +80,7 @@ def test_an_engine_that_is_a_program(tmp_path: Path) -> None:
     [
         ("miscounts", "1 steps and 4 tokens, expected 1 and 5"),
         ("fails", "RuntimeError: out of luck"),
-        ("dies", "the process ended with 3"),
+        ("dies", "the process ended with status 3"),
     ],
 )
 def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
@@ -94,12 +94,12 @@ def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
 def test_an_engine_that_does_not_open() -> None:
     with pytest.raises(EngineError, match="ValueError: no such model"):
         EngineProcess("support.fake_engine", {"fault": "cannot open"})
-    with pytest.raises(EngineError, match="no answer in 1 s"):
+    with pytest.raises(EngineError, match="no answer within 1 s"):
         EngineProcess("support.fake_engine", {"fault": "hangs"}, timeout=1)
 
 
 def test_a_module_that_is_not_there() -> None:
-    with pytest.raises(EngineError, match="the process ended with 1"):
+    with pytest.raises(EngineError, match="the process ended with status 1"):
         EngineProcess("no_such_engine", {})
 
 

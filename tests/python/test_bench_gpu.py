@@ -1,4 +1,4 @@
-"""What is measured on a GPU, here on the CPU and on models that are small."""
+"""The GPU benchmarks, run on the CPU with small models."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_texts_are_checked(tiny_opt: Path) -> None:
     assert len(texts.decode(5)) == 5
     texts.check(25)
     assert [texts.session.tokens_seen(sequence) for sequence in range(2)] == [26, 26]
-    with pytest.raises(RuntimeError, match="27 tokens, not 26"):
+    with pytest.raises(RuntimeError, match="27 tokens, expected 26"):
         texts.check(25)
     texts.reset()
     texts.read(3)

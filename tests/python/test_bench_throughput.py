@@ -1,4 +1,4 @@
-"""What tools/bench/throughput measures: how many texts fit, who arrives when, what is reported."""
+"""tools/bench/throughput: how many sequences fit, arrivals, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in chat templates write what the models were trained on."""
+"""Built-in chat templates produce the models' training formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C library and the Python package give the same text, and take each other's snapshots."""
+"""The C library and the Python package give the same output and exchange snapshots."""
 
 from __future__ import annotations
 

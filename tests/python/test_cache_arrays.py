@@ -1,4 +1,4 @@
-"""KVCache on arrays of other libraries, by DLPack."""
+"""KVCache with arrays of other libraries, through DLPack."""
 
 from __future__ import annotations
 

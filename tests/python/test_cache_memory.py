@@ -1,4 +1,4 @@
-"""Budgets in bytes: as many tokens as fit, in the types that are best for it."""
+"""Budgets in bytes: as many tokens as fit, in the best types."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_ways_to_say_it() -> None:
         (1.5, "expected a share above 0"),
         ("0%", "expected a share above 0"),
         ("ten", "cache_memory='ten'"),
-        ("12B", "12 bytes, less than one token"),
+        ("12B", "12 bytes, expected at least"),
     ],
 )
 def test_what_is_refused(memory: float | str, message: str) -> None:
@@ -103,7 +103,7 @@ def test_of_a_generator(tiny_opt: Path) -> None:
         assert 0.09 * full < generator.stats().cache_bytes <= 0.1 * full
         assert generator.generate("The old man", max_tokens=200, ignore_eos=True).text
         assert 0.09 * full < generator.stats().cache_bytes <= 0.1 * full
-    with pytest.raises(ValueError, match="without hh and recent"):
+    with pytest.raises(ValueError, match="cannot be combined with hh, recent"):
         Generator(tiny_opt, cache_memory=0.1, hh=0.2)
 
 

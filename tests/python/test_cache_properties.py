@@ -1,4 +1,4 @@
-"""KVCache against h2o_rules on random shapes, budgets and chunkings, and its own invariants."""
+"""KVCache against h2o_rules with random shapes, budgets and chunks, and its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that a KVCache refuses, and that those it takes give finite results."""
+"""The range of numbers that KVCache accepts; accepted ones give finite results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several sequences in one KVCache: each as if it were alone, with a policy of its own."""
+"""Several sequences in one KVCache: each as if alone, with its own policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sequences fit in memory, against what sessions allocate."""
+"""How many sequences fit in memory, compared with the sizes of sessions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_what_is_allocated(data: Path, model: str, options: dict[str, Any], posi
 
 def test_memory_that_is_not_enough(tiny_opt: Path) -> None:
     assert capacity(tiny_opt, "1MiB") == 0
-    with pytest.raises(ValueError, match="memory='1MiB' is less than the cache of one sequence"):
+    with pytest.raises(
+        ValueError, match="memory='1MiB' is too small for the cache of one sequence"
+    ):
         Generator(tiny_opt, memory="1MiB")
     with pytest.raises(ValueError, match="give either max_sequences or memory, not both"):
         Generator(tiny_opt, memory="1GiB", max_sequences=2)

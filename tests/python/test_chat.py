@@ -1,4 +1,4 @@
-"""Chat: turns that keep the cache, and the command that holds a conversation."""
+"""Chat: turns that keep the cache, and the chat command."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class TestCommand:
     def test_a_template_that_is_none(self, tiny_opt: Path, run: Run) -> None:
         status, _, err = run("Hi\n", "-m", tiny_opt, "--template", "plain.jinja")
         assert status == 1
-        assert err.startswith("error: --template plain.jinja: there is no such file, and no such ")
+        assert err.startswith("error: --template plain.jinja: no such file or built-in template")
         assert "chatml, gemma, " in err
         assert run("Hi\n", "-m", tiny_opt, "--template", "@plain.jinja")[0] == 1
 

@@ -1,4 +1,4 @@
-"""What a conversation in the terminal knows besides messages: commands, several lines, history."""
+"""The chat command: /commands, messages of several lines, history."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixtur
         ("/save nowhere/talk", "nowhere: no such directory"),
         ("/load nowhere", "nowhere"),
         ("/budget much", "much: expected a fraction such as 0.2"),
-        ("/budget 0.2 best", "'best' is not one of"),
+        ("/budget 0.2 best", "policy='best', expected one of"),
         ("/budget 0.2 h2o mean", "got 'mean' too"),
         ("/budget 7.5", "hh=7.5"),
         ("/budget auto", "h2o-cpp advise"),
@@ -87,8 +87,8 @@ def test_an_error_is_no_message(converse: Converse, line: str, message: str) -> 
 def test_before_anything_is_said(converse: Converse) -> None:
     status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
     assert status == 1
-    assert err.splitlines()[0] == "error: the conversation has not begun: say something first"
-    assert err.splitlines()[1] == "error: nothing has been read yet: say something first"
+    assert err.splitlines()[0] == "error: the conversation has not begun, send a message first"
+    assert err.splitlines()[1] == "error: nothing has been read yet, send a message first"
     assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
 
 

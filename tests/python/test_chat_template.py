@@ -1,4 +1,4 @@
-"""Chat templates: what they make of messages, which cannot pass for special tokens."""
+"""Chat templates: rendering, and text in messages that cannot become special tokens."""
 
 from __future__ import annotations
 
@@ -309,5 +309,5 @@ class TestTemplates:
     )
     def test_that_cannot_go_on(self, source: str) -> None:
         template = ChatTemplate(source, tokenizer(byte_pairs()))
-        with pytest.raises(ValueError, match="the conversation cannot be continued"):
+        with pytest.raises(ValueError, match="cannot continue a conversation"):
             template.tokens_after_reply(user("a"), user("b"))

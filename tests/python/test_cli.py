@@ -142,7 +142,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         (["run", PROMPT, "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["run", PROMPT, "--hh", "0"], "hh=0"),
         (["run", PROMPT, "--hh", "1.5"], "hh=1.5"),
-        (["run", PROMPT, "--hh", "1"], "hh=1 is one token; write 1.0"),
+        (["run", PROMPT, "--hh", "1"], "hh=1 is one token, expected 1.0"),
         (["run", PROMPT, "--recent", "0.1"], "recent"),
         (["run", PROMPT, "--n-ctx", "4096"], "n_ctx"),
         (["run", PROMPT, "--temperature", "-1"], "temperature"),
@@ -230,7 +230,7 @@ def test_a_model_instead_of_a_prompt(
 def test_flags_of_llama_cpp(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([flag], [flag, "1"], [f"{flag}=1"]):
         error = usage_error("chat", *more, capsys=capsys)
-        assert error.endswith(f"error: {flag} is llama.cpp's: {llama_cpp_flags.ANSWERS[flag]}")
+        assert error.endswith(f"error: {flag} is a llama.cpp flag: {llama_cpp_flags.ANSWERS[flag]}")
 
 
 def test_gpu_layers(capsys: pytest.CaptureFixture[str]) -> None:

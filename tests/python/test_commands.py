@@ -1,4 +1,4 @@
-"""What all commands have in common: help, completion, JSON, colours."""
+"""Common behaviour of all commands: help, completion, JSON, colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions read by asyncio tasks: what they leave to other tasks."""
+"""Completions read by asyncio tasks: fairness to other tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of h2o_cases.json (an executable oracle, written independently) through KVCache."""
+"""The cases of h2o_cases.json, from an independent oracle, through KVCache."""
 
 from __future__ import annotations
 

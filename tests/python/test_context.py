@@ -1,4 +1,4 @@
-"""The context: its default, what its memory costs, and what is said where that does not suffice."""
+"""The context: its default, its memory, and messages if it is too short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion to GGUF: every file is read back with gguf-py and compared with the checkpoint."""
+"""Conversion to GGUF: files are read with gguf-py and compared with the checkpoint."""
 
 import os
 import runpy
@@ -263,7 +263,7 @@ def test_command_line(
     named = ["convert", str(checkpoint), "-o", "named.gguf"]
     assert main(named) == 1
     assert capsys.readouterr().err == (
-        "error: named.gguf: the file exists already (--force replaces it)\n"
+        "error: named.gguf: the file already exists (--force replaces it)\n"
     )
     assert (
         main(["convert", str(checkpoint), "-o", "named.gguf", "--outtype", "f32", "--force"]) == 0

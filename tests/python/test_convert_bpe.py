@@ -1,4 +1,4 @@
-"""Byte-level BPE: kinds of tokenizer.json, tokens around a text, special tokens."""
+"""Byte-level BPE: variants of tokenizer.json, tokens around a text, special tokens."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def test_tokens_around_a_text(
 @pytest.mark.parametrize(
     ("processor", "settings", "message"),
     [
-        (template(["<s>"], []), {}, "adds <s> to a text, which is not its bos_token"),
+        (template(["<s>"], []), {}, "adds <s> to a text, expected only its bos_token"),
         (template(["</s>", "</s>"], []), {}, "adds </s> </s> to a text"),
-        (template([], ["</s>"]), {}, "adds </s> to a text, which is not its eos_token"),
+        (template([], ["</s>"]), {}, "adds </s> to a text, expected only its eos_token"),
         ({"type": "TemplateProcessing", "single": ["A"]}, {}, "malformed post_processor"),
         (None, {"add_eos_token": True}, "add_eos_token is true, but there is no eos_token"),
         (None, {"add_bos_token": "yes"}, "add_bos_token must be true or false"),

@@ -1,4 +1,4 @@
-"""llama.cpp loads converted files and agrees with transformers and with the tokenizers."""
+"""llama.cpp loads converted files and agrees with transformers and the tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and keys of converted files are llama.cpp's, as its package `gguf` lists them."""
+"""Names and keys of converted files are those in llama.cpp's package `gguf`."""
 
 from __future__ import annotations
 

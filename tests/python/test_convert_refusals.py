@@ -1,4 +1,4 @@
-"""What the converter refuses, each with an error that names the cause, and nothing written."""
+"""Errors of the converter: each names the cause, and nothing is written."""
 
 import re
 import sys
@@ -66,7 +66,7 @@ def test_pytorch_files_of_something_else(checkpoint: Path, tmp_path: Path) -> No
     assert not exploit.path.exists()
     numbers = {name: torch.tensor(values).int() for name, values in random_weights(CONFIG).items()}
     torch.save(numbers, weights)
-    assert_refused(checkpoint, "has a type other than f64, f32, f16 and bf16")
+    assert_refused(checkpoint, "has an unsupported type, expected f64, f32, f16 or bf16")
     weights.write_bytes(weights.read_bytes()[:-100])
     assert_refused(checkpoint, "pytorch_model.bin: not a readable PyTorch weights file")
 
@@ -148,7 +148,7 @@ def rope(**parameters: object) -> dict[str, object]:
         ("llama", rope(rope_type="yarn", factor=2, truncate=False), "truncate is False: "),
         ("llama", rope(rope_type="yarn", factor=2, mscale=1.0), "mscale is 1.0: "),
         ("llama", rope(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5: "),
-        ("llama", {"rope_parameters": {"full_attention": {}}}, "not one set of parameters"),
+        ("llama", {"rope_parameters": {"full_attention": {}}}, "differs between layers"),
         (
             "llama",
             rope(
@@ -250,9 +250,13 @@ def test_wrong_tensors(checkpoint: Path, tmp_path: Path) -> None:
         (
             "decoder.layers.1.fc1.bias",
             np.zeros((96, 1)),
-            "has shape [96, 1], but config.json asks for [96]",
+            "has shape [96, 1], expected [96] by config.json",
         ),
-        ("decoder.project_in.weight", np.zeros((64, 32)), "project_in.weight has no place"),
+        (
+            "decoder.project_in.weight",
+            np.zeros((64, 32)),
+            "project_in.weight is unknown in architecture",
+        ),
         ("decoder.embed_tokens.weight", np.full((12, 64), 1e6), "range of f16"),
     ):
         weights = random_weights(CONFIG)

@@ -1,4 +1,4 @@
-"""Conversion of rotary position embedding: its keys, and Llama 3's tensor of divisors."""
+"""Conversion of rotary position embedding: its keys, and Llama 3's tensor."""
 
 from __future__ import annotations
 

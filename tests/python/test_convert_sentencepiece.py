@@ -178,7 +178,7 @@ def test_ranks_of_merges_become_scores(
     ("changes", "message"),
     [
         ({"model__merges": ["a b", "▁ ab", "▁ a", "▁a b"]}, "the merges to '▁ab' are not of one"),
-        ({"model__merges": ["a b", "▁ a", "▁ ab"]}, "'▁ab' is a token, but '▁a', 'b' no merge"),
+        ({"model__merges": ["a b", "▁ a", "▁ ab"]}, "'▁ab' has no merge of '▁a' and 'b'"),
         ({"model__vocab": {"a": 0, "b": 1}, "model__merges": []}, "no merges"),
         ({"model__vocab": dict.fromkeys(TEXTS[3:-9], 3) | {"ab": 4, "a": 5, "b": 6}},
          "merge '▁ a' needs '▁'"),

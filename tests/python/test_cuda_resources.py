@@ -1,4 +1,4 @@
-"""tools/cuda_resources: reading what the compiler says, and finding what has become worse."""
+"""tools/cuda_resources: parsing the compiler's output, and detecting regressions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The window of examples/desktop beside Generator's text and cache, without a screen.
+"""The window of examples/desktop, offscreen, compared with Generator's text and cache.
 
-H2O_SCREENSHOTS=DIR keeps a picture of it there.
+H2O_SCREENSHOTS=DIR stores screenshots there.
 """
 
 from __future__ import annotations

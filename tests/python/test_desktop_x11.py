@@ -1,4 +1,4 @@
-"""The window of examples/desktop on an X server, used with a real mouse and real keys."""
+"""The window of examples/desktop on an X server, with real mouse and key events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is called, and what it must stand: many users at once, and too little memory.
+"""Device names, many concurrent users, and too little memory.
 
 On a GPU: H2O_TEST_DEVICE=cuda pytest -k cuda
 """

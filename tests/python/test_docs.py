@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, the quick start runs, and the site builds."""
+"""The documentation: links are valid, the quick start runs, and the site builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every element type on every instruction set, against gguf's own decoders."""
+"""Every element type on every instruction set, against gguf-py's decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are continued together are those that each prompt gives alone, bit for bit."""
+"""Batched outputs equal those of each prompt alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_options_of_each(generator: Generator) -> None:
     assert (texts[2].finish_reason, texts[2].text) == ("stop", ', "I am not a ')
     with pytest.raises(ValueError, match="each has 1 options for 2 prompts"):
         generator.generate(["a", "b"], each=[{}])
-    with pytest.raises(TypeError, match="must be a list of prompts"):
+    with pytest.raises(TypeError, match="expected a list of prompts"):
         generator.generate("a", each=[{}])  # type: ignore[call-overload]
 
 
@@ -302,7 +302,7 @@ def test_prompts_that_make_no_sense(
 
 
 def test_a_text_is_no_list_of_prompts(generator: Generator) -> None:
-    with pytest.raises(TypeError, match="must be a list of prompts"):
+    with pytest.raises(TypeError, match="expected a list of prompts"):
         generator.stream_many("The")
     assert [*generator.stream_many([])] == []
     arrays: list[Any] = [np.array([5, 6])]

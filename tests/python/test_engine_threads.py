@@ -1,4 +1,4 @@
-"""An Engine under many threads and asyncio tasks: order, back pressure, cancelling, closing."""
+"""An Engine with many threads and asyncio tasks: order, back pressure, cancelling, closing."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class TestClosing:
         stream = generator.stream([5], **SHORT)
         pieces = [next(stream)]
         with generator.engine() as engine:
-            with pytest.raises(RuntimeError, match="has an Engine already"):
+            with pytest.raises(RuntimeError, match="already has an open Engine"):
                 generator.engine()
             running = begin(engine)
             assert generator.generate([5], **SHORT).text == expected

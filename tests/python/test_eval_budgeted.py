@@ -1,4 +1,4 @@
-"""Likelihoods and text within a budget that is a fraction of each request."""
+"""Likelihoods and outputs with a budget that is a fraction of each request."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_generation_ends_at_the_end_of_text(tmp_path: Path) -> None:
         ({"hh": 0.0}, "hh=0.0"),
         ({"hh": 1.5}, "hh=1.5"),
         ({"hh": "x"}, "hh='x'"),
-        ({"policy": "lru"}, "policy 'lru' is not one of"),
+        ({"policy": "lru"}, "policy='lru', expected one of"),
         ({"n_ctx": 1}, "n_ctx=1"),
         ({"n_ctx": 4096}, "n_ctx=4096"),
         ({"n_batch": 0}, "n_batch=0"),

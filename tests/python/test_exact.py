@@ -1,4 +1,4 @@
-"""Weights in F16 and BF16 that are multiplied as they are stored."""
+"""F16 and BF16 weights that are multiplied without conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples in Python run, and show what they say they do."""
+"""The Python examples run, and their output is as described."""
 
 from __future__ import annotations
 

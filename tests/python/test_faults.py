@@ -1,4 +1,4 @@
-"""What commands leave behind when the disk is full, when they are interrupted, and side by side."""
+"""Commands with a full disk, when interrupted, and concurrently."""
 
 from __future__ import annotations
 

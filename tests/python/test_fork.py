@@ -1,4 +1,4 @@
-"""A forked child has none of the threads that compute: what would wait for them raises at once."""
+"""A forked child has no compute threads: whatever would wait for them raises at once."""
 
 from __future__ import annotations
 

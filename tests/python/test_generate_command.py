@@ -1,4 +1,4 @@
-"""h2o-cpp generate: from a file of prompts to a file of texts, whatever comes in between."""
+"""h2o-cpp generate: from a file of prompts to a file of outputs, with interruptions."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_bad_lines_are_reported_and_passed_over(
         assert sorted(lines) == [0, 12]
         assert lines[0]["id"] == 7
         assert "id" not in lines[12]
-    assert reports[1].endswith("it has no 'question'")
-    assert reports[3].endswith("it is no JSON object")
+    assert reports[1].endswith("the object has no 'question'")
+    assert reports[3].endswith("expected a JSON object")
     assert reports[8].endswith("token 4096 is not in the vocabulary of 4096")
 
 
@@ -142,7 +142,7 @@ class TestOptionsOfALine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"max_tokens": "3"}, "max_tokens='3', expected a whole number"),
+            ({"max_tokens": "3"}, "max_tokens='3', expected an integer"),
             ({"ignore_eos": "1"}, "ignore_eos='1', expected True or False"),
             ({"top_p": [0.5]}, "top_p=[0.5], expected a number"),
             ({"stop": {"a": 1}}, "stop={'a': 1}, expected a string or a list of strings"),
@@ -198,7 +198,7 @@ class TestStandardStreams:
         self, prompts: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 1
-        assert "--json and the texts of -o -" in capsys.readouterr().err
+        assert "--json and -o -" in capsys.readouterr().err
 
 
 class TestOtherOptions:
@@ -259,7 +259,7 @@ class TestOtherOptions:
     ) -> None:
         output.with_name("out.jsonl.job").write_text("notes")
         assert main(arguments(prompts, output)) == 1
-        assert "out.jsonl.job: these are not the settings of a job" in capsys.readouterr().err
+        assert "out.jsonl.job: not the settings of a job" in capsys.readouterr().err
 
 
 def test_a_torn_line_is_written_again(prompts: Path, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_other_files_are_left_as_they_are(
     output = tmp_path / "out.jsonl"
     output.write_bytes(content)
     assert main(arguments(prompts, output)) == 1
-    assert "this is not the output of a job" in capsys.readouterr().err
+    assert "not an output line of a job" in capsys.readouterr().err
     assert output.read_bytes() == content
 
 
@@ -304,7 +304,7 @@ def test_one_job_at_a_time(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=False
         )
-    assert f"error: {path}: another job is writing it" in done.stderr
+    assert f"error: {path}: another job is writing this file" in done.stderr
     with Output(path) as output:
         assert output.finished == set()
 
@@ -338,7 +338,7 @@ def test_killed_again_and_again(prompts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--memory", "1KiB"], "memory='1KiB' is less than the cache of one sequence takes"),
+        (["--memory", "1KiB"], "memory='1KiB' is too small for the cache of one sequence"),
         (["--max-sequences", "0"], "max_sequences=0"),
         (["--temperature", "-1"], "temperature"),
     ],

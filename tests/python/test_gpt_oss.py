@@ -1,4 +1,4 @@
-"""gpt-oss: weights that stay in MXFP4, sinks and what they do to the scores, the end of a turn."""
+"""gpt-oss: weights that stay in MXFP4, attention sinks and scores, the end of a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/gpu_check, rehearsed without a GPU: limits, kills, a full disk, and what is kept."""
+"""tools/gpu_check without a GPU: limits, kills, a full disk, and kept files."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(built, "MOST_BYTES", 100)
     with pytest.raises(ValueError, match="at most 100"):
         built.keep(build, package, out)
-    with pytest.raises(FileNotFoundError, match="begin with a build"):
+    with pytest.raises(FileNotFoundError, match="run a build first"):
         built.restore(out, build, package)  # no half of it is left
 
 
@@ -254,7 +254,7 @@ def test_nothing_is_built(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path / "out"), "--build", str(tmp_path / "build")]
     done = gpu_check(*words, "--only", "tests")
     assert done.returncode == 1
-    assert done.stdout == "nothing is built here or kept in out: begin with a build\n"
+    assert done.stdout == "nothing is built or kept in out, run a build first\n"
     assert gpu_check(*words, "--only", "test").returncode == 2
 
 

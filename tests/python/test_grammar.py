@@ -1,4 +1,4 @@
-"""Outputs by a schema, a grammar, a regular expression or a choice."""
+"""Outputs constrained by a schema, a grammar, a regular expression or a choice."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_with_penalties_and_biases(generator: Generator) -> None:
         ({"choice": "yes"}, TypeError, "^choice="),
         ({"schema": {}, "regex": "a"}, ValueError, "^give either schema or regex"),
         ({"regex": "a", "constraint": print}, ValueError, "^give either regex or constraint"),
-        ({"regex": "a", "ignore_eos": True}, ValueError, "^regex= says"),
+        ({"regex": "a", "ignore_eos": True}, ValueError, "^regex= determines"),
     ],
     ids=str,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Arguments of another type, or beyond all bounds: one clear sentence each, at once."""
+"""Arguments of wrong types or extreme size: one clear error each, without delay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generator(tiny_opt: Path) -> Generator:
         ({"policy": ["h2o"] * 5}, r"policy=\['h2o'.*, expected a name, a Policy"),
         ({"device": None}, "device=None, expected"),
         ({"positions": None}, "positions=None, expected"),
-        ({"n_batch": INT32_MAX}, "n_batch=2147483647, expected a whole number, 1 to 65536"),
+        ({"n_batch": INT32_MAX}, "n_batch=2147483647, expected an integer, 1 to 65536"),
         ({"max_sequences": INT32_MAX}, "max_sequences=2147483647, .* 1 to 65025"),
         ({"max_resident": 2**80}, "max_resident=1208925819614629174706176, expected"),
         ({"memory": 2**80}, "memory=1208925819614629174706176, expected"),
@@ -59,7 +59,11 @@ def test_caches_that_no_memory_holds() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda g: g.generate("a", stop="\udc80"), ValueError, r"stop='\\udc80' has a surrogate"),
+        (
+            lambda g: g.generate("a", stop="\udc80"),
+            ValueError,
+            r"stop='\\udc80' has an unpaired surrogate",
+        ),
         (lambda g: g.generate("a", after=5), TypeError, "after=5, expected a Snapshot"),
         (lambda g: g.generate(["a"], each=[None]), TypeError, r"each=\[None\], expected a list"),
         (lambda g: g.generate(["a"], each=5), TypeError, "each=5, expected a list"),

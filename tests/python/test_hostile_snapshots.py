@@ -1,4 +1,4 @@
-"""Snapshots whose contents are wrong under a right checksum: a ValueError, and all goes on."""
+"""Snapshots with invalid contents and a valid checksum: ValueError, without side effects."""
 
 from __future__ import annotations
 

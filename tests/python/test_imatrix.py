@@ -1,4 +1,4 @@
-"""Importance matrices: llama.cpp's two formats, what they do to a file, and what is none."""
+"""Importance matrices: llama.cpp's two formats, their effect on a file, and invalid ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_each_tensor_and_expert_is_quantised_by_its_own(tmp_path: Path, model: P
 def test_of_another_model(tmp_path: Path, model: Path) -> None:
     other = {"blk.7.attn_q.weight": np.ones(256, np.float32)}
     write_dat(tmp_path / "a.dat", other, 1)
-    with pytest.raises(ValueError, match="it is of none of the tensors"):
+    with pytest.raises(ValueError, match="has none of the tensors"):
         quantize(model, tmp_path / "out.gguf", "Q4_K_M", imatrix=tmp_path / "a.dat")
     write_dat(tmp_path / "a.dat", {"blk.0.attn_q.weight": np.ones(255, np.float32)}, 1)
     with pytest.raises(ValueError, match="has 255 numbers, expected 256 for each of 1 matrices"):

@@ -1,4 +1,4 @@
-"""`h2o-cpp imatrix`: the inputs of every matrix, summed up as transformers has them."""
+"""`h2o-cpp imatrix`: sums of squared inputs of every matrix, compared with transformers."""
 
 from __future__ import annotations
 

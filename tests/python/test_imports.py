@@ -1,4 +1,4 @@
-"""Imports inside the package point one way: from what users see down to the core."""
+"""Imports inside the package point one way: from the public modules down to the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache kept: recorded, and as a page."""
+"""Inspection: what the cache kept, as data and as a page."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ def test_a_budget_that_holds_the_text(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layer", "6"], "layer=6, expected a whole number, 0 to 5"),
-        (["--head", "-1"], "head=-1, expected a whole number, 0 to 5"),
+        (["--layer", "6"], "layer=6, expected an integer, 0 to 5"),
+        (["--head", "-1"], "head=-1, expected an integer, 0 to 5"),
         (["--n-batch", "0"], "n_batch=0"),
         (["-n", "-1"], "max_tokens=-1"),
         (["-c", "5"], "expected 1 to n_ctx=5"),

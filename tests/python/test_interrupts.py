@@ -1,4 +1,4 @@
-"""Streams that are dropped, closed, exhausted or interrupted leave their Generator usable."""
+"""Generators stay usable after streams are dropped, closed, exhausted or interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same GGUF file in llama.cpp gives the same tokens, and the same perplexity."""
+"""llama.cpp gives the same tokens and perplexity for the same GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that lm-evaluation-harness (lm_eval) sees, beside lm_eval's own on one checkpoint."""
+"""The model for lm-evaluation-harness (lm_eval), compared with lm_eval's own on one checkpoint."""
 
 from __future__ import annotations
 

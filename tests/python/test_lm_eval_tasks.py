@@ -1,4 +1,4 @@
-"""The tasks of lm-evaluation-harness (lm_eval) on local files, and scores on them."""
+"""Tasks of lm-evaluation-harness (lm_eval) on local files, and their scores."""
 
 from __future__ import annotations
 

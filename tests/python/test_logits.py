@@ -1,4 +1,4 @@
-"""Logits against Hugging Face transformers: committed ones, and fresh ones where it is there."""
+"""Logits against Hugging Face transformers: committed ones, and new ones if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of which only a part of the weights is in memory at a time."""
+"""Models with only a part of the weights in memory."""
 
 from __future__ import annotations
 

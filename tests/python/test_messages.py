@@ -1,4 +1,4 @@
-"""What is said of wrong uses: one clear sentence with the argument, what was got and expected."""
+"""Messages for wrong uses: one clear sentence with the argument, what was got and expected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ ROW = np.zeros((1, 2, 8))
 # Each use, and what its message says.
 USES: list[tuple[Callable[[Any], object], str]] = [
     # Those that first users ran into.
-    (lambda p: p.open(policy="streaming"), "policy 'streaming' is not one of h2o, window, sinks"),
+    (
+        lambda p: p.open(policy="streaming"),
+        "policy='streaming', expected one of h2o, window, sinks",
+    ),
     (
         lambda p: p.generate(max_new_tokens=5),
         "there is no option 'max_new_tokens'; did you mean max_tokens?",
@@ -55,8 +58,8 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.generate(after="x"), "after='x', expected a Snapshot"),
     (lambda p: KVCache(4, 2, 64, policy="h2o"), "policy='h2o', expected a Policy such as"),  # type: ignore[arg-type]
     (lambda p: Chat("x.gguf"), "generator='x.gguf', expected a Generator"),  # type: ignore[arg-type]
-    (lambda p: p.full.generate([["a"]]), "prompt[0]='a', expected a token id, a whole number"),
-    (lambda p: p.full.detokenize(["a"]), "tokens[0]='a', expected a token id, a whole number"),
+    (lambda p: p.full.generate([["a"]]), "prompt[0]='a', expected a token id (an int)"),
+    (lambda p: p.full.detokenize(["a"]), "tokens[0]='a', expected a token id (an int)"),
     (lambda p: p.full.tokenize(5), "text=5, expected a str"),
     (
         lambda p: p.small.load(p.full.read("Hello there")),
@@ -68,19 +71,19 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.generate(max_length=5), "no option 'max_length'; did you mean max_tokens?"),
     (lambda p: p.generate(temp=0.1), "no option 'temp'; did you mean temperature?"),
     (lambda p: p.generate(do_sample=True), "did you mean temperature (0 is greedy)?"),
-    (lambda p: p.generate(hh=0.2), "hh is an option of the Generator, not of one output"),
-    (lambda p: p.generate(n_ctx=9), "n_ctx is an option of the Generator"),
+    (lambda p: p.generate(hh=0.2), "hh is an option of Generator, not of an output"),
+    (lambda p: p.generate(n_ctx=9), "n_ctx is an option of Generator"),
     (lambda p: p.generate(temperature="hot"), "temperature='hot', expected a number"),
     (lambda p: p.generate(temperature=-1), "temperature is -1, expected 0 (greedy) or more"),
-    (lambda p: p.generate(top_k=-1), "top_k=-1, expected a whole number, 0 or more"),
+    (lambda p: p.generate(top_k=-1), "top_k=-1, expected an integer, 0 or more"),
     (lambda p: p.generate(top_p=2), "top_p is 2, expected above 0, up to 1 (all)"),
     (lambda p: p.generate(min_p=2), "min_p is 2, expected 0 (all) to 1"),
     (lambda p: p.generate(repeat_penalty=0), "repeat_penalty is 0, expected above 0"),
-    (lambda p: p.generate(repeat_last_n=-2), "repeat_last_n=-2, expected a whole number, -1 or"),
-    (lambda p: p.generate(seed="x"), "seed='x', expected a whole number, 0 to"),
+    (lambda p: p.generate(repeat_last_n=-2), "repeat_last_n=-2, expected an integer, -1 or"),
+    (lambda p: p.generate(seed="x"), "seed='x', expected an integer, 0 to"),
     (lambda p: p.generate(max_tokens=0), "max_tokens=0, expected 1 or more, or -1 for no limit"),
-    (lambda p: p.generate(max_tokens="5"), "max_tokens='5', expected a whole number"),
-    (lambda p: p.generate(stop=""), "stop has an empty string, which would end every text"),
+    (lambda p: p.generate(max_tokens="5"), "max_tokens='5', expected an integer"),
+    (lambda p: p.generate(stop=""), "stop has an empty string, expected non-empty strings"),
     (lambda p: p.generate(ignore_eos="no"), "ignore_eos='no', expected True or False"),
     (lambda p: p.generate(parse_special=3), "parse_special=3, expected True or False"),
     (lambda p: p.generate(constraint=5), "constraint=5, expected a function of (tokens, mask)"),
@@ -96,14 +99,14 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.full.generate(["a"], each=5), "each=5, expected a list of options"),
     (lambda p: p.full.generate(["a"], each=[5]), "each=[5], expected a list of options"),
     (lambda p: p.full.generate(["a", "b"], each=[{}]), "each has 1 options for 2 prompts"),
-    (lambda p: p.full.stream_many("a"), "prompts='a', it must be a list of prompts"),
-    (lambda p: p.full.stream_many(5), "prompts=5, it must be a list of prompts"),
+    (lambda p: p.full.stream_many("a"), "prompts='a', expected a list of prompts"),
+    (lambda p: p.full.stream_many(5), "prompts=5, expected a list of prompts"),
     (lambda p: list(p.full.run(["a"])), "requests[0]='a', expected what Generator.request()"),
     (lambda p: list(p.full.run(5)), "requests=5, expected what Generator.request() gives"),
     (lambda p: p.full.detokenize(5), "tokens=5, expected a list of token ids"),
     (lambda p: p.full.detokenize("abc"), "tokens='abc', expected a list of token ids"),
     (lambda p: p.full.logits("abc"), "token ids; tokenize() makes them of a text"),
-    (lambda p: p.full.kept(99, 0), "layer=99, expected a whole number, 0 to 5"),
+    (lambda p: p.full.kept(99, 0), "layer=99, expected an integer, 0 to 5"),
     # Conversations.
     (lambda p: p.say("hello"), "messages='hello', expected a list of messages such as {'role'"),
     (lambda p: p.say({"role": "user", "content": "a"}), "expected a list of messages such as"),
@@ -113,36 +116,39 @@ USES: list[tuple[Callable[[Any], object], str]] = [
     (lambda p: p.say([{"role": "user"}], template=5), "template=5, expected text (a str)"),
     (lambda p: p.chat.say(5), "text=5, expected text (a str)"),
     (lambda p: Chat(p.full, system=5, template=TEMPLATE), "system=5, expected text"),  # type: ignore[arg-type]
-    (lambda p: p.chat.save("x"), "the conversation has not begun: say something first"),
+    (lambda p: p.chat.save("x"), "the conversation has not begun, send a message first"),
     # An Engine.
     (lambda p: p.engine.submit("a", record=5), "record=5, expected a Record"),
     (lambda p: p.engine.submit("a", timeout="x"), "timeout='x', expected a number"),
     (lambda p: p.engine.submit("a", hh=0.5).result(), "needs scores of heavy hitters, which this"),
-    (lambda p: p.full.engine(), "this Generator has an Engine already; close it first"),
-    (lambda p: Record(n_top=-2), "n_top=-2, expected a whole number, 0 or more"),
+    (lambda p: p.full.engine(), "this Generator already has an open Engine, close it first"),
+    (lambda p: Record(n_top=-2), "n_top=-2, expected an integer, 0 or more"),
     # Opening a model.
     (lambda p: Generator(5), "path=5, expected the path of a GGUF file"),  # type: ignore[arg-type]
-    (lambda p: p.open(hh=1), "hh=1 is one token; write 1.0 for all of n_ctx"),
-    (lambda p: p.open(hh=-1), "hh=-1, expected a fraction from 0 to 1 or a whole number of tokens"),
+    (lambda p: p.open(hh=1), "hh=1 is one token, expected 1.0 for all of n_ctx"),
+    (lambda p: p.open(hh=-1), "hh=-1, expected a fraction from 0 to 1 or a number of tokens"),
     (lambda p: p.open(hh="0.2"), "hh='0.2', expected a fraction, a number of tokens or 'auto'"),
-    (lambda p: p.open(recent=0.1), "recent=0.1 is part of hh, which is not given"),
-    (lambda p: p.open(hh=0.2, recent=0.5), "recent=0.5 is 32 tokens, more than hh=0.2 keeps: 12"),
-    (lambda p: p.open(policy="window"), "policy 'window' needs hh, how much it may keep, such as"),
+    (lambda p: p.open(recent=0.1), "recent=0.1 needs hh, of which it is a part"),
+    (
+        lambda p: p.open(hh=0.2, recent=0.5),
+        "recent=0.5 is 32 tokens, expected at most the 12 of hh=0.2",
+    ),
+    (lambda p: p.open(policy="window"), "policy='window' needs hh, the budget, such as"),
     (lambda p: p.open(policy=5), "policy=5, expected a name, a Policy, or a list"),
     (lambda p: p.open(policy=["h2o"]), "policy=['h2o'], expected a name, a Policy, or a list"),
     (lambda p: p.open(policy=Policy.window(4), hh=0.2), "give either a Policy or hh, not both"),
-    (lambda p: p.open(n_ctx="2k"), "n_ctx='2k', expected a whole number"),
-    (lambda p: p.open(n_ctx=9999), "n_ctx=9999, expected up to 2048, as the model was trained"),
-    (lambda p: p.open(n_batch=10**6), "n_batch=1000000, expected a whole number, 1 to 65536"),
+    (lambda p: p.open(n_ctx="2k"), "n_ctx='2k', expected an integer"),
+    (lambda p: p.open(n_ctx=9999), "n_ctx=9999, expected at most the trained length, 2048"),
+    (lambda p: p.open(n_batch=10**6), "n_batch=1000000, expected an integer, 1 to 65536"),
     (lambda p: p.open(positions=5), "positions=5, expected 'auto', 'original' or 'rolling'"),
     (lambda p: p.open(kv_dtype="int8"), "kv_dtype is 'int8', expected one of f32, f16"),
     (lambda p: p.open(kv_dtype=8), "kv_dtype=8, expected a type or a pair of types"),
     (lambda p: p.open(device=0), "device=0, expected 'auto', 'cpu', 'cuda' or 'cuda:N'"),
     (lambda p: p.open(device="tpu"), "device is 'tpu', expected auto, cpu, cuda or cuda:N"),
-    (lambda p: Generator(p.path, threads=5000), "threads=5000, expected a whole number, 1 to 1024"),
-    (lambda p: p.open(seed="x"), "seed='x', expected a whole number, 0 or more"),
+    (lambda p: Generator(p.path, threads=5000), "threads=5000, expected an integer, 1 to 1024"),
+    (lambda p: p.open(seed="x"), "seed='x', expected an integer, 0 or more"),
     (lambda p: p.open(snapshot_bytes="x"), "snapshot_bytes='x', expected bytes"),
-    (lambda p: p.open(max_sequences=70000), "max_sequences=70000, expected a whole number, 1 to"),
+    (lambda p: p.open(max_sequences=70000), "max_sequences=70000, expected an integer, 1 to"),
     (lambda p: p.open(memory="4 gigs"), "memory='4 gigs', expected bytes or a size"),
     (lambda p: p.open(memory=-1), "memory=-1, expected bytes or a size such as 4GiB"),
     (lambda p: capacity(p.path, None), "memory=None, expected bytes"),  # type: ignore[arg-type]

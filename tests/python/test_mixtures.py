@@ -1,4 +1,4 @@
-"""Mixtures of experts: which rows go where must not show, and what a file may not say of them."""
+"""Mixtures of experts: routing does not affect batches, and invalid files are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models from where people keep them: directories, the Hub's cache, and the Hub, by a stand-in."""
+"""Finding models: directories, the Hub's cache, and a stand-in for the Hub."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestDirectory:
         assert str(error.value).endswith(": a-00001-of-00002.gguf, a-Q4_0.gguf, x/b.gguf")
 
     def test_none(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="no GGUF model is in it"):
+        with pytest.raises(ValueError, match="no GGUF model found"):
             find_model(touch(tmp_path, "mmproj-m.gguf", "README.md"))
 
     def test_a_part_without_the_first(self, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ class TestCache:
 
     def test_nothing_downloaded(self, tmp_path: Path) -> None:
         (tmp_path / "models--org--name").mkdir()
-        with pytest.raises(ValueError, match="no GGUF model is in it"):
+        with pytest.raises(ValueError, match="no GGUF model found"):
             find_model(tmp_path / "models--org--name")
 
 
@@ -184,7 +184,7 @@ class TestHub:
 
     def test_several(self, hub: type[Hub]) -> None:
         hub.files["large.gguf"] = b"GGUF"
-        with pytest.raises(ValueError, match=r"2 models, give one of them: small.gguf, large.gguf"):
+        with pytest.raises(ValueError, match=r"2 models, expected one of: small.gguf, large.gguf"):
             find_model("hf://org/name")
 
     def test_a_checkpoint(self, hub: type[Hub]) -> None:
@@ -199,7 +199,7 @@ class TestHub:
             ("hf://org/other/small.gguf", "no such repository"),
             ("hf://org/name@never", "no such revision"),
             ("hf://org/name/small.gguf@never", "no such revision"),
-            ("hf://org/name/none.gguf", "no such file; there are: small.gguf\n"),
+            ("hf://org/name/none.gguf", "no such file, expected one of: small.gguf\n"),
         ],
     )
     def test_what_the_hub_has_not(

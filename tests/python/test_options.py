@@ -1,4 +1,4 @@
-"""What the options of all commands have in common: how a model is given, names and aliases."""
+"""Common options of all commands: the model, names and aliases."""
 
 from __future__ import annotations
 

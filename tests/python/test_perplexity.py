@@ -91,18 +91,18 @@ def test_measure(model: _core.Model, tokens: list[int]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policies": ["lru"]}, "policy 'lru' is not one of"),
+        ({"policies": ["lru"]}, "policy='lru', expected one of"),
         ({"budgets": [0.0]}, "budget 0.0"),
         ({"budgets": [1.5]}, "budget 1.5"),
         ({"budgets": [0.001]}, "keeps 0 of"),
         ({"n_ctx": 1}, "n_ctx=1"),
-        ({"n_ctx": 2000}, "fewer than n_ctx"),
+        ({"n_ctx": 2000}, "tokens, expected at least"),
         ({"stride": 0}, "stride=0"),
         ({"stride": N_CTX}, "stride=48"),
         ({"n_batch": 0}, "n_batch=0"),
         ({"budgets": [float("nan")]}, "budget nan"),
-        ({"streaming": True, "stride": 5}, "stride is of windows"),
-        ({"streaming": True}, "room for"),
+        ({"streaming": True, "stride": 5}, "stride applies to windows"),
+        ({"streaming": True}, "room left"),
     ],
 )
 def test_bad_options(

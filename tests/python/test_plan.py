@@ -1,4 +1,4 @@
-"""Plans: predictions by hand and against a simulation, the choice and where it flips."""
+"""Plans: predictions against hand calculation and a simulation, and the choice."""
 
 from __future__ import annotations
 
@@ -278,22 +278,22 @@ def test_storage(tmp_path: Path) -> None:
     file.write_bytes(bytes(5 << 20))
     assert storage_bandwidth(file) > 0
     file.write_bytes(b"")
-    with pytest.raises(OSError, match="nothing to read"):
+    with pytest.raises(OSError, match="the file is empty"):
         storage_bandwidth(file)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "1MiB"}, "memory='1MiB' is 1048576 bytes; the weights that must stay, "),
+        ({"memory": "1MiB"}, "memory='1MiB' is 1048576 bytes, expected at least "),
         ({"memory": "much"}, "memory='much', expected bytes or a size"),
-        ({"prompt": 0}, "prompt=0, expected a whole number"),
-        ({"n": -1}, "n=-1, expected a whole number"),
-        ({"n": 10**6}, "are 1000256 tokens, the model is trained for 2048"),
-        ({"sequences": 0}, "sequences=0, expected a whole number"),
+        ({"prompt": 0}, "prompt=0, expected an integer"),
+        ({"n": -1}, "n=-1, expected an integer"),
+        ({"n": 10**6}, "are 1000256 tokens, expected at most the trained 2048"),
+        ({"sequences": 0}, "sequences=0, expected an integer"),
         ({"hh": 0.0001}, "keeps no token"),
-        ({"flops": 0}, "flops=0, expected more than 0 per second"),
-        ({"flops": float("nan")}, "flops=nan, expected more than 0 per second"),
+        ({"flops": 0}, "flops=0, expected a positive number per second"),
+        ({"flops": float("nan")}, "flops=nan, expected a positive number per second"),
         ({"storage_bandwidth": "fast"}, "storage_bandwidth='fast', expected a number"),
     ],
 )

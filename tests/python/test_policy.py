@@ -1,4 +1,4 @@
-"""Policies, and the budgets that hh and recent ask for."""
+"""Policies, and budgets by hh and recent."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_hh_and_recent(
 @pytest.mark.parametrize("hh", [1, np.int64(1)])
 def test_one_token_is_no_budget(hh: int) -> None:
     """Beside 1.0, which is everything."""
-    with pytest.raises(ValueError, match=r"hh=1 is one token; write 1\.0 for all of n_ctx"):
+    with pytest.raises(ValueError, match=r"hh=1 is one token, expected 1\.0 for all of n_ctx"):
         budget_policy(hh, None, 2048)
 
 
@@ -180,7 +180,7 @@ def test_bad_recent(tiny_opt: Path, recent: Any) -> None:
 
 
 def test_recent_without_hh() -> None:
-    with pytest.raises(ValueError, match="recent=3 is part of hh"):
+    with pytest.raises(ValueError, match="recent=3 needs hh"):
         budget_policy(None, 3, 2048)
 
 
@@ -205,9 +205,9 @@ def test_policies_by_name_keep_hh(tiny_opt: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "lru", "hh": 20}, "'lru' is not one of h2o, window"),
+        ({"policy": "lru", "hh": 20}, "policy='lru', expected one of h2o, window"),
         ({"policy": "window"}, "'window' needs hh"),
-        ({"policy": "window", "hh": 20, "recent": 5}, "either recent or policy 'window'"),
+        ({"policy": "window", "hh": 20, "recent": 5}, "either recent or policy='window'"),
     ],
 )
 def test_policies_by_name_that_make_no_sense(

@@ -1,4 +1,4 @@
-"""Positions that are neither learned nor plain rotations: LongRoPE's two lengths, and ALiBi."""
+"""Other positions: LongRoPE's two lengths, and ALiBi."""
 
 from __future__ import annotations
 

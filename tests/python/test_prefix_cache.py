@@ -1,4 +1,4 @@
-"""The prefix cache: the same outputs with it as without, bit for bit, from fewer tokens read."""
+"""The prefix cache: bit-identical outputs from fewer tokens read."""
 
 from __future__ import annotations
 

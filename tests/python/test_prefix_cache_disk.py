@@ -1,4 +1,4 @@
-"""States of prompts on disk: the same outputs with them as without, after restarts too."""
+"""The prefix cache on disk: bit-identical outputs, also after restarts."""
 
 from __future__ import annotations
 

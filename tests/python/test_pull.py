@@ -1,4 +1,4 @@
-"""h2o-cpp pull, against a stand-in for the Hub; and the names of what was pulled."""
+"""h2o-cpp pull with a stand-in for the Hub, and the names of pulled models."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TestPull:
         part.write_bytes(bytes(1000))
         status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
-        assert "not what the Hub has" in err
+        assert "the checksum differs" in err
         assert pulled_models() == {}
         assert h2o(capsys, "pull", "hf://org/name")[0] == 0
 
@@ -146,7 +146,7 @@ class TestPull:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 10, 0))
         status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
-        assert "GiB are needed, 0.0 GiB are free" in err
+        assert "GiB needed, 0.0 GiB free" in err
 
     def test_an_architecture_that_cannot_be_run(
         self, hub: type[Hub], capsys: pytest.CaptureFixture[str]
@@ -180,8 +180,8 @@ class TestPull:
         [
             ("hf://org/other", "no such repository"),
             ("hf://org/name@never", "no such revision"),
-            ("hf://org/name/none.gguf", "no such file; there are: small.gguf\n"),
-            ("hf://org/name:Q4_0", "no model of type Q4_0; there are: small.gguf\n"),
+            ("hf://org/name/none.gguf", "no such file, expected one of: small.gguf\n"),
+            ("hf://org/name:Q4_0", "no model of type Q4_0, expected one of: small.gguf\n"),
             ("small", "expected hf://org/name"),
         ],
     )
@@ -230,7 +230,7 @@ class TestTypes:
         del hub.files["m-Q4_K_M.gguf"]
         status, _, err = h2o(capsys, "pull", "hf://org/name")
         assert status == 1
-        assert "3 models, give one of them: m-Q4_K_S.gguf, m-q8_0.gguf, m-IQ4_XS.gguf" in err
+        assert "3 models, expected one of: m-Q4_K_S.gguf, m-q8_0.gguf, m-IQ4_XS.gguf" in err
 
     def test_all_parts(self, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
         data = hub.files["m-q8_0.gguf"]
@@ -243,7 +243,7 @@ class TestTypes:
         assert [*pulled_models()] == ["m-F16"]
         del hub.files["F16/m-F16-00002-of-00002.gguf"]
         assert (
-            "00002-of-00002.gguf, a part of the model, is missing"
+            "00002-of-00002.gguf, a part of the split model, is missing"
             in (h2o(capsys, "pull", "hf://org/name:F16")[2])
         )
 
@@ -281,7 +281,10 @@ class TestNames:
         assert find_pulled("own") == library / "own.gguf"
 
     def test_several_are_named(self) -> None:
-        with pytest.raises(ValueError, match=r"big: 2 pulled models begin so: Big-1B-Q4_0, Big-3B"):
+        with pytest.raises(
+            ValueError,
+            match=r"big: ambiguous, expected one of the pulled models Big-1B-Q4_0, Big-3B",
+        ):
             find_model("big")
 
     def test_files_come_first(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +293,7 @@ class TestNames:
         assert find_model("own") == "own"
 
     def test_none(self) -> None:
-        with pytest.raises(FileNotFoundError, match=r"nothing: no such file, and no pulled model"):
+        with pytest.raises(FileNotFoundError, match=r"nothing: no such file or pulled model"):
             Generator("nothing")
         assert find_model("nothing.gguf") == "nothing.gguf"  # to open it says that it is not there
 

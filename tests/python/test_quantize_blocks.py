@@ -1,4 +1,4 @@
-"""Quantised blocks beside gguf-py's, how far K blocks are off, and refusals."""
+"""Quantised blocks compared with gguf-py's, errors of K-quants, and rejected input."""
 
 from __future__ import annotations
 

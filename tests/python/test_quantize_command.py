@@ -1,4 +1,4 @@
-"""The quantize command, and its tool."""
+"""The quantize command and tool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_file_is_replaced_only_on_demand(
     for path in (output, tmp_path / "link.gguf"):
         status, err = run_cli(capsys, source, path, "Q8_0")
         assert status == 1
-        assert err == f"error: {path}: the file exists already (--force replaces it)\n"
+        assert err == f"error: {path}: the file already exists (--force replaces it)\n"
     assert output.read_text() == "mine"
     assert run_cli(capsys, source, output, "Q8_0", "--force")[0] == 0
     assert types(output)["blk.0.ffn_up.weight"] == "Q8_0"

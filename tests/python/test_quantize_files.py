@@ -1,4 +1,4 @@
-"""Quantised files: which tensor gets which type, metadata, interrupts, the command."""
+"""Quantised files: types of tensors, metadata, interrupts, the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised files beside llama.cpp's own: the same types and metadata, and no larger errors."""
+"""Quantised files compared with llama.cpp's: the same types and metadata, no larger errors."""
 
 from __future__ import annotations
 

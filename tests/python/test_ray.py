@@ -1,4 +1,4 @@
-"""The server and offline jobs on a Ray cluster of two nodes, both on this machine."""
+"""The server and offline jobs on a Ray cluster of two local nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an Engine writes down of a text: log-probabilities, and what is kept; and its counts."""
+"""Data that an Engine records: log-probabilities and kept tokens; and its counters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls of a Generator from within: constraints, destructors and signal handlers.
+"""Reentrant calls of a Generator: from constraints, destructors and signal handlers.
 
-Each goes through, or raises RuntimeError; none waits for itself.
+Each succeeds or raises RuntimeError; none deadlocks.
 """
 
 from __future__ import annotations

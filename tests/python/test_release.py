@@ -1,4 +1,4 @@
-"""tools/release, as far as it can be tested without building."""
+"""The parts of tools/release that can be tested without building."""
 
 from __future__ import annotations
 

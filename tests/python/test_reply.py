@@ -1,4 +1,4 @@
-"""Parsers of replies: what a reply says does not depend on how it is cut, and nothing is lost."""
+"""Reply parsers: results do not depend on how the text is split, and no text is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as they come: the pieces of a call are its arguments, however the text was cut."""
+"""Streamed tool calls: the pieces concatenate to the arguments, however the text is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in a prompt under eviction: the prompts, and a model that finds digits."""
+"""Retrieval under eviction: the prompts, and a model that finds digits."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_common_words_are_the_most_common(tokenizer: Tokenizer) -> None:
         assert {word for word, _ in counts.most_common(3)} == set(common)
         least = min(counts[word] for word in common)
         assert least > 2 * max(n for word, n in counts.items() if word not in common)
-    with pytest.raises(ValueError, match="the filler has 2 words of four letters and more"):
+    with pytest.raises(ValueError, match="the filler has 2 words of four or more letters"):
         make_samples(tokenizer, "common_words", n=1, length=LENGTH, filler="Some words, and so on.")
 
 
@@ -266,12 +266,12 @@ def test_bad_samples(tokenizer: Tokenizer, tmp_path: Path, text: str, message: s
 
 
 def test_bad_tasks(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="task 'find' is not one of copy"):
+    with pytest.raises(ValueError, match="task 'find', expected one of copy"):
         make_samples(tokenizer, "find", n=1, length=LENGTH)
     with pytest.raises(ValueError, match="the filler has no tokens"):
         make_samples(tokenizer, "copy", n=1, length=LENGTH, filler="")
     for task in TASKS:
-        with pytest.raises(ValueError, match="length=2, the task needs"):
+        with pytest.raises(ValueError, match="length=2, expected at least"):
             make_samples(tokenizer, task, n=1, length=2)
 
 
@@ -279,10 +279,10 @@ def test_bad_options(model: _core.Model) -> None:
     tasks = {"digit": [digit_sample("1", 20, 20)]}
     good: dict[str, object] = {"policies": ["h2o"], "budgets": [0.5], "n_ctx": 64, "n_batch": 8}
     for options, message in (
-        ({"policies": ["lru"]}, "policy 'lru'"),
+        ({"policies": ["lru"]}, "policy='lru'"),
         ({"budgets": [2.0]}, "budget 2.0"),
         ({"n_batch": 0}, "n_batch=0"),
-        ({"n_ctx": 41}, "digit has a sample of 42 tokens, n_ctx is 41"),
+        ({"n_ctx": 41}, "digit has a sample of 42 tokens, expected at most n_ctx=41"),
     ):
         with pytest.raises(ValueError, match=message):
             list(measure(model, tasks, **(good | options)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Texts longer than the model was trained for."""
+"""Texts longer than the trained length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every sampler beside a reference in numpy that sorts everything: the same tokens."""
+"""Every sampler against a numpy reference that sorts: the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling options and seeds, seen in the tokens that come out."""
+"""Sampling options and seeds, by their effect on tokens."""
 
 from __future__ import annotations
 

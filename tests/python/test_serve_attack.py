@@ -1,6 +1,6 @@
-"""Honest clients among hostile ones: they are answered, and memory stays within bounds.
+"""Honest clients among hostile ones: they get answers, and memory stays bounded.
 
-How long they wait for it, tools/bench/measure_attack says.
+tools/bench/measure_attack measures the latencies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""h2o-cpp serve, in a process of its own: how it begins and how it ends."""
+"""h2o-cpp serve in a subprocess: start and shutdown."""
 
 from __future__ import annotations
 

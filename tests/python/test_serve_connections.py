@@ -1,4 +1,4 @@
-"""Clients that connect and send nothing, or too slowly, or read nothing, and too many of them."""
+"""Idle, slow, non-reading and too many clients."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class TestTooMany:
             with connect(server, REQUEST) as sock:
                 status, error = error_in(read_all(sock))
             assert status == 503
-            assert error["message"] == "there are 3 connections, the most here"
+            assert error["message"] == "there are 3 connections, the limit"
             assert error["code"] == "too_many"
             for _, response in streams:
                 assert response.readline()

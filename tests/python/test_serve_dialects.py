@@ -1,4 +1,4 @@
-"""Anthropic's, OpenAI's newer and Ollama's endpoints: one reply, as each of them says it."""
+"""Anthropic's, OpenAI's Responses and Ollama's endpoints: the same reply in each form."""
 
 from __future__ import annotations
 
@@ -157,7 +157,10 @@ class TestMessages:
         assert answer.status == 400
         assert answer.json()["type"] == "error"
         assert answer.json()["error"]["type"] == "invalid_request_error"
-        for name, message in ((None, "name is missing"), ("wether", "no tool 'wether'")):
+        for name, message in (
+            (None, "name is missing"),
+            ("wether", "tool_choice='wether', expected one of"),
+        ):
             choice = {"type": "tool", "name": name}
             answer = server.ask("/v1/messages", {**MESSAGES, "tool_choice": choice})
             assert message in answer.json()["error"]["message"]
@@ -318,7 +321,7 @@ class TestOllama:
     def test_errors_are_text(self, server: Server) -> None:
         answer = server.ask("/api/chat", {**CHAT, "model": "other"})
         assert answer.status == 404
-        assert answer.json() == {"error": "there is no model 'other', only 'tiny'"}
+        assert answer.json() == {"error": "there is no model 'other', expected one of 'tiny'"}
         assert server.ask("/api/chat", {**CHAT, "format": "yaml"}).status == 400
 
     @packages("ollama")

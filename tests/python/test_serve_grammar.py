@@ -1,4 +1,4 @@
-"""Outputs of a given form, by fields of OpenAI, vLLM and llama.cpp; and pydantic models."""
+"""Constrained outputs over HTTP, with fields of OpenAI, vLLM and llama.cpp; and pydantic models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose browser may use a server without a key: hosts, origins, and CORS."""
+"""Access by browsers without a key: hosts, origins and CORS."""
 
 from __future__ import annotations
 

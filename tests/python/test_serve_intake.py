@@ -1,4 +1,4 @@
-"""What the server does with a request before it generates: in which order, and how much at once."""
+"""Processing of requests before generation: order, limits and concurrency."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ class TestParsing:
     @pytest.mark.parametrize(
         ("body", "message"),
         [
-            (b'{"a":' + many(b"{}") + b"}", "arrays, objects and names"),
-            (b'{"a":' + many(b"[1]") + b"}", "arrays, objects and names"),
+            (b'{"a":' + many(b"{}") + b"}", "arrays, objects and keys"),
+            (b'{"a":' + many(b"[1]") + b"}", "arrays, objects and keys"),
             (b'{"prompt":' + many(b"1") + b"}", "values"),
             (b'{"prompt":' + many(b'""') + b"}", "values"),
-            (b"{" + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}", "names"),
+            (b"{" + b",".join(b'"%x":0' % i for i in range(400_000)) + b"}", "keys"),
             (b"[" * 4_000_000, "arrays"),
             (b'"' * 4_000_000, "Invalid JSON"),
             (rb'"\"' * 1_000_000, "Invalid JSON"),
@@ -263,7 +263,7 @@ class TestTokenization:
             answer = server.ask(PATH, {**SHORT, "prompt": prompt})
             assert answer.status == status
         assert answer.json()["error"] == {
-            "message": f"the prompt has more than {n - 1} tokens, the most here",
+            "message": f"the prompt has more than {n - 1} tokens, the server's --max-prompt",
             "type": "invalid_request_error",
             "param": None,
             "code": "context_length_exceeded",

@@ -1,4 +1,4 @@
-"""What the server refuses, clients that leave, and errors that come late."""
+"""Rejected requests, disconnecting clients, and late errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (local-completions) scores the server as it scores our own model."""
+"""lm-evaluation-harness (local-completions) gives the server the scores of our own model."""
 
 from __future__ import annotations
 

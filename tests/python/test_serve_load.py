@@ -1,6 +1,6 @@
-"""Many clients at once: who stay, leave, read slowly, not at all, or send malformed requests.
+"""Many concurrent clients: staying, leaving, slow, not reading, and malformed.
 
-H2O_LOAD says how many; -s shows what they met.
+H2O_LOAD sets their number; -s shows the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several models: which there are, when they are loaded and unloaded, and options of their own."""
+"""Several models: listing, loading, unloading, and options per model."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_bad_tls_files(tmp_path: Path, tiny_opt: Path) -> None:
 
 def test_a_name_for_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--models", str(folder), "--name", "a"]) == 1
-    assert "with --models, each has its own name" in capsys.readouterr().err
+    assert "with --models, the list names each model" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Linux")

@@ -1,4 +1,4 @@
-"""The server, asked by the official client of OpenAI: the answers are those of Generator."""
+"""The server with OpenAI's official client: answers equal those of Generator."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
         ({"prompt": "the sea " * 600}, "the prompt has .* tokens, n_ctx is 512"),
         ({"prompt": [10**6]}, "not in the vocabulary"),
         ({"prompt": []}, "prompt"),
-        ({"max_tokens": 513}, "max_tokens is 513, at most 512"),
+        ({"max_tokens": 513}, "max_tokens is 513, expected at most 512"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 21}, "at most 20 outputs"),
         ({"prompt": ["a"] * 11, "n": 2}, "at most 20 outputs"),
@@ -399,7 +399,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES}
         ({"extra_body": {"mirostat": 3}}, "mirostat"),
         ({"extra_body": {"samplers": ["best"]}}, "there is no sampler"),
         ({"extra_body": {"hh": 1}}, "hh=1 is one token"),
-        ({"extra_body": {"hh": 20, "policy": "best"}}, "policy 'best' is not one of"),
+        ({"extra_body": {"hh": 20, "policy": "best"}}, "policy='best', expected one of"),
         ({"extra_body": {"policy": "window"}}, "needs hh"),
         ({"extra_body": {"max_token": 5}}, "max_token"),
     ],

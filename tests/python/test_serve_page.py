@@ -1,6 +1,6 @@
-"""The page at /, in a headless Chromium: by keyboard, on a phone's width, beside Generator's text.
+"""The page at / in a headless Chromium: keyboard, phone width, and Generator's text.
 
-H2O_SCREENSHOTS=DIR keeps pictures of it there.
+H2O_SCREENSHOTS=DIR stores screenshots there.
 """
 
 from __future__ import annotations

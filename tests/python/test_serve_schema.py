@@ -1,4 +1,4 @@
-"""The server under schemathesis, on the OpenAPI document that it gives of itself."""
+"""The server under schemathesis, with its own OpenAPI document."""
 
 from __future__ import annotations
 

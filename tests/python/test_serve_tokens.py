@@ -61,7 +61,7 @@ class TestEmbeddings:
             ({"input": []}, "input"),
             ({"input": "the king " * 100}, "more than 64 tokens"),
             ({"input": ["a"] * 4}, "at most 3"),
-            ({"input": "a", "dimensions": 5}, "192 dimensions"),
+            ({"input": "a", "dimensions": 5}, "dimensions must be 192"),
             ({"input": [10**6]}, "vocabulary"),
             ({"input": "a", "model": "other"}, "no model"),
         ],

@@ -1,5 +1,5 @@
-"""What the clients of OpenAI and Anthropic put together from streamed calls, however the text is
-cut into pieces."""
+"""The official clients of OpenAI and Anthropic assemble streamed calls, however the text is "
+"split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots: exact continuations, files that are refused, prompts that are read once, and forks."""
+"""Snapshots: exact continuation, rejected files, cached prompts, and forks."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_stream_goes_on_in_another_process(tiny_opt: Path, tmp_path: Path, hh:
 
 def test_save_after_the_stream_is_gone(tiny_opt: Path, tmp_path: Path) -> None:
     with Generator(tiny_opt, n_ctx=100) as generator:
-        with pytest.raises(RuntimeError, match="no text that was streamed last"):
+        with pytest.raises(RuntimeError, match="nothing has been streamed yet"):
             generator.save()
         generator.generate("The old man", max_tokens=5, temperature=0, ignore_eos=True)
         snapshot = generator.save(tmp_path / "a.snapshot")
@@ -359,7 +359,7 @@ def test_a_fork_goes_its_own_way(tiny_opt: Path, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="does not hold"):
             chat.fork()
         generator.save(tmp_path / "text")
-        with pytest.raises(ValueError, match="it is no conversation"):
+        with pytest.raises(ValueError, match="has no conversation"):
             Chat.load(generator, tmp_path / "text", template=TEMPLATE)
 
 

@@ -1,4 +1,4 @@
-"""Models that are split over several files."""
+"""Split models."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_refuses_wrong_counts(
     assert main(["info", str(wrong)]) == 0  # says what is there
     if keys.get("split.count", (1,))[0] != 1:
         stored: dict[str, Any] = {"hh": 0.01, "policy": "window", "n_ctx": 512, "loss": 0.0}
-        with pytest.raises(ValueError, match=r"must be called wrong\.gguf"):
+        with pytest.raises(ValueError, match=r"expected the name wrong\.gguf"):
             store_budget(wrong, tmp_path / "advised.gguf", **stored)
 
 
@@ -136,5 +136,5 @@ def test_keeps_a_stored_budget(tiny_opt: Path, parts: list[Path]) -> None:
     with Generator(tiny_opt, **options) as whole, Generator(parts[0], hh="auto") as split:
         assert split.policy == whole.policy
         np.testing.assert_array_equal(split.logits(TOKENS), whole.logits(TOKENS))
-    with pytest.raises(ValueError, match=f"must be called {parts[0].name}"):
+    with pytest.raises(ValueError, match=f"expected the name {parts[0].name}"):
         store_budget(parts[0], parts[0].with_name("advised.gguf"), **stored)

@@ -1,4 +1,4 @@
-"""From tokens to pieces of text, and where a text ends."""
+"""Detokenization and stop strings."""
 
 from __future__ import annotations
 

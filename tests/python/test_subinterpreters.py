@@ -1,4 +1,4 @@
-"""Subinterpreters are refused with one sentence; the main interpreter goes on."""
+"""Subinterpreters are rejected with one sentence; the main interpreter continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that share a Generator: their streams go on together, and may be closed by others."""
+"""Threads that share a Generator: concurrent streams, which other threads may close."""
 
 from __future__ import annotations
 

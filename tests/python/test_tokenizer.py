@@ -1,4 +1,4 @@
-"""Tokenization: text survives it, and the tokens are those of Hugging Face and llama.cpp."""
+"""Tokenization: text round-trips, and tokens equal those of Hugging Face and llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers from metadata alone: how text is cut, spaces, bytes, special tokens, and refusals."""
+"""Tokenizers from metadata alone: pre-tokenization, spaces, bytes, special tokens, and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h2o_cpp.model.disguise import Disguise, unused_characters
+from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from support.scripted_opt import VISIBLE
 from support.vocabularies import TEXTS, any_text, byte_pairs, sentence_pieces
 from support.vocabularies import tokenizer_of as tokenizer
@@ -223,14 +223,14 @@ class TestSpecialTokens:
         assert t.decode(t.encode("</s>")) == "</s>"
 
     @given(st.lists(st.sampled_from(["</s>", "<", "</", "s>", ">", "a", "\U000f0000"])))
-    def test_disguised_text_has_none(self, fragments: list[str]) -> None:
+    def test_escaped_text_has_none(self, fragments: list[str]) -> None:
         text = "".join(fragments)
-        disguise = Disguise(SPECIAL.special_texts, unused_characters([text]))
-        disguised = disguise.put_on(text)
-        for cut in range(len(disguised) + 1):  # however a template takes it apart
-            for part in SPECIAL.split_special(disguised[cut:] + disguised[:cut]):
+        escape = SpecialTokenEscape(SPECIAL.special_texts, unused_characters([text]))
+        escaped = escape.escape(text)
+        for cut in range(len(escaped) + 1):  # however a template takes it apart
+            for part in SPECIAL.split_special(escaped[cut:] + escaped[:cut]):
                 assert isinstance(part, str)
-        assert disguise.take_off(disguised) == text
+        assert escape.unescape(escaped) == text
 
     def test_text_is_split_at_them(self) -> None:
         assert SPECIAL.special_texts == ["</s>", "<|x|>", ">"]
@@ -240,7 +240,7 @@ class TestSpecialTokens:
     def test_a_vocabulary_without_any(self) -> None:
         t = tokenizer(byte_pairs(token_type=[1] * 258))
         assert t.split_special("a</s>") == ["a</s>"]
-        assert Disguise(t.special_texts, unused_characters([])).put_on("a") == "a"
+        assert SpecialTokenEscape(t.special_texts, unused_characters([])).escape("a") == "a"
 
 
 class TestBeginningAndEnd:

@@ -1,4 +1,4 @@
-"""Tokenizer.encode(most=n): refuses longer texts exactly, and without reading them in full."""
+"""Tokenizer.encode(most=n): rejects longer texts exactly, without encoding all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens are those of Hugging Face's tokenizers, of sentencepiece and of llama.cpp."""
+"""Tokens equal those of Hugging Face's tokenizers, sentencepiece and llama.cpp."""
 
 from __future__ import annotations
 

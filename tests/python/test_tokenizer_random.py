@@ -1,4 +1,4 @@
-"""Random vocabularies: the tokens are those of the libraries."""
+"""Random vocabularies: tokens equal those of the libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools in Python: what templates get of them, and what a reply calls."""
+"""Tools in Python: rendering in templates, and calls in replies."""
 
 from __future__ import annotations
 
@@ -125,5 +125,5 @@ def test_tool_parser(tmp_path: Path) -> None:
         hi: Any = {"messages": user("Hi"), "tools": [WEATHER], "temperature": 0}
         assert generator.reply(**hi) == Reply(said)
         assert generator.reply(**hi, tool_parser="llama3").calls[0].name == "weather"
-        with pytest.raises(ValueError, match="no format 'x' of tool calls, only hermes, "):
+        with pytest.raises(ValueError, match="tool_parser='x', expected one of hermes, "):
             generator.reply(**hi, tool_parser="x")

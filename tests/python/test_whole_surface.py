@@ -1,4 +1,4 @@
-"""Everything that a Generator does, in any order, against one that generates each text alone."""
+"""Random sequences of a Generator's operations, against a Generator per text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sliding windows of attention: exact, and a bounded cache of their own layers."""
+"""Sliding-window attention: exact, and with bounded caches of its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of h2o-cpp, one module for each command."""
+"""The command line, one module per command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Command(NamedTuple):
 _GROUPS: dict[str, dict[str, _Command]] = {
     "generate text": {
         "run": _Command(run, "continue a text", 'run "The old man" --hh 0.2 -n 300'),
-        "chat": _Command(chat, "converse with a model", "chat -m model.gguf --hh 0.2"),
+        "chat": _Command(chat, "chat with a model", "chat -m model.gguf --hh 0.2"),
         "generate": _Command(
             generate,
             "continue many prompts, from a file to a file",
@@ -98,7 +98,7 @@ _GROUPS: dict[str, dict[str, _Command]] = {
         ),
         "retrieve": _Command(
             retrieve,
-            "measure which facts of a prompt are found again",
+            "measure how well facts in a prompt are found",
             "retrieve model.gguf --budget 0.2",
         ),
         "eval": _Command(
@@ -137,7 +137,6 @@ exit status:
 
 
 def make_parser() -> Parser:
-    """The parser of all commands."""
     parser = Parser(
         prog="h2o-cpp",
         description="LLM inference with a bounded, heavy-hitter (H2O) KV cache.",
@@ -164,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module: _Module = args.module
     try:
         return module.run(args)
-    except BrokenPipeError:  # the reader of our output is gone
+    except BrokenPipeError:  # the reader of the output has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, ValueError, MemoryError) as error:

@@ -1,8 +1,8 @@
 """Find the smallest cache that costs little on your text: the budget for --hh.
 
-It measures the perplexity of the text with the full cache, and bisects the budget of each policy.
-If perplexity does not always fall as the budget grows, a smaller budget than the advised one may
-be as good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
+Measures the perplexity of the text with the full cache, and bisects the budget of each policy.
+If perplexity does not always fall as the budget grows, a budget below the advised one may be as
+good. Types of K and V are compared by bytes. --archive also finds the smallest cache whose
 evicted tokens are archived. --write stores the budget without an archive in the file, for
 --hh auto.
 """
@@ -27,7 +27,6 @@ from h2o_cpp.model.stored_budget import store_budget
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     add_text(parser)
     parser.add_argument(
@@ -57,12 +56,11 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
-        help="store it in a copy of the model file instead (default: none)",
+        help="store it in a copy of the model file (default: none)",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the curve and the advice, and store it if that was asked for."""
     if args.write and args.output is not None:
         raise ValueError("give either --write or --output, not both")
     found = advise(

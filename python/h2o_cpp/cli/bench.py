@@ -1,7 +1,7 @@
 """Measure the speed of a model: prefill and decode, memory, and the share of memory bandwidth.
 
 Decoding a token reads all weights except lookup tables, and K and V of the kept tokens. "of
-reading" is the speed of that divided by the speed of reading a large array with as many threads.
+reading" compares this rate with reading a large array by as many threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from h2o_cpp.measure.speed import Measurement, measure
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
         "-p", "--prompt-tokens", "--prompt", "--n-prompt", type=int, default=512, metavar="N",
@@ -40,7 +39,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print a table or JSON."""
     found = measure(
         args.model,
         prompt=args.prompt_tokens,

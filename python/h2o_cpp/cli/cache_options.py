@@ -1,4 +1,4 @@
-"""Options that commands share: what the cache keeps, in which types, and for how many sequences."""
+"""Options that commands share: the cache, its types, and the number of sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from h2o_cpp import _core
-from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types, names
+from h2o_cpp.cli.argument_types import amount, budget, integer, kv_types
 from h2o_cpp.cli.parser import Arguments, Parser
 from h2o_cpp.model.policy import POLICIES
 
@@ -14,7 +14,6 @@ MAX_SEQUENCES = 8
 
 
 def add_n_ctx(parser: Arguments, meaning: str, *aliases: str) -> None:
-    """Add --n-ctx."""
     parser.add_argument(
         "-c", "--n-ctx", "--ctx-size", *aliases, type=integer, metavar="N", help=meaning
     )
@@ -26,7 +25,6 @@ def add_n_batch(
     meaning: str = "prompt tokens read at a time (default: %(default)s)",
     *aliases: str,
 ) -> None:
-    """Add --n-batch."""
     parser.add_argument(
         "-b",
         "--n-batch",
@@ -40,16 +38,16 @@ def add_n_batch(
 
 
 def add_max_sequences(parser: Arguments, meaning: str, *aliases: str) -> None:
-    """Add --max-sequences."""
     parser.add_argument(
         "--max-sequences", "-np", "--parallel", *aliases, type=int, metavar="N", help=meaning
     )
 
 
 def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> None:
-    """Add the group of what the cache keeps; n_batch is the default of --n-batch.
+    """Add the options of the cache; n_batch is the default of --n-batch.
 
-    memory: with --cache-memory, for open_generator, where --kv-dtype is then None unless given.
+    memory: add --cache-memory and the archive, for open_generator; --kv-dtype is then None unless
+        given.
     """
     cache = parser.add_argument_group("cache")
     if memory:
@@ -76,7 +74,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
     cache.add_argument(
         "--policy",
         metavar="NAME",
-        help=f"which tokens to keep: {', '.join(POLICIES)}; mean loses less on most texts "
+        help=f"which tokens to keep: {', '.join(POLICIES)}; mean is better on most texts "
         "(default: h2o, as in the paper)",
     )
     add_n_ctx(
@@ -88,7 +86,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
         "--positions",
         choices=("auto", "original", "rolling"),
         default="auto",
-        help="positions of a rotary model: in the text (original), or ranks among the kept tokens "
+        help="positions of a rotary model: in the text (original) or among the kept tokens "
         "(rolling); auto: rolling past the trained length (default: %(default)s)",
     )
     add_n_batch(cache, n_batch)
@@ -104,7 +102,7 @@ def add_cache(parser: Parser, *, n_batch: int = 512, memory: bool = False) -> No
 
 
 def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> None:
-    """Add --max-sequences and --memory, for open_generator to be given many=True."""
+    """Add --max-sequences and --memory, for open_generator with many=True."""
     at_once = parser.add_mutually_exclusive_group()
     add_max_sequences(at_once, f"{meaning} (default: {MAX_SEQUENCES})")
     at_once.add_argument(
@@ -114,20 +112,7 @@ def add_sequences(parser: Parser | argparse._ArgumentGroup, meaning: str) -> Non
     )
 
 
-def add_policies(parser: Arguments) -> None:
-    """Add --policy, of those to compare."""
-    parser.add_argument(
-        "--policy",
-        type=names,
-        default=["h2o", "mean", "window", "sinks"],
-        metavar="NAME,...",
-        help=f"policies to compare: {', '.join(POLICIES)} (default: h2o,mean,window,sinks); the "
-        "full cache is always measured",
-    )
-
-
 def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
-    """Add --kv-dtype."""
     parser.add_argument(
         "--kv-dtype",
         type=kv_types,
@@ -148,7 +133,6 @@ def add_kv_dtype(parser: Arguments, default: str | None = "f16") -> None:
 
 
 def add_archive(parser: Arguments) -> None:
-    """Add --archive and --archive-pages."""
     parser.add_argument(
         "--archive",
         type=kv_types,
@@ -164,18 +148,8 @@ def add_archive(parser: Arguments) -> None:
     )
 
 
-def add_equal_bytes(parser: Arguments) -> None:
-    """Add --equal-bytes, of what compares policies."""
-    parser.add_argument(
-        "--equal-bytes",
-        action="store_true",
-        help="budgets are shares of the bytes of a full f16 cache; keep as many tokens as fit, in "
-        "--kv-dtype or else f16 or q8_0 (default: shares of --n-ctx)",
-    )
-
-
 class _CacheType(argparse.Action):
-    """Of llama.cpp: the type of K (const 0) or of V (const 1) alone."""
+    """llama.cpp's type of K (const 0) or V (const 1) alone."""
 
     def __call__(
         self,

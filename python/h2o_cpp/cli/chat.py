@@ -1,4 +1,4 @@
-"""Converse with a model; Ctrl-C stops a reply, Ctrl-D ends the program.
+"""Chat with a model; Ctrl-C stops a reply, Ctrl-D ends the program.
 
 Each line is a message; a message of several lines begins and ends with three double quotes. Lines
 that begin with / are commands: /help, /budget, /stats, /inspect, /save, /load, /reset, /exit.
@@ -22,7 +22,6 @@ from h2o_cpp.generation.request import ContextFullError
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
         "--system",
@@ -44,15 +43,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer each message of stdin on stdout; all else goes to stderr.
+    """Reply on stdout to each message from stdin; everything else goes to stderr.
 
-    A message that cannot be answered, or a command that fails, is an error, and the
-    status is 1 at the end; the conversation continues without it.
+    After a failed message or command the conversation continues, and the status is 1 at the end.
     """
     if args.model is BUNDLED_MODEL and args.template is None:
         raise ValueError(
-            "the bundled model has no chat template, it only continues texts (h2o-cpp run): give a "
-            "model that was trained to converse, with -m MODEL, or a template, with --template NAME"
+            "the bundled model has no chat template and only continues text (h2o-cpp run): give a "
+            "chat model with -m MODEL, or a template with --template NAME"
         )
     status = 0
     history = None if args.no_history else args.history or history_file()
@@ -65,29 +63,29 @@ def run(args: argparse.Namespace) -> int:
                     status = 1
         except EOFError:  # /exit
             pass
-        except ValueError as error:  # of a message that has no end
-            _tell_error(error)
+        except ValueError as error:  # an unterminated message
+            _print_error(error)
             return 1
     return status
 
 
 def _run_or_answer(conversation: Conversation, text: str) -> bool:
-    """Whether that succeeded."""
+    """Whether the command or message succeeded."""
     try:
         if not is_quoted(text) and text.lstrip().startswith("/"):
             conversation.command(text)
         else:
             show(conversation.generator, conversation.say(unquoted(text)))
     except ContextFullError as error:
-        _tell_error(f"{error}: send a shorter message, or /reset")
+        _print_error(f"{error}: send a shorter message, or /reset")
     except BrokenPipeError:
         raise
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        _tell_error(error)
+        _print_error(error)
     else:
         return True
     return False
 
 
-def _tell_error(error: object) -> None:
+def _print_error(error: object) -> None:
     print(f"error: {error}", file=sys.stderr)

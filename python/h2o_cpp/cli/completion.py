@@ -1,7 +1,7 @@
 """Print a script that completes commands, options and file names in a shell.
 
-Where to put it: bash, ~/.local/share/bash-completion/completions/h2o-cpp; zsh, _h2o-cpp in a
-directory of $fpath; fish, ~/.config/fish/completions/h2o-cpp.fish. Needs the extra `completion`.
+Store it as ~/.local/share/bash-completion/completions/h2o-cpp (bash), _h2o-cpp in a directory of
+$fpath (zsh) or ~/.config/fish/completions/h2o-cpp.fish (fish). Needs the extra `completion`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
     try:
         import shtab
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[completion]'") from None
-    from h2o_cpp.cli import make_parser  # which imports this module
+    from h2o_cpp.cli import make_parser  # imports this module
 
     parser = make_parser()
     _complete_files(parser, shtab)
@@ -34,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _complete_files(parser: argparse.ArgumentParser, shtab: object) -> None:
-    """Say of each argument that is a path that it is one."""
+    """Enable completion of file names for arguments that are paths."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -1,4 +1,4 @@
-"""A conversation in a terminal: messages, and the /commands."""
+"""A conversation in a terminal: messages and /commands."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Command(NamedTuple):
 
 
 class Conversation:
-    """A Chat, its Generator, and commands, which print to stderr."""
+    """A Chat with its Generator and the /commands, which print to stderr."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Load the model as the arguments say; raises as Generator and Chat do."""
+        """Load the model; raises as Generator and Chat do."""
         self._args = args
         self._template = read_template(args.template)
         self._options = stream_options(args)
@@ -39,21 +39,19 @@ class Conversation:
         self._chat = self._new_chat()
 
     def close(self) -> None:
-        """Free the model."""
         self.generator.close()
 
     def _new_chat(self) -> Chat:
         return Chat(self.generator, system=self._args.system, template=self._template)
 
     def say(self, text: str) -> Stream:
-        """The reply to a message; raises as Chat.say does."""
         return self._chat.say(text, **self._options)
 
     def command(self, line: str) -> None:
         """Run a line that begins with /.
 
-        Raises EOFError for /exit; OSError, RuntimeError and ValueError if it fails;
-        the conversation is then as before.
+        Raises EOFError for /exit; OSError, RuntimeError and ValueError if it fails, and then
+        leaves the conversation unchanged.
         """
         name, _, argument = line.strip().partition(" ")
         found = COMMANDS.get(name)
@@ -73,13 +71,13 @@ class Conversation:
         rows = {f"{name} {each.argument}": each.meaning for name, each in COMMANDS.items()}
         width = max(map(len, rows))
         for row, meaning in rows.items():
-            _tell(f"{row:{width}}  {meaning}")
-        _tell('"""  begins and ends a message of several lines; Ctrl-C stops an answer')
+            _print(f"{row:{width}}  {meaning}")
+        _print('"""  begins and ends a message of several lines; Ctrl-C stops an answer')
 
     def _budget(self, argument: str) -> None:
         if argument:
             self._reopen(*argument.split())
-        _tell(f"[{self._cache(self.generator.stats())} | {self.generator.policy}]")
+        _print(f"[{self._cache(self.generator.stats())} | {self.generator.policy}]")
 
     def _reopen(self, hh: str, policy: str | None = None, *more: str) -> None:
         if more:
@@ -96,16 +94,16 @@ class Conversation:
 
     def _save(self, path: str) -> None:
         self._chat.save(path)
-        _tell(f"wrote {path}")
+        _print(f"wrote {path}")
 
     def _load(self, path: str) -> None:
         self._chat = Chat.load(self.generator, path, template=self._template)
         for message in self._chat.messages:
-            _tell(f"{message['role']}: {message['content']}")
+            _print(f"{message['role']}: {message['content']}")
 
     def _stats(self, _: str) -> None:
         stats = self.generator.stats()
-        _tell(
+        _print(
             f"[{stats.tokens_seen} tokens seen, {stats.tokens_kept} kept, {stats.evictions} evicted"
             f" | {self._cache(stats)} | {stats.backend}]"
         )
@@ -117,9 +115,9 @@ class Conversation:
 
     def _inspect(self, _: str) -> None:
         stats = self.generator.stats()
-        tokens = self._chat.tokens[: stats.tokens_seen]  # the last may not be read yet
+        tokens = self._chat.tokens[: stats.tokens_seen]  # the last token may not have been read
         if not tokens:
-            raise ValueError("nothing has been read yet: say something first")
+            raise ValueError("nothing has been read yet, send a message first")
         kept = np.zeros((stats.n_layers, stats.n_kv_heads, len(tokens)), bool)
         for layer, head in np.ndindex(kept.shape[:2]):
             kept[layer, head, self.generator.kept(layer, head)[0]] = True
@@ -129,8 +127,8 @@ class Conversation:
         )
         pieces = VisiblePieces(self.generator.tokenizer)
         color = color_wanted(sys.stderr)
-        _tell("".join(styled(shown, [pieces.push(token) for token in tokens], color=color)))
-        _tell(legend(set(shown), color=color, one_head=False))
+        _print("".join(styled(shown, [pieces.push(token) for token in tokens], color=color)))
+        _print(legend(set(shown), color=color, one_head=False))
 
     def _reset(self, _: str) -> None:
         self._chat = self._new_chat()
@@ -139,7 +137,7 @@ class Conversation:
         raise EOFError
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr)
 
 

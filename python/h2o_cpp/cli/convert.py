@@ -13,7 +13,6 @@ from h2o_cpp.convert import OUTTYPES, convert
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "checkpoint",
         type=Path,
@@ -37,7 +36,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert as the arguments say."""
     checkpoint: Path = args.checkpoint
     outtype: str = args.outtype
     output: Path = args.output or Path(f"{checkpoint.resolve().name}-{outtype.upper()}.gguf")

@@ -1,7 +1,6 @@
-"""Print the embedding of a text, as a JSON array.
+"""Print the embedding of a text as a JSON array.
 
-It is the mean of the hidden states of the text's tokens after the last norm, or that of the last
-token.
+It is the mean of the hidden states after the last norm, or that of the last token.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from h2o_cpp.generation.request import Pooling
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_prompt(parser, "TEXT", "text to embed")
     parser.add_argument(
         "--pooling", choices=get_args(Pooling), default="mean",
@@ -36,7 +34,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a JSON array for each text."""
     text = read_prompt(args)
     texts = text.splitlines() if args.lines else [text]
     with open_generator(args) as generator:

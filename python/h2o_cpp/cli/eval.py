@@ -16,7 +16,6 @@ from h2o_cpp.model.policy import POLICIES
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", required=True, metavar="NAME,...",
@@ -57,13 +56,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, the rows of a task as soon as it is done."""
+    """Print a table, task by task."""
     try:
         from h2o_cpp.eval.model import H2oModel
         from h2o_cpp.eval.scores import evaluate
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: `pip install lm-eval`, or the extra `eval`") from None
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own tasks' defaults
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own tasks
     file = find_model(args.model)
     model = H2oModel(
         file,

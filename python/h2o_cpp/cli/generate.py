@@ -1,5 +1,5 @@
 """Continue many prompts, from a file to a file. Repeat the command to resume a job that was stopped
-or killed: lines that are in the output are not computed again.
+or killed: finished lines are not computed again.
 
 A line of the input is a JSON object: {"prompt": "The old man", "id": 7, "max_tokens": 50}. Its
 options, named as in Python, apply to this line. Invalid lines are reported and skipped, and the
@@ -27,7 +27,7 @@ from h2o_cpp.jobs import Output, StdoutOutput, generate_lines
 
 _STANDARD = Path("-")  # stdin or stdout
 
-# What a text depends on, besides its line and the model.
+# What an output depends on, besides its line and the model.
 _SETTINGS = (
     *(
         "field",
@@ -46,7 +46,6 @@ _SETTINGS = (
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser, default=BUNDLED_MODEL)
     parser.add_argument(
         "-i", "--input", type=Path, required=True, metavar="FILE",
@@ -73,9 +72,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the output; progress, bad lines and a summary line go to stderr."""
+    """Write the output; progress, invalid lines and a summary go to stderr."""
     if args.json and args.output == _STANDARD:
-        raise ValueError("--json and the texts of -o - would both go to stdout: give a file")
+        raise ValueError("--json and -o - would both write to stdout, give a file")
     n_lines = _count_lines(args.input)
     name = "stdin" if args.input == _STANDARD else args.input
     n_written = n_tokens = n_bad = 0
@@ -129,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count_lines(path: Path) -> int | None:
-    """How many lines of a file are not empty; None for stdin, which is read once."""
+    """The number of non-empty lines of a file; None for stdin."""
     if path == _STANDARD:
         return None
     with path.open("rb") as file:

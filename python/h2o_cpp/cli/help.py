@@ -1,4 +1,4 @@
-"""How help is laid out."""
+"""The layout of help."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class Help(argparse.HelpFormatter):
-    """Paragraphs are filled; lists and examples, whose lines are indented, stay as they are.
+    """Fills paragraphs, but keeps lists and examples, whose lines are indented.
 
-    Commands are in the epilog, in groups, and not among the arguments. The usage line has what is
-    required. Aliases, the names of an option after its first long one, are left out.
+    The epilog lists the commands in groups. The usage line shows required arguments. Aliases of an
+    option, after its first long name, are hidden.
     """
 
     def _format_usage(

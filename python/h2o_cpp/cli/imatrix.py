@@ -15,7 +15,6 @@ from h2o_cpp.quantize import make_imatrix
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     add_text(parser)
     parser.add_argument(
@@ -32,7 +31,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and write."""
     n_tokens = make_imatrix(
         args.model,
         read_text(args.file),

@@ -17,13 +17,12 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.model.policy import budget_policy
 from h2o_cpp.model.stored_budget import HH, KV_DTYPE, LOSS, N_CTX, POLICY
 
-_LONG = 8  # arrays longer than this are counted, not shown
+_LONG = 8  # longer arrays are counted, not shown
 _CACHE_TOKENS = 1000
-_BUDGETS = {"full": None, "hh_20": 0.2}  # to compare, by name
+_BUDGETS = {"full": None, "hh_20": 0.2}  # to compare
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument("--metadata", action="store_true", help="list every metadata key")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -36,7 +35,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description."""
     path = find_model(args.model)
     file = _core.GgufFile(path)
     metadata, tensors = file.metadata(), file.tensors()
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def summarise(
     metadata: Mapping[str, Any], tensors: list[tuple[str, str, tuple[int, ...], int]]
 ) -> Iterator[tuple[str, Any]]:
-    """What there is to say, by names that are identifiers; what the file lacks is left out."""
+    """Properties of a file by name, without missing ones."""
     architecture = metadata.get("general.architecture", "")
 
     def of_model(key: str) -> Any:
@@ -122,7 +120,7 @@ def summarise(
 
 
 def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the file recommends for --hh auto; None: nothing."""
+    """The budget for --hh auto; None if the file stores none."""
     if HH not in metadata:
         return None
     keys = {"hh": HH, "policy": POLICY, "n_ctx": N_CTX, "loss": LOSS, "kv_dtype": KV_DTYPE}
@@ -130,7 +128,6 @@ def _budget(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def mebibytes(n: int) -> str:
-    """`n` bytes in MiB."""
     return f"{n / 2**20:.2f} MiB"
 
 
@@ -155,7 +152,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _budget_text(hh: object, policy: object, n_ctx: object, loss: object, kv_dtype: object) -> str:
-    """What --hh auto takes, and what that was found to cost."""
+    """The budget for --hh auto, and its measured cost."""
     text = f"--hh auto is {hh:g}" if isinstance(hh, float) else f"--hh auto is {hh!r}"
     text += f" by {policy}" if policy is not None else ""
     text += f" in {kv_dtype}" if kv_dtype is not None else ""

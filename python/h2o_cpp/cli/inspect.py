@@ -26,7 +26,6 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_prompt(parser, "TEXT", "the text")
     add_max_tokens(parser, 0, "continue the text greedily by at most N tokens")
     add_cache(parser, n_batch=1)
@@ -44,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the text as the cache has it at its end, and a table; write the files asked for."""
+    """Print the text with the kept tokens marked, and a table; write the requested files."""
     model = open_model(args.model, device=args.device, threads=args.threads)
     if args.layer is not None:
         check_int("layer", args.layer, 0, model.n_layers - 1)
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shares(found: Inspection, layer: int | None, kv_head: int | None) -> list[float]:
-    """Of each token, how many of the heads keep it at the end."""
+    """The share of heads that keep each token at the end."""
     kept = found.kept()
     kept = kept if layer is None else kept[layer : layer + 1]
     kept = kept if kv_head is None else kept[:, kv_head : kv_head + 1]

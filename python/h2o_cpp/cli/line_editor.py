@@ -1,4 +1,4 @@
-"""Messages that a user types: one in a line, or in several between triple quotes."""
+"""Input of messages, on one line or between triple quotes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _QUOTES = '"""'
-_MOST_ENTRIES = 1000  # of the history file
+_MAX_ENTRIES = 1000  # of the history file
 
 
 def messages() -> Iterator[str]:
-    """Those of stdin, to its end; on a terminal with a prompt, and Ctrl-C takes a line back.
+    """Messages from stdin; on a terminal with a prompt, where Ctrl-C discards a line.
 
-    A message between triple quotes is one, whatever its lines begin with; they are part of it, so
-    that it is not a command. Raises ValueError, once, if they are not closed.
+    A message between triple quotes is returned with them, so that it is not taken as a command.
+    Raises ValueError, once, if they are not closed.
     """
     on_terminal = sys.stdin.isatty()
     ask, go_on = ("> ", "... ") if on_terminal else ("", "")
@@ -43,36 +43,34 @@ def messages() -> Iterator[str]:
 
 
 def is_quoted(text: str) -> bool:
-    """Whether a message was given between triple quotes."""
     return text.startswith(_QUOTES)
 
 
 def unquoted(text: str) -> str:
-    """A message without the triple quotes around it, and the line ends next to them."""
+    """A message without triple quotes and the line breaks next to them."""
     if not is_quoted(text):
         return text
     return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
 
 
 def history_file() -> Path:
-    """Where lines are kept: h2o-cpp/history in the user's state directory (XDG)."""
+    """h2o-cpp/history in the user's state directory (XDG)."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "h2o-cpp" / "history"
 
 
 @contextmanager
 def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
-    """On a terminal: line editing, history, and Tab for commands.
+    """On a terminal: line editing, history, and completion of commands with Tab.
 
-    history: the file that keeps lines from one conversation to the next, readable by its owner
-        alone; None: they are not kept.
+    history: the file that stores the lines, readable only by its owner; None: no history.
     """
     if not sys.stdin.isatty():
         yield
         return
     try:
         import readline
-    except ImportError:  # a Python without it
+    except ImportError:  # not in every Python
         yield
         return
 
@@ -85,7 +83,7 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
     readline.parse_and_bind("tab: complete")
     readline.clear_history()
     if history is not None:
-        with suppress(OSError):  # there is none yet, or it cannot be read
+        with suppress(OSError):  # it does not exist or cannot be read
             readline.read_history_file(history)
     try:
         yield
@@ -93,8 +91,8 @@ def editing(history: Path | None, commands: Sequence[str]) -> Iterator[None]:
         readline.set_completer(before[0])
         readline.set_completer_delims(before[1])
         if history is not None:
-            readline.set_history_length(_MOST_ENTRIES)
-            with suppress(OSError):  # a directory that cannot be written loses the history only
+            readline.set_history_length(_MAX_ENTRIES)
+            with suppress(OSError):  # the history is then lost
                 history.parent.mkdir(parents=True, exist_ok=True)
                 history.touch(mode=0o600)
                 readline.write_history_file(history)

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp that are none here: what to do instead."""
+"""llama.cpp's flags without an equivalent option, and what to use instead."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 _ANSWERS = {
     "-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive "
-    "-if --interactive-first": "h2o-cpp chat converses, h2o-cpp run continues a text",
+    "-if --interactive-first": "use h2o-cpp chat to chat, h2o-cpp run to continue a text",
     "-ub --ubatch-size": "prompts are read --n-batch tokens at a time",
-    "-tb --threads-batch": "--threads is for prompts too",
+    "-tb --threads-batch": "--threads applies to prompts too",
     "-r --reverse-prompt": "--stop TEXT ends a text before TEXT",
     "-hff --hf-file": "give the file as -m hf://OWNER/REPO/FILE",
     "-mu --model-url": "give a file that you downloaded, or -m hf://OWNER/REPO",
@@ -17,10 +17,10 @@ _ANSWERS = {
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "one device computes all of it: --device",
     "-fa --flash-attn --mlock --mmap --no-mmap -nkvo --no-kv-offload -kvu --kv-unified "
     "-cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --warmup --no-warmup "
-    "--metrics --slots --no-slots --props": "there is no such choice here; leave it out",
+    "--metrics --slots --no-slots --props": "there is no such option here; omit it",
     "--lora --lora-scaled": "merge the adapter into its checkpoint, then use h2o-cpp convert",
     "-md --model-draft --draft --draft-max --draft-min": "there is no speculative decoding",
-    "--mmproj -mm --image": "models read only text",
+    "--mmproj -mm --image": "only text models are supported",
     "--embedding --embeddings": "h2o-cpp embed prints embeddings, h2o-cpp serve has /v1/embeddings",
     "--rerank --reranking": "there is no reranking",
     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
@@ -33,9 +33,9 @@ _REPOSITORY = ("-hf", "-hfr", "--hf-repo")
 
 
 def translate(words: Sequence[str], known: Container[str]) -> list[str]:
-    """Arguments with -hf OWNER/REPO as -m hf://OWNER/REPO; `known`: the options that there are.
+    """Replace -hf OWNER/REPO by -m hf://OWNER/REPO; `known`: the command's options.
 
-    Raises ValueError for a flag that is not known and has an answer.
+    Raises ValueError for an unknown flag that has an answer.
     """
     end = words.index("--") if "--" in words else len(words)
     result = list(words)
@@ -44,7 +44,7 @@ def translate(words: Sequence[str], known: Container[str]) -> list[str]:
         if flag in known:
             continue
         if flag in ANSWERS:
-            raise ValueError(f"{flag} is llama.cpp's: {ANSWERS[flag]}")
+            raise ValueError(f"{flag} is a llama.cpp flag: {ANSWERS[flag]}")
         if flag in _REPOSITORY and "-m" in known:
             if equals:
                 result[i] = f"--model=hf://{value}"

@@ -1,6 +1,6 @@
-"""List the pulled models, those in $H2O_MODELS, by default ~/.cache/h2o-cpp/models.
+"""List the pulled models, in $H2O_MODELS or ~/.cache/h2o-cpp/models.
 
-Every command takes one by its name, or by the beginning of it: -m NAME.
+Every command takes a model by its name or the beginning of its name: -m NAME.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from h2o_cpp.model.library import models_directory, pulled_models
 
 
 class Described(NamedTuple):
-    """A model file, in short; `type` has most of its bytes."""
+    """A model file; `type` is the type of most of its bytes."""
 
     name: str
     path: str
     n_bytes: int
     architecture: str
     type: str
-    chat: bool  # whether it has a chat template
+    chat: bool  # has a chat template
     can_run: bool
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print them as JSON (default: a table)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; a file that cannot be read is an error on stderr, and the status is 1."""
+    """Print the table; unreadable files are errors on stderr, with status 1."""
     status = 0
     models = []
     for name, path in pulled_models().items():
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(name: str, path: Path) -> Described:
-    """What a model file is; raises OSError and ValueError if it cannot be read."""
+    """Read a model file's description. Raises OSError and ValueError."""
     files = _core.GgufShards(str(path)).files
     metadata = files[0].metadata()
     architecture = str(metadata.get("general.architecture", ""))

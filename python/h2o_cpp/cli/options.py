@@ -20,7 +20,7 @@ from h2o_cpp.generation.request import ENDLESS, StreamOptions
 from h2o_cpp.model.library import pulled_models
 from h2o_cpp.model.model_files import find_model
 
-# What find_model takes.
+# The inputs of find_model.
 MODEL = "GGUF file, a directory with one, the name of a pulled model, or hf://org/name"
 
 _NO_PREFIXES = {
@@ -34,7 +34,7 @@ _BUNDLED = "(default: the bundled tiny model)"
 
 
 def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
-    """Add all that StreamOptions and Generator take, but the model; max_tokens is the default."""
+    """Add the options of Generator, except the model, and of its streams; max_tokens: a default."""
     limits = parser.add_mutually_exclusive_group()
     add_max_tokens(limits, max_tokens, "generate at most N tokens; -1 is --endless")
     limits.add_argument(
@@ -68,7 +68,7 @@ def add_generation(parser: Parser, *, max_tokens: int | None = 128) -> None:
 
 
 def add_model(parser: Parser, *, default: Path | None = None) -> None:
-    """Add the model, by position or by --model; required unless it has a default."""
+    """Add the model, positional or as --model; required unless it has a default."""
     if default is None:
         parser.add_either("-m", "--model", metavar="MODEL", help=MODEL)
     else:
@@ -78,7 +78,7 @@ def add_model(parser: Parser, *, default: Path | None = None) -> None:
 
 
 def add_prompt(parser: Parser, metavar: str, what: str) -> None:
-    """Add a prompt, by position, --prompt or --file, for read_prompt; and --model."""
+    """Add the prompt for read_prompt, positional or as --prompt or --file; and --model."""
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("words", nargs="?", metavar=metavar, help=f'{what}; "-" reads stdin')
     prompt.add_argument(
@@ -102,18 +102,18 @@ def add_prompt(parser: Parser, metavar: str, what: str) -> None:
             )
         if args.words is not None and extras and not any(word.startswith("-") for word in extras):
             rest = " ".join(extras)
-            raise ValueError(f"{metavar} is one argument, got {rest!r} too: put it in quotes")
+            raise ValueError(f"{metavar} must be one argument, got {rest!r} too: put it in quotes")
 
     parser.add_check(check)
 
 
 def add_text(parser: Parser) -> None:
-    """Add the file of a text to measure, by position or by --file."""
+    """Add the file of the text to measure, positional or as --file."""
     parser.add_either("-f", "--file", metavar="FILE", type=Path, help="UTF-8 text")
 
 
 def add_max_tokens(parser: Arguments, default: int | None, meaning: str, *aliases: str) -> None:
-    """Add --max-tokens, of what is generated; without a default, as many as --n-ctx has."""
+    """Add --max-tokens; default None is up to --n-ctx."""
     parser.add_argument(
         "-n",
         "--max-tokens",
@@ -128,7 +128,6 @@ def add_max_tokens(parser: Arguments, default: int | None, meaning: str, *aliase
 
 
 def add_text_tokens(parser: Arguments, default: str) -> None:
-    """Add --text-tokens, how much of a text is read."""
     parser.add_argument(
         "--text-tokens",
         "--max-tokens",
@@ -139,7 +138,7 @@ def add_text_tokens(parser: Arguments, default: str) -> None:
 
 
 def add_machine(parser: Parser, *, resident: bool = False) -> None:
-    """Add the group of where to compute; with `resident`, --max-resident too."""
+    """Add the options of the device; resident: also --max-resident and --exact."""
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--device",
@@ -172,7 +171,6 @@ def add_machine(parser: Parser, *, resident: bool = False) -> None:
 
 
 def add_threads(parser: Arguments) -> None:
-    """Add --threads."""
     parser.add_argument(
         "-t",
         "--threads",
@@ -183,24 +181,13 @@ def add_threads(parser: Arguments) -> None:
 
 
 def add_force(parser: Arguments) -> None:
-    """Add --force, of a command that writes one file."""
     parser.add_argument(
         "--force", action="store_true", help="replace the file if it exists (default: refuse)"
     )
 
 
-def add_csv(parser: Arguments) -> None:
-    """Add --csv, the file for write_csv."""
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        metavar="FILE",
-        help="also write the table to FILE (default: no)",
-    )
-
-
 def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[str, Any]:
-    """Of Generator, for one sequence or for as many as add_sequences has."""
+    """Options of Generator, for one sequence or as many as add_sequences allows."""
     memory = args.memory if many else None
     max_sequences = args.max_sequences if many else None
     if many and max_sequences is None and memory is None:
@@ -211,13 +198,13 @@ def generator_options(args: argparse.Namespace, *, many: bool = False) -> dict[s
         *("archive", "archive_pages", "archive_dir"),
     )
     options = {name: getattr(args, name) for name in same}
-    # Commands without these options are done with a prompt when it ends.
+    # Other commands have no use for a prompt's state after its end.
     prefixes = {name: getattr(args, name, default) for name, default in _NO_PREFIXES.items()}
     return {**options, "max_sequences": max_sequences, "memory": memory, **prefixes}
 
 
 def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator:
-    """The model as the arguments say, for one sequence or for as many as add_sequences has."""
+    """Open the model, for one sequence or as many as add_sequences allows."""
     generator = Generator(args.model, **generator_options(args, many=many))
     if args.n_ctx is None and generator.n_ctx < generator.n_ctx_train:
         print(
@@ -229,7 +216,6 @@ def open_generator(args: argparse.Namespace, *, many: bool = False) -> Generator
 
 
 def stream_options(args: argparse.Namespace) -> StreamOptions:
-    """How to generate, as the arguments say."""
     return {
         "max_tokens": args.max_tokens,
         **sampling_options(args),
@@ -239,8 +225,9 @@ def stream_options(args: argparse.Namespace) -> StreamOptions:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """The text of add_prompt's arguments: given, of stdin ("-") or of a file; of these two without
-    the last line end."""
+    """The text of add_prompt's arguments: given, from stdin ("-") or from a file, the latter two
+    without the last line break.
+    """
     if args.file is not None:
         return read_text(args.file).removesuffix("\n")
     text: str = args.words if args.prompt is None else args.prompt
@@ -248,7 +235,7 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def _is_model(text: str) -> bool:
-    """Whether a text, which may be all of a prompt, is rather meant to be a model."""
+    """Whether the text is probably meant as a model rather than a prompt."""
     if text.startswith("hf://") or (text.endswith(".gguf") and len(text.split()) == 1):
         return True
     if os.path.isdir(text):
@@ -259,7 +246,7 @@ def _is_model(text: str) -> bool:
 
 
 class _GpuLayers(argparse.Action):
-    """Of llama.cpp: accepted, and answered by how it is done here."""
+    """llama.cpp's option: has no effect except a note about --device."""
 
     def __call__(
         self,

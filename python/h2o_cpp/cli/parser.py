@@ -1,4 +1,4 @@
-"""The parser of a command: arguments by position or by option, suggestions for typing errors."""
+"""The argument parser: positional or named arguments, suggestions for typing errors."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any, Protocol
 from h2o_cpp.cli.help import Help
 from h2o_cpp.cli.llama_cpp_flags import translate
 
-# Of the parsed arguments and those left over; raises ValueError.
+# Checks the parsed and the remaining arguments; raises ValueError.
 Check = Callable[[argparse.Namespace, Sequence[str]], None]
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for h2o-cpp and for each of its commands.
+    """The ArgumentParser of h2o-cpp and of each command.
 
-    The names of an option are: those that help shows, up to the first long one, which also names
-    the attribute; then aliases, which work and are not shown.
+    Help shows the names of an option up to the first long one, which also names the attribute.
+    Further names are hidden aliases.
     """
 
     def __init__(self, **options: Any) -> None:
-        """As ArgumentParser."""
         super().__init__(formatter_class=Help, allow_abbrev=False, **options)
         self._either: list[tuple[argparse.Action, argparse.Action]] = []
         self._checks: list[Check] = []
 
     def add_either(self, *names: str, metavar: str, help: str, **options: Any) -> None:
-        """Add an argument that is given by position or by an option of these names.
+        """Add an argument that is given by position or by one of these names.
 
         It is required unless `options`, which both share, has a default.
         """
@@ -46,7 +45,7 @@ class Parser(argparse.ArgumentParser):
             option.dest,
             metavar=metavar,
             help=help,
-            default=argparse.SUPPRESS,  # so that it does not overwrite the option
+            default=argparse.SUPPRESS,  # keep the option's value
             **nargs,
             **shared,
         )
@@ -59,9 +58,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As ArgumentParser, but arguments that are left over are an error, with a suggestion."""
+        """As in ArgumentParser, but remaining arguments are an error, with a suggestion."""
         words = sys.argv[1:] if args is None else list(args)
-        if self._subparsers is None:  # a command
+        if self._subparsers is None:  # in a command
             try:
                 words = translate(words, self._option_string_actions)
             except ValueError as error:
@@ -82,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, extras
 
     def _explain(self, extras: Sequence[str], by_option: Sequence[argparse.Action]) -> str:
-        """What is wrong with arguments that no action took."""
+        """The error for remaining arguments."""
         unknown = [word for word in extras if word.startswith("-")]
         if unknown:
             known = list(self._option_string_actions)
@@ -107,13 +106,11 @@ class Parser(argparse.ArgumentParser):
 class Arguments(Protocol):
     """A parser, or a group of its arguments."""
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As ArgumentParser."""
-        ...
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
 
 class Once(argparse.Action):
-    """Stores a value, and refuses a second one."""
+    """Stores a value and rejects a second one."""
 
     def __call__(
         self,
@@ -122,14 +119,13 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Store it; raises ArgumentError the second time."""
         if getattr(namespace, self.dest) is not self.default:
             raise argparse.ArgumentError(self, "given twice")
         setattr(namespace, self.dest, values)
 
 
 def _has(words: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether an option is among arguments; no other option may begin with its short name."""
+    """Whether an option is given; no other option may begin with its short name."""
     options = words[: words.index("--")] if "--" in words else words
     return any(
         word == name or word.startswith(f"{name}=" if name.startswith("--") else name)
@@ -139,6 +135,6 @@ def _has(words: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _suggest(words: Sequence[str], known: Sequence[str]) -> str:
-    """A question, if one of the words resembles a known one."""
+    """A suggestion if a word resembles a known one."""
     close = [match for word in words for match in get_close_matches(word, known, n=1)]
     return f"; did you mean {' '.join(close)}?" if close else ""

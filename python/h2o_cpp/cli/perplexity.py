@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from math import nan
-from pathlib import Path
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from h2o_cpp.cli.argument_types import fractions
-from h2o_cpp.cli.cache_options import (
-    add_archive,
-    add_equal_bytes,
-    add_kv_dtype,
-    add_n_batch,
-    add_n_ctx,
-    add_policies,
+from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
+from h2o_cpp.cli.comparison import (
+    add_budgets,
+    add_comparison,
+    comparison_options,
+    show_rows,
+    write_csv,
 )
-from h2o_cpp.cli.files import read_text, write_csv
+from h2o_cpp.cli.files import read_text
 from h2o_cpp.cli.info import mebibytes
-from h2o_cpp.cli.options import add_csv, add_model, add_text, add_text_tokens, add_threads
+from h2o_cpp.cli.options import add_model, add_text, add_text_tokens
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.perplexity import N_SEGMENTS, Measurement, measure
 from h2o_cpp.measure.plots import draw_budgets, new_figure
@@ -31,15 +26,9 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     add_text(parser)
-    add_policies(parser)
-    parser.add_argument(
-        "--hh", "--budget", dest="budget", type=fractions, metavar="X,...",
-        default=[0.04, 0.1, 0.2, 0.4, 0.6],
-        help="fractions of n-ctx that are kept (default: 0.04,0.1,0.2,0.4,0.6)",
-    )  # fmt: skip
+    add_budgets(parser, [0.04, 0.1, 0.2, 0.4, 0.6])
     add_n_ctx(parser, "tokens of a window (default: as trained, up to 4096)")
     parser.add_argument(
         "--stride", type=int, metavar="N",
@@ -54,64 +43,46 @@ def add_arguments(parser: Parser) -> None:
         "--streaming", action="store_true",
         help="read the text in one pass, and show each tenth of it (default: in windows)",
     )  # fmt: skip
-    add_kv_dtype(parser, None)
-    add_equal_bytes(parser)
-    add_archive(parser)
-    add_threads(parser)
-    add_csv(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="plot perplexity against budget (default: no)"
-    )
+    add_comparison(parser, "plot perplexity against budget (default: no)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, a row as soon as it is measured."""
+    """Print the measurements; write the requested files."""
     figure = None if args.plot is None else new_figure(6, 4)
     text = read_text(args.file)
     model = open_model(args.model, device="cpu", threads=args.threads)
     n_ctx = check_context(args.n_ctx, model.n_ctx_train)
     tokenizer = Tokenizer.of_model(model)
-    beginning = tokenizer.encode("")
-    tokens = tokenizer.encode(text, add_special=False)[: args.text_tokens]
     rows = measure(
         model,
-        tokens,
-        policies=args.policy,
-        budgets=args.budget,
+        tokenizer.encode(text, add_special=False)[: args.text_tokens],
         n_ctx=n_ctx,
-        beginning=beginning,
+        beginning=tokenizer.encode(""),
         stride=args.stride,
-        n_batch=args.n_batch,
-        kv_dtype=args.kv_dtype,
-        equal_bytes=args.equal_bytes,
-        archive=args.archive,
-        archive_pages=args.archive_pages,
         streaming=args.streaming,
+        **comparison_options(args),
     )
-    columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]
-    columns += [str(i + 1) for i in range(N_SEGMENTS)] if args.streaming else []
-    if not args.json:
-        print(f"| {' | '.join(columns)} |")
-        print("|---" * len(columns) + "|")
-    measured: list[Measurement] = []
     full = nan
-    total = len(args.policy) * len(args.budget) + 1
-    for row in tqdm(rows, total=total, disable=None, leave=False):
-        measured.append(row)
+
+    def cells(row: Measurement) -> list[str]:
+        nonlocal full
         full = row.perplexity if row.policy == "full" else full
-        if args.json:
-            continue
-        segments = "".join(f" {value:.3f} |" for value in row.segments)
-        tqdm.write(
-            f"| {row.policy} | {row.budget:g} | {row.kept} | {row.perplexity:.3f} "
-            f"| {row.perplexity / full:.3f} | {mebibytes(row.cache_bytes)} |" + segments
-        )
-    if args.json:
-        rows_measured = [asdict(row) for row in measured]
-        document = {"n_ctx": n_ctx, "n_batch": args.n_batch, "measured": rows_measured}
-        print(json.dumps(document, indent=2))
-    else:
+        return [
+            *(row.policy, f"{row.budget:g}", str(row.kept), f"{row.perplexity:.3f}"),
+            *(f"{row.perplexity / full:.3f}", mebibytes(row.cache_bytes)),
+            *(f"{value:.3f}" for value in row.segments),
+        ]
+
+    columns = ["policy", "budget", "kept", "perplexity", "of full", "cache"]
+    measured = show_rows(
+        args,
+        rows,
+        total=len(args.policy) * len(args.budget) + 1,
+        columns=columns + [str(i + 1) for i in range(N_SEGMENTS if args.streaming else 0)],
+        cells=cells,
+        settings={"n_ctx": n_ctx, "n_batch": args.n_batch},
+    )
+    if not args.json:
         how = "one pass; 1 to 10 are its tenths" if args.streaming else f"windows of {n_ctx}"
         print(f"\n{measured[0].tokens} tokens predicted, in {how}, {args.n_batch} at a time")
     if args.csv is not None:
@@ -127,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flat(row: Measurement) -> dict[str, object]:
-    """A row of the CSV file, where each segment has a column."""
+    """A row of the CSV file, with a column for each segment."""
     flat = asdict(row)
     segments = flat.pop("segments")
     return flat | {f"segment_{i + 1}": value for i, value in enumerate(segments)}

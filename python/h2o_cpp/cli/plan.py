@@ -1,7 +1,7 @@
 """Choose how many sequences to decode at once, and which weights stay in memory, on the CPU.
 
 The speed of each choice is predicted from the bandwidths of memory and storage and the speed of
-arithmetic, which are measured unless given.
+matrix products, which are measured unless given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from h2o_cpp.model.arguments import bytes_of
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument(
         "--memory", required=True, metavar="SIZE",
@@ -59,7 +58,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the candidates and the choice."""
     found = plan(
         args.model,
         args.memory,
@@ -117,7 +115,7 @@ def _lines(found: Plan) -> Iterator[str]:
 
 
 def _shown(found: Plan) -> list[Candidate]:
-    """Those with all weights; of the others the first, the last, the fastest and the choice."""
+    """All without streaming; of the others the first, last, fastest and chosen one."""
     stay = [one for one in found.candidates if not one.streams]
     stream = [one for one in found.candidates if one.streams]
     some = stream[:1] + stream[-1:]

@@ -21,12 +21,11 @@ from h2o_cpp.model.pull import pull
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("source", metavar="SOURCE", help="hf://OWNER/REPO[/FILE][:TYPE][@REVISION]")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Download it; the name goes to stdout, all else to stderr."""
+    """Download; the name goes to stdout, everything else to stderr."""
     source = args.source if args.source.startswith("hf:") else f"hf://{args.source}"
     path = pull(source, _bar)
     name = next(name for name, found in pulled_models().items() if found == path)

@@ -13,7 +13,6 @@ from h2o_cpp.quantize import MIXES, quantize
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     parser.add_either(
         "-m",
         "--model",
@@ -38,7 +37,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantise as the arguments say."""
     quantize(
         args.model,
         args.output,

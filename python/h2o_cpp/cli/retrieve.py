@@ -1,25 +1,22 @@
-"""Measure which facts of a prompt are found again under eviction, with every policy and budget."""
+"""Measure how well facts in a prompt are found under eviction, with every policy and budget."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from h2o_cpp.cli.argument_types import fractions, names
-from h2o_cpp.cli.cache_options import (
-    add_archive,
-    add_equal_bytes,
-    add_kv_dtype,
-    add_n_batch,
-    add_n_ctx,
-    add_policies,
+from h2o_cpp.cli.argument_types import names
+from h2o_cpp.cli.cache_options import add_n_batch, add_n_ctx
+from h2o_cpp.cli.comparison import (
+    add_budgets,
+    add_comparison,
+    comparison_options,
+    show_rows,
+    write_csv,
 )
-from h2o_cpp.cli.files import read_text, write_csv
-from h2o_cpp.cli.options import add_csv, add_model, add_threads
+from h2o_cpp.cli.files import read_text
+from h2o_cpp.cli.options import add_model
 from h2o_cpp.cli.parser import Parser
 from h2o_cpp.measure.plots import draw_budgets, new_figure
 from h2o_cpp.measure.retrieval.measurement import Measurement, measure
@@ -32,17 +29,12 @@ _LENGTH = 512
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument(
         "--tasks", "--task", type=names, default=list(TASKS), metavar="NAME,...",
         help=f"tasks, of {','.join(TASKS)} (default: all)",
     )  # fmt: skip
-    add_policies(parser)
-    parser.add_argument(
-        "--hh", "--budget", dest="budget", type=fractions, default=[0.1, 0.2, 0.4], metavar="X,...",
-        help="fractions of n-ctx that are kept (default: 0.1,0.2,0.4)",
-    )  # fmt: skip
+    add_budgets(parser, [0.1, 0.2, 0.4])
     add_n_ctx(
         parser, f"tokens of a prompt with its answer (default: as trained, at most {_LENGTH})",
         "--length",
@@ -75,20 +67,11 @@ def add_arguments(parser: Parser) -> None:
         help="evict before the question is read, as if the text had been read in advance "
         "(default: the question is part of the prompt)",
     )  # fmt: skip
-    add_kv_dtype(parser, None)
-    add_equal_bytes(parser)
-    add_archive(parser)
-    add_threads(parser)
-    add_csv(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE",
-        help="plot log-likelihood against budget, one panel per task (default: no)",
-    )  # fmt: skip
+    add_comparison(parser, "plot log-likelihood against budget, one panel per task (default: no)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, a row as soon as it is measured."""
+    """Print the measurements; write the requested files."""
     figure = None if args.plot is None else new_figure(5 * len(args.tasks), 4)
     filler = FILLER if args.file is None else read_text(args.file)
     n_samples = check_int("samples", args.samples, 1)
@@ -107,37 +90,22 @@ def run(args: argparse.Namespace) -> int:
     rows = measure(
         model,
         tasks,
-        policies=args.policy,
-        budgets=args.budget,
         n_ctx=length,
-        n_batch=args.n_batch,
-        kv_dtype=args.kv_dtype,
-        equal_bytes=args.equal_bytes,
-        archive=args.archive,
-        archive_pages=args.archive_pages,
         question_apart=args.question_apart,
+        **comparison_options(args),
+    )
+    measured = show_rows(
+        args,
+        rows,
+        total=len(tasks) * (2 + len(args.policy) * len(args.budget)),
+        columns=(
+            *("task", "policy", "budget", "kept", "log-likelihood"),
+            *("of full", "error", "exact", "samples"),
+        ),
+        cells=_cells,
+        settings={"length": length, "n_batch": args.n_batch},
     )
     if not args.json:
-        print(
-            "| task | policy | budget | kept | log-likelihood | of full | error | exact | samples |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|")
-    measured: list[Measurement] = []
-    total = len(tasks) * (2 + len(args.policy) * len(args.budget))
-    for row in tqdm(rows, total=total, disable=None, leave=False):
-        measured.append(row)
-        if args.json:
-            continue
-        tqdm.write(
-            f"| {row.task} | {row.policy} | {row.budget:g} | {row.kept} "
-            f"| {row.log_likelihood:.3f} | {row.of_full:+.3f} | {row.error:.3f} | {row.exact:.0%} "
-            f"| {row.samples} |"
-        )
-    if args.json:
-        rows_measured = [asdict(row) for row in measured]
-        document = {"length": length, "n_batch": args.n_batch, "measured": rows_measured}
-        print(json.dumps(document, indent=2))
-    else:
         print(
             f"\nprompts of up to {length} tokens, read {args.n_batch} at a time; "
             "log-likelihood of a token of the answer, in nats"
@@ -154,3 +122,10 @@ def run(args: argparse.Namespace) -> int:
             axes.set(title=task, ylabel="log-likelihood of a token, nats")
         figure.savefig(args.plot)
     return 0
+
+
+def _cells(row: Measurement) -> list[str]:
+    return [
+        *(row.task, row.policy, f"{row.budget:g}", str(row.kept), f"{row.log_likelihood:.3f}"),
+        *(f"{row.of_full:+.3f}", f"{row.error:.3f}", f"{row.exact:.0%}", str(row.samples)),
+    ]

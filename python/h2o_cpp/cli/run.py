@@ -1,4 +1,4 @@
-"""Continue a text. A summary at the end, on stderr, has the speed and the size of the cache."""
+"""Continue a text. A summary on stderr shows the speed and the size of the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from h2o_cpp.generation.stream import Stream
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_prompt(parser, "PROMPT", "the text to continue")
     parser.add_argument(
         "--parse-special",
@@ -37,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream to stdout; the summary line goes to stderr, so that a pipe carries only text."""
+    """Stream to stdout; the summary goes to stderr, so that a pipe carries only text."""
     prompt = read_prompt(args)
     options: StreamOptions = {**stream_options(args), "parse_special": args.parse_special}
     with open_generator(args) as generator:
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(stream: Stream) -> int:
-    """Take a stream to its end; Ctrl-C ends it and is the status 130."""
+    """Read a stream to its end; Ctrl-C ends it with status 130."""
     with stream:
         try:
             for _ in stream:
@@ -62,7 +61,7 @@ def _read(stream: Stream) -> int:
 
 
 def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, object]:
-    """What summary() says, and the text."""
+    """The text and the numbers of summary() as JSON."""
     stats = generator.stats()
     return {
         "prompt": prompt,
@@ -81,7 +80,7 @@ def _document(generator: Generator, stream: Stream, prompt: str) -> dict[str, ob
 
 
 def show(generator: Generator, stream: Stream) -> int:
-    """Print a stream and a summary line; Ctrl-C ends it and is the status 130."""
+    """Print a stream and a summary; Ctrl-C ends it with status 130."""
     status = 0
     with stream:
         try:
@@ -95,7 +94,7 @@ def show(generator: Generator, stream: Stream) -> int:
 
 
 def summary(generator: Generator, stream: Stream) -> str:
-    """One line: speed of prompt and generation, cache bytes beside the full cache's, evictions."""
+    """One line: speed of prompt and generation, bytes of the cache and of a full one, evictions."""
     stats = generator.stats()
     share = stats.cache_bytes / stats.full_cache_bytes
     archive = f", archive {mebibytes(stats.archive_bytes)}" if stats.archive_bytes else ""

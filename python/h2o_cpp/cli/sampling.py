@@ -1,4 +1,4 @@
-"""Arguments that say how tokens are chosen; llama.cpp's names are taken too."""
+"""Sampling options, with llama.cpp's names as aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from h2o_cpp.generation.sampling import INTEGERS, NUMBERS, default
 if TYPE_CHECKING:
     from h2o_cpp.generation.request import StreamOptions
 
-# The aliases of the options, and what they mean.
+# Aliases and help of each option.
 _NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
     "temperature": (("--temp",), "how random; 0 is greedy"),
     "top_k": ((), "choose from the N likeliest tokens; 0 is all"),
@@ -45,7 +45,7 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str]] = {
     "mirostat_eta": (("--mirostat-lr",), "Mirostat's learning rate"),
 }
 
-# llama.cpp's letters.
+# llama.cpp's --sampling-seq.
 _LETTERS = {
     "d": "dry",
     "k": "top_k",
@@ -61,7 +61,6 @@ _OTHERS = ("logit_bias", "dry_sequence_breakers", "samplers", "schema", "grammar
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
-    """Add the options of sampling."""
     for name, (aliases, meaning) in _NUMBERS.items():
         kind = int if name in INTEGERS else float
         group.add_argument(
@@ -141,7 +140,6 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
 
 
 def sampling_options(args: argparse.Namespace) -> StreamOptions:
-    """How to choose tokens, as the arguments say."""
     options: Any = {name: getattr(args, name) for name in (*NUMBERS, "samplers", "seed")}
     if args.logit_bias is not None:
         options["logit_bias"] = dict(args.logit_bias)
@@ -159,7 +157,7 @@ def sampling_options(args: argparse.Namespace) -> StreamOptions:
 
 
 def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Those options that are not the default, but the seed."""
+    """The options that differ from the default, except the seed."""
     options = sampling_options(args)
     changed: dict[str, Any] = {n: v for n, v in options.items() if n in _OTHERS and v is not None}
     return changed | {n: getattr(args, n) for n in NUMBERS if getattr(args, n) != default(n)}
@@ -168,7 +166,9 @@ def changed_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def _bias(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"(\d+)([+-].+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected as 15043+1 or 2-inf")
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected ID+X or ID-X such as 15043+1 or 2-inf"
+        )
     return int(match[1]), float(match[2])
 
 
@@ -179,5 +179,5 @@ def _names(text: str) -> list[str] | str:
 def _sequence(text: str) -> list[str]:
     unknown = set(text) - _LETTERS.keys()
     if unknown:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected letters of {''.join(_LETTERS)}")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected letters of {''.join(_LETTERS)}")
     return [_LETTERS[letter] for letter in text]

@@ -1,7 +1,7 @@
-"""Serve models to clients of OpenAI, Anthropic and Ollama, and a page to chat and watch the cache.
+"""Serve models with OpenAI's, Anthropic's and Ollama's APIs, and a web page to chat.
 
 After SIGTERM or Ctrl-C, requests in progress have --grace seconds to finish. With --models, SIGHUP
-reads the list again. Needs the extra `serve`.
+reloads the list. Needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
     add_model(parser, default=BUNDLED_MODEL)
     server = parser.add_argument_group("server")
     server.add_argument(
@@ -143,7 +142,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it; the log goes to stderr."""
+    """Serve until a signal; the log goes to stderr."""
     try:
         from h2o_cpp.serve.app import create_app_of
         from h2o_cpp.serve.catalog import Catalog
@@ -153,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ValueError(f"{error}: install the extra, pip install 'h2o-cpp[serve]'") from None
     if args.models is not None and args.name is not None:
-        raise ValueError("--name is for one model: with --models, each has its own name")
+        raise ValueError("--name is for a single model; with --models, the list names each model")
     limits = {
         "template": read_template(args.template),
         "tool_parser": args.tool_parser,
@@ -167,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
             generator = opened.enter_context(open_generator(args, many=True))
             service = Service(generator, name=args.name or generator.path.stem, **limits)
             catalog = Catalog.of(service)
-            tell = partial(_tell, generator, args.template)
+            announce = partial(_print_model, generator, args.template)
         else:
             options = generator_options(args, many=True)
             entries = read_models(args.models, options, limits)
@@ -180,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
                 except (OSError, ValueError) as error:
                     print(f"error: {error}; the models stay as they were", file=sys.stderr)
 
-            tell = partial(_tell_models, catalog)
+            announce = partial(_print_models, catalog)
         app = create_app_of(
             catalog,
             api_key=args.api_key or os.environ.get("H2O_API_KEY"),
@@ -203,20 +202,19 @@ def run(args: argparse.Namespace) -> int:
             tls_cert=args.tls_cert,
             tls_key=args.tls_key,
             on_hangup=on_hangup,
-            on_start=tell,
+            on_start=announce,
         )
         return 0 if server.serve_until_signal() else 1
 
 
-def _tell_models(catalog: Catalog, address: str) -> None:
-    """Which models there are, and where."""
+def _print_models(catalog: Catalog, address: str) -> None:
     rows = {"models": ", ".join(catalog.entries), "page": address, "API": f"{address}/v1"}
     for key, value in rows.items():
         print(f"  {key:13}  {value}", file=sys.stderr)
 
 
-def _tell(generator: Generator, template: str | None, address: str) -> None:
-    """What is served, how much memory its caches have, and where."""
+def _print_model(generator: Generator, template: str | None, address: str) -> None:
+    """Print the model, the memory of its caches and the address."""
     stats, n = generator.stats(), generator.max_sequences
     context = f"{generator.n_ctx} tokens"
     if generator.endless:

@@ -1,4 +1,4 @@
-"""The option --template of commands that converse."""
+"""The option --template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from h2o_cpp.model.chat_template import is_jinja
 
 
 def add_template(parser: Arguments) -> None:
-    """Add --template, for read_template."""
     parser.add_argument(
         "--template",
         "--chat-template",
@@ -23,9 +22,9 @@ def add_template(parser: Arguments) -> None:
 
 
 def read_template(given: str | None) -> str | None:
-    """The name of a built-in template, or the text of one: given, or that of a file (FILE, @FILE).
+    """The name of a built-in template, or the text of a template or a file (FILE, @FILE).
 
-    Raises FileNotFoundError, and ValueError for what is none of these.
+    Raises FileNotFoundError, and ValueError for anything else.
     """
     if given is None or given in BUILTIN_TEMPLATES or is_jinja(given):
         return given
@@ -34,6 +33,6 @@ def read_template(given: str | None) -> str | None:
     if Path(given).is_file():
         return read_text(Path(given))
     raise ValueError(
-        f"--template {given}: there is no such file, and no such built-in template; expected a "
-        f"file or one of {', '.join(BUILTIN_TEMPLATES)}"
+        f"--template {given}: no such file or built-in template, expected a file or one of "
+        f"{', '.join(BUILTIN_TEMPLATES)}"
     )

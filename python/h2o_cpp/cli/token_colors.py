@@ -1,4 +1,4 @@
-"""How a terminal shows which tokens the cache keeps: in colours, or with brackets."""
+"""Display of kept tokens in a terminal: in colour, or with brackets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from h2o_cpp.model.policy import Policy
 
 
 class TokenStyle(Enum):
-    """How a token is shown.
+    """The display of a token.
 
-    Sinks and recent tokens are the same in every head. Heavy hitters are not: of several heads,
-    the style says how many keep the token.
+    Sinks and recent tokens are the same in every head. For heavy hitters in several heads, the
+    style depends on how many heads keep the token.
     """
 
     SINK = "36", "{}", "sink", "sink"
@@ -26,20 +26,20 @@ class TokenStyle(Enum):
     EVICTED = "2", "", "evicted", "evicted, or kept in fewer heads"
 
     def __init__(self, sgr: str, brackets: str, of_one: str, of_many: str) -> None:
-        self.sgr = sgr  # the terminal's code for its colour
-        self.brackets = brackets  # what stands for it without colour
-        self.of_one = of_one  # its name where one head is shown, and where several are
+        self.sgr = sgr  # terminal colour code
+        self.brackets = brackets  # without colour
+        self.of_one = of_one  # labels for one head and for several
         self.of_many = of_many
 
 
 def color_wanted(file: TextIO) -> bool:
-    """Whether to use colours: on a terminal that has them, unless NO_COLOR is set."""
+    """Whether to use colour: on a colour terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return file.isatty() and not plain
 
 
 def token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
-    """The style of each token of a sequence, by the share of the heads that keep it."""
+    """The style of each token, by the share of heads that keep it."""
     n = len(shares)
     first_recent = 0 if policy.n_recent is None else n - policy.n_recent
 
@@ -56,14 +56,14 @@ def token_styles(shares: Sequence[float], policy: Policy) -> list[TokenStyle]:
 
 
 def styled(styles: Sequence[TokenStyle], pieces: Iterable[str], *, color: bool) -> Iterator[str]:
-    """The text; tokens in a row of one style are one piece."""
+    """The text, in runs of tokens with the same style."""
     write = _colored if color else _plain
     for style, group in groupby(zip(styles, pieces, strict=True), key=itemgetter(0)):
         yield write(style, [piece for _, piece in group])
 
 
 def legend(styles: Collection[TokenStyle], *, color: bool, one_head: bool) -> str:
-    """What the styles that occur mean."""
+    """The labels of the given styles."""
     entries = []
     for style in TokenStyle:
         name = style.of_one if one_head else style.of_many
@@ -91,5 +91,5 @@ def _plain(style: TokenStyle, pieces: Sequence[str]) -> str:
     words = text.strip()
     if not words:
         return f"{opening}␣{closing}{text}"
-    before, _, after = text.partition(words)  # brackets belong to words, not to space around them
+    before, _, after = text.partition(words)  # keep surrounding white space outside the brackets
     return f"{before}{opening}{words}{closing}{after}"

@@ -1,4 +1,4 @@
-"""Reads BPE tokenizers from tokenizer.json, or GPT-2's kind from vocab.json and merges.txt."""
+"""BPE tokenizers from tokenizer.json, or GPT-2's from vocab.json and merges.txt."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ from h2o_cpp.convert.tokens import AddedToken, Tokens, added_token
 
 
 def read_tokenizer_json(path: Path) -> Tokens:
-    """Reads tokenizer.json: byte-level BPE, or SentencePiece's BPE in the form that HF gives it.
+    """Read tokenizer.json: byte-level BPE, or SentencePiece's BPE in HF's form.
 
-    Raises ValueError when it is damaged or of a kind that llama.cpp has no name for.
+    Raises ValueError if it is damaged or llama.cpp has no name for its steps.
     """
     tokenizer = read_json(path)
     model = tokenizer.get("model")
@@ -36,7 +36,7 @@ def read_tokenizer_json(path: Path) -> Tokens:
 
 
 def read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
-    """Reads GPT-2's byte-level BPE; added_tokens.json beside the files is optional."""
+    """Read GPT-2's byte-level BPE; added_tokens.json next to the files is optional."""
     try:
         lines = merges.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -54,7 +54,7 @@ def read_vocab_and_merges(vocab: Path, merges: Path) -> Tokens:
 
 
 def read_added_tokens(path: Path) -> list[AddedToken]:
-    """Reads added_tokens.json, {text: id}; none if there is no such file."""
+    """Read added_tokens.json, {text: id}; an absent file has no tokens."""
     entries = read_json(path) if path.is_file() else {}
     return [added_token(path, text, id, False) for text, id in entries.items()]
 
@@ -84,7 +84,7 @@ def _check_model(path: Path, model: Mapping[str, Any]) -> None:
 
 
 def check_ids(path: Path, vocab: object) -> dict[str, int]:
-    """A vocabulary {text: id}; raises ValueError unless it is one."""
+    """A vocabulary {text: id}. Raises ValueError for anything else."""
     if not isinstance(vocab, dict) or not all(
         isinstance(id, int) and not isinstance(id, bool) for id in vocab.values()
     ):
@@ -93,9 +93,9 @@ def check_ids(path: Path, vocab: object) -> dict[str, int]:
 
 
 def check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str]:
-    """Merges as "left right", which JSON has as such or, since tokenizers 0.20, as a list.
+    """Merges as "left right"; since tokenizers 0.20, JSON may have them as lists.
 
-    Raises ValueError when one is malformed or needs a text that has no id.
+    Raises ValueError for a malformed merge, or one of texts without an id.
     """
     if not isinstance(merges, list) or not merges:
         raise ValueError(f"{path}: no merges")
@@ -118,7 +118,7 @@ def check_merges(path: Path, merges: object, ids: Mapping[str, int]) -> list[str
 
 
 def _template(path: Path, post_processor: object) -> tuple[list[str], list[str]] | None:
-    """What a TemplateProcessing, alone or in a Sequence, puts before and after a single text."""
+    """The tokens that a TemplateProcessing, or one in a Sequence, adds before and after a text."""
     match post_processor:
         case {"type": "Sequence", "processors": list(processors)}:
             templates = [_template(path, processor) for processor in processors]

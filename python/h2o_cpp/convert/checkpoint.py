@@ -1,4 +1,4 @@
-"""Reads Hugging Face checkpoints: config.json, and weights from safetensors or PyTorch files."""
+"""Hugging Face checkpoints: config.json, and weights from safetensors or PyTorch files."""
 
 import importlib
 import json
@@ -18,10 +18,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of a checkpoint: its shape is known at once, its values are read when asked for.
+    """A tensor of a checkpoint, whose values are read on request.
 
-    `read` is None for what is no f64, f32, f16 or bf16: masks, indices, quantised weights; of
-    these `read_bytes` reads those in u8.
+    `read` is None unless the type is f64, f32, f16 or bf16 (masks, indices, quantised weights);
+    `read_bytes` reads u8.
     """
 
     shape: tuple[int, ...]
@@ -46,11 +46,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_tensors(directory: Path) -> dict[str, SourceTensor]:
-    """The tensors of a checkpoint by their HF names; no values are read yet.
+    """The tensors of a checkpoint by their HF names, without reading values.
 
-    Takes model.safetensors before pytorch_model.bin, and a whole file before its shards.
-    Raises FileNotFoundError when the directory has no weights, ValueError when a file is damaged,
-    a shard is missing, or PyTorch is needed and not installed.
+    Prefers model.safetensors over pytorch_model.bin, and a whole file over shards.
+    Raises FileNotFoundError if the directory has no weights, and ValueError if a file is damaged,
+    a shard is missing or PyTorch is needed but not installed.
     """
     for name, open_file in (
         ("model.safetensors", _open_safetensors),
@@ -72,7 +72,7 @@ def _open_shards(
     """The tensors of all shards that an index names in its weight_map {tensor name: file name}."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        # A file of the checkpoint directory, not a path that leads out of it.
+        # A name in the checkpoint's directory, not a path out of it.
         isinstance(file, str) and Path(file).name == file
         for file in weight_map.values()
     ):
@@ -103,10 +103,10 @@ _DECODERS: dict[str, tuple[int, Callable[[Bytes], Values]]] = {
 
 
 def _open_safetensors(path: Path) -> dict[str, SourceTensor]:
-    """Tensors of one safetensors file, mapped; each is checked to lie within the file.
+    """Tensors of a safetensors file, memory-mapped; each is checked to be within the file.
 
-    The file is the size of its header (u64), the header, a JSON object {name: {dtype, shape,
-    data_offsets}}, and the data, where the offsets start.
+    Format: the header's size (u64), the header as JSON, {name: {dtype, shape, data_offsets}}, and
+    the data, to which the offsets refer.
     """
     try:
         file = np.asarray(np.memmap(path, np.uint8, mode="r"))
@@ -137,9 +137,9 @@ def _safetensor(name: str, entry: Mapping[str, Any], data: Bytes) -> SourceTenso
 
 
 def _open_torch(path: Path) -> dict[str, SourceTensor]:
-    """Tensors of one PyTorch file; weights_only keeps its pickle from running code."""
+    """Tensors of a PyTorch file; weights_only prevents its pickle from running code."""
     try:
-        # Not an import statement: PyTorch is optional, and mypy need not have it either.
+        # Not an import statement, so that mypy does not need the optional PyTorch.
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise ValueError(
@@ -147,10 +147,10 @@ def _open_torch(path: Path) -> dict[str, SourceTensor]:
             " `pip install torch`, or use a safetensors checkpoint"
         ) from error
     try:
-        # Only the zip format, the default since PyTorch 1.6, can be mapped.
+        # Only the zip format (default since PyTorch 1.6) can be memory-mapped.
         mmap = zipfile.is_zipfile(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # torch.load documents no set of errors for damaged files
+    except Exception as error:  # torch.load documents no exceptions for damaged files
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path}: not a readable PyTorch weights file ({reason})") from error
 

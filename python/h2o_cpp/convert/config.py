@@ -1,4 +1,4 @@
-"""Reads values of config.json, and refuses those that a GGUF file cannot express."""
+"""Values of config.json, and errors for those that GGUF cannot express."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ Metadata = dict[str, bool | int | float | str | list[bool]]
 
 
 def dimension(config: Config, key: str, default: int | None = None) -> int:
-    """A size such as hidden_size; the default stands for a missing key and for null.
+    """A size such as hidden_size; default: for a missing key or null.
 
-    Raises ValueError unless it is a positive integer of 32 bits.
+    Raises ValueError unless it is an integer from 1 to 2^31 - 1.
     """
     value = default if config.get(key) is None else config[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
@@ -31,7 +31,7 @@ def number(config: Config, key: str, default: float | None = None) -> float:
 
 
 def flag(config: Config, key: str, default: bool) -> bool:
-    """True or false; raises ValueError for anything else."""
+    """A boolean. Raises ValueError for anything else."""
     value = default if config.get(key) is None else config[key]
     if isinstance(value, bool):
         return value
@@ -39,7 +39,7 @@ def flag(config: Config, key: str, default: bool) -> bool:
 
 
 def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
-    """The error for a value that a file of this architecture cannot express."""
+    """The error for a value that this architecture's GGUF files cannot express."""
     return ValueError(
         f"config.json: {key} is {value!r}: {why}; an `{architecture}` file cannot express this"
     )
@@ -48,9 +48,9 @@ def refuse(architecture: str, key: str, value: object, why: str) -> ValueError:
 def check_fixed(
     architecture: str, config: Config, fixed: Iterable[tuple[str, object, str]]
 ) -> None:
-    """Refuses other values than the one given for each key, which is also HF's default.
+    """Raise ValueError for other values than the given ones, which are also HF's defaults.
 
-    `fixed` has rows (key, value, what any other value means).
+    `fixed` has rows (key, value, meaning of any other value).
     """
     for key, expected, why in fixed:
         value = config.get(key, expected)

@@ -44,18 +44,19 @@ def convert(
     overwrite: bool = True,
     progress: bool = True,
 ) -> None:
-    """Converts the checkpoint in a directory to the GGUF file `output`.
+    """Convert the checkpoint in a directory to the GGUF file `output`.
 
-    `outtype` (f32, f16, bf16, q8_0) is the type of the weight matrices; norms, biases and learned
-    positions stay f32. Tensors are converted one at a time, so memory holds no more than the
-    largest. `output` appears when it is complete: if anything fails or is interrupted before, a
-    file that was there is untouched. `progress` shows a bar when stderr is a terminal.
+    outtype: the type of the weight matrices: f32, f16, bf16 or q8_0. Norms, biases and learned
+        positions stay f32.
+    progress: show a bar if stderr is a terminal.
 
-    Raises FileNotFoundError when the checkpoint, one of its files or the directory of `output`
-    does not exist, FileExistsError when there is a file `output`, unless `overwrite`, and
-    ValueError for an unknown `outtype`, for an `output` that is a file of the
-    checkpoint, by whatever name, and for a checkpoint that is damaged or that GGUF cannot
-    represent.
+    Tensors are converted one at a time, so memory holds at most the largest. `output` is complete
+    or unchanged.
+
+    Raises FileNotFoundError if the checkpoint, one of its files or the directory of `output` does
+    not exist; FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown
+    `outtype`, an `output` that is a file of the checkpoint, and a checkpoint that is damaged or
+    that GGUF cannot represent.
     """
     if outtype not in OUTTYPES:
         raise ValueError(f"unknown outtype {outtype!r}; choose from {', '.join(OUTTYPES)}")
@@ -90,7 +91,7 @@ def convert(
 
 
 def _check_output(output: Path, checkpoint: Path) -> None:
-    """Refuse to replace what is read; a GGUF file that lies beside it is not."""
+    """Raise ValueError if the output would replace an input; GGUF files are not inputs."""
     if not output.exists():
         return
     for file in checkpoint.iterdir():
@@ -144,7 +145,7 @@ def _name(checkpoint: Path, config: Config) -> str:
 
 
 def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progress: bool) -> None:
-    """Writes the header, then the tensors one by one: their sizes are known before their values."""
+    """Write the header, then the tensors one by one; sizes are known before values."""
     for tensor in tensors:
         writer.add_tensor_info(
             tensor.spec.gguf,
@@ -167,7 +168,7 @@ def _write_tensors(writer: GGUFWriter, tensors: Sequence[PlannedTensor], progres
         disable=None if progress else True,  # None: unless stderr is a terminal
     ) as bar:
         for tensor in tensors:
-            # Not write_tensor_data: its numpy.ndarray.tofile turns Ctrl-C into a TypeError.
+            # Not write_tensor_data: numpy.ndarray.tofile turns Ctrl-C into a TypeError.
             file.write(np.ascontiguousarray(tensor.encode()).data)
             writer.write_padding(file, tensor.nbytes)
             bar.update(tensor.nbytes)

@@ -1,4 +1,4 @@
-"""Mixtures of experts in models of Llama's layout: their metadata and modules."""
+"""Mixtures of experts in models of Llama's layout: metadata and modules."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -9,27 +9,27 @@ from h2o_cpp.convert.sizes import Sizes
 
 
 class Mixture(NamedTuple):
-    """How a family names the parts of its mixtures, and what its files take for granted."""
+    """A family's names for the parts of its mixtures, and the defaults of its GGUF architecture."""
 
     router: str
     experts: str
-    """With {} for the number of the expert."""
+    """{} is the number of the expert."""
     projections: tuple[str, str, str]
-    """Gate, up, down."""
+    """Gate, up and down."""
     ff: str
-    """The key of an expert's width."""
+    """The key of an expert's feed-forward size."""
     normalized: bool
-    """The weights of a row's experts sum to 1, unless the file says otherwise."""
+    """Whether the weights of a token's experts sum to 1 by default."""
     says_normalized: bool = True
-    """config.json does, by norm_topk_prob."""
+    """Whether config.json has norm_topk_prob."""
     checks: Callable[[Config], None] = lambda config: None
     joined: bool = False
-    """All experts are one tensor, of three dimensions, with gate above up."""
+    """Whether all experts are one 3-D tensor, with gate and up joined."""
     shared: bool = False
-    """There is an expert for all rows, by how much a gate says."""
+    """Whether there is a shared expert, with a gate."""
 
     def metadata(self, config: Config) -> Metadata:
-        """The keys of a mixture; ValueError for one that the files cannot express."""
+        """Metadata of a mixture. Raises ValueError if GGUF cannot express it."""
         self.checks(config)
         n_experts, n_used = expert_counts(config)
         values: Metadata = {"expert_count": n_experts, "expert_used_count": n_used}
@@ -45,7 +45,7 @@ class Mixture(NamedTuple):
         return values
 
     def sizes(self, config: Config) -> Sizes:
-        """What the shapes of the modules are made of."""
+        """The sizes in the shapes of the modules."""
         sizes = {"experts": expert_counts(config)[0], "expert_ff": dimension(config, self.ff)}
         sizes |= {"one": 1, "none": 0, "expert_both": 2 * sizes["expert_ff"]}
         if self.shared:
@@ -53,7 +53,7 @@ class Mixture(NamedTuple):
         return sizes
 
     def modules(self) -> Iterator[Module]:
-        """Of a layer."""
+        """The modules of a layer."""
         gate, up, down = self.projections
         if self.joined:
             both, out = f"{self.experts}.input_linear", f"{self.experts}.output_linear"
@@ -75,7 +75,7 @@ class Mixture(NamedTuple):
 
 
 def expert_counts(config: Config) -> tuple[int, int]:
-    """How many experts there are, and how many of them a row goes to."""
+    """The number of experts, and of those used per token."""
     key = "num_local_experts" if config.get("num_experts") is None else "num_experts"
     n_experts, n_used = dimension(config, key), dimension(config, "num_experts_per_tok")
     if n_used > n_experts:
@@ -84,7 +84,7 @@ def expert_counts(config: Config) -> tuple[int, int]:
 
 
 def _every_layer(config: Config) -> None:
-    """Refuse Qwen models in which some layers have no experts."""
+    """Raise ValueError for Qwen models with layers without experts."""
     for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         value = config.get(key)
         if value is not None and value != expected:

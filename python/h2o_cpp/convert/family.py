@@ -1,4 +1,4 @@
-"""What the converter must know of a model family; the files beside this one describe them."""
+"""The description of a model family; the modules beside this one have the families."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +17,11 @@ from h2o_cpp.convert.sizes import Sizes, read_sizes
 class TensorSpec:
     """A tensor to write: `gguf` is its name in the file, `hf` its name in the checkpoint.
 
-    `shape` is the shape in the checkpoint, in PyTorch order (..., rows, columns). Of the rows only
-    those from the first to before the second of `rows` are written. `transform` changes the values,
-    not the shape, unless `written` is the one that results. With `stack` it is so many tensors of
-    that shape, one after another, `hf` having {} for their numbers. With `mxfp4_rows` the
-    checkpoint may have it in MXFP4, transposed, as `hf`_blocks and `hf`_scales, of which these rows
-    of each matrix are written as they are.
+    `shape` is the shape in the checkpoint, in PyTorch order (..., rows, columns). Only rows[0] to
+    rows[1] - 1 are written. `transform` changes the values;
+    `written` is the resulting shape, if it differs. With `stack`, this many tensors of that
+    shape are stacked; {} in `hf` is the number. With `mxfp4_rows`, the checkpoint may have
+    it in MXFP4, transposed, as `hf`_blocks and `hf`_scales; these rows of each matrix are copied.
     """
 
     gguf: str
@@ -50,12 +49,12 @@ class TensorSpec:
 
 
 class Module(NamedTuple):
-    """A module with a weight and perhaps a bias; `shape` names the sizes of the weight.
+    """A module with a weight and optionally a bias; `shape` names the sizes of the weight.
 
-    Where `hf` has {}, there is one for each expert.
-    `reorder` re-orders the rows of both, given the size of a head; `add` is added to the weight.
-    `rows` names the first row that is written, and the first that is not. With `transposed` the
-    checkpoint has the columns of the weight as rows.
+    With {} in `hf`, there is one per expert.
+    `reorder` permutes the rows of both, given the head size; `add` is added to the weight.
+    `rows` names the first row to write and the end. With `transposed`, the weight is transposed in
+    the checkpoint.
     """
 
     gguf: str
@@ -68,11 +67,11 @@ class Module(NamedTuple):
     transposed: bool = False
 
     def in_layer(self, index: int, layers: str) -> "Module":
-        """This module in a transformer layer; `layers` is the HF name of the list of layers."""
+        """This module in a layer; `layers` is the HF name of the list of layers."""
         return self._replace(gguf=f"blk.{index}.{self.gguf}", hf=f"{layers}.{index}.{self.hf}")
 
     def tensors(self, sizes: Sizes) -> Iterator[TensorSpec]:
-        """The weight, then the bias."""
+        """The weight, and the bias if there is one."""
         shape = tuple(sizes[name] for name in self.shape)
         weight, bias = f"{self.gguf}.weight", f"{self.gguf}.bias"
         stack = sizes["experts"] if "{}" in self.hf else 0
@@ -111,13 +110,13 @@ HEAD = Module("output", "lm_head", ("vocab", "embd"))
 
 
 def whole_head(config: Config, sizes: Sizes) -> int:
-    """All dimensions of a head are rotated."""
+    """The rotated dimensions of a head: all."""
     return sizes["head"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: a GGUF architecture, and what its checkpoints have."""
+    """A model family: its GGUF architecture and its checkpoints."""
 
     architecture: str
     """general.architecture, and the prefix of the family's metadata keys."""
@@ -126,21 +125,23 @@ class Family:
     """config.json -> the modules of a layer, in file order."""
 
     fixed: Iterable[tuple[str, object, str]] = ()
-    """Rows for check_fixed: what the files cannot express."""
+    """Rows for check_fixed: what GGUF files cannot express."""
 
     details: Callable[[Config, Sizes], Metadata] = lambda config, sizes: {}
-    """config.json -> keys besides those of every family. Raises ValueError for a model that the
-    architecture cannot represent."""
+    """config.json -> further metadata. Raises ValueError for a model that the architecture cannot
+    represent.
+    """
 
     epsilon: tuple[str, float] = ("layer_norm_eps", 1e-5)
     """The key of the norms' epsilon, and HF's default."""
 
     rotated: Callable[[Config, Sizes], int] | None = whole_head
-    """How many dimensions of a head are rotated; None: positions are not rotary."""
+    """The number of rotated dimensions of a head; None: no rotary positions."""
 
     base_prefix: str = "model."
-    """Starts the HF names of all tensors but the head, or is absent when only the base was saved;
-    the names of modules and in `ignored` are without it."""
+    """The prefix of the HF names of all tensors but the head; absent if only the base was saved.
+    Names of modules and in `ignored` are without it.
+    """
 
     layers: str = "layers"
     """The HF name of the list of layers."""
@@ -150,34 +151,34 @@ class Family:
     head: Module = HEAD
 
     tied: bool = False
-    """The head repeats the embedding, unless config.json says otherwise."""
+    """Whether the head is the embedding, unless config.json says otherwise."""
 
     defaults: Sizes = field(default_factory=dict)
-    """Of sizes that config.json may lack, as for read_sizes."""
+    """Defaults of sizes, as for read_sizes."""
 
     kv_heads: Callable[[Config], int | None] = lambda config: None
-    """How many heads of K and V there are, where num_key_value_heads does not say."""
+    """The number of KV heads, if not num_key_value_heads."""
 
     more_sizes: Callable[[Config], Sizes] = lambda config: {}
-    """Sizes that only its own modules use."""
+    """Sizes that only this family's modules use."""
 
     more_tensors: Callable[[int, Sizes], Iterable[TensorSpec]] = lambda layer, sizes: ()
-    """Tensors of a layer that are no modules."""
+    """Tensors of a layer that do not belong to a module."""
 
-    # The head of a tied checkpoint repeats the embedding; old checkpoints hold frequencies.
+    # A tied checkpoint may repeat the embedding as head; old checkpoints have frequencies.
     ignored: re.Pattern[str] = re.compile(
         r"lm_head\.weight|layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     )
-    """Matches the names of tensors that a checkpoint may have and that need not be written."""
+    """Names of tensors that a checkpoint may have and that are not written."""
 
     add_bos: bool = False
-    """tokenizer.ggml.add_bos_token, unless the tokenizer says otherwise."""
+    """The default of tokenizer.ggml.add_bos_token."""
 
     mxfp4: bool = False
-    """Checkpoints may have weights in MXFP4."""
+    """Whether checkpoints may have weights in MXFP4."""
 
     control_tokens: frozenset[str] = frozenset()
-    """Tokens that are control tokens even if the checkpoint does not list them as special."""
+    """Control tokens, even if the checkpoint does not list them as special."""
 
     def sizes(self, config: Config) -> Sizes:
         """config.json -> the sizes of modules."""
@@ -185,7 +186,7 @@ class Family:
         return {**sizes, **self.more_sizes(config)}
 
     def metadata(self, config: Config) -> Metadata:
-        """config.json -> what the file says of the model; int is written as u32, float as f32.
+        """config.json -> the metadata of the model; int is written as u32, float as f32.
 
         Raises ValueError for a model that the architecture cannot represent.
         """
@@ -227,5 +228,5 @@ class Family:
             yield from self.head.tensors(sizes)
 
     def computed(self, config: Config) -> Mapping[str, Values]:
-        """config.json -> tensors to write that no checkpoint has, by GGUF name."""
+        """config.json -> tensors to write that are not in the checkpoint, by GGUF name."""
         return {} if self.rotated is None else rope_tensors(config, self.sizes(config)["head"])

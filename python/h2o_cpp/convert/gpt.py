@@ -48,7 +48,7 @@ GPT2 = Family(
     output_norm=_norm("output_norm", "ln_f"),
     tied=True,
     defaults={"ff_ratio": 4, "context": 1024},
-    # The head of a tied checkpoint repeats the embedding; old checkpoints hold causal masks.
+    # A tied checkpoint may repeat the embedding as head; old checkpoints have causal masks.
     ignored=re.compile(r"lm_head\.weight|h\.\d+\.attn\.(bias|masked_bias|embed_positions)"),
 )
 
@@ -128,7 +128,7 @@ def _falcon_layer(config: Config) -> Iterator[Module]:
     kv_heads = FALCON.sizes(config)["kv_heads"]
 
     def by_projection(values: Values, head_size: int) -> Values:
-        """Rows of Q that share a key, of that key, of that value -> all Q, all K, all V."""
+        """Rows of the queries of a group, its key and its value -> all Q, all K, all V."""
         groups = values.reshape(kv_heads, -1, head_size, values.shape[-1])
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
         return np.concatenate([part.reshape(-1, values.shape[-1]) for part in parts])

@@ -12,7 +12,7 @@ from h2o_cpp.convert.family import Family, Module, TensorSpec
 from h2o_cpp.convert.sizes import Sizes
 from h2o_cpp.convert.window import window_of_listed_layers
 
-# config.json key, the one value (also HF's default) that these files can express, what else means
+# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED = (
     ("hidden_act", "silu", "the experts do not use SiLU"),
     ("attention_bias", True, "the attention has no biases"),
@@ -71,7 +71,7 @@ def _sinks_and_experts(layer: int, sizes: Sizes) -> Iterator[TensorSpec]:
 
 
 def _part(first: int) -> Callable[[Values], Values]:
-    """Of gate and up, whose columns alternate: [experts, in, 2 out] -> [experts, out, in]."""
+    """Select gate or up, which alternate: [experts, in, 2 out] -> [experts, out, in]."""
     return lambda values: _transposed(values[..., first::2])
 
 

@@ -12,7 +12,7 @@ from h2o_cpp.convert.sizes import Sizes
 
 
 def grouped_by_projection(values: Values, head_size: int) -> Values:
-    """Re-orders rows of Q, K, V for each head to all of Q, then all of K, then all of V."""
+    """Permute rows from Q, K, V per head to all Q, all K, all V."""
     by_head: Values = values.reshape(-1, 3, head_size, *values.shape[1:])
     return np.reshape(by_head.swapaxes(0, 1), values.shape)
 
@@ -27,9 +27,9 @@ _LAYER = (
     Module("ffn_down", "mlp.dense_4h_to_h", ("embd", "ff"), bias=True),
 )
 
-# config.json's name of the activation -> our own key h2o.activation, by which our engine tells
-# GELU's exact form from its approximation with tanh. ggml's files have no key for it: llama.cpp
-# always computes the latter, and so do we for a file without the key.
+# config.json's activation -> h2o.activation, a key of our own that distinguishes exact GELU from
+# its tanh approximation. GGUF has no such key: llama.cpp always computes the approximation, and so
+# does the engine for files without the key.
 _ACTIVATIONS = {
     "gelu": "gelu_erf",
     "gelu_new": "gelu_tanh",
@@ -39,7 +39,7 @@ _ACTIVATIONS = {
 
 
 def gelu_form(architecture: str, config: Config, key: str, default: str) -> Metadata:
-    """The key h2o.activation; `key` is config.json's. Raises ValueError unless it is a GELU."""
+    """The key h2o.activation; `key`: in config.json. Raises ValueError unless it is a GELU."""
     activation = config.get(key, default)
     if activation not in _ACTIVATIONS:
         raise refuse(architecture, key, activation, "the MLP does not use GELU")
@@ -54,13 +54,13 @@ def _details(config: Config, sizes: Sizes) -> Metadata:
 GPTNEOX = Family(
     architecture="gptneox",
     layer=lambda config: _LAYER,
-    # config.json key, the one value (also HF's default) that the files can express, what else means
+    # config.json key, the only value that GGUF can express (HF's default), meaning of others
     fixed=(
         ("attention_bias", True, "the attention has no biases"),
         ("tie_word_embeddings", False, "the head repeats the embedding"),
     ),
     details=_details,
-    # rotary_pct: before transformers 5.
+    # rotary_pct: before transformers 5
     rotated=lambda config, sizes: rotated_share(
         "gptneox", config, sizes["head"], 0.25, "rotary_pct"
     ),
@@ -68,7 +68,7 @@ GPTNEOX = Family(
     embeddings=(Module("token_embd", "embed_in", ("vocab", "embd")),),
     output_norm=Module("output_norm", "final_layer_norm", ("embd",), bias=True),
     head=Module("output", "embed_out", ("vocab", "embd")),
-    # Old checkpoints hold the causal mask, what it adds, and the frequencies of each layer.
+    # Old checkpoints have causal masks, masked values and frequencies.
     ignored=re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
 )
 

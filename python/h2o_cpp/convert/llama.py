@@ -30,28 +30,28 @@ from h2o_cpp.convert.window import (
 
 
 class _Variant(NamedTuple):
-    """What differs between the architectures."""
+    """The differences between the architectures."""
 
     architecture: str
     rotates_pairs: bool
-    """Rotation is of adjacent dimensions (2i, 2i + 1), not of (i, i + head_size / 2) as in HF."""
+    """Whether adjacent dimensions (2i, 2i + 1) are rotated, rather than (i, i + head_size / 2) as
+    in HF."""
     qkv_bias: bool | None
-    """Q, K and V have biases; None: if attention_bias is true, and then so has the output."""
+    """Whether Q, K and V have biases; None: if attention_bias is true, for the output too."""
     qk_norm: str | None = None
-    """Q and K are normalised: by heads, or as a whole."""
+    """Whether Q and K are normalised: "heads" or "whole"."""
     mixture: Mixture | None = None
-    """The experts, if there are any instead of one MLP."""
+    """The experts, instead of one MLP."""
     more: Callable[[Config], Metadata] = lambda config: {}
-    """Further keys, such as those of windows; raises ValueError for what the files cannot
-    express."""
+    """Further metadata, such as windows. Raises ValueError for what GGUF cannot express."""
     fused: bool = False
-    """Q, K and V are one tensor, and so are gate and up."""
+    """Whether Q, K and V are one tensor, and gate and up too."""
     gemma: bool = False
-    """Norms lack the 1 that is added to their weights, and the MLP uses GELU."""
+    """Whether 1 is added to norm weights, and the MLP uses GELU."""
     post_norms: bool = False
-    """What attention and MLP add to the residual is normalised."""
+    """Whether the outputs of attention and MLP are normalised."""
     tied: bool = False
-    """The head repeats the embedding, unless config.json says otherwise."""
+    """Whether the head is the embedding, unless config.json says otherwise."""
 
 
 def _granite(config: Config) -> Metadata:
@@ -126,7 +126,7 @@ _GEMMA3 = _GEMMA2._replace(architecture="gemma3", qk_norm="heads", more=_gemma3)
 
 
 def pairs_from_halves(values: Values, head_size: int) -> Values:
-    """Re-orders rows of each head, so that dimensions i and i + head_size / 2 become adjacent."""
+    """Permute rows of each head so that dimensions i and i + head_size / 2 become adjacent."""
     halves: Values = values.reshape(-1, 2, head_size // 2, *values.shape[1:])
     return np.reshape(halves.swapaxes(1, 2), values.shape)
 
@@ -169,7 +169,7 @@ def _layer(variant: _Variant, config: Config) -> Iterator[Module]:
     yield Module("ffn_down", "mlp.down_proj", ("embd", "ff"), mlp_bias)
 
 
-# config.json key, the one value (also HF's default) that these files can express, what else means
+# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED = (("hidden_act", "silu", "the MLP does not use SiLU"),)
 _FIXED_QWEN = (
     ("attention_bias", False, "the attention has biases that its official checkpoints lack"),
@@ -186,7 +186,7 @@ def _check_keys(variant: _Variant, config: Config) -> None:
 
 
 def _rotated(variant: _Variant, config: Config, sizes: Sizes) -> int:
-    """How many dimensions of a head are rotated."""
+    """The number of rotated dimensions of a head."""
     name, head = variant.architecture, sizes["head"]
     if variant.fused:
         return rotated_share(name, config, head, 1.0)
@@ -219,7 +219,7 @@ def _family(variant: _Variant) -> Family:
 
 FAMILIES = {
     "LlamaForCausalLM": _family(_LLAMA),
-    "LLaMAForCausalLM": _family(_LLAMA),  # the first checkpoints of Llama 1
+    "LLaMAForCausalLM": _family(_LLAMA),  # first checkpoints of Llama 1
     "MistralForCausalLM": _family(_MISTRAL),
     "MixtralForCausalLM": _family(_MIXTRAL),
     "GraniteForCausalLM": _family(_GRANITE),

@@ -1,10 +1,10 @@
-"""What models need that neither the converter nor the engine knows, for the errors that say so."""
+"""What unsupported models would need, for error messages."""
 
 import re
 
 _STATE = "which have a state instead of a KV cache"
 
-# part of a name in architectures -> what such models need
+# part of a name in `architectures` -> what such models need
 _MISSING = {
     r"Mamba|Jamba|NemotronH|GraniteMoeHybrid|Bamba|FalconH1|Zamba|Plamo2": (
         f"layers of a state-space model (Mamba), {_STATE}"
@@ -22,7 +22,7 @@ _MISSING = {
 
 
 def missing(architecture: str) -> str | None:
-    """What a model of this Hugging Face class needs that there is not; None if it is not known."""
+    """What a model of this Hugging Face class needs beyond what is supported; None if unknown."""
     for pattern, needs in _MISSING.items():
         if re.search(pattern, architecture):
             return needs

@@ -9,7 +9,7 @@ from h2o_cpp.convert.config import Config, Metadata, dimension, refuse
 from h2o_cpp.convert.family import Family, Module
 from h2o_cpp.convert.sizes import Sizes
 
-_POSITION_OFFSET = 2  # HF looks position p up in row p + 2; rows 0 and 1 are never used
+_POSITION_OFFSET = 2  # HF reads position p from row p + 2; rows 0 and 1 are unused
 
 _LAYER = (
     Module("attn_norm", "self_attn_layer_norm", ("embd",), bias=True),
@@ -22,7 +22,7 @@ _LAYER = (
     Module("ffn_down", "fc2", ("embd", "ff"), bias=True),
 )
 
-# config.json key, the one value (also HF's default) that `opt` files can express, what else means
+# config.json key, the only value that GGUF can express (HF's default), meaning of others
 _FIXED = (
     ("do_layer_norm_before", True, "the layer norms come after attention and MLP, as in opt-350m"),
     ("_remove_final_layer_norm", False, "there is no layer norm before the head"),
@@ -64,7 +64,7 @@ OPT = Family(
     output_norm=Module("output_norm", "decoder.final_layer_norm", ("embd",), bias=True),
     tied=True,
     more_sizes=_position_sizes,
-    # The head of a tied checkpoint repeats the embedding; fairseq left a version number behind.
+    # A tied checkpoint may repeat the embedding as head; fairseq adds a version number.
     ignored=re.compile(r"lm_head\.weight|decoder\.version"),
     add_bos=True,
     control_tokens=frozenset({"<s>", "<pad>", "</s>", "<unk>"}),

@@ -1,7 +1,7 @@
-"""Recognises how a tokenizer.json normalises and cuts text, to give it llama.cpp's name for that.
+"""llama.cpp's names for the normalizers and pre-tokenizers of tokenizer.json.
 
-llama.cpp knows tokenizers by name, not by description. Each name here stands for exactly the
-steps beside it; anything else is refused, since a near miss would encode some text wrongly.
+llama.cpp identifies tokenizers by name. Each name here stands for exactly the given steps;
+anything else is an error, because a similar pre-tokenizer would encode some texts differently.
 """
 
 import json
@@ -36,10 +36,10 @@ _GPT_4O: _Step = {
     "behavior": "Isolated",
     "invert": False,
 }
-_GPT_4O_REMOVED = _GPT_4O | {"behavior": "Removed", "invert": True}  # the same cuts
+_GPT_4O_REMOVED = _GPT_4O | {"behavior": "Removed", "invert": True}  # equivalent
 
-# normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp leaves out NFC;
-# `olmo` cuts as `gpt-2` does, so with NFC it is the name for GPT-NeoX's.
+# normalizer, pre_tokenizer, model.ignore_merges -> tokenizer.ggml.pre. llama.cpp omits NFC; `olmo`
+# splits like `gpt-2`, so it names GPT-NeoX's, with NFC.
 _BYTE_LEVEL_PRE: tuple[tuple[list[_Step], list[_Step], bool, str], ...] = (
     ([], [_BYTE_LEVEL], False, "gpt-2"),
     ([_NFC], [_BYTE_LEVEL], False, "olmo"),  # GPT-NeoX-20B, Pythia
@@ -58,9 +58,9 @@ def _metaspace(scheme: str) -> _Step:
 _PREPEND: _Step = {"type": "Prepend", "prepend": "▁"}
 _REPLACE: _Step = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
-# normalizer, pre_tokenizer of SentencePiece's BPE -> whether a text is given a space in front.
-# Metaspace gives none to a text that begins with one; SentencePiece, whose models it stands for
-# in tokenizer.json, does, and so does a GGUF file.
+# normalizer, pre_tokenizer of SentencePiece's BPE -> whether a space is put before a text.
+# Metaspace adds none to a text that begins with a space; SentencePiece, whose models it represents
+# in tokenizer.json, does, and so does GGUF.
 _SENTENCEPIECE_PREFIX: tuple[tuple[list[_Step], list[_Step], bool], ...] = (
     ([_PREPEND, _REPLACE], [], True),
     ([_REPLACE], [], False),
@@ -71,12 +71,12 @@ _SENTENCEPIECE_PREFIX: tuple[tuple[list[_Step], list[_Step], bool], ...] = (
 
 
 def is_byte_fallback(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether characters without a token become bytes, as in SentencePiece's BPE."""
+    """Whether characters without a token are encoded as bytes, as in SentencePiece's BPE."""
     return tokenizer["model"].get("byte_fallback") is True
 
 
 def byte_level_pre(path: Path, tokenizer: Mapping[str, Any]) -> str:
-    """tokenizer.ggml.pre of byte-level BPE; raises ValueError for unknown steps."""
+    """tokenizer.ggml.pre of byte-level BPE. Raises ValueError for unknown steps."""
     found = _steps(tokenizer)
     ignore_merges = bool(tokenizer["model"].get("ignore_merges"))
     for normalizer, pre_tokenizer, ignores, name in _BYTE_LEVEL_PRE:
@@ -100,7 +100,7 @@ def _steps(tokenizer: Mapping[str, Any]) -> tuple[list[_Step], list[_Step]]:
 
 
 def _flatten(value: Any) -> list[_Step]:
-    """The steps of a normalizer or pre_tokenizer, without those keys that change no token."""
+    """The steps of a normalizer or pre_tokenizer, without keys that do not affect tokens."""
     match value:
         case None:
             return []

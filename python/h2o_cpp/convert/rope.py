@@ -1,6 +1,6 @@
-"""Rotary position embedding: what config.json says of it, as GGUF metadata and tensors.
+"""Rotary position embedding: from config.json to GGUF metadata and tensors.
 
-transformers 5 writes one object, rope_parameters; before, rope_theta stood beside rope_scaling.
+transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from h2o_cpp.convert.checkpoint import Values
 from h2o_cpp.convert.config import Config, Metadata, dimension, number, refuse
 
 _DEFAULT_BASE = 10000.0
-_KINDS = {"full_attention", "sliding_attention"}  # of layers, if they differ
+_KINDS = {"full_attention", "sliding_attention"}  # if layers differ
 
 
 def rope_metadata(architecture: str, config: Config) -> Metadata:
@@ -21,14 +21,14 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
     rope = rope_parameters(config)
     metadata: Metadata = {"rope.freq_base": number(rope, "rope_theta", _DEFAULT_BASE)}
     match rope["rope_type"]:
-        case "default" | "llama3":  # llama3 is the tensor of rope_tensors
+        case "default" | "llama3":  # llama3: see rope_tensors
             return metadata
         case "linear":
             return metadata | {
                 "rope.scaling.type": "linear",
                 "rope.scaling.factor": number(rope, "factor"),
             }
-        case "longrope" | "su" if architecture == "phi3":  # whose factors are in rope_tensors
+        case "longrope" | "su" if architecture == "phi3":  # factors: see rope_tensors
             return metadata | _longrope(config, rope)
         case "yarn":
             return metadata | _yarn(architecture, config, rope)
@@ -39,10 +39,10 @@ def rope_metadata(architecture: str, config: Config) -> Metadata:
 
 
 def rope_tensors(config: Config, head_size: int) -> dict[str, Values]:
-    """What to divide the frequency of each pair of dimensions by: Llama 3's scaling, or LongRoPE's.
+    """Divisors of the frequencies of each pair of dimensions: Llama 3's scaling, or LongRoPE's.
 
-    LongRoPE has two such lists, for texts up to the original length and for longer ones. In Llama 3
-    long waves are stretched by `factor`, short ones are not, and those between are blended.
+    LongRoPE has two lists, for contexts up to the original length and for longer ones. Llama 3
+    divides low frequencies by `factor`, keeps high ones and interpolates in between.
     """
     rope = rope_parameters(config)
     if rope["rope_type"] in ("longrope", "su"):
@@ -70,16 +70,18 @@ def rope_parameters(config: Config) -> Mapping[str, Any]:
         if isinstance(found, dict) and found.keys() == _KINDS:
             found = found["full_attention"]
         if not isinstance(found, dict) or any(isinstance(v, dict) for v in found.values()):
-            raise ValueError(f"config.json: {key} is not one set of parameters for all layers")
+            raise ValueError(
+                f"config.json: {key} differs between layers, expected one set of parameters"
+            )
         break
     else:
         found = {}
-    theta = config.get("rope_theta", config.get("rotary_emb_base"))  # the latter in GPT-NeoX
+    theta = config.get("rope_theta", config.get("rotary_emb_base"))  # GPT-NeoX
     return {"rope_theta": theta, "rope_type": found.get("type", "default")} | found
 
 
 def local_rope(config: Config) -> Mapping[str, Any]:
-    """The same of layers with a window, where they have their own, as in Gemma 3."""
+    """The rope parameters of layers with a window, if they differ, as in Gemma 3."""
     found = config.get("rope_parameters")
     if isinstance(found, dict) and found.keys() == _KINDS:
         return rope_parameters({"rope_parameters": found["sliding_attention"]})
@@ -90,9 +92,9 @@ def local_rope(config: Config) -> Mapping[str, Any]:
 def rotated_share(
     architecture: str, config: Config, head: int, default: float, old_key: str | None = None
 ) -> int:
-    """How many dimensions of a head are rotated, if it is a share of them.
+    """The number of rotated dimensions, given as a fraction of the head.
 
-    old_key: its key in config.json, where that is not partial_rotary_factor.
+    old_key: the key in config.json, if not partial_rotary_factor.
     """
     key = "partial_rotary_factor"
     share = rope_parameters(config).get(key, config.get(old_key or key, default))
@@ -127,7 +129,7 @@ def _factors(rope: Mapping[str, Any], kind: str) -> Values:
 
 
 def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadata:
-    if rope.get("truncate", True) == (architecture == "gpt-oss"):  # which is known not to round
+    if rope.get("truncate", True) == (architecture == "gpt-oss"):  # gpt-oss does not round
         raise refuse(architecture, "truncate", rope.get("truncate", True), "a variant of yarn")
     for key in ("mscale", "mscale_all_dim"):
         if rope.get(key) is not None:
@@ -143,10 +145,10 @@ def _yarn(architecture: str, config: Config, rope: Mapping[str, Any]) -> Metadat
         ),
     }
     if rope.get("attention_factor") is not None:
-        # HF's replaces YaRN's own factor, ggml's multiplies it.
+        # HF's value replaces YaRN's own factor, ggml's multiplies it.
         own = 1 + 0.1 * log(factor) if factor > 1 else 1.0
         metadata["rope.scaling.attn_factor"] = number(rope, "attention_factor") / own
-    for key in ("beta_fast", "beta_slow"):  # llama.cpp reads these for a few architectures only
+    for key in ("beta_fast", "beta_slow"):  # llama.cpp reads these only for a few architectures
         if rope.get(key) is not None:
             metadata[f"rope.scaling.yarn_{key}"] = number(rope, key)
     return metadata

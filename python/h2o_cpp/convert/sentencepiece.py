@@ -1,4 +1,4 @@
-"""Reads SentencePiece BPE models: tokenizer.model, and what HF makes of one in tokenizer.json."""
+"""SentencePiece BPE models: tokenizer.model, and HF's form of them in tokenizer.json."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,7 +11,7 @@ from h2o_cpp.convert.tokens import AddedToken, Tokens
 
 
 def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
-    """Reads tokenizer.model; raises ValueError when it is damaged or not a BPE of plain text."""
+    """Read tokenizer.model. Raises ValueError if it is damaged or not a BPE of plain text."""
     model = _parse(path)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     for value, why in (
@@ -25,7 +25,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
     ids = {piece.piece: id for id, piece in enumerate(model.pieces)}
     if len(ids) < len(model.pieces):
         raise ValueError(f"{path}: two pieces are the same")
-    # The numbers of the types are those of GGUF.
+    # The types have the same numbers in GGUF.
     types = {piece.piece: TokenType(piece.type) for piece in model.pieces}
     _check_bytes(path, types)
     flags = {"add_space_prefix": normalizer.add_dummy_prefix}
@@ -44,7 +44,7 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
         added,
         scores={piece.piece: piece.score for piece in model.pieces},
         types=types,
-        # One that the model lacks has id -1.
+        # Missing tokens have id -1.
         special_ids={name: id for name, id in special_ids.items() if 0 <= id < len(ids)},
         flags=flags,
     )
@@ -53,8 +53,8 @@ def read_sentencepiece(path: Path, added: list[AddedToken]) -> Tokens:
 def _parse(path: Path) -> Any:
     """The ModelProto in a file.
 
-    SentencePieceProcessor does not tell a model's kind, its normalisation or which pieces are
-    user-defined; the protocol buffer classes of its package do, which need `protobuf`.
+    SentencePieceProcessor does not expose the model's type, its normalisation or user-defined
+    pieces; the protocol buffers do, and need `protobuf`.
     """
     from google.protobuf.message import DecodeError
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -64,7 +64,7 @@ def _parse(path: Path) -> Any:
     except (DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a readable SentencePiece model ({error})") from error
     for id, piece in enumerate(model.pieces):
-        if not isinstance(piece.piece, str):  # protobuf leaves what is not UTF-8 as bytes
+        if not isinstance(piece.piece, str):  # protobuf returns invalid UTF-8 as bytes
             raise ValueError(
                 f"{path}: not a readable SentencePiece model (piece {id} is not UTF-8)"
             )
@@ -74,11 +74,11 @@ def _parse(path: Path) -> Any:
 def scores_from_merges(
     path: Path, texts: AbstractSet[str], merges: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, TokenType]]:
-    """Scores and types by which SentencePiece merges just as BPE does by the ranks of merges.
+    """Scores and types with which SentencePiece merges in the same order as BPE with `merges`.
 
-    BPE makes the listed merge of least rank, SentencePiece the one to the piece of best score,
-    listed or not. They agree if each way to make a piece is listed, and all in one run.
-    Raises ValueError if they do not.
+    BPE applies the listed merge of lowest rank; SentencePiece the merge to the piece of highest
+    score, listed or not. They agree if every way to form a piece is listed, consecutively.
+    Raises ValueError otherwise.
     """
     scores: dict[str, float] = {}
     last = None
@@ -96,11 +96,11 @@ def scores_from_merges(
     for piece in texts - types.keys():
         for i in range(1, len(piece)):
             left, right = piece[:i], piece[i:]
-            # SentencePiece begins with characters, whether they are pieces or not.
+            # SentencePiece begins with single characters, whether or not they are pieces.
             mergeable = all(part in texts or len(part) == 1 for part in (left, right))
             if mergeable and f"{left} {right}" not in listed:
-                raise ValueError(f"{path}: {piece!r} is a token, but {left!r}, {right!r} no merge")
-    worst = float(-len(scores))  # never compared: what no merge makes, no score can make either
+                raise ValueError(f"{path}: token {piece!r} has no merge of {left!r} and {right!r}")
+    worst = float(-len(scores))  # never compared: only merges form these pieces
     return {text: scores.get(text, worst) for text in texts}, types
 
 

@@ -1,4 +1,4 @@
-"""The sizes of a model, by whatever keys its config.json has them."""
+"""The sizes of a model, with the keys that different families use in config.json."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from h2o_cpp.convert.config import Config, dimension, refuse
 Sizes = Mapping[str, int]
 """The sizes of a model by the names that its modules use, such as embd and ff."""
 
-# size -> the keys that families have for it
+# size -> keys in config.json
 _KEYS = {
     "embd": ("hidden_size", "n_embd", "n_embed"),
     "ff": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
@@ -20,10 +20,10 @@ _KEYS = {
 def read_sizes(
     architecture: str, config: Config, kv_heads: int | None, defaults: Sizes
 ) -> dict[str, int]:
-    """Those that every family has.
+    """The sizes that every family has.
 
-    kv_heads: default: num_key_value_heads, or as many as of Q. defaults: of keys that may be
-    missing; ff_ratio is that of ff to embd. Raises ValueError for sizes that do not go together.
+    kv_heads: default: num_key_value_heads, or the number of query heads. defaults: for missing
+    keys; ff_ratio is ff / embd. Raises ValueError for inconsistent sizes.
     """
     embd, heads = _size(config, "embd"), _size(config, "heads")
     head = _head_size(architecture, config, embd, heads)
@@ -60,7 +60,7 @@ def _size(config: Config, size: str, default: int | None = None) -> int:
 
 
 def _head_size(architecture: str, config: Config, embd: int, heads: int) -> int:
-    """As config.json says, or the share of embd that each head has."""
+    """head_dim, or embd / heads."""
     if config.get("head_dim") is not None:
         return dimension(config, "head_dim")
     if embd % heads:

@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file gets from a checkpoint, in which types."""
+"""The tensors of a GGUF file, their types, and reading and encoding their values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from h2o_cpp.convert.checkpoint import Bytes, SourceTensor, Values
 from h2o_cpp.convert.config import Config
 from h2o_cpp.convert.family import Family, TensorSpec
 
-# The largest values of types that have less range than float32; scales of blocks are f16.
+# Largest values of types with less range than float32; block scales are f16.
 _LARGEST = {
     GGMLQuantizationType.F16: 65504.0,
     GGMLQuantizationType.BF16: 2.0**128 - 2.0**120,
@@ -24,13 +24,13 @@ _LARGEST = {
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of the file, before its values are read; its names and shape are in `spec`."""
+    """A tensor to write, before its values are read; `spec` has its names and shape."""
 
     spec: TensorSpec
     reads: Sequence[Callable[[], Values]]
     type: GGMLQuantizationType
     stored: Callable[[], Bytes] | None = None
-    """Reads what is written as it is, instead."""
+    """Reads data to copy unchanged, instead of `reads`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,13 +44,13 @@ class PlannedTensor:
         return prod(self.shape) // block_size * type_size
 
     def encode(self) -> npt.NDArray[Any]:
-        """Reads the values and returns the `nbytes` to write.
+        """Read the values and return the `nbytes` to write.
 
-        Raises ValueError for values that are NaN, infinite or beyond the range of the type.
+        Raises ValueError for NaN, infinities and values beyond the range of the type.
         """
         if self.stored is not None:
             return self.stored()
-        with np.errstate(over="ignore"):  # a float64 that becomes an infinity
+        with np.errstate(over="ignore"):  # an overflow becomes an infinity
             return np.concatenate([self._encode(read()) for read in self.reads])
 
     def _encode(self, values: Values) -> npt.NDArray[Any]:
@@ -58,7 +58,7 @@ class PlannedTensor:
             values = values[..., slice(*self.spec.rows), :]
         if self.spec.transform is not None:
             values = self.spec.transform(values)
-        largest = np.maximum(values.max(initial=0), -values.min(initial=0))  # NaN if there is one
+        largest = np.maximum(values.max(initial=0), -values.min(initial=0))  # NaN if there is any
         if not np.isfinite(largest):
             raise ValueError(f"tensor {self.spec.hf} has values that are NaN or infinite")
         if largest > _LARGEST.get(self.type, np.inf):
@@ -76,10 +76,10 @@ def plan_tensors(
     tensors: Mapping[str, SourceTensor],
     weight_type: GGMLQuantizationType,
 ) -> list[PlannedTensor]:
-    """Finds the tensors to write, in file order.
+    """The tensors to write, in file order.
 
-    Raises ValueError when one is missing or has another shape than config.json says, and when the
-    checkpoint has one that the family does not know.
+    Raises ValueError if one is missing or has another shape than config.json implies, or if the
+    checkpoint has a tensor that the family does not know.
     """
     names = {name.removeprefix(family.base_prefix): name for name in tensors}
     plan = []
@@ -100,9 +100,7 @@ def plan_tensors(
         plan.append(PlannedTensor(spec, reads, _type(spec, weight_type)))
     for hf, name in names.items():
         if hf not in used and not family.ignored.fullmatch(hf):
-            raise ValueError(
-                f"tensor {name} has no place in a file of architecture `{family.architecture}`"
-            )
+            raise ValueError(f"tensor {name} is unknown in architecture `{family.architecture}`")
     for gguf, values in family.computed(config).items():
         plan.append(_computed(gguf, values))
     return plan
@@ -110,11 +108,11 @@ def plan_tensors(
 
 def _reader(name: str, source: SourceTensor, spec: TensorSpec) -> Callable[[], Values]:
     if source.read is None:
-        raise ValueError(f"tensor {name} has a type other than f64, f32, f16 and bf16")
+        raise ValueError(f"tensor {name} has an unsupported type, expected f64, f32, f16 or bf16")
     if source.shape != spec.shape:
         raise ValueError(
-            f"tensor {name} has shape {list(source.shape)},"
-            f" but config.json asks for {list(spec.shape)}"
+            f"tensor {name} has shape {list(source.shape)}, expected {list(spec.shape)}"
+            " by config.json"
         )
     return source.read
 
@@ -125,7 +123,7 @@ def _computed(gguf: str, values: Values) -> PlannedTensor:
 
 
 def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizationType:
-    """As llama.cpp's converter: F32 for all but matrices, F16 for rows of incomplete blocks."""
+    """As in llama.cpp's converter: F32 except for matrices, F16 for rows of incomplete blocks."""
     is_matrix = len(spec.shape) > 1 and spec.gguf.endswith(".weight")
     if not is_matrix or spec.gguf == "position_embd.weight" or ".ffn_gate_inp" in spec.gguf:
         return GGMLQuantizationType.F32
@@ -136,9 +134,9 @@ def _type(spec: TensorSpec, weight_type: GGMLQuantizationType) -> GGMLQuantizati
 def mxfp4_tensor(
     spec: TensorSpec, names: Sequence[str], tensors: Mapping[str, SourceTensor]
 ) -> PlannedTensor:
-    """Weights that the checkpoint has in MXFP4: bytes of two elements each, in order, and scales.
+    """Weights in MXFP4: bytes of two elements each, in order, and scales.
 
-    Raises ValueError when one of the two is missing, or has another shape or type.
+    Raises ValueError if one of the two is missing, or has another shape or type.
     """
     experts, columns, rows = spec.shape
     n_blocks, left = divmod(columns, 32)
@@ -150,7 +148,7 @@ def mxfp4_tensor(
             raise ValueError(f"tensor {name} is missing from the checkpoint")
         if source.read_bytes is None or source.shape != shape or left:
             raise ValueError(
-                f"tensor {name} is no u8 of shape {list(shape)}, as config.json asks for"
+                f"tensor {name} has another type or shape, expected u8 {list(shape)} by config.json"
             )
         reads.append(source.read_bytes)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of its tokenizer beside the tokens themselves."""
+"""The tokenizer's settings in a checkpoint, besides its tokens."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ _OTHER_SPECIAL_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class TokenizerSettings:
-    """tokenizer_config.json, special_tokens_map.json and chat_template.jinja, all optional."""
+    """tokenizer_config.json, special_tokens_map.json and chat_template.jinja; all are optional."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "tokenizer_config.json"
@@ -33,7 +33,7 @@ class TokenizerSettings:
         self._special = {key: list(_token_texts(value)) for key, value in special.items()}
 
     def flag(self, key: str) -> bool | None:
-        """A setting such as add_bos_token; None if the files do not have it."""
+        """A setting such as add_bos_token; None if it is missing."""
         value = self._config.get(key)
         if value is None or isinstance(value, bool):
             return value
@@ -48,13 +48,13 @@ class TokenizerSettings:
             yield added_token(self.path, fields.get("content"), id, fields.get("special", False))
 
     def special_texts(self) -> frozenset[str]:
-        """The texts of all special tokens that the files name."""
+        """The texts of all special tokens."""
         return frozenset(text for texts in self._special.values() for text in texts)
 
     def special_ids(
         self, config: Config, ids: Mapping[str, int], size: int
     ) -> Iterator[tuple[str, int]]:
-        """Pairs of GGUF name and id; the tokenizer's own choice comes before config.json's."""
+        """GGUF names and ids; the tokenizer's settings take precedence over config.json."""
         for key, name in _SPECIAL_KEYS.items():
             if texts := self._special.get(key):
                 if texts[0] not in ids:
@@ -92,7 +92,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
 
 
 def _token_texts(value: object) -> Iterator[str]:
-    """The text of a special token, written as "</s>", {"content": "</s>"}, or several of these."""
+    """The text of a special token, given as "</s>", {"content": "</s>"} or several of these."""
     match value:
         case str(text) | {"content": str(text)}:
             yield text

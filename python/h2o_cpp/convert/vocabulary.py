@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face checkpoint as GGUF stores it: types, special tokens, padding."""
+"""A checkpoint's vocabulary as GGUF stores it: types, special tokens, padding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from h2o_cpp.convert.sentencepiece import read_sentencepiece
 from h2o_cpp.convert.tokenizer_settings import ChatTemplate, TokenizerSettings
 from h2o_cpp.convert.tokens import AddedToken, Tokens
 
-# Scores that llama.cpp's converter gives to added tokens and to padding
+# llama.cpp's scores of added tokens and padding
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
-# Ends of a turn in a chat, which llama.cpp too finds by their text
+# End-of-turn tokens, which llama.cpp also recognises by their text
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and their types by id, and all else that tokenizer.* keys say."""
+    """Tokens and their types by id, and the other tokenizer.* keys."""
 
     model: str
     pre: str
@@ -38,12 +38,12 @@ class Vocabulary:
     merges: list[str]
     """By rank, for model "gpt2"."""
     special_ids: Mapping[str, int]
-    """Ids by GGUF name (bos, eos, eot, unknown, padding) of those that the tokenizer has."""
+    """Ids by GGUF name (bos, eos, eot, unknown, padding)."""
     flags: Mapping[str, bool]
     chat_template: ChatTemplate | None
 
     def write(self, writer: GGUFWriter) -> None:
-        """Adds the tokenizer.* keys to a file."""
+        """Add the tokenizer.* keys to a file."""
         writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
@@ -63,11 +63,11 @@ class Vocabulary:
 def read_vocabulary(
     directory: Path, config: Config, *, size: int, add_bos: bool, control_tokens: frozenset[str]
 ) -> Vocabulary:
-    """Reads the tokenizer of a checkpoint and pads its tokens to `size` ids.
+    """Read the tokenizer of a checkpoint and pad its tokens to `size` ids.
 
     Special tokens come from tokenizer_config.json, else special_tokens_map.json, else (by id)
-    config.json. `add_bos` is whether byte-level BPE puts the beginning-of-text token before a
-    text if no file says, and `control_tokens` are control tokens beside those listed as special.
+    config.json. `add_bos`: the default of add_bos_token for byte-level BPE. `control_tokens`:
+    control tokens besides those listed as special.
     Raises FileNotFoundError without a tokenizer, ValueError when it is damaged, too large, or of
     an unknown kind.
     """
@@ -112,7 +112,7 @@ def read_vocabulary(
 
 
 def _read_tokens(directory: Path) -> Tokens:
-    """Prefers tokenizer.model, which tokenizer.json is made from."""
+    """Prefers tokenizer.model, from which tokenizer.json is made."""
     model, tokenizer = directory / "tokenizer.model", directory / "tokenizer.json"
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     if model.is_file():
@@ -130,15 +130,15 @@ def _read_tokens(directory: Path) -> Tokens:
 
 
 def _added_type(token: AddedToken) -> TokenType:
-    """As llama.cpp's converter: some control tokens are not marked as special."""
+    """As in llama.cpp's converter: some control tokens are not marked as special."""
     control = token.special or token.text in ("<pad>", "<mask>")
-    for bar in ("|", "\uff5c"):  # the latter is full-width, in DeepSeek's tokens
+    for bar in ("|", "\uff5c"):  # full-width in DeepSeek's tokens
         control |= token.text.startswith(f"<{bar}") and token.text.endswith(f"{bar}>")
     return TokenType.CONTROL if control else TokenType.USER_DEFINED
 
 
 def _stored_text(tokens: Tokens, types: Mapping[str, TokenType], text: str) -> str:
-    """As llama.cpp's converter: what is matched before BPE is written with spaces."""
+    """As in llama.cpp's converter: text matched before BPE is stored with spaces."""
     if tokens.model == "llama" and types[text] is TokenType.USER_DEFINED:
         return text.replace("▁", " ")
     return text
@@ -152,7 +152,7 @@ def _flags(
     special_ids: Mapping[str, int],
     add_bos: bool,
 ) -> dict[str, bool]:
-    """add_bos_token always, add_eos_token if true, and those of the tokenizer itself."""
+    """add_bos_token, add_eos_token if true, and the tokenizer's own flags."""
     flags = dict(tokens.flags)
     before, after = tokens.template or (None, None)
     for name, texts, default in (
@@ -162,7 +162,7 @@ def _flags(
         if texts and [ids.get(text) for text in texts] != [special_ids.get(name)]:
             raise ValueError(
                 f"{directory}: the tokenizer adds {' '.join(texts)} to a text,"
-                f" which is not its {name}_token"
+                f" expected only its {name}_token"
             )
         setting = settings.flag(f"add_{name}_token")
         if setting and name not in special_ids:

@@ -1,4 +1,4 @@
-"""Sliding windows: layers in which a token attends only to itself and to the newest before it."""
+"""Sliding windows: layers in which a token attends only to the newest tokens."""
 
 from h2o_cpp.convert.config import Config, Metadata, dimension, flag
 
@@ -6,15 +6,16 @@ _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
 def window_of_every_layer(config: Config) -> Metadata:
-    """As Mistral's: where there is a `sliding_window`, every layer has it."""
+    """As in Mistral: `sliding_window` applies to every layer."""
     if config.get("sliding_window") is None:
         return {}
     return _window(config)
 
 
 def window_of_some_layers(config: Config) -> Metadata:
-    """As Qwen's: none unless `use_sliding_window`; then `layer_types` says which layers have it,
-    or `max_window_layers` how many at the start have not."""
+    """As in Qwen: with `use_sliding_window`, `layer_types` lists the layers with a window, or
+    `max_window_layers` is the first one.
+    """
     if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return {}
     n_layers = dimension(config, "num_hidden_layers")
@@ -30,7 +31,7 @@ def window_of_some_layers(config: Config) -> Metadata:
 
 
 def window_of_listed_layers(config: Config, period: int) -> Metadata:
-    """As Gemma's: the layers that `layer_types` lists, else all but the last of each period."""
+    """As in Gemma: the layers in `layer_types`, by default all but the last of each period."""
     n_layers = dimension(config, "num_hidden_layers")
     usual = [(i + 1) % period != 0 for i in range(n_layers)]
     slides = usual if config.get("layer_types") is None else sliding_layers(config)
@@ -39,7 +40,7 @@ def window_of_listed_layers(config: Config, period: int) -> Metadata:
 
 
 def sliding_layers(config: Config) -> list[bool]:
-    """Which layers have a window, as `layer_types` lists them; ValueError unless it does."""
+    """Which layers have a window, by `layer_types`. Raises ValueError if it is invalid."""
     kinds = config.get("layer_types")
     n_layers = dimension(config, "num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != n_layers or not set(kinds) <= _KINDS.keys():
@@ -51,7 +52,7 @@ def sliding_layers(config: Config) -> list[bool]:
 
 
 def _window(config: Config) -> Metadata:
-    """Nothing, as of no effect, where it is as long as the longest text."""
+    """Empty for a window as long as the context, which has no effect."""
     size = dimension(config, "sliding_window")
     if size >= dimension(config, "max_position_embeddings"):
         return {}

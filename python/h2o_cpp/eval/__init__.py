@@ -1,5 +1,5 @@
-"""Benchmarks through lm-evaluation-harness (lm_eval), which the extra `eval` installs.
+"""Benchmarks with lm-evaluation-harness (lm_eval), which the extra `eval` installs.
 
-`budgeted` answers its kinds of requests, `model` is that as lm_eval knows models, `tasks` has its
-tasks on local files, `scores` runs them.
+`budgeted` computes likelihoods and outputs, `model` is the model for lm_eval, `tasks` loads tasks
+from local files, `scores` runs them.
 """

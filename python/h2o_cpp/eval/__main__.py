@@ -1,4 +1,4 @@
-"""The command of lm_eval with the model h2o_cpp: `python -m h2o_cpp.eval run --model h2o_cpp`."""
+"""lm_eval's command with the model h2o_cpp: `python -m h2o_cpp.eval run --model h2o_cpp`."""
 
 from lm_eval.__main__ import cli_evaluate
 

@@ -1,4 +1,4 @@
-"""Likelihoods and greedy text from a cache whose budget is a fraction of each request."""
+"""Likelihoods and greedy outputs with a cache budget that is a fraction of each request."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
-# Tokens of a continuation that are scored at a time when nothing is evicted. The result does not
-# depend on it; it bounds the logits, [64, n_vocab].
+# Tokens of a continuation scored at a time without eviction. Does not affect the result; bounds the
+# logits, [64, n_vocab].
 _N_SCORED = 64
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the cache held, in the mean over the requests since clear_usage()."""
+    """Mean cache contents over the requests since clear_usage()."""
 
     requests: int
-    truncated: int  # how many of them lost the beginning of their text
+    truncated: int  # requests that lost the beginning of their text
     kept: float  # tokens at the end of a request, per layer and KV head
     cache_bytes: float  # allocated
 
 
 class BudgetedModel:
-    """Answers requests, each from an empty cache of its own size.
+    """A model that processes each request with an empty cache of its own size.
 
     The budget is a fraction of the request, as in the paper (arXiv 2306.14048, section 5): `hh`
-    times the tokens of the prompt where text is generated, and of context and continuation
-    together where a continuation is scored, as the authors count; cut to whole tokens, at least
-    one.
+    times the prompt's tokens when generating, and times context and continuation together when
+    scoring, as the authors count; rounded down, at least one token.
 
-    The context is read in one piece with full attention, and what exceeds the budget is evicted
-    after it. The tokens of a continuation are then fed one at a time with eviction after each, so
-    every prediction but the first is made from what is kept, and a continuation of one token does
-    not depend on the budget. That is the authors' cache that really drops; for the paper's
-    accuracies they masked instead, which restricts the tokens of the context too and is harsher.
-    n_batch=1 comes closer to it: it evicts while the context is read.
+    By default, the context is read in one chunk with full attention, then evicted down to the
+    budget. Tokens of a continuation are read one at a time with eviction after each, so every
+    prediction but the first uses only kept tokens, and a continuation of one token does not depend
+    on the budget. This is the authors' implementation with real eviction. For the paper's
+    accuracies they masked attention instead, which also restricts tokens of the context;
+    n_batch=1, with eviction while the context is read, is closer to that.
 
     Attributes: `tokenizer`; `n_ctx`, the most tokens of a request; `hh` and `policy`.
     """
@@ -64,18 +63,18 @@ class BudgetedModel:
         """Load a model.
 
         path: a GGUF file.
-        hh: what the cache keeps, a fraction of each request. None: the full cache.
-        policy: what that is, a name of h2o_cpp.model.policy.POLICIES.
-        n_ctx: the most tokens of a request, which loses its beginning if it has more; default and
-            limit: as trained.
-        n_batch: tokens of a context read at a time, with eviction after each; default: all of them.
+        hh: the budget, a fraction of each request. None: the full cache.
+        policy: a name from h2o_cpp.policy.POLICIES.
+        n_ctx: most tokens of a request; longer ones lose their beginning. Default and maximum: the
+            trained length.
+        n_batch: tokens of a context per chunk, each followed by eviction; default: all of them.
         kv_dtype, device, threads: as for Generator.
 
         Raises FileNotFoundError, ValueError and MemoryError.
         """
-        named_policy(policy, 1)  # raises for an unknown name
+        named_policy(policy, 1)  # checks the name
         if hh is not None and not 0 < check_float("hh", hh) <= 1:
-            raise ValueError(f"hh={hh!r}, expected a fraction of a request, more than 0, at most 1")
+            raise ValueError(f"hh={hh!r}, expected a fraction of a request, above 0 and up to 1")
         self._model = open_model(path, device=device, threads=threads)
         n_train = self._model.n_ctx_train
         self.n_ctx = n_train if n_ctx is None else check_int("n_ctx", n_ctx, 2, n_train)
@@ -94,7 +93,7 @@ class BudgetedModel:
 
     @property
     def usage(self) -> Usage:
-        """What the cache held."""
+        """The mean cache contents."""
         n = len(self._kept)
         mean_kept, mean_bytes = (sum(values) / max(n, 1) for values in (self._kept, self._bytes))
         return Usage(n, self._truncated, mean_kept, mean_bytes)
@@ -102,17 +101,16 @@ class BudgetedModel:
     def loglikelihood(
         self, context: Sequence[int], continuation: Sequence[int]
     ) -> tuple[float, bool]:
-        """Log-likelihood of a continuation, and whether it is the greedy one.
+        """Log-likelihood of a continuation, and whether it is the greedy output.
 
-        Both are tokens, one of each at least. Raises ValueError if n_ctx has no room for the
-        continuation.
+        Both arguments need at least one token. Raises ValueError if the continuation exceeds n_ctx.
         """
         if not context or not 0 < len(continuation) <= self.n_ctx:
             raise ValueError(
                 f"{len(context)} tokens of context and {len(continuation)} of continuation, "
                 f"expected at least 1 of each and a continuation of at most n_ctx={self.n_ctx}"
             )
-        # The last token is predicted and never fed, so that there is room for one more.
+        # The last token is only predicted, so one more token fits.
         tokens = self._newest([*context, *continuation], self.n_ctx + 1)
         n_context = len(tokens) - len(continuation)
         n_scored = min(self._chunk, _N_SCORED if self.hh is None else 1)
@@ -128,9 +126,9 @@ class BudgetedModel:
         return total, greedy
 
     def generate(self, prompt: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> str:
-        """Greedy continuation of a prompt's tokens, up to the first of the strings in `stop`.
+        """The greedy output for a prompt, up to the first of the strings in `stop`.
 
-        Raises ValueError if n_ctx has no room for max_tokens and one token of the prompt.
+        Raises ValueError if max_tokens and one token of the prompt exceed n_ctx.
         """
         max_tokens = check_int("max_tokens", max_tokens, 1, self.n_ctx - 1)
         tokens = self._newest(prompt, self.n_ctx - max_tokens)
@@ -178,7 +176,7 @@ def _read(session: _core.Session, context: NDArray[np.int32]) -> NDArray[np.floa
 def _logits(
     session: _core.Session, tokens: NDArray[np.int32], n_context: int, n_scored: int
 ) -> Iterator[NDArray[np.float32]]:
-    """Logits after the context and after each token that follows it, some rows at a time."""
+    """Logits after the context and after each token that follows it, in chunks of rows."""
     yield _read(session, tokens[:n_context])
     for begin in range(n_context, len(tokens), n_scored):
         yield session.score(0, tokens[begin : begin + n_scored])

@@ -1,4 +1,4 @@
-"""A model with a bounded cache as lm-evaluation-harness (lm_eval) knows models."""
+"""The model class for lm-evaluation-harness (lm_eval)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from h2o_cpp.eval.budgeted import BudgetedModel
 
-_MAX_GEN_TOKS = 256  # where a task does not say; as lm_eval's own models have it
+_MAX_GEN_TOKS = 256  # default, as in lm_eval's own models
 
 
 @register_model("h2o_cpp")
 class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
-    """The model `h2o_cpp` of lm_eval; BudgetedModel explains budgets and eviction.
+    """The model `h2o_cpp` of lm_eval; see BudgetedModel for budgets and eviction.
 
-    A rolling likelihood has one token of context in its first window, so nearly all of its text is
+    The first window of a rolling likelihood has one token of context, so nearly all of its text is
     read under eviction.
     """
 
@@ -36,7 +36,7 @@ class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
     ) -> None:
         """Load a model; path and options as for BudgetedModel.
 
-        batch_size, max_batch_size: lm_eval always passes them; requests are answered one by one.
+        batch_size, max_batch_size: passed by lm_eval, ignored; requests are processed one by one.
         """
         super().__init__()
         self.budgeted = BudgetedModel(path, **options)
@@ -44,32 +44,32 @@ class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
 
     @property
     def eot_token_id(self) -> int | None:
-        """The end of text, where the vocabulary has one."""
+        """The end-of-text token, if the vocabulary has one."""
         return self._tokenizer.eos
 
     @property
     def prefix_token_id(self) -> int:
-        """The token in front of a text that has no context."""
+        """The token before a text without context."""
         for token in (self._tokenizer.bos, self._tokenizer.eos):
             if token is not None:
                 return token
-        raise ValueError("the vocabulary has no token for the beginning or the end of a text")
+        raise ValueError("the vocabulary has no token for the beginning or end of a text")
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Tokens of a text, by default with those that the model wants around it."""
+        """Tokens of a text, by default with the special tokens around it."""
         return self._tokenizer.encode(string, add_special=add_special_tokens is not False)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm_eval writes beside its own configuration into the results."""
+        """Information for lm_eval's results."""
         model = self.budgeted
         return {"hh": model.hh, "policy": model.policy, "usage": asdict(model.usage)}
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihoods of whole texts, each token predicted once, in windows of n_ctx."""
+        """Log-likelihoods of whole texts in windows of n_ctx; each token is predicted once."""
         answers = []
         for request in tqdm(requests, disable=disable_tqdm or None):
             windows = get_rolling_token_windows(
@@ -96,12 +96,12 @@ class H2oModel(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
         return answers
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations, each up to the first of its stop strings; ValueError to sample."""
+        """Greedy outputs, each up to the first stop string. Raises ValueError for sampling."""
         answers = []
         for request in tqdm(requests, disable=disable_tqdm or None):
             context, options = request.args
             if options.get("do_sample") and options.get("temperature") != 0:
-                raise ValueError("do_sample is true, but only greedy text is generated")
+                raise ValueError("do_sample=True is not supported, expected greedy generation")
             until = options.get("until") or ()
             text = self.budgeted.generate(
                 self.tok_encode(context),

@@ -1,4 +1,4 @@
-"""Scores of a model on tasks, and what the cache held meanwhile."""
+"""A model's scores on tasks, with the mean cache contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from h2o_cpp.eval.model import H2oModel
 from h2o_cpp.eval.tasks import load_task
 from h2o_cpp.model.arguments import check_int
 
-_SEED = 1234  # of the choice of few-shot examples; lm_eval's own default
+_SEED = 1234  # of few-shot examples; lm_eval's default
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Score:
     """One metric of one task."""
 
     task: str
-    metric: str  # "acc", "acc_norm" or what else the task has
+    metric: str  # such as "acc" and "acc_norm"
     value: float
-    stderr: float | None  # None where lm_eval gives none
+    stderr: float | None  # None if lm_eval has none
     n: int  # documents
-    kept: float  # tokens in the cache at the end of a request, per layer and KV head; the mean
-    cache_bytes: float  # allocated; the mean over the requests
+    kept: float  # mean tokens in the cache at the end of a request, per layer and KV head
+    cache_bytes: float  # allocated, mean
     truncated: int  # requests that lost the beginning of their text
 
 
@@ -39,11 +39,11 @@ def evaluate(
     num_fewshot: int | None = None,
     limit: int | None = None,
 ) -> Iterator[Score]:
-    """Score a model, task after task.
+    """Score a model on tasks, one after another.
 
     tasks: names for load_task.
-    data: directory of local files; None: lm_eval takes them from the Hub.
-    num_fewshot: examples in front of each question; default: as the task says, mostly 0.
+    data: directory of local files; None: from the Hub.
+    num_fewshot: examples before each question; default: the task's own, mostly 0.
     limit: only the first N documents of a task.
 
     Raises as load_task does, before the first score.
@@ -70,7 +70,7 @@ def _evaluate(
 
 
 def _scores(task: str, metrics: Mapping[str, Any], usage: Usage) -> Iterator[Score]:
-    """One for each "metric,filter" of lm_eval, which puts "metric_stderr,filter" beside it."""
+    """A Score for each "metric,filter" of lm_eval, with its "metric_stderr,filter"."""
     for key, value in metrics.items():
         metric, comma, kind = key.partition(",")
         if not comma or metric.endswith("_stderr"):

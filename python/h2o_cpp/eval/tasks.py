@@ -1,4 +1,4 @@
-"""The paper's tasks as lm_eval defines them, on local files instead of the Hugging Face Hub."""
+"""The paper's tasks as lm_eval defines them, with local files instead of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from lm_eval.tasks import TaskManager
 
 _Document = dict[str, Any]
 
-_SPLIT = "test"  # lm_eval leaves the document that is asked out of the examples only in this one
+_SPLIT = "test"  # only in this split does lm_eval exclude the document from its few-shot examples
 
 
 def _math_qa(documents: Iterable[_Document]) -> Iterator[_Document]:
-    """Questions and options as lm_eval asks, of prompts that have both.
+    """Questions and options from prompts that contain both.
 
-    A prompt is "Question: ...", a line "A. ..." for each option, and "Answer: ". Where an option is
-    empty, as this dataset has it for some numbers with thousands separators, there is nothing to
-    score: the document is left out.
+    A prompt is "Question: ...", a line "A. ..." per option, and "Answer: ". Documents with an empty
+    option, which occur for some numbers with thousands separators, are skipped.
     """
     for document in documents:
         text = document["query"].removeprefix("Question: ").removesuffix("\nAnswer: ")
@@ -35,16 +34,16 @@ def _math_qa(documents: Iterable[_Document]) -> Iterator[_Document]:
 
 @dataclass(frozen=True)
 class LocalTask:
-    """Where a task's definition and documents are."""
+    """The definition and the documents of a task."""
 
-    folder: str  # of lm_eval's definition
+    folder: str  # lm_eval's definition
     file: str  # JSON lines
-    fields: str  # that every line has; others are ignored
+    fields: str  # required in every line; others are ignored
     convert: Callable[[Iterable[_Document]], Iterable[_Document]] = iter
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the definition
+    changes: Mapping[str, Any] = field(default_factory=dict)  # changes to the definition
 
 
-# By lm_eval's name. Fields are those of the Hub's datasets, but for MathQA.
+# By lm_eval's name. Fields are those of the Hub's datasets, except for MathQA.
 LOCAL_TASKS = {
     "copa": LocalTask(
         "super_glue/copa",
@@ -72,11 +71,10 @@ LOCAL_TASKS = {
 
 
 def load_task(name: str, directory: Path | None) -> dict[str, Any]:
-    """What lm_eval.evaluate takes as its task_dict, for one task or a group of them.
+    """A task_dict for lm_eval.evaluate, with one task or a group.
 
-    name: any of lm_eval's tasks, which come from the Hub; with a directory one of LOCAL_TASKS, on
-        its file there. Examples of a few-shot prompt come from the same file, without the document
-        that is asked.
+    name: any of lm_eval's tasks, from the Hub; with a directory, one of LOCAL_TASKS, from its file.
+        Few-shot examples come from the same file, without the current document.
 
     Raises FileNotFoundError, and ValueError for an unknown name or a file that is not the task's.
     """
@@ -84,11 +82,11 @@ def load_task(name: str, directory: Path | None) -> dict[str, Any]:
     if directory is None:
         manager = _all_tasks()
         if name not in manager.all_tasks:
-            raise ValueError(f"task {name!r} is not one of lm_eval's (`lm_eval ls tasks`)")
+            raise ValueError(f"task {name!r}, expected one of lm_eval's tasks (`lm_eval ls tasks`)")
         loaded = manager.load(name)
         return loaded
     if name not in LOCAL_TASKS:
-        raise ValueError(f"task {name!r} is not one of {', '.join(LOCAL_TASKS)}")
+        raise ValueError(f"task {name!r}, expected one of {', '.join(LOCAL_TASKS)}")
     task = LOCAL_TASKS[name]
     documents = list(task.convert(_documents(directory / task.file, task.fields.split())))
     dataset = datasets.DatasetDict({_SPLIT: datasets.Dataset.from_list(documents)})
@@ -109,7 +107,7 @@ def load_task(name: str, directory: Path | None) -> dict[str, Any]:
 
 @cache
 def _all_tasks() -> Any:
-    return TaskManager()  # which reads thousands of files
+    return TaskManager()  # reads thousands of files
 
 
 def _documents(file: Path, fields: Sequence[str]) -> list[_Document]:
@@ -124,5 +122,5 @@ def _documents(file: Path, fields: Sequence[str]) -> list[_Document]:
             except KeyError as error:
                 raise ValueError(f"{file}: line {n} has no field {error}") from None
     if not documents:
-        raise ValueError(f"{file}: empty")
+        raise ValueError(f"{file}: the file is empty")
     return documents

@@ -1,1 +1,1 @@
-"""From a prompt to its text: requests, streams, the engine."""
+"""Generation: requests, streams and the engine."""

@@ -1,4 +1,4 @@
-"""Batches: many requests, continued at once."""
+"""Batches: many concurrent requests."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _EXPECTED = "expected what Generator.request() gives"
 
 @dataclass(frozen=True)
 class BatchPiece:
-    """A piece of one request's text."""
+    """A piece of one request's output."""
 
     index: int  # of the request
     state: _core.Generation
-    text: str  # only the last may be empty
+    text: str  # may be empty if last
     last: bool
 
 
 def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iterator[BatchPiece]:
-    """Continue requests, n at a time; gives pieces as they come.
+    """Run requests, n at a time; yields pieces as they arrive.
 
     The iterable is read only as fast as requests can start, so it may be endless.
 
-    Raises ValueError for a request that cannot be started.
+    Raises ValueError for an invalid request.
     """
     if not isinstance(requests, Iterable):
         raise TypeError(f"requests={short(requests)}, {_EXPECTED}")
     mailbox = _core.Mailbox()
     todo = enumerate(requests)
-    together = isinstance(requests, Sequence)  # so that prompts that begin alike are read once
+    together = isinstance(requests, Sequence)  # read common beginnings of prompts once
     running: dict[int, tuple[int, _core.Generation]] = {}
     try:
         while True:
@@ -56,7 +56,9 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
                 if key not in running:
                     continue
                 i, state = running[key]
-                last = state.finish_reason is not None  # before poll(): nothing comes after it
+                last = (
+                    state.finish_reason is not None
+                )  # read before poll(), so that no piece is missed
                 text = state.poll() or ""
                 if last:
                     del running[key]

@@ -1,9 +1,8 @@
-"""Closing: what a `with` block closes at its end."""
+"""Closing: a base class of context managers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,19 +10,14 @@ if TYPE_CHECKING:
 
 
 class Closing(ABC):
-    """A context manager that is closed at the end of its block."""
+    """A context manager that calls close()."""
 
     @abstractmethod
     def close(self) -> object:
-        """Free what it holds."""
+        """Free its resources."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,8 +1,7 @@
-"""Completions: generations that an Engine computes, read by threads or by asyncio tasks."""
+"""Completions: outputs of an Engine, for threads and asyncio tasks."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_cpp import _core
-from h2o_cpp.generation.closing import Closing
-from h2o_cpp.generation.stream import Generation, next_piece
+from h2o_cpp.generation.stream import Generation, GenerationHandle, next_piece
 
 if TYPE_CHECKING:
     from h2o_cpp.generation.event_loops import EventLoops
 
 
-class Completion(Iterator[str], AsyncIterator[str], Closing):
-    """The output of a request to an Engine: iterate over it for pieces of text, each valid Unicode.
+class Completion(Iterator[str], AsyncIterator[str], GenerationHandle):
+    """The output of a request to an Engine: an iterator over pieces of text, each valid Unicode.
 
-    In a thread: `for piece in completion`, or `completion.result()` for the whole. In a task:
+    In a thread: `for piece in completion`, or `completion.result()` for all of it. In a task:
     `async for piece in completion`, or `await completion`. A reader that is slower than the engine
     gets the text of several tokens in one piece.
 
-    The engine generates whether anybody reads or not. Closing or dropping the Completion, and
-    interrupting or cancelling a wait for a piece, cancels the request: its sequence is free for
-    another at the next step. Errors of the request are raised where its pieces are read.
+    The engine generates independently of the reader. Closing or dropping the Completion, and
+    interrupting or cancelling a wait for a piece, cancels the request, which frees its sequence at
+    the next step. Reading raises the request's errors.
     """
 
     def __init__(self, engine: object, state: _core.Generation, loops: EventLoops) -> None:
@@ -34,33 +32,12 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         self._engine = engine
         self._state = state
         self._loops = loops
-        self._closed = False
-        self._was_ready = False  # whether a task found the last piece without waiting for it
-
-    def __repr__(self) -> str:
-        return (
-            f"<Completion: {self._state.n_generated} tokens, {self.finish_reason or 'not ended'}>"
-        )
-
-    @property
-    def finish_reason(self) -> str | None:
-        """None while the request runs, then as in Generation."""
-        return self._state.finish_reason
-
-    @property
-    def tokens(self) -> array[int]:
-        """The ids generated so far."""
-        return array("i", self._state.generated_tokens)
+        self._was_ready = False  # whether the last piece was available without waiting
 
     @property
     def embedding(self) -> NDArray[np.float32]:
-        """float32 [n_embd] at the end, if Engine.submit() was given a pooling; otherwise empty."""
+        """float32 [n_embd] at the end, if Engine.submit() had `pooling`; otherwise empty."""
         return self._state.embedding
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from the prefix cache."""
-        return self._state.cached_tokens
 
     @property
     def n_read(self) -> int:
@@ -68,15 +45,10 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         return self._state.n_tokens_read
 
     def result(self) -> Generation:
-        """Wait for the end and return the whole output, pieces that were read before included."""
+        """Wait for the end and return the whole output, including pieces read before."""
         for _ in self:
             pass
         return Generation.of(self._state)
-
-    def close(self) -> None:
-        """Cancel the request, unless it has ended. Text that was not read is lost."""
-        self._closed = True
-        self._state.cancel()
 
     def __iter__(self) -> Completion:
         return self
@@ -96,7 +68,7 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
 
     async def __anext__(self) -> str:
         try:
-            if self._was_ready:  # an engine that is faster than its reader must not block the loop
+            if self._was_ready:  # a fast engine must not block the loop
                 await self._loops.let_others_run()
             self._was_ready = True
             while True:
@@ -120,7 +92,3 @@ class Completion(Iterator[str], AsyncIterator[str], Closing):
         async for _ in self:
             pass
         return Generation.of(self._state)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got that far
-            self._state.cancel()

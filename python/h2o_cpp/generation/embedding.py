@@ -1,4 +1,4 @@
-"""Embeddings: a text as a vector, of the hidden states that the model has of its tokens."""
+"""Embeddings of texts, from the model's hidden states."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ def embed(
     pooling: Pooling,
     normalize: bool,
 ) -> NDArray[np.float32]:
-    """As Generator.embed, which explains it."""
+    """As Generator.embed."""
     check_pooling(pooling)
     check_bool("normalize", normalize)
     many = is_batch(text)
     texts: Sequence[str | Sequence[int]] = text if many else [text]  # type: ignore[list-item, assignment]
-    seeds = random.Random(0)  # nothing is sampled
+    seeds = random.Random(0)  # unused, as nothing is sampled
     requests = [make_request(runtime, seeds, one, {}, pooling=pooling) for one in texts]
     for i, request in enumerate(requests):
         if not len(request.prompt):
-            raise ValueError(f"text[{i}] is empty" if many else "the text is empty")
-        request.submit(runtime.engine)  # checks it
+            raise ValueError(
+                f"text[{i}] is empty, expected at least one token"
+                if many
+                else "the text is empty, expected at least one token"
+            )
+        request.submit(runtime.engine)  # validate only
     found: dict[int, NDArray[np.float32]] = {}
     for piece in run_batch(runtime.engine, requests, runtime.n_sequences):
         if piece.last:
@@ -45,12 +49,12 @@ def embed(
 
 
 def check_pooling(pooling: object) -> None:
-    """Raises ValueError for other than "mean" and "last"."""
+    """Raises ValueError for anything but "mean" and "last"."""
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling={pooling!r}, expected 'mean' or 'last'")
 
 
 def unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each of the last axis divided by its Euclidean length, but zeros."""
+    """Vectors along the last axis scaled to length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     return (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float32)

@@ -1,11 +1,11 @@
-"""Engine: many requests at once, of any threads and asyncio tasks, by continuous batching."""
+"""Engine: concurrent requests of threads and asyncio tasks, by continuous batching."""
 
 from __future__ import annotations
 
 import queue
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from h2o_cpp import _core
 from h2o_cpp.generation.closing import Closing
@@ -27,21 +27,21 @@ from h2o_cpp.model.runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GROUP = 1  # of requests that end with their Engine; those of the Generator are 0
+_GROUP = 1  # of an Engine's requests, cancelled with it; the Generator's own are 0
 
 
 class Engine(Closing):
-    """Continues the requests of many threads and asyncio tasks, with the sequences of a Generator.
+    """Runs the requests of many threads and asyncio tasks on a Generator's sequences.
 
-    Generator.engine() makes it. It is a context manager, and any thread may use it. A thread of the
-    core computes the requests; they start in the order of submit(), each as soon as a sequence is
-    free. On the CPU, an output equals that of Generator.generate() bit for bit.
+    Created by Generator.engine(). It is a context manager and thread-safe. A thread of the core
+    runs the requests in the order of submit(), each as soon as a sequence is free. On the CPU, an
+    output equals that of Generator.generate() bit for bit.
     """
 
     def __init__(
         self, runtime: Callable[[], Runtime], seeds: random.Random, *, max_queue: int
     ) -> None:
-        """`runtime` keeps the Generator."""
+        """`runtime` keeps the Generator alive."""
         from h2o_cpp.generation.event_loops import EventLoops
 
         self._generator = runtime
@@ -70,10 +70,10 @@ class Engine(Closing):
 
         hh, policy: for this request's cache, as in Generator; default: the Generator's. They must
             fit the slots and scores of the Generator's policy.
-        record: a new Record, which collects data about this sequence.
-        spelled: special tokens to include in the text, for h2o_cpp.reply.
-        pooling: compute the embedding of the prompt ("mean" or "last") instead of a text; the
-            result is Completion.embedding.
+        record: a new Record that collects data about this sequence.
+        spelled: special tokens to include in the text, as h2o_cpp.reply needs.
+        pooling: compute the prompt's embedding ("mean" or "last") instead of an output; see
+            Completion.embedding.
         timeout: block for at most this many seconds; 0: do not block. Default: no limit.
 
         Raises ValueError and TypeError as stream() does, queue.Full after `timeout`, and
@@ -81,9 +81,11 @@ class Engine(Closing):
         raises ValueError.
         """
         if timeout is not None and not check_float("timeout", timeout) >= 0:
-            raise ValueError(f"timeout={timeout!r}, expected seconds, 0 or more")
+            raise ValueError(f"timeout={timeout!r}, expected 0 or more seconds")
         state = self._enqueue(
-            self._request(prompt, hh, policy, after, record, options, spelled, pooling)
+            self._request(
+                prompt, hh, policy, record, options, after=after, spelled=spelled, pooling=pooling
+            )
         )
         try:
             admitted = state.wait_admitted(timeout)
@@ -92,7 +94,7 @@ class Engine(Closing):
             raise
         if not admitted:
             state.cancel()
-            raise queue.Full(f"{self._max_queue} requests are waiting")
+            raise queue.Full(f"the queue is full: {self._max_queue} requests are waiting")
         self._check_open()
         return Completion(self, state, self._loops)
 
@@ -107,8 +109,8 @@ class Engine(Closing):
         record: Record | None = None,
         **options: Unpack[StreamOptions],
     ) -> Completion:
-        """As submit(), for asyncio: waits for the queue without blocking the event loop."""
-        state = self._enqueue(self._request(prompt, hh, policy, after, record, options))
+        """As submit(), without blocking the event loop while the queue is full."""
+        state = self._enqueue(self._request(prompt, hh, policy, record, options, after=after))
         try:
             while not state.admitted:
                 await self._loops.wait(state)
@@ -123,26 +125,16 @@ class Engine(Closing):
         prompt: str | Sequence[int],
         hh: float | None,
         policy: str | Policy | Sequence[Policy] | None,
-        after: Snapshot | None,
         record: Record | None,
         options: StreamOptions,
-        spelled: Sequence[int] = (),
-        pooling: Pooling | None = None,
+        **more: Any,
     ) -> Request:
-        n_ctx = self._runtime.engine.session.n_ctx
         if record is not None and not isinstance(record, Record):
             raise TypeError(f"record={record!r}, expected a Record")
-        own = None if hh is None and policy is None else choose_policy(hh, None, policy, n_ctx)
+        if hh is not None or policy is not None:
+            policy = choose_policy(hh, None, policy, self._runtime.engine.session.n_ctx)
         return make_request(
-            self._runtime,
-            self._seeds,
-            prompt,
-            options,
-            after=after,
-            policy=own,
-            record=record,
-            spelled=spelled,
-            pooling=pooling,
+            self._runtime, self._seeds, prompt, options, policy=policy, record=record, **more
         )
 
     def _enqueue(self, request: Request) -> _core.Generation:
@@ -159,7 +151,7 @@ class Engine(Closing):
         return self._closed or self._runtime.engine.closed
 
     def stats(self) -> EngineStats:
-        """What it computes now, and counters of what it has computed. Does not block."""
+        """Current state and counters. Does not block."""
         return EngineStats(*self._runtime.engine.stats())
 
     def close(self) -> None:
@@ -170,5 +162,5 @@ class Engine(Closing):
             self._runtime.engine.set_max_queue(INT32_MAX)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got that far
+        if hasattr(self, "_closed"):  # __init__ may have failed
             self.close()

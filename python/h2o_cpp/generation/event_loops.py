@@ -1,4 +1,4 @@
-"""Event loops that wait for generations. Imported when one does: asyncio takes long to import."""
+"""asyncio support. Imported only when needed, as importing asyncio is slow."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from weakref import WeakKeyDictionary
 
 from h2o_cpp import _core
 
-_POLL_SECONDS = 0.005  # where an event loop cannot watch a socket
+_POLL_SECONDS = 0.005  # if an event loop cannot watch sockets
 
-# Readers take the loop's time, and perhaps a core from the thread that computes. After a round of
-# them that was not quick, the next one waits as long, within bounds, and finds larger pieces.
+# Readers use the loop's time, and perhaps a core of the computing thread. After a slow round of
+# readers, the next round is delayed by the same time, within bounds, and gets larger pieces.
 _QUICK_SECONDS = 0.001
-_REST_SECONDS = 0.01  # at most
+_REST_SECONDS = 0.01  # maximum
 
 
 class EventLoops:
-    """The event loops that wait for generations of one engine."""
+    """The event loops that wait for generations of an engine."""
 
     def __init__(self) -> None:
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch] = WeakKeyDictionary()
 
     async def let_others_run(self) -> None:
-        """Lets the other tasks of the loop run once."""
+        """Let the other tasks of the loop run once."""
         await asyncio.sleep(0)
 
     async def wait(self, state: _core.Generation) -> None:
-        """Until there may be news of a generation: a piece, its admission or its end."""
+        """Wait for a possible change of a generation: a piece, its admission or its end."""
         state.check_may_wait()
         loop = asyncio.get_running_loop()
         watch = self._watches.get(loop)
@@ -38,8 +38,10 @@ class EventLoops:
 
 
 class _Watch:
-    """What one event loop waits for. The thread that computes writes to a socket when there is
-    news, so it never needs Python's lock."""
+    """The generations that one event loop waits for.
+
+    The computing thread signals changes through a socket, so that it never needs the GIL.
+    """
 
     def __init__(self) -> None:
         self._here, self._there = socket.socketpair()
@@ -47,8 +49,8 @@ class _Watch:
         self._there.setblocking(False)
         self._mailbox = _core.Mailbox(self._there.fileno())
         self._waiters: dict[int, asyncio.Future[None]] = {}
-        self._watches = False  # the socket
-        self._timer: asyncio.TimerHandle | None = None  # where it cannot
+        self._watches = False  # whether the socket is watched
+        self._timer: asyncio.TimerHandle | None = None  # if sockets cannot be watched
         self._rests = False
 
     async def wait(self, loop: asyncio.AbstractEventLoop, state: _core.Generation) -> None:
@@ -64,7 +66,7 @@ class _Watch:
             self._watch(loop)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen to the socket exactly while somebody waits and this does not rest."""
+        """Watch the socket while there are waiters, except during a delay."""
         wanted = bool(self._waiters) and not self._rests
         if wanted == self._watches:
             return
@@ -92,7 +94,7 @@ class _Watch:
             waiter = self._waiters.pop(key, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        loop.call_soon(self._rest, loop, begin)  # when those have read
+        loop.call_soon(self._rest, loop, begin)  # after the readers
 
     def _rest(self, loop: asyncio.AbstractEventLoop, begin: float) -> None:
         seconds = loop.time() - begin

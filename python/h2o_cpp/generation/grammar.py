@@ -1,7 +1,7 @@
-"""Outputs of a given form: JSON by a schema, a grammar, a regular expression or a choice.
+"""Constrained outputs: JSON by a schema, a grammar, a regular expression or a choice.
 
-The extra `grammar` (llguidance) says which tokens may follow; what is chosen of them is up to the
-sampler. Each output has a matcher of its own.
+The extra `grammar` (llguidance) computes the allowed tokens, of which the sampler chooses. Each
+output has its own matcher.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
     from h2o_cpp.model.tokenizer import Tokenizer
 
-FORMS = ("schema", "grammar", "regex", "choice")  # options of which an output has one at most
+FORMS = ("schema", "grammar", "regex", "choice")  # mutually exclusive options
 
-# Space between the parts of JSON, as llama.cpp has it: models that are small would go on for ever.
+# White space in JSON, as in llama.cpp; small models would not stop adding it.
 _JSON = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 
-_GBNF = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)  # and not Lark that quotes it
+_GBNF = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)  # but not Lark with this in quotes
 
-_MOST_COMPILED = 64  # grammars of a model that are kept for the next output
+_MAX_COMPILED = 64  # per model, least recently used are dropped
 
 
 class Constraint:
-    """Sets the tokens that may follow, as `constraint=` does; for one output."""
+    """Sets the allowed tokens of one output, as `constraint=` does."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
         self._n_read: int | None = None
 
     def __call__(self, tokens: NDArray[np.int32], allowed: NDArray[np.uint32]) -> None:
-        """Raises ValueError where the grammar is too much for its limits."""
+        """Raises ValueError if the grammar exceeds llguidance's limits."""
         matcher = self._matcher
         if self._n_read is None:
             self._n_read = len(tokens)  # the prompt
@@ -51,23 +51,23 @@ class Constraint:
             self._n_read = len(tokens)
         matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         if matcher.is_error():
-            raise ValueError(f"the grammar: {matcher.get_error()}")
+            raise ValueError(f"the grammar failed: {matcher.get_error()}")
 
 
 def form_of(options: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The one of FORMS that is given. Raises ValueError for several, or a constraint beside it."""
+    """The given one of FORMS. Raises ValueError for several, or with `constraint`."""
     given = [name for name in (*FORMS, "constraint") if options.get(name) is not None]
     if len(given) > 1:
         raise ValueError(f"give either {given[0]} or {given[1]}, not both")
     if not given or given == ["constraint"]:
         return None
     if options.get("ignore_eos"):
-        raise ValueError(f"{given[0]}= says where the output ends, so it needs ignore_eos=False")
+        raise ValueError(f"{given[0]}= determines the end of the output, expected ignore_eos=False")
     return given[0], options[given[0]]
 
 
 def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
-    """For one output. Raises ValueError for what does not compile, and TypeError."""
+    """A constraint for one output. Raises ValueError if it does not compile, and TypeError."""
     source = _source(_llguidance(), form, value)
     with _mutex:
         compiler = _compilers.get(tokenizer)
@@ -80,10 +80,10 @@ def make_constraint(tokenizer: Tokenizer, form: str, value: Any) -> Constraint:
 
 
 class _Compiler:
-    """From grammars to matchers for a vocabulary."""
+    """Compiles grammars for a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # Not the Tokenizer itself, which this lives as long as.
+        # Not the Tokenizer itself, whose lifetime limits this one's.
         self._tokenizer = _llguidance().LLTokenizer(
             _llguidance().TokenizerWrapper(_Vocabulary(tokenizer)),
             n_vocab=tokenizer.n_vocab,
@@ -93,7 +93,7 @@ class _Compiler:
         self._mutex = threading.Lock()
 
     def matcher(self, source: str) -> llguidance.LLMatcher:
-        """A new one. Raises ValueError."""
+        """A new matcher. Raises ValueError."""
         with self._mutex:
             found = self._compiled.get(source)
             if found is not None:
@@ -104,23 +104,23 @@ class _Compiler:
                 raise ValueError(found.get_error().strip())
             with self._mutex:
                 self._compiled[source] = found
-                if len(self._compiled) > _MOST_COMPILED:
+                if len(self._compiled) > _MAX_COMPILED:
                     self._compiled.popitem(last=False)
         return found.deep_copy()
 
 
 class _Vocabulary:
-    """As llguidance wants it."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         if not tokenizer.end_tokens:
-            raise ValueError("the model has no token that ends an output")
+            raise ValueError("the model has no end-of-text token, which constrained outputs need")
         self.eos_token_id = min(tokenizer.end_tokens)
         self.bos_token_id = tokenizer.bos
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.n_vocab)]
         self.special_token_ids = [token for token, found in enumerate(self.tokens) if not found]
         for token in self.special_token_ids:
-            self.tokens[token] = f"<|{token}|>".encode()  # which no text is
+            self.tokens[token] = f"<|{token}|>".encode()  # matches no text
         self._core = tokenizer.core
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -144,7 +144,7 @@ def _llguidance() -> Any:
 
 
 def _source(library: Any, form: str, value: Any) -> str:
-    """A grammar in llguidance's own form."""
+    """The grammar in llguidance's format."""
     matcher = library.LLMatcher
     if form == "schema":
         return str(matcher.grammar_from_json_schema(_schema(value), defaults=_JSON))
@@ -159,13 +159,13 @@ def _source(library: Any, form: str, value: Any) -> str:
 
         try:
             return str(matcher.grammar_from_lark(gbnf_to_lark(value)))
-        except Exception as error:  # of its parser
+        except Exception as error:  # llguidance's parser
             raise ValueError(f"grammar: {error}") from None
     return str(matcher.grammar_from_lark(value))
 
 
 def _schema(value: Any) -> str:
-    """A schema as JSON: of a dict, JSON text or a pydantic model."""
+    """A schema as JSON text."""
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
     if isinstance(value, str):
@@ -185,5 +185,5 @@ def _choice(value: Any) -> str:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise TypeError(f"choice={short(value)}, expected a list of strings")
     if not all(isinstance(one, str) and one for one in value):
-        raise TypeError(f"choice={short(value)}, expected strings that are not empty")
+        raise TypeError(f"choice={short(value)}, expected non-empty strings")
     return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value)

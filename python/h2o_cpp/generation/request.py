@@ -1,4 +1,4 @@
-"""Requests: what to continue, how to choose the tokens, and when to end. Checked when made."""
+"""Requests: a prompt with validated options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from h2o_cpp.model.session import core_policies
 if TYPE_CHECKING:
     from h2o_cpp.model.runtime import Runtime
 
-# Options of other engines, and what they are here.
+# Options of other engines -> options here.
 _ELSEWHERE = {
     "do_sample": "temperature (0 is greedy)",
     "max_length": "max_tokens",
@@ -41,21 +41,21 @@ _OF_A_GENERATOR = {
     *("recent", "threads"),
 }
 
-_BYTES = bytes | bytearray | memoryview  # collections of integers that are no token ids
+_BYTES = bytes | bytearray | memoryview  # collections of integers that are not token ids
 
 ENDLESS = -1  # as max_tokens
 
-Pooling = Literal["mean", "last"]  # of the prompt's hidden states after the last norm
+Pooling = Literal["mean", "last"]  # of the hidden states after the last norm
 
 ContextFullError = _core.ContextFullError
 
-# Given the tokens so far and a mask of zeros, a bit for each token of the vocabulary, it sets those
-# of the tokens that may follow: bit t % 32 of mask[t // 32] is token t's.
+# Called with the tokens so far and a mask of zeros with a bit per token of the vocabulary; sets the
+# bits of allowed tokens: token t is bit t % 32 of mask[t // 32].
 Constraint = Callable[[NDArray[np.int32], NDArray[np.uint32]], object]
 
 
 class StreamOptions(TypedDict, total=False):
-    """The keyword arguments of Generator.stream, which explains them."""
+    """The options of Generator.stream, which documents them."""
 
     max_tokens: int | None
     temperature: float
@@ -97,7 +97,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def show_options(function: Function) -> Function:
-    """So that help() shows the options of **options, with their defaults."""
+    """Make help() show the options in **options, with their defaults."""
     defaults: dict[str, object] = dict.fromkeys(StreamOptions.__annotations__)
     defaults.update(ignore_eos=False, parse_special=False)
     for name in NUMBERS:
@@ -119,21 +119,21 @@ def show_options(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate from, and when to end."""
+    """A prompt and how to continue it."""
 
     prompt: NDArray[np.int32]
     after: Snapshot | None
     sampling: _core.Sampling
-    seeded: bool  # otherwise the random numbers of `after` go on
+    seeded: bool  # otherwise the random state of `after` continues
     max_tokens: int | None  # None: up to n_ctx; ENDLESS
     stop: Sequence[str]
     ignore_eos: bool
     constraint: Constraint | None
-    policy: Policy | Sequence[Policy] | None = None  # of its sequence, instead of the session's
-    record: Record | None = None  # what is to be written down of it
-    keeps_cache: bool = False  # for a snapshot after its end, whatever else is computed then
-    spelled: Sequence[int] = ()  # special tokens whose spelling is part of the text
-    pooling: Pooling | None = None  # instead of a text, an embedding of the prompt
+    policy: Policy | Sequence[Policy] | None = None  # of this sequence, instead of the session's
+    record: Record | None = None  # collects data about the sequence
+    keeps_cache: bool = False  # until it is saved, regardless of later sequences
+    spelled: Sequence[int] = ()  # special tokens to include in the text
+    pooling: Pooling | None = None  # compute the prompt's embedding instead of an output
 
     def submit(
         self,
@@ -144,9 +144,9 @@ class Request:
         begin: bool = True,
         follows: _core.Generation | None = None,
     ) -> _core.Generation:
-        """Have it continued; if eager and not `begin`, from Engine.begin() on.
+        """Submit the request. If eager and not `begin`, it starts with Engine.begin().
 
-        Raises ValueError for what the engine refuses.
+        Raises ValueError if the engine rejects it.
         """
         return engine.submit(
             self.prompt,
@@ -181,17 +181,14 @@ def make_request(
     spelled: Sequence[int] = (),
     pooling: Pooling | None = None,
 ) -> Request:
-    """A request as Generator.stream explains it, which also says what it raises.
+    """A validated request; prompt, options and errors as for Generator.stream.
 
-    seeds: for requests that come without a seed.
-    policy: of its sequence, instead of the policy of all.
-    record: what is to be written down of it.
-    spelled: special tokens whose spelling is part of the text.
-    pooling: instead of a text, an embedding of the prompt.
+    seeds: source of seeds for requests without one.
+    policy, record, spelled, pooling: as for Engine.submit.
     """
     _check_names(options)
     if after is not None and not isinstance(after, Snapshot):
-        raise TypeError(f"after={short(after)}, expected a Snapshot, as read() and load() give it")
+        raise TypeError(f"after={short(after)}, expected a Snapshot, from read() or load()")
     seed, constraint = options.get("seed"), options.get("constraint")
     if constraint is not None and not callable(constraint):
         raise TypeError(f"constraint={constraint!r}, expected a function of (tokens, mask)")
@@ -225,9 +222,9 @@ def make_requests(
     after: Snapshot | None,
     options: StreamOptions,
 ) -> list[Request]:
-    """A request for every prompt; `each` has options of its own, before those for all."""
+    """A request per prompt; `each` has options per prompt, which override `options`."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
-        raise TypeError(f"prompts={short(prompts)}, it must be a list of prompts")
+        raise TypeError(f"prompts={short(prompts)}, expected a list of prompts")
     if each is None:
         each = [{}] * len(prompts)
     elif not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
@@ -240,12 +237,12 @@ def make_requests(
         for prompt, own in zip(prompts, every, strict=True)
     ]
     for request in requests:
-        request.submit(runtime.engine)  # checks it; nothing is computed for what nobody waits for
+        request.submit(runtime.engine)  # validates only
     return requests
 
 
 def is_batch(prompt: object) -> bool:
-    """Whether it is a list of prompts, and not one prompt: a text, or a list of tokens."""
+    """Whether it is a list of prompts rather than one prompt."""
     if not isinstance(prompt, list | tuple) or not prompt:
         return False
     return isinstance(prompt[0], str | Sequence | np.ndarray)
@@ -254,12 +251,12 @@ def is_batch(prompt: object) -> bool:
 def prompt_tokens(
     runtime: Runtime, prompt: str | Sequence[int], parse_special: bool, after: Snapshot | None
 ) -> NDArray[np.int32]:
-    """The tokens that a prompt adds to a snapshot."""
+    """The tokens of a prompt, which continues `after`."""
     if not isinstance(after, Snapshot | None):
         raise TypeError(f"after={after!r}, expected a Snapshot")
     begins = after is None or not after.tokens
     if isinstance(prompt, str):
-        if not prompt:  # adds nothing, not even the token that a text begins with
+        if not prompt:  # not even a beginning-of-text token
             return np.zeros(0, np.int32)
         tokens = runtime.tokenizer.encode(
             prompt, add_special=begins, parse_special=parse_special, begins=begins
@@ -273,7 +270,7 @@ def prompt_tokens(
 
 
 def text_tokens(runtime: Runtime, tokens: ArrayLike) -> NDArray[np.int32]:
-    """The tokens of a text, checked."""
+    """Validated tokens of a text."""
     ids = np.asarray(tokens)
     if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
         hint = "; tokenize() makes them of a text" if isinstance(tokens, str) else ""
@@ -283,17 +280,17 @@ def text_tokens(runtime: Runtime, tokens: ArrayLike) -> NDArray[np.int32]:
 
 
 def token_ids(name: str, tokens: object) -> list[int]:
-    """Token ids as integers; TypeError, naming the argument, for other things."""
+    """Token ids as ints. Raises TypeError naming the argument."""
     if not isinstance(tokens, Collection) or isinstance(tokens, str | _BYTES | Mapping):
         raise TypeError(f"{name}={short(tokens)}, expected a list of token ids")
     for i, token in enumerate(tokens):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise TypeError(f"{name}[{i}]={short(token)}, expected a token id, a whole number")
+            raise TypeError(f"{name}[{i}]={short(token)}, expected a token id (an int)")
     return [index(token) for token in tokens]
 
 
 def check_vocabulary(tokens: Sequence[int], n_vocab: int) -> None:
-    """Raises ValueError for a token that is not in the vocabulary."""
+    """Raises ValueError for a token outside the vocabulary."""
     for token in map(index, tokens):
         if not 0 <= token < n_vocab:
             raise ValueError(f"token {token} is not in the vocabulary of {n_vocab}")
@@ -303,7 +300,7 @@ def _check_names(options: StreamOptions) -> None:
     for name in options:
         if name not in StreamOptions.__annotations__:
             if name in _OF_A_GENERATOR:
-                raise TypeError(f"{name} is an option of the Generator, not of one output")
+                raise TypeError(f"{name} is an option of Generator, not of an output")
             close = difflib.get_close_matches(name, StreamOptions.__annotations__, n=1)
             meant = _ELSEWHERE.get(name, *close)
             hint = f"; did you mean {meant}?" if meant else ""
@@ -326,10 +323,12 @@ def _stop_strings(stop: object) -> list[str]:
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
         raise TypeError(f"stop={stop!r}, expected a string or a list of strings")
     if not all(strings):
-        raise ValueError("stop has an empty string, which would end every text at once")
+        raise ValueError("stop has an empty string, expected non-empty strings")
     for string in strings:
         try:
             string.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"stop={string!r} has a surrogate without its pair") from None
+            raise ValueError(
+                f"stop={string!r} has an unpaired surrogate, expected valid Unicode"
+            ) from None
     return [*strings]

@@ -1,4 +1,4 @@
-"""The options that say how the next token is chosen, from Python to the core."""
+"""Sampling options, from Python to the core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOATS: Final = (
     "mirostat_tau",
     "mirostat_eta",
 )
-# The whole numbers, and the least that each may be.
+# Integer options and their minimum.
 INTEGERS: Final = {
     "top_k": 0,
     "repeat_last_n": -1,
@@ -36,7 +36,7 @@ INTEGERS: Final = {
 }
 NUMBERS: Final = (*FLOATS, *INTEGERS)
 
-# llama.cpp's order, as samplers="llama.cpp": the temperature comes last.
+# samplers="llama.cpp": llama.cpp's order, with the temperature last.
 LLAMA_CPP: Final = (
     "penalties",
     "dry",
@@ -51,21 +51,21 @@ LLAMA_CPP: Final = (
 
 
 def default(name: str) -> float | int:
-    """Of one of NUMBERS."""
+    """The default of one of NUMBERS."""
     number: float | int = getattr(_core.Sampling(), name)
-    return round(number, 6)  # the core has them in 32 bits
+    return round(number, 6)  # the core has float32
 
 
 def make_sampling(given: Mapping[str, Any]) -> _core.Sampling:
-    """The options of sampling among those that are given, beside the defaults of the core.
+    """Sampling options for the core; missing ones keep their defaults.
 
-    Raises ValueError, and TypeError for what is no list of samplers, strings or biases.
+    Raises ValueError, and TypeError unless lists of strings are lists and logit_bias is a dict.
     """
     sampling = _core.Sampling()
     for name in FLOATS:
         if name in given:
             number = check_float(name, given[name])
-            if name == "top_n_sigma" and number == -1:  # as llama.cpp switches it off
+            if name == "top_n_sigma" and number == -1:  # off, as in llama.cpp
                 number = 0
             setattr(sampling, name, number)
     for name, least in INTEGERS.items():

@@ -1,4 +1,4 @@
-"""Snapshots: a text and the cache it left, exactly, in memory or in a file."""
+"""Snapshots: the exact state of a sequence, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from h2o_cpp.model.atomic import atomic_output
 
 @dataclass(frozen=True, repr=False)
 class Snapshot:
-    """A text and what the cache kept of it: keys, values, positions, scores.
+    """The tokens of a sequence and its cache: keys, values, positions and scores.
 
-    It goes with one model, policy and cache type, and whatever follows it is what would have
-    followed the text, bit for bit. Where the cache has evicted, it is the memory of *this* text
-    read in *this* order of chunks: not a prefix that a longer prompt could have been read from.
+    It requires the same model, policy and cache type. Outputs that continue it are bit-identical to
+    those of the uninterrupted sequence. After eviction, the cache depends on the whole text and its
+    chunks, so it cannot replace a prefix of another prompt.
     """
 
     data: bytes
-    tokens: tuple[int, ...]  # of the text
-    n_read: int  # of them, those the cache has read; continuing reads the others
-    random_state: str | None  # of the text's sampler
-    note: Any  # what else was saved with it
+    tokens: tuple[int, ...]
+    n_read: int  # tokens in the cache; continuing reads the rest
+    random_state: str | None  # of the sampler
+    note: Any  # saved with it
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size in bytes."""
         return len(self.data)
 
     def __repr__(self) -> str:
         return f"<Snapshot: {len(self.tokens)} tokens, {self.nbytes} bytes>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, which appears whole or not at all."""
+        """Write it to a file, which is complete or unchanged."""
         with atomic_output(Path(path)) as temporary:
             temporary.write_bytes(self.data)
 
     @staticmethod
     def of(data: bytes) -> Snapshot:
-        """The snapshot with these bytes. Raises ValueError for others."""
+        """The snapshot with these bytes. Raises ValueError if they are invalid."""
         if not isinstance(data, bytes):
             raise TypeError(f"data={short(data)}, expected the bytes of a snapshot")
         tokens, note, n_read, state = _core.read_snapshot(data)
@@ -59,7 +59,7 @@ class Snapshot:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Snapshot:
-        """The snapshot in a file. Raises FileNotFoundError, and ValueError for another file."""
+        """The snapshot in a file. Raises FileNotFoundError, and ValueError for an invalid file."""
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"path={short(path)}, expected the path of a snapshot, or a Snapshot")
         try:
@@ -69,12 +69,12 @@ class Snapshot:
 
     @staticmethod
     def take(state: _core.Generation, note: Any = None) -> Snapshot:
-        """Of what has been computed. Raises RuntimeError if the cache does not hold it."""
+        """A snapshot of a generation. Raises RuntimeError if its cache was reused."""
         return Snapshot.of(state.save("" if note is None else json.dumps(note)))
 
 
 class SnapshotCache:
-    """The snapshots used last, by the tokens of their texts; as many as fit in some bytes."""
+    """The most recently used snapshots, by tokens, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -82,7 +82,7 @@ class SnapshotCache:
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
 
     def get(self, tokens: Sequence[int]) -> Snapshot | None:
-        """The snapshot of a text, if it is still here."""
+        """The snapshot of these tokens; None if it is not stored."""
         with self._mutex:
             found = self._snapshots.get(tuple(tokens))
             if found is not None:
@@ -90,7 +90,7 @@ class SnapshotCache:
             return found
 
     def add(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; those that were not used for longest make room."""
+        """Store a snapshot; drop the least recently used ones beyond the limit."""
         with self._mutex:
             self._snapshots.pop(snapshot.tokens, None)
             self._snapshots[snapshot.tokens] = snapshot
@@ -98,5 +98,5 @@ class SnapshotCache:
                 self._snapshots.popitem(last=False)
 
     def _bytes(self) -> int:
-        copy = [*self._snapshots.values()]  # which a signal handler may change
+        copy = [*self._snapshots.values()]  # a signal handler may change it
         return sum(map(len, [snapshot.data for snapshot in copy]))

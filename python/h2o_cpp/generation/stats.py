@@ -1,4 +1,4 @@
-"""What the cache of a session holds, measured."""
+"""Statistics of caches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from h2o_cpp import _core
 
 @dataclass(frozen=True)
 class HeadStats:
-    """What one KV head keeps now."""
+    """What one KV head keeps."""
 
-    oldest: int  # the lowest position; -1 when nothing has been read
-    heaviest: int  # the position with the largest score, the oldest of equals; -1 without scores
-    score: float  # sum of the scores of the kept tokens
+    oldest: int  # lowest kept position; -1 before any token
+    heaviest: int  # position with the largest score, the first of equals; -1 without scores
+    score: float  # sum of the kept tokens' scores
 
     @staticmethod
     def of(positions: NDArray[np.int32], scores: NDArray[np.float32]) -> HeadStats:
-        """Of the kept positions, ascending, and their scores."""
+        """From the kept positions, ascending, and their scores."""
         return HeadStats(
             oldest=int(positions[0]) if len(positions) else -1,
             heaviest=int(positions[scores.argmax()]) if scores.any() else -1,
@@ -30,15 +30,15 @@ class HeadStats:
 
 @dataclass(frozen=True)
 class LayerStats:
-    """What one layer keeps now."""
+    """What one layer keeps."""
 
-    tokens_kept: int  # in each KV head
+    tokens_kept: int  # per KV head
     evictions: int
     heads: tuple[HeadStats, ...]
 
     @staticmethod
     def of(model: _core.Model, session: _core.Session, sequence: int, layer: int) -> LayerStats:
-        """Of one layer of a sequence."""
+        """Of a layer of a sequence."""
         kept = session.tokens_kept(sequence, layer)
         heads = (HeadStats.of(*session.kept(layer, h, sequence)) for h in range(model.n_kv_heads))
         return LayerStats(kept, session.tokens_seen(sequence) - kept, tuple(heads))
@@ -46,14 +46,14 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the cache holds now. Every KV head of a layer keeps the same number of tokens."""
+    """What the cache holds. Every KV head of a layer keeps the same number of tokens."""
 
     tokens_seen: int
-    tokens_kept: int  # in the layer that keeps most
+    tokens_kept: int  # in the layer that keeps the most
     evictions: int  # tokens_seen - tokens_kept
-    cache_bytes: int  # allocated for K, V, positions and scores, all layers
-    full_cache_bytes: int  # what a full cache of n_ctx tokens would allocate
-    archive_bytes: int  # of the archives of all sequences
+    cache_bytes: int  # allocated for K, V, positions and scores of all layers
+    full_cache_bytes: int  # of a full cache of n_ctx tokens
+    archive_bytes: int  # archives of all sequences
     n_ctx: int
     n_layers: int
     n_kv_heads: int
@@ -83,13 +83,13 @@ class Stats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an Engine is doing, and what it has done since it began."""
+    """The state of an Engine, and counters since its start."""
 
     n_sequences: int
-    n_active: int  # requests that have a sequence
+    n_active: int  # requests with a sequence
     n_waiting: int  # requests in the queue
     prompt_tokens: int  # read
     generated_tokens: int
-    evictions: int  # in the layer that keeps most
-    cached_tokens: int  # tokens of prompts that came from the prefix cache
-    prefix_bytes: int  # of the prefix cache
+    evictions: int  # in the layer that keeps the most
+    cached_tokens: int  # prompt tokens from the prefix cache
+    prefix_bytes: int  # size of the prefix cache

@@ -1,4 +1,4 @@
-"""One generation: the stream of text pieces, and what it amounted to."""
+"""Streams: one generation as pieces of text, and its result."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Generation:
     completion_tokens: int
     prompt_seconds: float
     decode_seconds: float
-    cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
 
     def __str__(self) -> str:
         return self.text
 
     @staticmethod
     def of(state: _core.Generation) -> Generation:
-        """What a generation of the engine amounts to so far."""
+        """The result of an engine's generation so far."""
         return Generation(
             text=state.text,
             finish_reason=state.finish_reason or "cancelled",
@@ -51,14 +51,49 @@ class Generation:
 
 
 def next_piece(state: _core.Generation, closed: bool) -> str | None:
-    """The next piece, None at the end. A closed one has none: this waits until it has ended."""
+    """The next piece; None at the end. If closed, waits for the end."""
     piece = state.next()
     while closed and piece is not None:
         piece = state.next()
     return piece
 
 
-class Stream(Iterator[str], Closing):
+class GenerationHandle(Closing):
+    """The common part of Stream and Completion: a generation that is still running, or its end."""
+
+    _state: _core.Generation
+    _closed = False
+
+    def __repr__(self) -> str:
+        reason = self.finish_reason or "not ended"
+        return f"<{type(self).__name__}: {self._state.n_generated} tokens, {reason}>"
+
+    @property
+    def tokens(self) -> array[int]:
+        """The tokens generated so far."""
+        return array("i", self._state.generated_tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None while the request runs, then as in Generation."""
+        return self._state.finish_reason
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache."""
+        return self._state.cached_tokens
+
+    def close(self) -> None:
+        """Cancel the request after the current token or prompt chunk; unread text is lost."""
+        self._closed = True
+        self._state.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_state"):  # __init__ may have failed
+            self._state.cancel()
+
+
+class Stream(Iterator[str], GenerationHandle):
     """An iterator over pieces of text as they are generated, each valid Unicode.
 
     Computation starts when the first piece is requested. Streams of one Generator, in one thread or
@@ -75,21 +110,17 @@ class Stream(Iterator[str], Closing):
         request: Request,
         follows: Stream | None = None,
     ) -> None:
-        """`runtime` gives what to run on, or raises RuntimeError when it has been closed.
+        """`runtime` returns the runtime, or raises RuntimeError after the Generator was closed.
 
-        follows: for Chat, keep the cache as that stream has left it, unless another one has used
-            it since. It must have ended, and the prompt must go on after its tokens.
+        follows: for Chat: keep the cache of that stream, unless another one has used it since. It
+            must have ended, and the prompt must continue its tokens.
         """
-        self._runtime = runtime  # and keeps the Generator
+        self._runtime = runtime  # keeps the Generator alive
         self._request = request
         self._follows: _core.Generation | None = None
         if follows is not None:
             self._follows = follows._state if follows.began else follows._follows
         self._state: _core.Generation = request.submit(runtime().engine, follows=self._follows)
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<Stream: {self._state.n_generated} tokens, {self.finish_reason or 'not ended'}>"
 
     def __iter__(self) -> Stream:
         return self
@@ -104,23 +135,13 @@ class Stream(Iterator[str], Closing):
             return piece
         self._follows = None
         if self.finish_reason == "cancelled":
-            self._runtime()  # raises RuntimeError if it was closed
+            self._runtime()  # raises RuntimeError if the Generator was closed
         raise StopIteration
 
     @property
     def text(self) -> str:
         """The text read so far: all pieces together."""
         return self._state.text_read
-
-    @property
-    def tokens(self) -> array[int]:
-        """The ids generated so far."""
-        return array("i", self._state.generated_tokens)
-
-    @property
-    def finish_reason(self) -> str | None:
-        """None while the stream runs, then as in Generation."""
-        return self._state.finish_reason
 
     @property
     def finish_message(self) -> str:
@@ -134,13 +155,8 @@ class Stream(Iterator[str], Closing):
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far; unlike `tokens`, it copies nothing."""
+        """Number of tokens generated so far; unlike `tokens`, without a copy."""
         return self._state.n_generated
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from the prefix cache."""
-        return self._state.cached_tokens
 
     @property
     def prompt_seconds(self) -> float:
@@ -158,17 +174,17 @@ class Stream(Iterator[str], Closing):
 
     @property
     def history(self) -> list[int]:
-        """All tokens so far: of the snapshot it follows, of the prompt, and generated."""
+        """All tokens so far: of the snapshot it continues, the prompt and the output."""
         return self._state.tokens
 
     @property
     def began(self) -> bool:
-        """Whether anything has been read."""
+        """Whether reading the prompt has begun."""
         return self._state.began
 
     @property
     def request(self) -> Request:
-        """What it continues, and how."""
+        """The request."""
         return self._request
 
     def save(self, path: str | os.PathLike[str] | None = None, *, note: Any = None) -> Snapshot:
@@ -192,15 +208,6 @@ class Stream(Iterator[str], Closing):
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens decoded per second; the first comes with the prompt and does not count."""
+        """Tokens decoded per second, without the first one, which is part of the prompt's time."""
         n = self._state.n_generated
         return (n - 1) / self.decode_seconds if self.decode_seconds else 0.0
-
-    def close(self) -> None:
-        """End the stream, after the token or prompt chunk that is being computed."""
-        self._closed = True
-        self._state.cancel()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got that far
-            self._state.cancel()

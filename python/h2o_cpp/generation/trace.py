@@ -1,4 +1,4 @@
-"""Records: what is written down of a sequence while it is computed, beside its text."""
+"""Records: data collected about a sequence while it is computed."""
 
 from __future__ import annotations
 
@@ -12,58 +12,57 @@ from h2o_cpp.model.arguments import check_int
 
 
 class TokenLogprob(NamedTuple):
-    """The probability of a token after those before it.
+    """The log-probability of a token given those before it.
 
-    Natural logarithms of the model's own distribution, before temperature and all other sampling
-    options.
+    Natural logarithms of the model's distribution, before temperature and other sampling options.
     """
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token, logprob) of the likeliest, likeliest first
+    top: tuple[tuple[int, float], ...]  # (token, logprob) of the most likely tokens, descending
 
 
 class Kept(NamedTuple):
     """What the cache keeps of a sequence at one moment."""
 
-    tokens_kept: int  # in the layer that keeps most
-    shares: NDArray[np.float32]  # [tokens seen]: share of all KV heads that keep the token
+    tokens_kept: int  # in the layer that keeps the most
+    shares: NDArray[np.float32]  # [tokens seen], share of KV heads that keep each token
 
 
 class Record:
-    """Data that Engine.submit() collects about one sequence. It can be read at any time."""
+    """Data that Engine.submit() collects about one sequence; readable at any time."""
 
     def __init__(
         self, *, n_top: int | None = None, prompt: bool = False, kept_every: int | None = None
     ) -> None:
         """Nothing is collected by default.
 
-        n_top: log-probabilities of the generated tokens, and of the n_top likeliest at each.
-        prompt: first those of the prompt's tokens, from the second on, as read in chunks of
+        n_top: record log-probabilities of the generated tokens, and of the n_top most likely ones.
+        prompt: also record those of the prompt's tokens, from the second on, as read in chunks of
             n_batch with full attention within each.
-        kept_every: what is kept after the first generated token, then every kept_every tokens, and
-            at the end. Each record costs a call per layer and KV head.
+        kept_every: record what is kept after the first generated token, then every kept_every
+            tokens, and at the end. Costs a call per layer and KV head each time.
 
         Raises ValueError for numbers out of range.
         """
         self.n_top = None if n_top is None else check_int("n_top", n_top, 0)
         if prompt and n_top is None:
-            raise ValueError("prompt=True needs n_top, how many of the likeliest tokens to note")
+            raise ValueError("prompt=True needs n_top, the number of most likely tokens to record")
         self.prompt = prompt
         self.kept_every = None if kept_every is None else check_int("kept_every", kept_every, 1)
         self.core = _core.Trace(n_top=self.n_top, prompt=prompt, kept_every=self.kept_every)
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Those of all tokens so far."""
+        """Log-probabilities of all tokens so far."""
         return self.logprobs_between(0, self.core.n_logprobs)
 
     def logprobs_between(self, begin: int, end: int) -> list[TokenLogprob]:
-        """Those of them from `begin` to `end`."""
+        """Log-probabilities from `begin` to `end`."""
         return [TokenLogprob(*one) for one in self.core.logprobs(begin, end)]
 
     @property
     def kept(self) -> Kept | None:
-        """What was kept at the last record; None before the first."""
+        """The last record of kept tokens; None before the first."""
         found = self.core.kept()
         return None if found is None else Kept(*found)

@@ -1,1 +1,1 @@
-"""What a budget costs, and what a machine can do."""
+"""Measurements of models, caches and the machine."""

@@ -1,4 +1,4 @@
-"""Advice: the cache of fewest bytes whose loss of perplexity on a text is acceptable."""
+"""Advice: the smallest cache in bytes with an acceptable loss of perplexity on a text."""
 
 from __future__ import annotations
 
@@ -21,80 +21,81 @@ from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import open_model, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
-_N_CTX = 2048  # most tokens of a window
-_WINDOWS = 2  # that are read of a long text
-_LEAST = 100  # tokens of a text: a percent of it is then a token
-_SEARCH = 9  # budgets that a search measures at most
-_DECODED = 16  # tokens, to see how fast it is
+_N_CTX = 2048  # default window: at most this many tokens
+_WINDOWS = 2  # windows read by default
+_LEAST = 100  # least tokens of a text and a window, so that a percent is a token
+_SEARCH = 9  # most budgets per search
+_DECODED = 16  # tokens decoded to measure the speed
 _NEEDLES = 4  # prompts that ask for a number
-_NEEDLE_TOKENS = 1000  # of a prompt, at most
-_NEEDLE_BATCH = 32  # tokens of it read at a time
-_BLOCK = 32  # divides a head's size, or q8_0 is not tried
+_NEEDLE_TOKENS = 1000  # most tokens of such a prompt
+_NEEDLE_BATCH = 32  # tokens per chunk of such a prompt
+_BLOCK = 32  # q8_0 needs a head size divisible by this
 
 
 @dataclass(frozen=True)
 class Trial(Measurement):
-    """Perplexity under one policy with K and V in one type, or two."""
+    """Perplexity with one policy and types of K and V."""
 
     kv_dtype: KvDType = "f16"
-    archive: KvDType | None = None  # of what is evicted; None: there is none
+    archive: KvDType | None = None  # types of the archive; None: no archive
 
 
 @dataclass(frozen=True)
 class Needle:
-    """Log-likelihoods, in nats per token, of a number said once and asked for after eviction."""
+    """Log-likelihoods, in nats per token, of a number in the prompt that is asked for after
+    eviction."""
 
-    found: float  # with the cache that is advised
-    full: float  # with the full cache in f16
-    absent: float  # had it never been said
+    found: float  # with the advised cache
+    full: float  # with the full f16 cache
+    absent: float  # with the full cache, without the number in the prompt
 
     @property
     def share(self) -> float | None:
-        """Of what the number's mention is worth; None where the full cache hardly finds it."""
+        """The fraction of the full cache's gain that is left; None if that gain is small."""
         worth = self.full - self.absent
         return (self.found - self.absent) / worth if worth > 0.5 else None
 
 
 @dataclass(frozen=True)
 class Archived:
-    """The smallest cache with the policy and types of an Advice whose evictions are archived."""
+    """The smallest cache with an archive, for the policy and types of an Advice."""
 
-    hh: float  # of n_ctx
-    archive: KvDType  # of K and V
-    archive_pages: int | None  # None: the default
-    kept: int  # tokens, per layer and KV head
-    loss: float  # perplexity over that of the full cache, less 1
+    hh: float  # fraction of n_ctx
+    archive: KvDType  # types of K and V
+    archive_pages: int | None  # None: default
+    kept: int  # tokens per layer and KV head
+    loss: float  # relative increase of perplexity over the full cache
     perplexity: float
     cache_bytes: int
-    archive_bytes: int  # after n_ctx tokens, besides those of the cache
+    archive_bytes: int  # after n_ctx tokens, in addition to cache_bytes
     needle: Needle
     tokens_per_second: float  # as in Advice
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A budget, and what it was found from."""
+    """The advised budget and the measurements behind it."""
 
-    model: str  # the GGUF file
-    hh: float  # of n_ctx; 1.0 if no smaller cache costs so little
+    model: str  # path of the GGUF file
+    hh: float  # fraction of n_ctx; 1.0 if no smaller cache is acceptable
     policy: str
-    kv_dtype: KvDType  # of K and V
-    kept: int  # tokens, per layer and KV head
+    kv_dtype: KvDType  # types of K and V
+    kept: int  # tokens per layer and KV head
     n_ctx: int
-    tokens: int  # that were predicted
-    loss: float  # perplexity over that of the full cache, less 1
-    most_loss: float  # that was asked for
+    tokens: int  # predicted tokens
+    loss: float  # relative increase of perplexity over the full cache
+    most_loss: float  # the allowed loss
     perplexity: float
     full_perplexity: float
     cache_bytes: int
     full_cache_bytes: int  # in f16
     needle: Needle
-    # Tokens decoded per second at the end of n_ctx, measured here and now, on `backend`.
+    # Tokens decoded per second at the end of n_ctx, measured on `backend`.
     tokens_per_second: float
     full_tokens_per_second: float
     backend: str
-    curve: tuple[Trial, ...]  # all that was measured, by policy, type and budget; first the full
-    archived: Archived | None = None  # if an archive was to be tried
+    curve: tuple[Trial, ...]  # all measurements by policy, type and budget, the full cache first
+    archived: Archived | None = None  # if an archive was given
 
 
 def advise(
@@ -111,26 +112,25 @@ def advise(
     archive: KvDType | None = None,
     archive_pages: int | None = None,
 ) -> Advice:
-    """The cache of fewest bytes, its budget in whole percents, that costs `text` little perplexity.
+    """Find the smallest cache in bytes whose loss of perplexity on `text` is acceptable.
 
-    path, threads: as for Generator; it is computed on the CPU.
-    text: one like those that the model is for; the longer, the surer.
-    loss: the perplexity may be more by this fraction.
-    policies: of h2o_cpp.model.policy.POLICIES; the one that needs the smallest cache is advised.
-    kv_dtypes: types of K and V, or pairs; the first is tried with every policy, the others with the
-        policy that needs least in it. Default: f16, and q8_0 where 32 divides the size of a head.
-    n_ctx: tokens of a window, each read from an empty cache; default: as trained, but at most 2048
-        and the text.
-    text_tokens: of the text; default: two windows.
-    n_batch: tokens read at a time, with eviction after each; 1 is generation's own rhythm, more is
-        faster.
-    archive, archive_pages: as for Generator. Given, the search is repeated with an archive, for the
-        policy and types that are best without one: its bytes are not the cache's.
+    path, threads: as for Generator; runs on the CPU.
+    text: typical input of the model; longer texts give more reliable results.
+    loss: the allowed relative increase of perplexity.
+    policies: names from h2o_cpp.policy.POLICIES to compare.
+    kv_dtypes: types of K and V, or pairs (K, V). The first is tried with every policy, the others
+        with the best of them. Default: f16, and q8_0 if the head size is divisible by 32.
+    n_ctx: tokens per window, each read into an empty cache; default: the trained length, at most
+        2048 and the length of the text.
+    text_tokens: most tokens of the text to read; default: two windows.
+    n_batch: tokens per chunk, each followed by eviction: 1 is as in decoding, more is faster.
+    archive, archive_pages: as for Generator. If given, the search is repeated with an archive for
+        the best policy and types. The archive's bytes do not count.
 
-    Each policy's budget is found by bisection, which is right where the perplexity falls as the
-    budget grows; where it wavers, it may miss a budget that is smaller still. What it advises has
-    been measured, and how well it finds a number that a prompt of up to 1000 tokens says once and
-    asks for after the eviction. On a terminal a bar shows how far it is.
+    The budget of each policy, in whole percents, is found by bisection. If perplexity does not
+    always fall as the budget grows, a smaller budget may exist. The advised cache is measured, also
+    on retrieving a number from a prompt of up to 1000 tokens after eviction. On a terminal, a bar
+    shows the progress.
 
     Raises FileNotFoundError, ValueError (options, a text of less than 100 tokens) and MemoryError.
     """
@@ -142,7 +142,7 @@ def advise(
         raise ValueError("policies is empty, expected one or more")
     if kv_dtypes is not None and not kv_dtypes:
         raise ValueError("kv_dtypes is empty, expected one or more")
-    at_budgets(policies, [1.0], _LEAST)  # they exist
+    at_budgets(policies, [1.0], _LEAST)  # checks the names
     model = open_model(path, device="cpu", threads=threads)
     types = list(kv_dtypes or (["f16", "q8_0"] if model.head_dim % _BLOCK == 0 else ["f16"]))
     tokenizer = Tokenizer.of_model(model)
@@ -158,7 +158,7 @@ def advise(
         _WINDOWS * n_ctx if text_tokens is None else check_int("text_tokens", text_tokens, n_ctx)
     )
     tokens = tokens[:n_text]
-    if archive is not None:  # not every model can have one
+    if archive is not None:  # raises if the model cannot have one
         open_session(
             model, Policy.full(), n_ctx=n_ctx, n_batch=1, archive=archive,
             archive_pages=archive_pages,
@@ -181,9 +181,9 @@ def advise(
             return one.perplexity <= full.perplexity * (1 + loss)
 
         def search(name: str, whole: Trial, archive: KvDType | None = None) -> list[Trial]:
-            """The budgets measured; `whole` evicts nothing."""
+            """The measured budgets; `whole` is the trial without eviction."""
             found = {100: replace(whole, policy=name, archive=archive)}
-            bad, good = ceil(100 / n_ctx) - 1, 100  # percents; the first has no token, or too few
+            bad, good = ceil(100 / n_ctx) - 1, 100  # percents; the first keeps no token
             while good - bad > 1:
                 percent = min(max(round(sqrt(max(bad, 1) * good)), bad + 1), good - 1)
                 (one,) = at_budgets([name], [percent / 100], n_ctx)
@@ -206,7 +206,7 @@ def advise(
         best = full
         for kv_dtype in types:
             all_kept = full if kv_dtype == "f16" else measure(whole, kv_dtype, None)
-            if not costs_little(all_kept):  # nor does any that keeps less
+            if not costs_little(all_kept):  # nor will smaller budgets be
                 curve.append(all_kept)
                 continue
             for name in policies if best is full else [best.policy]:
@@ -275,7 +275,7 @@ def _archived(
 def _find_needles(
     model: _core.Model, tokenizer: Tokenizer, advised: Trial, n_ctx: int, pages: int | None = None
 ) -> Needle:
-    """Under what is advised; the number is asked for after the text was evicted."""
+    """Log-likelihoods with the advised cache; the number is asked for after eviction."""
     length = min(n_ctx, _NEEDLE_TOKENS)
     samples = make_samples(tokenizer, "needle", n=_NEEDLES, length=length)
     full, absent, found = measure_retrieval(
@@ -289,7 +289,7 @@ def _find_needles(
 def _speed(
     model: _core.Model, one: Trial, n_ctx: int, pages: int | None = None
 ) -> tuple[float, int]:
-    """Tokens per second at the end of the context, and bytes that are archived there."""
+    """Tokens per second at the end of the context, and the archive's bytes there."""
     policy = Policy.full() if one.policy == "full" else named_policy(one.policy, one.kept)
     tokens = np.random.default_rng(0).integers(model.n_vocab, size=n_ctx, dtype=np.int32)
     session = open_session(

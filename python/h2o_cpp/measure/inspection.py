@@ -1,4 +1,4 @@
-"""What a bounded cache kept of a text, and when it evicted the rest."""
+"""Inspection: what a bounded cache kept of a text, and when it evicted the rest."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import Positions, open_session
 from h2o_cpp.model.tokenizer import Tokenizer
 
-# Observations of heads for one text: a few seconds' worth. Beyond it the cache is not observed
-# after every step.
+# Observations of a head per text, a few seconds' worth. With more, the cache is not observed after
+# every step.
 _MAX_LOOKS = 2**17
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one layer, or one KV head of it, keeps of a text at its end."""
+    """What one layer, or one of its KV heads, keeps at the end of a text."""
 
-    kept: int  # tokens, the same number in every KV head
+    kept: int  # tokens; the same in every KV head
     evicted: int
-    oldest: int  # the lowest position that is kept
-    score_share: float | None  # of all scores, those of the kept; None without scores
-    common_share: float  # of the kept, those that every KV head of the layer keeps
+    oldest: int  # lowest kept position
+    score_share: float | None  # kept tokens' share of all scores; None without scores
+    common_share: float  # share of the kept tokens that every KV head of the layer keeps
 
 
 @dataclass(frozen=True)
 class Inspection:
     """A text, and what every layer and KV head kept of it after each step."""
 
-    model: str  # name of its file
+    model: str  # file name
     policy: Policy
-    n_prompt: int  # tokens of the given text; the rest was generated
+    n_prompt: int  # tokens of the given text, before generated ones
     tokens: NDArray[np.int32]  # [n]
-    pieces: list[str]  # [n], text of each token as it can be shown
-    seen: NDArray[np.int32]  # tokens read at each observation of the cache, ascending
-    # [n_layers, n_kv_heads, n]: how many tokens had been read when the token was found to be
-    # evicted, an entry of `seen`; 0 if it never was.
+    pieces: list[str]  # [n], printable text of each token
+    seen: NDArray[np.int32]  # tokens read at each observation, ascending
+    # [n_layers, n_kv_heads, n]: the entry of `seen` at which the token was first found evicted; 0
+    # if it never was.
     evicted_at: NDArray[np.int32]
-    # [n_layers, n_kv_heads, n]: the attention the token had received when last seen in the cache;
-    # 0 if it never was seen there, and everywhere under a policy that keeps no scores.
+    # [n_layers, n_kv_heads, n]: the token's score when it was last seen in the cache; 0 if it never
+    # was, and for policies without scores.
     scores: NDArray[np.float32]
 
     def kept(self, seen: int | None = None) -> NDArray[np.bool_]:
@@ -65,7 +65,7 @@ class Inspection:
         return np.asarray(alive & (np.arange(n) < seen))
 
     def summary(self, layer: int, kv_head: int | None = None) -> Summary:
-        """What `layer` keeps at the end: of all its KV heads, or of one."""
+        """What a layer keeps at the end: all of its KV heads, or one."""
         n_layers, n_kv_heads, n = self.evicted_at.shape
         layer = check_int("layer", layer, 0, n_layers - 1)
         heads = slice(None)
@@ -84,7 +84,7 @@ class Inspection:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as lists and numbers for json.dumps; scores are rounded to four decimals."""
+        """Lists and numbers for json.dumps; scores are rounded to four decimals."""
         return {
             "model": self.model,
             "policy": {
@@ -101,9 +101,9 @@ class Inspection:
         }
 
     def to_html(self) -> str:
-        """A page that shows it, which needs no other file and loads none."""
+        """A self-contained HTML page."""
         page = files("h2o_cpp.measure").joinpath("inspection.html").read_text(encoding="utf-8")
-        # Inside a script element only "<" could end the JSON: "</script>", "<!--".
+        # In a script element, only "<" could end the JSON ("</script>", "<!--").
         data = json.dumps(self.to_dict(), separators=(",", ":")).replace("<", "\\u003c")
         return page.replace("{{inspection}}", data, 1)
 
@@ -122,13 +122,13 @@ def inspect(
 ) -> Inspection:
     """Read a text under `policy` and observe the cache after each step.
 
-    n_batch: tokens read at a time, with eviction after each: 1 shows every eviction, that
-        of a Generator shows what it does with a prompt.
-    max_tokens: greedily continue the text by at most this many, which are read one by one; fewer
-        at the end of the text or of n_ctx (default: as for Generator).
+    n_batch: tokens per chunk, each followed by eviction: 1 shows every eviction; use a Generator's
+        n_batch to see what it keeps of a prompt.
+    max_tokens: continue the text greedily by at most this many tokens, fewer if the text or n_ctx
+        ends (default: as for Generator).
 
-    An observation costs a call for each layer and KV head. Where their number times that of the
-    steps is over 131072, the cache is observed every few tokens only; see `Inspection.seen`.
+    An observation costs a call per layer and KV head. If steps times heads exceed 131072, the cache
+    is observed only every few tokens; see `Inspection.seen`.
 
     Raises ValueError for an empty text, one longer than n_ctx, and options out of range.
     """
@@ -179,7 +179,7 @@ def inspect(
 
 
 class _Record:
-    """What was observed in the cache of a session."""
+    """The observations of a session's cache."""
 
     def __init__(self, session: _core.Session, model: _core.Model, n: int) -> None:
         self._session = session
@@ -200,11 +200,10 @@ class _Record:
 
 
 class VisiblePieces:
-    """Each token's text, as it can be shown, for the tokens of one text in their order.
+    """Printable text of each token of a text, in order.
 
-    A character that is spread over several tokens appears at the last of them; the others show
-    their bytes, as "<0xE6>". Tokens without text appear as the vocabulary spells them, control
-    characters as their escapes.
+    A character of several tokens appears at the last of them; the others show their bytes, as in
+    "<0xE6>". Tokens without text appear as in the vocabulary, control characters escaped.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -213,7 +212,7 @@ class VisiblePieces:
         self._begins = True
 
     def push(self, token: int) -> str:
-        """That of the next token."""
+        """The text of the next token."""
         tokenizer = self._tokenizer
         data = tokenizer.token_bytes(token, begins=self._begins)
         self._begins = self._begins and not tokenizer.has_text([token])

@@ -1,4 +1,4 @@
-"""The machine: what it is, what it can do at most, and how much memory this process has."""
+"""The machine's bandwidth and arithmetic, and the memory of this process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from h2o_cpp import _core
 _READ_BYTES = 1 << 29  # several times the size of caches
 _READ_PASSES = 10
 
-_PIECE = 8 << 20  # bytes that are read at a time from storage: more than any device wants
-_MOST = 256 << 20  # of a file; more tells no more
+_PIECE = 8 << 20  # bytes per read; more is not faster
+_MAX_BYTES = 256 << 20  # of a file; more does not change the result
 _SECONDS = 2.0
 
-# Operations per second of the largest product: a process of its own, because BLAS libraries settle
-# on their threads when they are loaded.
+# Operations per second of a large product. In a subprocess, because BLAS libraries set their
+# threads when they are loaded.
 _MATMUL = """
 import numpy
 from timeit import repeat
@@ -31,7 +31,7 @@ print(2 * 2048**3 / min(repeat(lambda: a @ a, number=1, repeat=5)))
 
 
 def processor() -> str:
-    """Its name, as Linux knows it."""
+    """The processor's name on Linux, else its architecture."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -41,17 +41,17 @@ def processor() -> str:
 
 
 def n_processors() -> int:
-    """How many this process may run on."""
+    """The number of processors available to this process."""
     return len(os.sched_getaffinity(0))
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that `threads` threads together read from memory."""
+    """Bytes per second that the threads together read from memory."""
     return _core.read_bandwidth(_READ_BYTES, threads=threads, passes=_READ_PASSES)
 
 
 def matmul_flops(threads: int) -> float:
-    """Operations per second of numpy's f32 matrix product, two for each multiply-add."""
+    """Operations per second of numpy's f32 matrix product; a multiply-add counts as two."""
     limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     done = subprocess.run(
         [sys.executable, "-c", _MATMUL],
@@ -64,21 +64,21 @@ def matmul_flops(threads: int) -> float:
 
 
 def storage_bandwidth(path: str | os.PathLike[str]) -> float:
-    """Bytes per second of reading a file, past what the system has of it in memory.
+    """Bytes per second of reading a file, without the page cache.
 
-    Up to 256 MiB, or 2 seconds, from the beginning on, with O_DIRECT, which goes to the device; a
-    device, or a machine below a virtual one, may have memory of its own.
+    Reads up to 256 MiB or 2 seconds with O_DIRECT. The device, or a virtual machine's host, may
+    still have a cache of its own.
 
-    Raises OSError where the system or the file system cannot do that, and for an empty file.
+    Raises OSError if the system or the file system does not support this, and for an empty file.
     """
     if not hasattr(os, "O_DIRECT"):
-        raise OSError("this system has no reads that go past its memory")
+        raise OSError("storage bandwidth cannot be measured: this system has no O_DIRECT")
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        with mmap.mmap(-1, _PIECE) as piece:  # its address is a page's, as O_DIRECT wants it
+        with mmap.mmap(-1, _PIECE) as piece:  # O_DIRECT needs page alignment
             n = 0
             begun = perf_counter()
-            while n < _MOST and perf_counter() - begun < _SECONDS:
+            while n < _MAX_BYTES and perf_counter() - begun < _SECONDS:
                 got = os.preadv(file, [piece], n)
                 n += got
                 if got < _PIECE:
@@ -87,22 +87,22 @@ def storage_bandwidth(path: str | os.PathLike[str]) -> float:
     finally:
         os.close(file)
     if not n:
-        raise OSError(f"{os.fspath(path)}: there is nothing to read")
+        raise OSError(f"{os.fspath(path)}: the file is empty")
     return n / seconds
 
 
 def rss_bytes() -> int:
-    """Memory that is resident in this process now, mapped files included."""
+    """Resident memory of this process, mapped files included."""
     return _status("VmRSS")
 
 
 def peak_rss_bytes() -> int:
-    """The most that was resident so far."""
+    """The largest resident memory of this process so far."""
     return _status("VmHWM")
 
 
 def _status(name: str) -> int:
-    """What the kernel says of this process, in bytes."""
+    """A number of bytes from the process's status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

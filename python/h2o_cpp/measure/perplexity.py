@@ -1,4 +1,4 @@
-"""Perplexity of a text while the cache evicts: what a policy costs at a budget."""
+"""Perplexity of a text while the cache evicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from h2o_cpp.model.capacity import ModelShape
 from h2o_cpp.model.policy import Policy, named_policy
 from h2o_cpp.model.session import chunks, open_session
 
-# Of a text that is read in one pass: tenths.
+# Parts of a text read in one pass, whose perplexities are reported.
 N_SEGMENTS = 10
 
 
@@ -25,52 +25,28 @@ class Budgeted(NamedTuple):
     """A policy at a budget."""
 
     name: str
-    budget: float  # of n_ctx
-    kept: int  # tokens, per layer and KV head
+    budget: float  # fraction of n_ctx
+    kept: int  # tokens per layer and KV head
     policy: Policy
     kv_dtype: KvDType = "f16"
 
 
 def at_budgets(names: Sequence[str], budgets: Sequence[float], n_ctx: int) -> list[Budgeted]:
-    """Every policy of POLICIES that is named, at every budget (fractions of n_ctx), budget first.
+    """The named policies at every budget (fractions of n_ctx), ordered by budget.
 
-    Raises ValueError for other names, and for a budget that keeps no token or more than all.
+    Raises ValueError for unknown names, and for budgets that keep no token or more than all.
     """
     for budget in budgets:
         if not 0 < budget <= 1:
             raise ValueError(f"budget {budget}, expected a fraction above 0 and up to 1")
         if int(budget * n_ctx) == 0:
-            raise ValueError(f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected 1 up")
+            raise ValueError(
+                f"budget {budget} keeps 0 of n_ctx={n_ctx} tokens, expected at least 1"
+            )
     return [
         Budgeted(name, budget, kept, named_policy(name, kept))
         for budget, kept in ((budget, int(budget * n_ctx)) for budget in budgets)
         for name in names
-    ]
-
-
-def at_memory(
-    names: Sequence[str],
-    shares: Sequence[float],
-    model: _core.Model,
-    n_ctx: int,
-    kv_dtype: KvDType | None,
-) -> list[Budgeted]:
-    """Every policy of POLICIES that is named with as many tokens as fit, share first.
-
-    shares: of the bytes of the full cache in f16. kv_dtype: default: as cache_memory of Generator
-    chooses it. Raises ValueError as Generator does.
-    """
-    shape = ModelShape.of_model(model)
-    fitted = [
-        (name, share, *fit_cache(
-            shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
-        ))
-        for share in shares
-        for name in names
-    ]  # fmt: skip
-    return [
-        Budgeted(name, share, n_ctx if policy.budget is None else policy.budget, policy, types)
-        for name, share, policy, types in fitted
     ]
 
 
@@ -83,24 +59,38 @@ def budgeted(
     *,
     equal_bytes: bool,
 ) -> list[Budgeted]:
-    """At budgets that are shares of bytes, as at_memory(), or of tokens, by default in f16."""
-    if equal_bytes:
-        return at_memory(names, budgets, model, n_ctx, kv_dtype)
-    kv_dtype = "f16" if kv_dtype is None else kv_dtype
-    return [one._replace(kv_dtype=kv_dtype) for one in at_budgets(names, budgets, n_ctx)]
+    """The named policies at every budget, as at_budgets(); kv_dtype: default: f16.
+
+    equal_bytes: budgets are fractions of the bytes of a full f16 cache; policies keep as many
+        tokens as fit, and kv_dtype defaults as with cache_memory of Generator.
+
+    Raises ValueError as Generator does.
+    """
+    if not equal_bytes:
+        types = kv_dtype or "f16"
+        return [one._replace(kv_dtype=types) for one in at_budgets(names, budgets, n_ctx)]
+    shape, found = ModelShape.of_model(model), []
+    for share in budgets:
+        for name in names:
+            policy, types = fit_cache(
+                shape, share, name, n_ctx=n_ctx, kv_dtype=kv_dtype, positions="auto"
+            )
+            kept = n_ctx if policy.budget is None else policy.budget
+            found.append(Budgeted(name, share, kept, policy, types))
+    return found
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Perplexity under one policy."""
+    """Perplexity with one policy."""
 
     policy: str
-    budget: float  # of n_ctx, or of bytes
-    kept: int  # tokens, per layer and KV head
+    budget: float  # fraction of n_ctx, or of bytes
+    kept: int  # tokens per layer and KV head
     perplexity: float
-    tokens: int  # that were predicted
+    tokens: int  # predicted tokens
     cache_bytes: int  # allocated
-    segments: tuple[float, ...] = ()  # perplexity of each tenth of the text, when streaming
+    segments: tuple[float, ...] = ()  # when streaming: perplexity of each tenth of the text
 
 
 def perplexity(
@@ -111,20 +101,24 @@ def perplexity(
     stride: int | None = None,
     progress: Callable[[int], object] = lambda n: None,
 ) -> tuple[float, int]:
-    """Perplexity, and number of tokens predicted.
+    """The perplexity, and the number of predicted tokens.
 
-    The tokens are read in windows of the session's n_ctx, each from an empty cache and with
-    `beginning` in front: the token that models expect there. The last `stride` tokens of a window
-    (default: all but its first) are predicted, and the next window begins `stride` later.
-    n_batch tokens are fed at a time, and eviction follows each time: 1 is generation's own rhythm,
-    in which every prediction is made from what is kept. progress is told how many more tokens have
-    been read.
+    beginning: tokens put before each window, such as beginning-of-text.
+    stride: predicted tokens at the end of each window, and the distance between windows; default:
+        all but the first token.
+    progress: called with the number of tokens read since the last call.
+
+    The tokens are read in windows of the session's n_ctx, each into an empty cache, in chunks of
+    the session's n_batch. Eviction follows each chunk: with 1, as in decoding, every prediction
+    uses only kept tokens.
     """
     n_ctx = session.n_ctx
     stride = n_ctx - 1 if stride is None else check_int("stride", stride, 1, n_ctx - 1)
     n_text = n_ctx - len(beginning)
     if not 0 < n_text <= len(tokens):
-        raise ValueError(f"the text has {len(tokens)} tokens, fewer than n_ctx={n_ctx} takes")
+        raise ValueError(
+            f"the text has {len(tokens)} tokens, expected at least {n_text} for n_ctx={n_ctx}"
+        )
     total, n = 0.0, 0
     for begin in range(0, len(tokens) - n_text + 1, stride):
         window = np.asarray([*beginning, *tokens[begin : begin + n_text]], np.int32)
@@ -139,10 +133,10 @@ def perplexity(
 
 
 def stream_losses(session: _core.Session, tokens: Sequence[int]) -> NDArray[np.float64]:
-    """-log p of tokens[1:] in one pass over all of them.
+    """-log p of tokens[1:], in nats, in one pass.
 
-    The cache begins empty and goes on to the end of the text, past n_ctx where positions can roll;
-    ValueError where they cannot. n_batch is as in perplexity().
+    The cache is empty at the start. Past n_ctx, positions roll, or ValueError is raised if they
+    cannot. n_batch as in perplexity().
     """
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens, expected at least 2")
@@ -165,21 +159,19 @@ def measure(
     archive: KvDType | None = None,
     archive_pages: int | None = None,
 ) -> Iterator[Measurement]:
-    """The full cache, then every policy at every budget (fractions of n_ctx), at equal slots.
+    """Measure the full cache, then every policy at every budget (fractions of n_ctx).
 
-    equal_bytes: budgets are fractions of the full cache's bytes in f16 instead, in kv_dtype or in
-    the types that are best for them, and the full cache is in f16.
-
-    streaming: one pass over `beginning` and the whole text instead of windows, which have a stride.
-    A text that is longer than n_ctx has no full cache to compare with.
-
-    archive, archive_pages: as for Generator, of all that evict.
+    equal_bytes: budgets are fractions of a full f16 cache's bytes, in kv_dtype or in types chosen
+        as by cache_memory; the full cache is in f16.
+    streaming: one pass over `beginning` and the whole text instead of windows. For texts longer
+        than n_ctx, there is no full cache.
+    archive, archive_pages: as for Generator, for policies that evict.
     """
     check_int("n_ctx", n_ctx, 2)
     check_int("n_batch", n_batch, 1, n_ctx)
     evicting = budgeted(policies, budgets, model, n_ctx, kv_dtype, equal_bytes=equal_bytes)
     if streaming and stride is not None:
-        raise ValueError("stride is of windows, and streaming has none")
+        raise ValueError("stride applies to windows, not to streaming")
     if streaming and len(tokens) <= N_SEGMENTS:
         raise ValueError(f"the text has {len(tokens)} tokens, expected more than {N_SEGMENTS}")
     text = [*beginning, *tokens]
@@ -203,7 +195,7 @@ def measure(
 
 
 def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """-log p in nats of targets [n], each under the softmax of its row of logits [n, n_vocab]."""
+    """-log p of targets [n], in nats, from logits [n, n_vocab]."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     normaliser = np.log(np.exp(rows).sum(axis=1))
@@ -212,7 +204,7 @@ def token_losses(logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDA
 
 
 def _losses(session: _core.Session, window: NDArray[np.int32]) -> Iterator[NDArray[np.float64]]:
-    """-log p of window[1:], each from the logits after the token before it."""
+    """-log p of window[1:], in nats, chunk by chunk."""
     session.reset(0)
     targets = window[1:]
     for fed in chunks(session, window[:-1]):

@@ -1,4 +1,4 @@
-"""A plan: how many sequences at once, and which weights stay in memory (docs/plan.md)."""
+"""Plans: how many sequences to decode at once, and which weights stay in memory (docs/plan.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from h2o_cpp import _core
 from h2o_cpp.measure import machine
 from h2o_cpp.measure.prediction import (
-    MOST_SEQUENCES,
+    MAX_SEQUENCES,
     Candidate,
     Experts,
     Job,
@@ -41,7 +41,7 @@ from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` found: candidates in the order of weights that stay, then of sequences."""
+    """The result of plan(); candidates are ordered by resident weights, then by sequences."""
 
     model: str
     memory: int
@@ -50,7 +50,7 @@ class Plan:
     speeds: Speeds
     candidates: tuple[Candidate, ...]
     chosen: Candidate
-    arguments: Mapping[str, Any]  # for a Generator of this model
+    arguments: Mapping[str, Any]  # arguments of Generator
     why: str
 
 
@@ -71,27 +71,27 @@ def plan(
     storage_bandwidth: float | None = None,
     flops: float | None = None,
 ) -> Plan:
-    """The batch size, and the weights that stay, which give most tokens per second on the CPU.
+    """Find the number of sequences and the resident weights that are fastest on the CPU.
 
-    path: as for a Generator.
-    memory: for weights, caches and activations together: "4GiB", or bytes.
-    prompt, n: tokens of each prompt, and of each output.
-    sequences: how many prompts there are at most; default: any number.
-    hh, recent, policy, n_batch, kv_dtype, threads: as for a Generator, whose n_ctx is prompt + n.
-    memory_bandwidth, storage_bandwidth: bytes per second; default: measured here, by reading an
-        array, and the model's file past what the system has of it in memory.
-    flops: operations per second; default: measured here, by reading a short prompt.
+    path: as for Generator.
+    memory: for weights, caches and activations together, "4GiB" or bytes.
+    prompt, n: tokens of each prompt and of each output.
+    sequences: the most prompts at once; default: no limit.
+    hh, recent, policy, n_batch, kv_dtype, threads: as for Generator, with n_ctx = prompt + n.
+    memory_bandwidth, storage_bandwidth: bytes per second; default: measured by reading an array,
+        and the model's file without the page cache.
+    flops: operations per second; default: measured by reading a short prompt.
 
-    `Generator(path, **plan(path, ...).arguments)` does it.
+    `Generator(path, **plan(path, ...).arguments)` carries it out.
 
-    Raises FileNotFoundError, ValueError (invalid options, less memory than the least
-    that is needed), OSError (a bandwidth that cannot be measured here) and MemoryError.
+    Raises FileNotFoundError, ValueError (invalid options, too little memory), OSError (a
+    bandwidth cannot be measured) and MemoryError.
     """
     n_bytes = bytes_of("memory", memory)
     check_int("prompt", prompt, 1)
     check_int("n", n, 1)
     n_batch = check_int("n_batch", n_batch, 1)
-    most = MOST_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
+    most = MAX_SEQUENCES if sequences is None else check_int("sequences", sequences, 1)
     given = {
         "memory_bandwidth": memory_bandwidth,
         "storage_bandwidth": storage_bandwidth,
@@ -99,17 +99,19 @@ def plan(
     }
     for name, value in given.items():
         if value is not None and not 0 < check_float(name, value) < float("inf"):
-            raise ValueError(f"{name}={value!r}, expected more than 0 per second")
+            raise ValueError(f"{name}={value!r}, expected a positive number per second")
     file = find_model(path)
     model = _core.GgufShards(file)
     metadata = model.files[0].metadata()
     shape = ModelShape.of_metadata(metadata)
     if shape is None:
-        raise ValueError(f"{os.fspath(path)}: it describes no model whose cache is known")
+        raise ValueError(
+            f"{os.fspath(path)}: unknown cache size, expected a model whose layers are alike"
+        )
     if prompt + n > shape.n_ctx_train:
         raise ValueError(
             f"prompt={prompt} and n={n} are {prompt + n} tokens, "
-            f"the model is trained for {shape.n_ctx_train}"
+            f"expected at most the trained {shape.n_ctx_train}"
         )
     hh, policy = resolve_budget(hh, policy, model.files[0])
     chosen = choose_policy(hh, recent, policy, prompt + n)
@@ -118,8 +120,8 @@ def plan(
     least = least_bytes(sizes, job)
     if n_bytes < least:
         raise ValueError(
-            f"memory={memory!r} is {n_bytes} bytes; the weights that must stay, "
-            f"and one sequence, take {least}"
+            f"memory={memory!r} is {n_bytes} bytes, expected at least {least} for resident weights "
+            "and one sequence"
         )
     speeds = Speeds(
         memory_bandwidth or machine.read_bandwidth(threads or machine.n_processors()),
@@ -153,7 +155,7 @@ def plan(
 
 
 def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
-    """In words."""
+    """An explanation of the choice."""
     stay = [one for one in found if not one.streams]
     stream = [one for one in found if one.streams]
     experts = any(one.streamed_experts for one in found)
@@ -193,7 +195,7 @@ def _why(found: Sequence[Candidate], best: Candidate, most: int) -> str:
 
 
 def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str, Any]) -> Sizes:
-    """Of a model's tensors."""
+    """Sizes from a model's tensors."""
     layers, of_experts = [0] * shape.n_layers, [0] * shape.n_layers
     others = 0
     for tensor in tensors:
@@ -201,7 +203,7 @@ def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str
         layer = rest.partition(".")[0]
         if prefix == "blk" and layer.isdecimal() and int(layer) < shape.n_layers:
             layers[int(layer)] += tensor.nbytes
-            if len(tensor.shape) == 3:  # one matrix for each expert
+            if len(tensor.shape) == 3:  # one matrix per expert
                 of_experts[int(layer)] += tensor.nbytes
         else:
             others += tensor.nbytes
@@ -220,7 +222,7 @@ def sizes_of(tensors: Sequence[Weight], shape: ModelShape, metadata: Mapping[str
         layer_flops=prefill_flops(tensors, n_used / n_experts if n_experts else 1.0),
         output_flops=2 * n_vocab * width,
         row_bytes=4 * columns,
-        logits_bytes=4 * (2 * n_vocab + width),  # where they are computed, and where they are told
+        logits_bytes=4 * (2 * n_vocab + width),  # computed and returned
         experts=Experts(n_experts, n_used, tuple(of_experts)) if n_experts else None,
     )
 
@@ -257,7 +259,7 @@ def _storage_bandwidth(file: str) -> float:
 
 
 def _flops(file: str, sizes: Sizes, rows: int, memory: int, threads: int | None) -> float:
-    """Of the second reading of `rows` tokens: the first brings the weights."""
+    """Operations per second of reading `rows` tokens, a second time with the weights loaded."""
     whole_size = sizes.others + sum(sizes.layers)
     resident = None if whole_size <= memory else min(size for _, size in placements(sizes))
     model = open_model(file, device="cpu", threads=threads, max_resident=resident)

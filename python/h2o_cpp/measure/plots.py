@@ -1,4 +1,4 @@
-"""Figures, where matplotlib is installed."""
+"""Figures with matplotlib."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Values further apart than this are drawn on a logarithmic axis.
+# A larger ratio of values is drawn on a logarithmic axis.
 _LARGE_RANGE = 10.0
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches; ValueError where matplotlib is not installed."""
+    """An empty figure, sizes in inches. Raises ValueError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -24,9 +24,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def draw_budgets(axes: Axes, points: Sequence[tuple[str, float, float]], full: float) -> None:
-    """A line for each policy through its points (policy, budget, value).
+    """Draw a line per policy through its points (policy, budget, value).
 
-    full: of the full cache, a line across; none for nan.
+    full: the full cache's value, a horizontal line; none for nan.
     """
     for policy in dict.fromkeys(name for name, _, _ in points):
         line = sorted((budget, value) for name, budget, value in points if name == policy)

@@ -29,73 +29,73 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-CLOSE = 0.97  # of the fastest: among those that reach it the least is chosen
-_LOGITS_ROWS = 32  # that a session has room for at least
-MOST_SEQUENCES = 4096
+CLOSE = 0.97  # candidates this close to the fastest are equivalent
+_LOGITS_ROWS = 32  # least rows of a session's logits
+MAX_SEQUENCES = 4096
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a machine does in a second, with the threads that compute."""
+    """The machine's speeds, with the threads that compute."""
 
-    memory: float  # bytes read from memory
-    storage: float  # bytes read from the model's file
-    flops: float  # floating-point operations of matrix products
+    memory: float  # bytes per second from memory
+    storage: float  # bytes per second from the model's file
+    flops: float  # floating-point operations per second in matrix products
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Those of a mixture, of which each token needs some."""
+    """Experts of a mixture."""
 
-    count: int  # in each layer
-    used: int  # by a token, of each layer
-    layers: tuple[int, ...]  # bytes of each one's experts
+    count: int  # per layer
+    used: int  # per token and layer
+    layers: tuple[int, ...]  # bytes of the experts of each layer
 
     def needed(self, rows: float) -> float:
-        """How many of a layer `rows` tokens need, if each is as likely as any other."""
+        """The expected number of experts per layer that `rows` tokens use, at random."""
         return self.count * (1 - float((1 - self.used / self.count) ** rows))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model reads and computes, in bytes and operations."""
+    """The sizes of a model, in bytes and operations."""
 
-    layers: tuple[int, ...]  # bytes of each one's weights
-    others: int  # bytes of the weights of no layer
-    others_read: int  # bytes of them that a pass reads; of lookup tables, a row
-    layer_flops: int  # for each token, in all layers
-    output_flops: int  # for each token whose logits are wanted
-    row_bytes: int  # of activations, for each row of a batch
-    logits_bytes: int  # for each row of logits
+    layers: tuple[int, ...]  # bytes of weights
+    others: int  # bytes of weights outside the layers
+    others_read: int  # of these, bytes read per pass; one row of lookup tables
+    layer_flops: int  # per token, in all layers
+    output_flops: int  # per token whose logits are needed
+    row_bytes: int  # activations per row of a batch
+    logits_bytes: int  # per row of logits
     experts: Experts | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """Sequences: tokens of each prompt, and n generated tokens."""
+    """The workload: tokens of each prompt, and n generated tokens."""
 
     prompt: int
     n: int
     n_batch: int
-    slab_bytes: int  # of the cache of a sequence
-    kv_read: float  # bytes of K and V that decoding a token reads, in the mean
+    slab_bytes: int  # cache per sequence
+    kv_read: float  # mean bytes of K and V read per decoded token
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to do it, and what is predicted of it.
+    """A configuration and its predicted speed.
 
-    The last four are seconds of a pass; what storage adds is the time that others wait for it.
+    The last four fields are seconds per pass; storage_seconds is the time spent waiting.
     """
 
     sequences: int
-    streamed_layers: int  # that take turns
-    streamed_experts: int  # of each layer, that are read when they are needed
-    weight_bytes: int  # in memory
-    streamed_bytes: int  # read from the file in every pass
+    streamed_layers: int  # read again in every pass
+    streamed_experts: int  # per layer, read when needed
+    weight_bytes: int  # resident
+    streamed_bytes: int  # read from the file per pass
     cache_bytes: int
     activation_bytes: int
-    tokens_per_second: float  # generated, all sequences together, their prompts' time included
+    tokens_per_second: float  # generated, by all sequences, including the time of prompts
     weight_seconds: float
     arithmetic_seconds: float
     cache_seconds: float
@@ -103,25 +103,26 @@ class Candidate:
 
     @property
     def streams(self) -> bool:
-        """Whether not all weights stay in memory."""
+        """Whether some weights are not resident."""
         return self.streamed_layers + self.streamed_experts > 0
 
     @property
     def pass_seconds(self) -> float:
-        """Of a forward pass."""
+        """Seconds per forward pass."""
         parts = (self.weight_seconds, self.arithmetic_seconds, self.cache_seconds)
         return sum(parts) + self.storage_seconds
 
     @property
     def bytes(self) -> int:
-        """All that it needs."""
+        """Total memory."""
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
 
 def candidates(
-    sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MOST_SEQUENCES
+    sizes: Sizes, job: Job, speeds: Speeds, memory: int, most: int = MAX_SEQUENCES
 ) -> list[Candidate]:
-    """All that fit: by doublings with all weights in memory, else as many sequences as fit."""
+    """Candidates that fit: powers of two with all weights resident, and the largest number
+    otherwise."""
     found = []
     for n_kept, weight_bytes in placements(sizes):
         room = memory - weight_bytes
@@ -134,17 +135,17 @@ def candidates(
 
 
 def choose(found: Sequence[Candidate]) -> Candidate:
-    """Of those near the fastest the one that reads least, then the one with fewest sequences."""
+    """Of the nearly fastest, the one that reads least, then the one with fewest sequences."""
     enough = CLOSE * max(one.tokens_per_second for one in found)
     near = [one for one in found if one.tokens_per_second >= enough]
     return min(near, key=lambda one: (one.streamed_bytes, one.sequences))
 
 
 def placements(sizes: Sizes) -> list[tuple[int, int]]:
-    """How many layers, or experts of each, may stay, and the bytes of weights then in memory.
+    """Possible numbers of resident layers, or experts per layer, with the bytes of weights.
 
-    As the core does it: beside the first layers that stay there is room for two that take turns;
-    beside the experts that stay for all of a layer.
+    As in the core: besides resident layers there is room for two streamed ones; besides resident
+    experts for all of one layer.
     """
     n, others, experts = len(sizes.layers), sizes.others, sizes.experts
     if experts is not None:
@@ -159,35 +160,35 @@ def placements(sizes: Sizes) -> list[tuple[int, int]]:
 
 
 def _beside_weights(sizes: Sizes, job: Job, k: int) -> int:
-    """Bytes of the caches of k sequences and of the activations of a pass."""
+    """Bytes of the caches of k sequences and of a pass's activations."""
     return k * job.slab_bytes + _activations(sizes, job, k)
 
 
 def _activations(sizes: Sizes, job: Job, k: int) -> int:
-    rows = job.n_batch + max(k - 1, 0)  # as Generator opens its session
+    rows = job.n_batch + max(k - 1, 0)  # as in Generator's session
     return rows * sizes.row_bytes + max(k, _LOGITS_ROWS) * sizes.logits_bytes
 
 
 def least_bytes(sizes: Sizes, job: Job) -> int:
-    """Of memory, for one sequence."""
+    """The least memory for one sequence."""
     return min(weight for _, weight in placements(sizes)) + _beside_weights(sizes, job, 1)
 
 
 def _predict(
     sizes: Sizes, job: Job, speeds: Speeds, n_kept: int, weight_bytes: int, k: int
 ) -> Candidate:
-    """What k sequences at once do, where a new one begins when one ends."""
+    """The prediction for k concurrent sequences, each replaced when it ends."""
     n_layers, experts = len(sizes.layers), sizes.experts
-    m = 0 if experts else n_layers - n_kept  # that take turns
+    m = 0 if experts else n_layers - n_kept  # streamed layers
     streamed = float(sum(sizes.layers[n_kept:])) if m else 0.0
-    # A sequence is in `chunks` passes with its prompt, in n with a token; a pass has at most one
-    # chunk.
+    # A sequence takes `chunks` passes for its prompt and n passes for its tokens; a pass has at
+    # most one chunk.
     chunks = ceil(job.prompt / job.n_batch)
-    passes = max(chunks, (chunks + job.n) / k)  # for each sequence that ends
+    passes = max(chunks, (chunks + job.n) / k)  # per finished sequence
 
     read_bytes = float(sum(sizes.layers) + sizes.others_read)
     if experts:
-        with_chunk = min(1, chunks / passes)  # share of the passes
+        with_chunk = min(1, chunks / passes)  # share of passes with a chunk
         needed = with_chunk * experts.needed(min(job.prompt, job.n_batch) + k - 1)
         needed += (1 - with_chunk) * experts.needed(k)
         share = needed / experts.count
@@ -204,7 +205,7 @@ def _predict(
         layers = sum(sizes.layers) / speeds.memory + layer_flops / speeds.flops + cache
         rest = sizes.others_read / speeds.memory + output_flops / speeds.flops
         one, bring = layers / n_layers, streamed / m / speeds.storage
-        # The last that takes turns, what is in no layer and those that stay hide one reading.
+        # The last streamed layer, resident layers and other weights hide one read.
         hidden = (m - 1) * min(one, bring) + min(bring, one * (1 + n_kept) + rest)
         wait = m * bring - hidden
     seconds = passes * (read + arithmetic + cache + wait)

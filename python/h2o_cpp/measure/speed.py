@@ -1,4 +1,4 @@
-"""How fast one model file is here, and how far that is from what the machine can do."""
+"""The speed of a model, relative to the machine's limits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from h2o_cpp.model.stored_budget import Budget, resolve_budget
 
 @dataclass(frozen=True)
 class Measurement:
-    """What `measure` found. Rates are medians of the rounds, spreads the slowest and the fastest.
+    """The result of measure(). Rates are medians of the rounds; spreads are (slowest, fastest).
 
-    The limits are of the CPU: None on a GPU, whose limits tools/bench/gpu measures.
+    Limits are of the CPU; None on a GPU, whose limits tools/bench/gpu measures.
     """
 
     model: str
     architecture: str
-    types: dict[str, int]  # how many tensors are of each
+    types: dict[str, int]  # number of tensors by type
     version: str
     machine: str
     backend: str
@@ -61,13 +61,13 @@ class Measurement:
     peak_rss_bytes: int
     weight_bytes: int
 
-    decode_weight_bytes: int  # read for each token
-    decode_kv_bytes: int  # read for each token, in the mean
+    decode_weight_bytes: int  # read per token
+    decode_kv_bytes: int  # read per token, mean
     read_bandwidth: float | None  # bytes per second
-    read_bandwidth_fraction: float | None  # that decoding reaches
-    prefill_flops: int  # for each token, in the matrix products
-    matmul_flops: float | None  # per second, of numpy in f32
-    matmul_fraction: float | None  # that prefill reaches; above 1 by other types
+    read_bandwidth_fraction: float | None  # reached by decoding
+    prefill_flops: int  # per token, in matrix products
+    matmul_flops: float | None  # per second, numpy f32
+    matmul_fraction: float | None  # reached by prefill; may exceed 1 with other types
 
 
 def measure(
@@ -89,14 +89,14 @@ def measure(
 ) -> Measurement:
     """Measure a model.
 
-    path: as for a Generator.
-    prompt: random tokens that are read at once, in chunks as a Generator reads them.
-    context: tokens that have been read when n tokens are decoded, one at a time.
-    The others: as for a Generator.
+    path: as for Generator.
+    prompt: random tokens to read, in chunks as Generator reads a prompt.
+    context: tokens read before n tokens are decoded.
+    The rest as for Generator.
 
-    Decoding a token reads all weights but the tables that are looked up, and what the cache keeps
-    of K and V: read_bandwidth_fraction is these bytes, times tokens per second, as a share of what
-    as many threads read from an array in memory. Memory is that of this process.
+    Decoding a token reads all weights except lookup tables, and the kept K and V.
+    read_bandwidth_fraction is this rate relative to reading an array with as many threads. Memory
+    is that of this process.
 
     Raises FileNotFoundError, ValueError (a file or an option that is invalid, or more tokens than
     the context has) and MemoryError.
@@ -122,10 +122,10 @@ def measure(
         prefill.append(prompt / prefill_seconds(session, tokens))
         tokens = random.integers(model.n_vocab, size=context + n, dtype=np.int32)
         decode.append(n / sum(decode_seconds(session, tokens, context)))
-    rss = machine.peak_rss_bytes()  # before the limits of the machine are measured
+    rss = machine.peak_rss_bytes()  # before machine's limits are measured
 
     tensors = weights(_core.GgufShards(path).files)
-    # The first of the tokens finds the context and itself, the last n - 1 more: unless evicted.
+    # The first decoded token sees the context and itself, the last n - 1 more, unless evicted.
     n_seen = context + (n + 1) / 2
     kept = sum(min(session.tokens_kept(0, layer), n_seen) for layer in range(model.n_layers))
     used = experts_used(model.file)
@@ -168,7 +168,7 @@ def measure(
 
 
 def prefill_seconds(session: _core.Session, tokens: NDArray[np.int32]) -> float:
-    """Seconds to read tokens [n] from an empty cache, in chunks as a Generator reads a prompt."""
+    """Seconds to read tokens [n] into an empty cache, in chunks as Generator reads a prompt."""
     session.reset(0)
     begun = perf_counter()
     for part in chunks(session, tokens):
@@ -179,7 +179,7 @@ def prefill_seconds(session: _core.Session, tokens: NDArray[np.int32]) -> float:
 def decode_seconds(
     session: _core.Session, tokens: NDArray[np.int32], n_context: int
 ) -> list[float]:
-    """Seconds of each of tokens[n_context:], one at a time, after those before have been read."""
+    """Seconds per token of tokens[n_context:], decoded after the tokens before them."""
     prefill_seconds(session, tokens[:n_context])
     seconds = []
     for i in range(n_context, len(tokens)):
@@ -190,7 +190,7 @@ def decode_seconds(
 
 
 def _limits(backend: str) -> tuple[float | None, float | None]:
-    """Bandwidth and operations per second of what "cpu (x86_64_v4, 2 threads)" runs on."""
+    """Bandwidth and operations per second of a back end such as "cpu (x86_64_v4, 2 threads)"."""
     cpu = re.fullmatch(r"cpu \(\w+, (\d+) threads?\)", backend)
     if cpu is None:
         return None, None

@@ -1,1 +1,1 @@
-"""Models: finding and opening them, their policies, budgets and chat templates."""
+"""Models: finding and loading them, policies, budgets and chat templates."""

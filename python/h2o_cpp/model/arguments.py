@@ -1,4 +1,4 @@
-"""Checking what callers pass."""
+"""Validation of arguments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypedDict
 
 from h2o_cpp import _core
 
-INT32_MAX = 2**31 - 1  # the core counts tokens in 32 bits
-INT64_MAX = 2**63 - 1  # and bytes in 64
+INT32_MAX = 2**31 - 1  # the core counts tokens in int32
+INT64_MAX = 2**63 - 1  # and bytes in int64
 
 _SIZE = "expected bytes or a size such as 4GiB or 512MB"
 
@@ -24,47 +24,47 @@ _UNITS = {
 
 
 def check_int(name: str, value: object, least: int, most: int | None = INT32_MAX) -> int:
-    """`value` as an int from `least` to `most`; ValueError, naming the argument, otherwise."""
+    """`value` as an int from `least` to `most`. Raises ValueError naming the argument."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
         if least <= number and (most is None or number <= most):
             return number
     limits = f"{least} or more" if most in (None, INT32_MAX) else f"{least} to {most}"
-    raise ValueError(f"{name}={value!r}, expected a whole number, {limits}")
+    raise ValueError(f"{name}={value!r}, expected an integer, {limits}")
 
 
 def check_context(n_ctx: int | None, n_ctx_train: int) -> int:
-    """A context: as given, where 0 is as trained; default: as trained, up to DEFAULT_N_CTX."""
+    """A context length; 0: the trained length; None: the trained length, at most DEFAULT_N_CTX."""
     if n_ctx is None:
         return min(n_ctx_train, _core.DEFAULT_N_CTX)
     number = check_int("n_ctx", n_ctx, 0)
     if number > n_ctx_train:
-        raise ValueError(f"n_ctx={n_ctx}, expected up to {n_ctx_train}, as the model was trained")
+        raise ValueError(f"n_ctx={n_ctx}, expected at most the trained length, {n_ctx_train}")
     return number or n_ctx_train
 
 
 def check_str(name: str, value: object) -> str:
-    """`value` if it is text; TypeError, naming the argument, otherwise."""
+    """`value` if it is a str. Raises TypeError naming the argument."""
     if not isinstance(value, str):
         raise TypeError(f"{name}={short(value)}, expected text (a str)")
     return value
 
 
 def check_bool(name: str, value: object) -> bool:
-    """`value` as a bool; TypeError, naming the argument, if it is another thing."""
+    """`value` as a bool. Raises TypeError naming the argument."""
     if isinstance(value, str) or value not in (False, True):
         raise TypeError(f"{name}={short(value)}, expected True or False")
     return bool(value)
 
 
 def short(value: object) -> str:
-    """How an error shows a value: in some words."""
+    """The repr of a value for error messages, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_float(name: str, value: object) -> float:
-    """`value` as a float; ValueError, naming the argument, if it is not a number."""
+    """`value` as a float. Raises ValueError naming the argument."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):
             return float(value)
@@ -72,28 +72,28 @@ def check_float(name: str, value: object) -> float:
 
 
 def thread_count(threads: int | None) -> int:
-    """For the core, where 0 is one thread for each core."""
+    """The core's thread count; 0 is one per core."""
     return 0 if threads is None else check_int("threads", threads, 1, 1024)
 
 
 class KvDTypes(TypedDict):
-    """The types of cached keys and values, as the core takes them."""
+    """Arguments of the core for the types of K and V."""
 
     k_dtype: str
     v_dtype: str
 
 
 def kv_dtypes(kv_dtype: str | tuple[str, str]) -> KvDTypes:
-    """One type for both, or (type of K, type of V)."""
+    """From one type for both, or a pair (K, V)."""
     if isinstance(kv_dtype, str):
         return {"k_dtype": kv_dtype, "v_dtype": kv_dtype}
     if isinstance(kv_dtype, tuple | list) and [type(t) for t in kv_dtype] == [str, str]:
         return {"k_dtype": kv_dtype[0], "v_dtype": kv_dtype[1]}
-    raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types, for K and V")
+    raise ValueError(f"kv_dtype={kv_dtype!r}, expected a type or a pair of types (K, V)")
 
 
 class ArchiveArguments(TypedDict):
-    """What an archive keeps and recalls, as the core takes it."""
+    """Arguments of the core for the archive."""
 
     n_recalled: int | None  # 0: the default; None: no archive
     archive_k_dtype: str
@@ -104,18 +104,18 @@ class ArchiveArguments(TypedDict):
 def archive_arguments(
     archive: object, pages: int | None, directory: str | os.PathLike[str] | None = None
 ) -> ArchiveArguments:
-    """A type for both, or (type of K, type of V), the pages recalled, and where its files are.
+    """From a type or a pair (K, V), the number of recalled pages and the directory.
 
-    archive: None: there is none. pages: None: the default. directory: None: it is in memory.
+    archive: None: no archive. pages: None: the default. directory: None: in memory.
     """
     n_recalled: int | None = 0 if pages is None else check_int("archive_pages", pages, 1, INT32_MAX)
     if archive is None:
         if directory is not None:
-            raise ValueError(f"archive_dir={directory!r} without archive, expected a type for it")
+            raise ValueError(f"archive_dir={directory!r} needs archive, the type of the archive")
         n_recalled, archive = None, "q8_0"
     both = [archive, archive] if isinstance(archive, str) else archive
     if not (isinstance(both, tuple | list) and [type(t) for t in both] == [str, str]):
-        raise ValueError(f"archive={archive!r}, expected a type or a pair of types, for K and V")
+        raise ValueError(f"archive={archive!r}, expected a type or a pair of types (K, V)")
     path = "" if directory is None else os.fspath(directory)
     if directory is not None and path == "":
         raise ValueError("archive_dir is empty, expected a directory")
@@ -128,7 +128,7 @@ def archive_arguments(
 
 
 def bytes_of(name: str, size: int | str, least: int = 1) -> int:
-    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB"; ValueError names the argument."""
+    """A number of bytes: 4294967296, "4GiB", "4096 MiB", "1.5GB". Raises ValueError."""
     if not isinstance(size, str):
         try:
             return check_int(name, size, least, INT64_MAX)

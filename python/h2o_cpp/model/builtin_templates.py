@@ -1,10 +1,10 @@
-"""Chat templates by name, for files that have none: the formats as their models were trained."""
+"""Chat templates by name, for files without one, in the formats that models were trained with."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# For formats without a system role: the system prompt is a part of the first message.
+# For formats without a system role: the system prompt becomes part of the first message.
 _SYSTEM = """{% set system = '' %}
 {% if messages[0].role == 'system' %}
 {% set system = messages[0].content %}{% set messages = messages[1:] %}
@@ -95,7 +95,7 @@ _MISTRAL_7 = """{{ bos_token }}
 
 
 def _mistral(begin: str, end: str, answer: str) -> str:
-    """Before and after what a user says, and what the assistant's answer is."""
+    """`begin` and `end` surround user messages; `answer` is an expression for the assistant's."""
     return (
         _SYSTEM
         + "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
@@ -105,7 +105,7 @@ def _mistral(begin: str, end: str, answer: str) -> str:
     )
 
 
-# The names are llama.cpp's.
+# By llama.cpp's names.
 BUILTIN_TEMPLATES: Final = {
     "chatml": _CHATML,
     "gemma": _GEMMA,

@@ -1,4 +1,4 @@
-"""The model that comes with the package."""
+"""The bundled model."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 from h2o_cpp import _core
 
-# A tiny OPT, to try things with. The CMake install puts it beside the extension.
+# A tiny OPT to try things with. CMake installs it next to the extension.
 BUNDLED_MODEL = Path(_core.__file__).parent / "models" / "tiny-opt.gguf"

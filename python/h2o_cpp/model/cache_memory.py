@@ -1,4 +1,4 @@
-"""A budget in bytes: the policy and the types that make the most of them."""
+"""Budgets in bytes: the policy and types with the most tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_POLICY = "contribution"
 
 KvDType = str | tuple[str, str]
 
-# In the order in which they are tried. Where not all tokens fit, the last: at equal bytes twice as
-# many tokens are worth more than f16, and values in fewer bits cost more than the tokens that they
-# make room for gain (docs/quality.md).
+# Tried in this order; if not all tokens fit, the last is used: at equal bytes, twice as many tokens
+# in q8_0 are better than f16, and values with fewer bits lose more than the additional tokens gain
+# (docs/quality.md).
 _TYPES = ("f16", "q8_0")
-_BLOCK = 32  # divides a head's size, or its type is f16
+_BLOCK = 32  # other head sizes use f16
 
 
 def fit_cache(
@@ -31,14 +31,14 @@ def fit_cache(
     kv_dtype: KvDType | None,
     positions: Positions,
 ) -> tuple[Policy, KvDType]:
-    """The policy, and the types of K and V, with the most tokens in the memory of a sequence.
+    """The policy and the types of K and V that keep the most tokens in a sequence's memory.
 
-    memory: a share of the full cache's bytes in f16, 0.1 or "10%", or bytes as "5MiB".
-    policy: the name of how to keep what fits; default: DEFAULT_POLICY.
-    kv_dtype: default: f16 if that holds all n_ctx tokens, or 32 does not divide the size of a head;
-        or else q8_0.
+    memory: a share of a full f16 cache (0.1 or "10%") or a size ("5MiB").
+    policy: a policy's name, used if not all tokens fit; default: DEFAULT_POLICY.
+    kv_dtype: default: f16 if it holds all n_ctx tokens or the head size is not divisible by 32,
+        otherwise q8_0.
 
-    Raises ValueError for other names, and if not one token fits.
+    Raises ValueError for unknown names, and if not one token fits.
     """
 
     def bytes_with(policy: Policy, kv_dtype: KvDType) -> int:
@@ -60,12 +60,15 @@ def fit_cache(
         else:
             too_many = n
     if fits == 0:
-        raise ValueError(f"cache_memory={memory!r} is {limit} bytes, less than one token takes")
+        least = bytes_with(make(1), types[-1])
+        raise ValueError(
+            f"cache_memory={memory!r} is {limit} bytes, expected at least {least} for one token"
+        )
     return make(fits), types[-1]
 
 
 def _limit(memory: float | str, full: int) -> int:
-    """In bytes."""
+    """A memory limit in bytes."""
     if isinstance(memory, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", memory)):
         memory = float(match[1]) / 100
     if isinstance(memory, str):

@@ -17,7 +17,7 @@ from h2o_cpp.model.stored_budget import Budget, resolve_budget, resolve_types
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the size of a cache depends on."""
+    """The parameters that determine a cache's size."""
 
     n_layers: int
     n_kv_heads: int
@@ -27,7 +27,7 @@ class ModelShape:
 
     @staticmethod
     def of_model(model: _core.Model) -> ModelShape:
-        """Of a model that is loaded."""
+        """From a loaded model."""
         return ModelShape(
             model.n_layers,
             model.n_kv_heads,
@@ -38,7 +38,7 @@ class ModelShape:
 
     @staticmethod
     def of_metadata(metadata: Mapping[str, Any]) -> ModelShape | None:
-        """Of a GGUF file's; None if it is not a model, or one whose layers differ."""
+        """From a GGUF file; None if it is not a model or its layers differ."""
         architecture = metadata.get("general.architecture", "")
 
         def key(name: str) -> Any:
@@ -66,10 +66,10 @@ def capacity(
     kv_dtype: str | tuple[str, str] | None = None,
     positions: Positions = "auto",
 ) -> int:
-    """How many sequences have their caches in `memory`: "4GiB", "1.5GB" or a number of bytes.
+    """How many sequences' caches fit in `memory`: "4GiB", "1.5GB" or a number of bytes; may be 0.
 
-    The memory is that of the caches alone: weights and activations come on top. The other
-    arguments are those of Generator; 0 is the answer when not even one fits.
+    The memory is only for caches, not for weights and activations. The other arguments are those of
+    Generator.
 
     Raises FileNotFoundError and ValueError.
     """
@@ -80,7 +80,9 @@ def capacity(
         file = _core.GgufFile(find_model(model))
         found = ModelShape.of_metadata(file.metadata())
         if found is None:
-            raise ValueError(f"{os.fspath(model)}: it describes no model whose cache is known")
+            raise ValueError(
+                f"{os.fspath(model)}: unknown cache size, expected a model whose layers are alike"
+            )
         shape = found
     n_ctx = check_context(n_ctx, shape.n_ctx_train)
     kv_dtype = resolve_types(hh, kv_dtype, file)
@@ -98,7 +100,7 @@ def slab_bytes(
     kv_dtype: str | tuple[str, str],
     positions: Positions,
 ) -> int:
-    """Bytes of the cache of one sequence; those of several are at most as many times as much."""
+    """Bytes of one sequence's cache; n sequences need at most n times as much."""
     policies = [policy] if isinstance(policy, Policy) else policy
     bounded = all(one.budget is not None and one.budget < n_ctx for one in policies)
     return _core.cache_bytes(

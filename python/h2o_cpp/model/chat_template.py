@@ -1,4 +1,4 @@
-"""A file's chat template: from messages to the text, and the tokens, that the model reads."""
+"""Chat templates: from messages to the text and tokens that the model reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from h2o_cpp.model.arguments import check_str, short
 from h2o_cpp.model.builtin_templates import BUILTIN_TEMPLATES
-from h2o_cpp.model.disguise import Disguise, unused_characters
 from h2o_cpp.model.jinja_template import JinjaTemplate
+from h2o_cpp.model.special_escape import SpecialTokenEscape, unused_characters
 from h2o_cpp.model.tokenizer import Tokenizer
 from h2o_cpp.reply import ReplyFormat, call_grammar, format_named, format_of
 
@@ -22,40 +22,40 @@ _TOOLS = "expected {'type': 'function', 'function': {'name': ..., 'parameters': 
 
 
 def is_jinja(text: str) -> bool:
-    """Whether a text is a template, and not the name of one."""
+    """Whether a text is a template rather than a template's name."""
     return "{{" in text or "{%" in text
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as the model reads it; thinking: its reply begins inside of reasoning."""
+    """A tokenized conversation; thinking: whether the reply begins inside reasoning."""
 
     tokens: list[int]
     thinking: bool
 
 
 class ChatTemplate:
-    """A Jinja2 template, run in a process of its own with what Hugging Face transformers gives it.
+    """A Jinja2 template with the environment of Hugging Face transformers, run in a subprocess.
 
-    Only the template's own text makes special tokens; text in messages and tools never does.
+    Special tokens come only from the template's own text, never from messages and tools.
 
-    Attributes: `source`; `format`, how the model writes what it thinks and its tool calls;
-    `has_tools`, whether the template tells the model of tools.
+    Attributes: `source`; `format`, the format of reasoning and tool calls; `has_tools`, whether the
+    template supports tools.
     """
 
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, *, tool_parser: str | None = None
     ) -> None:
-        """`source`: the template, or the name of a built-in one; default: the model file's own.
+        """source: the template, or the name of a built-in one; default: the model file's own.
 
-        tool_parser: the name of the format, one of h2o_cpp.reply.FORMATS; default: by the template.
+        tool_parser: a name from h2o_cpp.reply.FORMATS; default: from the template.
         """
         source = tokenizer.chat_template if source is None else source
         if source is not None:
             check_str("template", source)
         if source is None:
             raise ValueError(
-                "the model has no chat template (tokenizer.chat_template): give the one that it "
-                f"was trained with by template= (--template), {_EXPECTED}; or use stream()"
+                "the model has no chat template (tokenizer.chat_template), expected template= "
+                f"(--template) {_EXPECTED}; without one, use stream()"
             )
         source = BUILTIN_TEMPLATES.get(source, source)
         if not is_jinja(source):
@@ -70,7 +70,7 @@ class ChatTemplate:
 
     @property
     def spelled(self) -> list[int]:
-        """Special tokens that the format is written with."""
+        """The special tokens of the format's markers."""
         tokens = map(self._special_token, self.format.markers)
         return [token for token in tokens if token is not None]
 
@@ -82,17 +82,17 @@ class ChatTemplate:
         parallel: bool = True,
         thinking: bool = False,
     ) -> str:
-        """The grammar of replies that call tools, after reasoning perhaps, and say nothing else.
+        """A grammar of replies that are optional reasoning followed by tool calls.
 
-        name: of the one that is called; default: any. parallel: several calls may follow one
-        another. thinking: as ChatPrompt has it.
+        name: the tool to call; default: any. parallel: allow several calls. thinking: as in
+            ChatPrompt.
 
-        Raises ValueError for what cannot be called.
+        Raises ValueError for tools that cannot be called.
         """
         schemas = tool_schemas(tools)
         if name is not None:
             if name not in schemas:
-                raise ValueError(f"there is no tool {name!r} to call")
+                raise ValueError(f"tool_choice={name!r}, expected one of {', '.join(schemas)}")
             schemas = {name: schemas[name]}
         return call_grammar(
             self.format,
@@ -109,10 +109,8 @@ class ChatTemplate:
         return parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
 
     def tokens(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
-        """Tokens of a conversation, up to where the assistant speaks next.
-
-        most: as for Tokenizer.encode.
-        """
+        """Tokens of a conversation, up to the assistant's next reply; most: as for
+        Tokenizer.encode."""
         return self.prompt(messages, most=most).tokens
 
     def prompt(
@@ -124,24 +122,24 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> ChatPrompt:
-        """A conversation, up to where the assistant speaks next.
+        """A conversation up to the assistant's next reply, tokenized.
 
-        tools, documents, variables: for the template, as transformers' apply_chat_template has
-            them; variables are its keyword arguments, such as enable_thinking.
+        tools, documents, variables: for the template, as in transformers' apply_chat_template;
+            variables are its keyword arguments, such as enable_thinking.
         most: as for Tokenizer.encode.
 
-        Raises ValueError if the template refuses them.
+        Raises ValueError if the template rejects them.
         """
-        rendered, disguise = self._given(messages, tools, documents, variables)
-        parts = self._parts(rendered, disguise)
+        rendered, escaping = self._given(messages, tools, documents, variables)
+        parts = self._parts(rendered, escaping)
         think = self.format.think
         thinking = think is not None and rendered.rstrip().endswith(think[0])
         return ChatPrompt(self._tokenizer.encode_chat(parts, most=most), thinking)
 
     def tokens_after_reply(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-        """What follows a reply of the assistant between `before` and `after`, as tokens.
+        """The tokens that follow a reply between `before` and `after`.
 
-        The reply itself stays as the model generated it, whatever the template would make of it.
+        The reply itself is not rendered, so that it stays as the model generated it.
         """
         unused = unused_characters([self.source, *_texts(before), *_texts(after)])
         mark = next(unused)
@@ -158,8 +156,8 @@ class ChatTemplate:
         tokens = self._tokenizer.encode_parts(rest, begins=False)
         if found != 1 or not tokens:
             raise ValueError(
-                "the chat template does not put a reply once, and messages after it: "
-                "the conversation cannot be continued"
+                "the chat template cannot continue a conversation: it must render a reply exactly "
+                "once, followed by the next messages"
             )
         return tokens
 
@@ -171,10 +169,9 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """What prompt() has the tokens of, to be looked at: special tokens are spelled, and so is
-        what messages only spell."""
-        rendered, disguise = self._given(messages, tools, documents, variables)
-        return disguise.take_off(rendered)
+        """The rendered conversation, in which text from messages may look like special tokens."""
+        rendered, escaping = self._given(messages, tools, documents, variables)
+        return escaping.unescape(rendered)
 
     def _given(
         self,
@@ -182,7 +179,7 @@ class ChatTemplate:
         tools: Sequence[Tool] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> tuple[str, Disguise]:
+    ) -> tuple[str, SpecialTokenEscape]:
         _check_messages(messages)
         given = {**(variables or {}), "tools": tools or None, "documents": documents or None}
         unused = unused_characters([self.source, *_texts(messages), *_texts(given)])
@@ -190,30 +187,30 @@ class ChatTemplate:
 
     def _render(
         self, messages: Sequence[Message], unused: Iterator[str], given: Mapping[str, Any]
-    ) -> tuple[str, Disguise]:
-        """The conversation as text, in which only the template's own special tokens are spelled."""
+    ) -> tuple[str, SpecialTokenEscape]:
+        """Render a conversation so that only the template's own special tokens are recognised."""
         tokenizer = self._tokenizer
-        # What the template looks for in a message it must find there: "<think>", say.
-        disguise = Disguise(tokenizer.special_texts, unused, kept=self._template.literals)
+        # Texts that the template searches for in messages, such as "<think>", must stay unchanged.
+        escaping = SpecialTokenEscape(tokenizer.special_texts, unused, kept=self._template.literals)
         variables: dict[str, Any] = {
             "tools": None,
             "documents": None,
             "add_generation_prompt": True,
             "bos_token": tokenizer.token_text(tokenizer.bos),
             "eos_token": tokenizer.token_text(tokenizer.eos),
-            **_map_texts(given, disguise.put_on, disguise.put_on_key),
-            "messages": _map_texts(messages, disguise.put_on, disguise.put_on_key),
+            **_map_texts(given, escaping.escape, escaping.escape_key),
+            "messages": _map_texts(messages, escaping.escape, escaping.escape_key),
         }
-        return self._template.render(variables), disguise
+        return self._template.render(variables), escaping
 
-    def _parts(self, rendered: str, disguise: Disguise) -> Iterator[int | str]:
-        """A rendered conversation as special tokens and the texts between them."""
+    def _parts(self, rendered: str, escaping: SpecialTokenEscape) -> Iterator[int | str]:
+        """A rendered conversation as special tokens and the text between them."""
         for part in self._tokenizer.split_special(rendered):
-            yield disguise.take_off(part) if isinstance(part, str) else part
+            yield escaping.unescape(part) if isinstance(part, str) else part
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Any]:
-    """Schemas of the tools' arguments by their names. Raises ValueError for what has none."""
+    """Schemas of the tools' arguments by name. Raises ValueError for a tool without a name."""
     schemas: dict[str, Any] = {}
     for i, tool in enumerate(tools or ()):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
@@ -239,7 +236,7 @@ def _check_messages(messages: object) -> None:
 def _map_texts(
     value: Any, change: Callable[[str], str], change_key: Callable[[str], str] = lambda key: key
 ) -> Any:
-    """`value` with every string in it changed."""
+    """`value` with every string changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Files that belong to one process at a time."""
+"""Locks on files."""
 
 import sys
 from typing import BinaryIO
@@ -7,8 +7,9 @@ if sys.platform == "win32":
     import msvcrt
 
     def lock_file(file: BinaryIO) -> None:
-        """Have the file to oneself until it is closed. BlockingIOError: another process has it."""
-        file.seek(2**31 - 2)  # others cannot read what is locked, so it is a byte that never is
+        """Lock the file until it is closed. Raises BlockingIOError if another process has locked
+        it."""
+        file.seek(2**31 - 2)  # a byte past the end, as others cannot read locked bytes
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError as error:
@@ -17,5 +18,6 @@ else:
     import fcntl
 
     def lock_file(file: BinaryIO) -> None:
-        """Have the file to oneself until it is closed. BlockingIOError: another process has it."""
+        """Lock the file until it is closed. Raises BlockingIOError if another process has locked
+        it."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: what hf://org/name means, and which file of a repository is the model."""
+"""The Hugging Face Hub: parsing hf://org/name, and choosing the model in a repository."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from h2o_cpp.model.gguf_names import choose_model, has_type, is_model
 
 _SOURCE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/([^:@]+\.gguf))?(?::([\w.-]+))?(?:@(.+))?")
 _WEIGHTS = re.compile(r"(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?")
-_DEFAULT = "Q4_K_M"  # of several models, where none is asked for
+_DEFAULT = "Q4_K_M"  # the default among several models
 
 
 class HubSource(NamedTuple):
-    """What hf://org/name[/file.gguf][:TYPE][@revision] names."""
+    """The parts of hf://org/name[/file.gguf][:TYPE][@revision]."""
 
     text: str
     repository: str
@@ -25,24 +25,24 @@ class HubSource(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> HubSource:
-        """Raises ValueError for another form."""
-        text = re.sub("^hf:/+", "hf://", text)  # pathlib makes one slash of two
+        """Raises ValueError for any other form."""
+        text = re.sub("^hf:/+", "hf://", text)  # pathlib joins slashes
         match = _SOURCE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text}: expected hf://org/name[/file.gguf][:TYPE][@revision]")
         return cls(text, *match.groups())
 
     def choose(self, names: Sequence[str]) -> str:
-        """The model among a repository's files; of a split one the first file.
+        """The model among a repository's files; of a split model the first file.
 
-        Raises ValueError if it is not there, or if it is not clear which one it is.
+        Raises ValueError if it does not exist or is ambiguous.
         """
         models = [name for name in names if name.endswith(".gguf") and is_model(name)]
         if self.file in names:
             return str(self.file)
         if self.file is not None:
             there = ", ".join(models) or "none"
-            raise ValueError(f"{self.text}: no such file; there are: {there}")
+            raise ValueError(f"{self.text}: no such file, expected one of: {there}")
         if not models and any(is_checkpoint_file(name) for name in names):
             name = self.repository.rpartition("/")[2]
             raise ValueError(
@@ -57,15 +57,15 @@ class HubSource(NamedTuple):
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a file has weights of a Hugging Face checkpoint."""
+    """Whether a file contains weights of a Hugging Face checkpoint."""
     return _WEIGHTS.fullmatch(name) is not None
 
 
 @contextmanager
 def hub_errors(source: str) -> Iterator[None]:
-    """Errors of huggingface_hub as one sentence about `source`: OSError, or ValueError without it.
+    """Translate errors of huggingface_hub to OSError naming `source`; ValueError if it is missing.
 
-    Raises FileNotFoundError as it comes.
+    FileNotFoundError is not translated.
     """
     try:
         from huggingface_hub import errors
@@ -76,10 +76,12 @@ def hub_errors(source: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError:
-        raise OSError(f"{source}: access is granted on its page, and needs hf auth login") from None
+        raise OSError(
+            f"{source}: access must be requested on its page, and needs hf auth login"
+        ) from None
     except errors.RepositoryNotFoundError:
         raise OSError(
-            f"{source}: no such repository, or a private one, which needs hf auth login"
+            f"{source}: no such repository, or it is private and needs hf auth login"
         ) from None
     except errors.RevisionNotFoundError:
         raise OSError(f"{source}: no such revision") from None

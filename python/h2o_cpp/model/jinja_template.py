@@ -1,4 +1,4 @@
-"""Runs chat templates by Jinja2: in a sandbox, in a process that can be stopped."""
+"""Rendering chat templates with Jinja2 in a sandbox, in subprocesses with limits."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from typing import Any
 
 from h2o_cpp.model import template_worker
 
-_MAX_SECONDS = 10.0  # that loading or rendering a template takes
-_MAX_MEMORY = 1 << 28  # bytes of the process, where the system can limit them
+_MAX_SECONDS = 10.0  # to load or render a template
+_MAX_MEMORY = 1 << 28  # bytes, where the system supports limits
 _TOO_MUCH_MEMORY = f"the chat template takes more than {_MAX_MEMORY >> 20} MiB of memory"
-_MOST_IDLE = 2  # processes that wait for the next template
+_MAX_IDLE = 2  # processes kept for the next template
 
-# In an application that was frozen into one file there is no interpreter to start.
+# A frozen application has no interpreter to start.
 _HAS_INTERPRETER = bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 class JinjaTemplate:
-    """A template, with what Hugging Face transformers gives it.
+    """A template with the environment of Hugging Face transformers.
 
-    Attributes: `literals`, the constants in it as text.
+    Attributes: `literals`, its constants as text.
     """
 
     def __init__(self, source: str) -> None:
-        """Raises ValueError if it is not Jinja2, or takes too long to compile."""
+        """Raises ValueError if it is not valid Jinja2 or takes too long to compile."""
         self._source = source
         self.literals: set[str] = set(_ask(source, None)["literals"])
 
     def render(self, variables: dict[str, Any]) -> str:
-        """The text; raises ValueError if the template refuses, or takes or makes too much.
+        """Render the template. Raises ValueError if it rejects the variables or exceeds a limit.
 
-        variables: what JSON can say.
+        variables: JSON values.
         """
         text: str = _ask(self._source, variables)["text"]
         return text
@@ -54,12 +54,12 @@ def _ask(source: str, variables: dict[str, Any] | None) -> Any:
 
 
 class _Worker:
-    """A process that runs templates, one at a time."""
+    """A process that renders templates, one at a time."""
 
     _idle: list[_Worker] = []  # noqa: RUF012 - of all threads: taking and giving back is atomic
 
     def __init__(self) -> None:
-        """Start it. Raises OSError."""
+        """Start the process. Raises OSError."""
         folders = {str(Path(_origin(name)).parents[1]) for name in ("jinja2", "markupsafe")}
         command = [sys.executable, "-I", "-S", template_worker.__file__]
         self._owner = os.getpid()
@@ -68,7 +68,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C must not stop it
         )
         try:
             self._receive()
@@ -81,13 +81,13 @@ class _Worker:
 
     @classmethod
     def take(cls) -> _Worker:
-        """One that has nothing to do; it is the caller's, to ask once."""
+        """An idle worker, which the caller may use once."""
         while True:
             try:
                 worker = cls._idle.pop()
             except IndexError:
                 return cls()
-            if worker._owner != os.getpid():  # of the process that this one was forked from
+            if worker._owner != os.getpid():  # belongs to the parent of a fork
                 worker._process.returncode = 0
             elif worker._process.poll() is None:
                 return worker
@@ -95,7 +95,8 @@ class _Worker:
                 worker.end()
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Its answer. Raises ValueError where there is none, which ends it."""
+        """The answer to a request. Raises ValueError if there is none, and then ends the "
+        "process."""
         late = threading.Event()
 
         def stop() -> None:
@@ -123,18 +124,18 @@ class _Worker:
         return answer
 
     def _keep(self) -> None:
-        if len(self._idle) < _MOST_IDLE:
+        if len(self._idle) < _MAX_IDLE:
             self._idle.append(self)
         else:
             self.end()
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # of what it has not read
+            with suppress(OSError):  # unread data
                 pipe.close()
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ class _Worker:
 def _origin(module: str) -> str:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{module} is not installed, which chat templates need")
+        raise ModuleNotFoundError(f"chat templates need {module}, which is not installed")
     return spec.origin
 
 

@@ -1,11 +1,11 @@
-"""The directory of pulled models, and their short names."""
+"""The directory of pulled models, and their names."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from h2o_cpp.model.gguf_names import is_model, split_part
+from h2o_cpp.model.gguf_names import model_stem
 
 
 def models_directory() -> Path:
@@ -17,17 +17,15 @@ def models_directory() -> Path:
 
 
 def pulled_models() -> dict[str, Path]:
-    """The models of the directory by name, in order; of a split one the first file.
+    """The models in the directory by name, sorted; of a split model the first file.
 
-    A name is that of the file without .gguf, or the path below the directory where two have it.
+    A name is the file's name without .gguf, or its relative path if two files share the name.
     """
     root = models_directory()
     files: dict[str, list[str]] = {}
     for found in root.rglob("*.gguf"):
         path = found.relative_to(root).as_posix()
-        part = split_part(path)
-        if is_model(path) and (part is None or part.number == 1):
-            stem = path.removesuffix(".gguf") if part is None else part.stem
+        if (stem := model_stem(path)) is not None:
             files.setdefault(stem.rpartition("/")[2], []).append(path)
     named = {
         name if len(paths) == 1 else path.removesuffix(".gguf"): root / path
@@ -38,9 +36,9 @@ def pulled_models() -> dict[str, Path]:
 
 
 def find_pulled(name: str) -> Path | None:
-    """The pulled model of this name, or the only one whose name begins so; case is ignored.
+    """The pulled model with this name, or the only one whose name begins with it, ignoring case.
 
-    Raises ValueError if several begin so.
+    Raises ValueError if it is ambiguous.
     """
     models = pulled_models()
     wanted = name.lower()
@@ -51,5 +49,5 @@ def find_pulled(name: str) -> Path | None:
         return exact[0]
     begun = {known: path for known, path in models.items() if known.lower().startswith(wanted)}
     if len(begun) > 1:
-        raise ValueError(f"{name}: {len(begun)} pulled models begin so: {', '.join(begun)}")
+        raise ValueError(f"{name}: ambiguous, expected one of the pulled models {', '.join(begun)}")
     return next(iter(begun.values()), None)

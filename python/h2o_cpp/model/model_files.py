@@ -1,4 +1,4 @@
-"""Where people keep models: finds the GGUF file of a name, a directory, a cache or the Hub."""
+"""Finding the GGUF file of a model: a file, a directory, a pulled model or one on the Hub."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from h2o_cpp.model.library import find_pulled, models_directory
 def find_model(source: str | os.PathLike[str]) -> str:
     """The path of a model's GGUF file.
 
-    source: the file itself; a directory that has one, of its own or one level below, such as a
-        downloaded repository, or a repository in the Hub's cache (models--org--name, or a snapshot
-        in it); the name of a pulled model, or the beginning of one; or
-        hf://org/name[/file.gguf][:TYPE][@revision], which is downloaded unless it was pulled or is
-        in the Hub's cache, by the extra `pull`. Of a split model it is the first part.
+    source: the file; a directory with a model in it or one level below, such as a downloaded
+        repository, or a repository in the Hub's cache (models--org--name, or a snapshot in it); the
+        name of a pulled model or its beginning; or hf://org/name[/file.gguf][:TYPE][@revision],
+        which the extra `pull` downloads unless it was pulled or cached. For a split model, the
+        first part.
 
-    Raises ValueError if there are several (it names them) or none (of a checkpoint it says how to
-    convert it), FileNotFoundError for a name that is neither a file's nor a pulled model's, and
-    OSError if the Hub cannot be reached or refuses. Any other path that does not exist is given
-    back: to open it says so.
+    Raises ValueError if there is no model, several or an unconverted checkpoint; FileNotFoundError
+    for a name that is neither a file nor a pulled model; OSError if the Hub fails. Any other
+    missing path is returned unchanged, so that opening it raises the error.
     """
     if not isinstance(source, str | bytes | os.PathLike):
         raise TypeError(f"path={source!r}, expected the path of a GGUF file")
@@ -40,14 +39,14 @@ def find_model(source: str | os.PathLike[str]) -> str:
         return str(pulled)
     if path and os.path.basename(path) == path and not path.endswith(".gguf"):
         raise FileNotFoundError(
-            f"{path}: no such file, and no pulled model (h2o-cpp models lists those, h2o-cpp pull "
-            "gets more)"
+            f"{path}: no such file or pulled model (h2o-cpp models lists them, h2o-cpp pull "
+            "downloads one)"
         )
     return path
 
 
 def _in_directory(directory: Path, source: HubSource | None = None) -> str:
-    """The model in a directory; `source`: which it is to be."""
+    """The model in a directory; source: which one, if there are several."""
     roots = _snapshots(directory) if directory.name.startswith("models--") else [directory]
     names: list[str] = []
     for root in roots:
@@ -62,7 +61,7 @@ def _in_directory(directory: Path, source: HubSource | None = None) -> str:
 
 
 def _snapshots(repository: Path) -> list[Path]:
-    """Of a repository in the Hub's cache: the one that is `main`, or all that there are."""
+    """The `main` snapshot of a repository in the Hub's cache, or all of them."""
     snapshots = repository / "snapshots"
     try:
         main = snapshots / (repository / "refs" / "main").read_text(encoding="utf-8").strip()
@@ -72,10 +71,10 @@ def _snapshots(repository: Path) -> list[Path]:
 
 
 def _not_converted(checkpoint: Path) -> ValueError:
-    """What to do with a directory of a checkpoint."""
+    """The error for a checkpoint's directory."""
     where = checkpoint.absolute()
     name = where.name
-    if where.parent.name == "snapshots":  # of the Hub's cache, whose own name is a hash
+    if where.parent.name == "snapshots":  # in the Hub's cache, the directory's name is a hash
         name = where.parent.parent.name.rpartition("--")[2]
     return ValueError(
         f"{checkpoint}: a checkpoint, not GGUF; convert it by: "
@@ -84,12 +83,12 @@ def _not_converted(checkpoint: Path) -> ValueError:
 
 
 def _of_hub(source: HubSource) -> str:
-    """As it was pulled; otherwise in the Hub's own cache, where it is downloaded."""
+    """The pulled model, else from the Hub's cache, else downloaded."""
     pulled = models_directory() / source.repository
     if source.revision is None and pulled.is_dir():
         try:
             return _in_directory(pulled, source)
-        except ValueError:  # it is another file
+        except ValueError:  # another file was pulled
             pass
     with hub_errors(source.text):
         from huggingface_hub import HfApi, errors
@@ -102,7 +101,7 @@ def _of_hub(source: HubSource) -> str:
                 info = api.model_info(source.repository, revision=source.revision)
             except errors.HfHubHTTPError:
                 raise
-            except (errors.HTTPError, OSError):  # no network: what has been downloaded before
+            except (errors.HTTPError, OSError):  # offline: use the cache
                 offline = True
             else:
                 file = source.choose([each.rfilename for each in info.siblings or ()])
@@ -119,6 +118,6 @@ def _of_hub(source: HubSource) -> str:
             ]
         except FileNotFoundError:
             raise OSError(
-                f"{source.text}: the Hub cannot be reached, and the file is not in its cache"
+                f"{source.text}: the Hub cannot be reached, and the file is not cached"
             ) from None
     return str(paths[0])

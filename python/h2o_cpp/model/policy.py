@@ -1,4 +1,4 @@
-"""Which tokens the cache keeps: policies, and the budgets that choose them."""
+"""Policies: which tokens the cache keeps, and budgets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Policy:
     value_norm: ValueNorm | None = None
 
     def __repr__(self) -> str:
-        """With the options that are not the paper's."""
+        """Shows only options that differ from the paper's."""
         shown = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
@@ -67,11 +67,11 @@ class Policy:
 
     @property
     def budget(self) -> int | None:
-        """How many tokens are kept per KV head; None: all."""
+        """Tokens kept per KV head; None: all."""
         return None if self.n_recent is None else self.n_sinks + self.n_heavy + self.n_recent
 
     def core(self) -> _core.KvPolicy:
-        """For the core, which has 32 bits for a count: more than any text has tokens."""
+        """For the core, which counts in int32."""
         return _core.KvPolicy(
             sinks=min(self.n_sinks, INT32_MAX),
             heavy=min(self.n_heavy, INT32_MAX),
@@ -123,9 +123,9 @@ def _non_empty(policy: Policy, what: str) -> Policy:
     return policy
 
 
-# Attention sinks that StreamingLLM (arXiv 2309.17453) keeps.
+# As in StreamingLLM (arXiv 2309.17453).
 _N_SINKS = 4
-# What is left of a score after each token: half of it after 69.
+# Scores halve after 69 tokens.
 _DECAY = 0.99
 
 
@@ -163,48 +163,48 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
 
 
 def named_policy(name: str, n: int) -> Policy:
-    """One of POLICIES that keeps n tokens. Raises ValueError for other names."""
+    """The policy of this name that keeps n tokens. Raises ValueError for unknown names."""
     _check_name(name)
     return POLICIES[name](n)
 
 
 def _check_name(name: str) -> None:
     if name not in POLICIES:
-        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}")
+        raise ValueError(f"policy={name!r}, expected one of {', '.join(POLICIES)}")
 
 
 def budget_policy(
     hh: float | None, recent: float | None, n_ctx: int, name: str | None = None
 ) -> Policy:
-    """The policy that `hh` and `recent` ask for, each a fraction of n_ctx or a number of tokens.
+    """The policy for `hh` and `recent`, each a fraction of n_ctx or a number of tokens.
 
-    hh is all that is kept, as in the paper's "H2O (20%)": half heavy hitters, half recent tokens
-    unless `recent` says otherwise, or by the policy of that name. Fractions are cut to whole
-    tokens, as the authors do.
+    hh is the whole budget, as in the paper's "H2O (20%)": half heavy hitters and half recent
+    tokens, unless `recent` or the policy's name says otherwise. Fractions are rounded down to whole
+    tokens, as by the authors.
     """
     if name is not None:
         _check_name(name)
     if hh is None:
         if recent is not None:
-            raise ValueError(f"recent={recent!r} is part of hh, which is not given")
+            raise ValueError(f"recent={recent!r} needs hh, of which it is a part")
         if name is not None:
-            raise ValueError(f"policy {name!r} needs hh, how much it may keep, such as hh=0.2")
+            raise ValueError(f"policy={name!r} needs hh, the budget, such as hh=0.2")
         return Policy.full()
     total = _tokens("hh", hh, n_ctx)
     if total == 1 and isinstance(hh, Integral):
         raise ValueError(
-            f"hh={hh} is one token; write 1.0 for all of n_ctx, or 2 or more for tokens"
+            f"hh={hh} is one token, expected 1.0 for all of n_ctx, or at least 2 tokens"
         )
     if total < 1:
         raise ValueError(f"hh={hh!r} keeps no token of n_ctx={n_ctx}, expected at least 1")
     if name is not None:
         if recent is not None:
-            raise ValueError(f"give either recent or policy {name!r}, not both")
+            raise ValueError(f"give either recent or policy={name!r}, not both")
         return named_policy(name, total)
     n_recent = total - total // 2 if recent is None else _tokens("recent", recent, n_ctx)
     if n_recent > total:
         raise ValueError(
-            f"recent={recent!r} is {n_recent} tokens, more than hh={hh!r} keeps: {total}"
+            f"recent={recent!r} is {n_recent} tokens, expected at most the {total} of hh={hh!r}"
         )
     return Policy.h2o(heavy=total - n_recent, recent=n_recent)
 
@@ -215,7 +215,7 @@ def choose_policy(
     policy: str | Policy | Sequence[Policy] | None,
     n_ctx: int,
 ) -> Policy | Sequence[Policy]:
-    """The policies that a Generator's arguments of these names ask for."""
+    """The policies for a Generator's arguments of these names."""
     if policy is None or isinstance(policy, str):
         return budget_policy(hh, recent, n_ctx, policy)
     if hh is not None or recent is not None:
@@ -225,10 +225,10 @@ def choose_policy(
     policies = [*policy] if isinstance(policy, Sequence) else []
     if not isinstance(policy, Sequence) or not all(isinstance(one, Policy) for one in policies):
         raise TypeError(
-            f"policy={policy!r}, expected a name, a Policy, or a list of one Policy for each layer"
+            f"policy={policy!r}, expected a name, a Policy, or a list with a Policy per layer"
         )
     if not policies:
-        raise ValueError("policy is an empty list, expected one for each layer")
+        raise ValueError("policy is an empty list, expected one Policy per layer")
     return policies
 
 
@@ -237,6 +237,4 @@ def _tokens(name: str, value: float, n_ctx: int) -> int:
         return int(value)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return int(float(value) * n_ctx)
-    raise ValueError(
-        f"{name}={value!r}, expected a fraction from 0 to 1 or a whole number of tokens"
-    )
+    raise ValueError(f"{name}={value!r}, expected a fraction from 0 to 1 or a number of tokens")

@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face Hub into the directory of pulled models."""
+"""Downloading models from the Hugging Face Hub into the directory of pulled models."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from h2o_cpp.model.hub import HubSource, hub_errors
 from h2o_cpp.model.library import models_directory
 
 _CHUNK = 1 << 20
-_TIMEOUT_SECONDS = 30  # without a byte
+_TIMEOUT_SECONDS = 30  # without receiving data
 
 
 class Bar(Protocol):
-    """What shows how far a download is, as tqdm does."""
+    """A progress bar, such as tqdm."""
 
     def update(self, n: int) -> object:
-        """`n` more bytes are there; fewer if it is negative."""
+        """Add n bytes; may be negative."""
 
     def close(self) -> None:
-        """It is over."""
+        """Remove the bar."""
 
 
-MakeBar = Callable[[str, int, int], Bar]  # of a file's name, its bytes, and those already there
+MakeBar = Callable[[str, int, int], Bar]  # (file name, size, bytes already downloaded)
 
 
 class _Remote(NamedTuple):
@@ -37,18 +37,18 @@ class _Remote(NamedTuple):
     name: str
     url: str
     n_bytes: int
-    content: str  # names the content: its SHA-256, or what git calls it
+    content: str  # identifies the content: SHA-256 or git's hash
     sha256: str | None
 
 
 def pull(source: str, make_bar: MakeBar) -> Path:
-    """Download a model, and return its file; of a split one the first.
+    """Download a model and return its path; for a split model, the first file.
 
     source: hf://org/name[/file.gguf][:TYPE][@revision].
 
-    What is there is not downloaded again. An interrupted download is continued by the next one of
-    the same file. Raises as find_model does, and OSError where the content is not what the Hub
-    says, the disk is full or another process downloads the file.
+    Complete files are not downloaded again; interrupted downloads continue. Raises as find_model
+    does, and OSError if a checksum is wrong, the disk is full or another process downloads the
+    file.
     """
     hub_source = HubSource.parse(source)
     with hub_errors(hub_source.text):
@@ -62,7 +62,7 @@ def pull(source: str, make_bar: MakeBar) -> Path:
 
 
 def _remote_files(source: HubSource) -> list[_Remote]:
-    """The files of a model, as the Hub describes them."""
+    """The files of a model, from the Hub's metadata."""
     from huggingface_hub import HfApi, hf_hub_url
 
     api = HfApi()
@@ -71,7 +71,7 @@ def _remote_files(source: HubSource) -> list[_Remote]:
     found = []
     for name in all_parts(source.choose(list(siblings))):
         if name not in siblings:
-            raise ValueError(f"{source.text}: {name}, a part of the model, is missing")
+            raise ValueError(f"{source.text}: {name}, a part of the split model, is missing")
         each = siblings[name]
         url = hf_hub_url(source.repository, name, revision=info.sha, endpoint=api.endpoint)
         sha256 = each.lfs.sha256 if each.lfs is not None else None
@@ -85,19 +85,17 @@ def _is_there(path: Path, remote: _Remote) -> bool:
 
 
 def _check_space(directory: Path, remotes: list[_Remote]) -> None:
-    """Raises OSError if the files will not fit on the disk."""
+    """Raises OSError if the files do not fit on the disk."""
     directory.mkdir(parents=True, exist_ok=True)
     there = sum(_size(_unfinished(directory / each.name, each)) for each in remotes)
     needed = sum(each.n_bytes for each in remotes) - there
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise OSError(
-            f"{directory}: {needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free"
-        )
+        raise OSError(f"{directory}: {needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free")
 
 
 def _unfinished(path: Path, remote: _Remote) -> Path:
-    """Where a file is until it is complete; another content is another file."""
+    """The path of an incomplete download; it depends on the content."""
     return path.with_name(f".{path.name}.{remote.content[:16]}.part")
 
 
@@ -120,13 +118,12 @@ def _download(remote: _Remote, path: Path, make_bar: MakeBar) -> None:
             bar.close()
         if remote.sha256 is not None and _sha256(file) != remote.sha256:
             file.truncate(0)
-            raise OSError(f"{path.name}: what came is not what the Hub has: pull it again")
+            raise OSError(f"{path.name}: the checksum differs from the Hub's; pull it again")
     os.replace(unfinished, path)
 
 
 def _fetch(remote: _Remote, file: IO[bytes], bar: Bar) -> None:
-    """Append what the file lacks. A connection that breaks after it brought something is made
-    again."""
+    """Append the missing bytes. After a broken connection, retry if any data was received."""
     from huggingface_hub import errors
 
     while (begin := file.seek(0, os.SEEK_END)) < remote.n_bytes:
@@ -142,7 +139,7 @@ def _fetch(remote: _Remote, file: IO[bytes], bar: Bar) -> None:
                 ) from None
     if file.tell() > remote.n_bytes:
         file.truncate(0)
-        raise OSError(f"{remote.name}: more came than the Hub has: pull it again")
+        raise OSError(f"{remote.name}: received more than {remote.n_bytes} bytes; pull it again")
 
 
 def _append(remote: _Remote, file: IO[bytes], begin: int, bar: Bar) -> None:
@@ -155,7 +152,7 @@ def _append(remote: _Remote, file: IO[bytes], begin: int, bar: Bar) -> None:
         "GET", remote.url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_SECONDS
     ) as response:
         hf_raise_for_status(response)
-        if response.status_code != 206:  # it sends all of it
+        if response.status_code != 206:  # it sends the whole file
             file.truncate(0)
             bar.update(-begin)
         for data in response.iter_bytes():

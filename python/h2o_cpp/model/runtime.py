@@ -1,4 +1,4 @@
-"""What a Generator runs on."""
+"""The runtime of a Generator."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 _log = logging.getLogger("h2o_cpp")
 
-_MAX_ROWS = 65536  # of a session's batch
-_USEFUL = 16  # sequences at once: more of them are hardly faster on a CPU
+_MAX_ROWS = 65536  # rows of a session's batch
+_USEFUL = 16  # more sequences at once hardly increase the speed on a CPU
 
 
 class Runtime(NamedTuple):
-    """A model, the engine that computes its sequences, and its tokenizer."""
+    """A loaded model with its engine and tokenizer."""
 
     model: _core.Model
     engine: _core.Engine
     tokenizer: Tokenizer
-    policy: Policy | Sequence[Policy]  # of every sequence: one, or one for each layer
-    n_sequences: int  # the most at once
+    policy: Policy | Sequence[Policy]  # one for all layers, or one per layer
+    n_sequences: int  # maximum at once
 
 
 def open_runtime(
@@ -62,16 +62,19 @@ def open_runtime(
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
 ) -> Runtime:
-    """Load a model, as Generator explains it, which also says what is raised."""
+    """Load a model. Arguments and errors as for Generator."""
     n_batch = check_int("n_batch", n_batch, 1, _MAX_ROWS)
     recall = archive_arguments(archive, archive_pages, archive_dir)
     if archive is not None and positions == "auto":
-        positions = "original"  # as the core then has them
+        positions = "original"  # as the core does with an archive
     model = open_model(path, device=device, threads=threads, max_resident=max_resident, exact=exact)
     n_ctx = check_context(n_ctx, model.n_ctx_train)
     if cache_memory is not None:
         if hh is not None or recent is not None or not (policy is None or isinstance(policy, str)):
-            raise ValueError("give cache_memory with the name of a policy, without hh and recent")
+            raise ValueError(
+                "cache_memory cannot be combined with hh, recent or a Policy, expected at most a "
+                "policy's name"
+            )
         policy, kv_dtype = fit_cache(
             ModelShape.of_model(model), cache_memory, policy,
             n_ctx=n_ctx, kv_dtype=kv_dtype, positions=check_positions(positions),
@@ -92,10 +95,10 @@ def open_runtime(
     if memory is not None:
         n_sequences = allocated = min(fitting(memory), most)
         if n_sequences == 0:
-            raise ValueError(f"memory={memory!r} is less than the cache of one sequence takes")
+            raise ValueError(f"memory={memory!r} is too small for the cache of one sequence")
     elif max_sequences is not None:
         n_sequences = allocated = check_int("max_sequences", max_sequences, 1, most)
-    else:  # more than one when they are needed
+    else:  # allocated when needed
         n_sequences = max(1, min(_USEFUL, fitting(_free_memory() // 2), most))
         allocated = 1
     tokenizer = Tokenizer.of_model(model)
@@ -120,7 +123,7 @@ def open_runtime(
 
 
 def _free_memory() -> int:
-    """Bytes that can be allocated; where the system does not say, enough for small caches."""
+    """Free memory in bytes; 1 GiB if unknown."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

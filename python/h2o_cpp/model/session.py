@@ -1,4 +1,4 @@
-"""Models, and sessions: their sequences, opened with a policy and fed as much as they take."""
+"""Loading models, and sessions: sequences with bounded caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_model(
     max_resident: int | str | None = None,
     exact: bool = False,
 ) -> _core.Model:
-    """Load a GGUF file; on a terminal a bar shows it if it takes more than a second.
+    """Load a GGUF file; on a terminal, a progress bar appears after a second.
 
     path, device, threads, max_resident, exact: as for Generator.
 
@@ -45,7 +45,7 @@ def open_model(
         disable=None,
     ) as bar:  # fmt: skip
 
-        def tell(loaded: int, total: int) -> None:
+        def show(loaded: int, total: int) -> None:
             bar.total = total
             bar.update(loaded - bar.n)
 
@@ -53,7 +53,7 @@ def open_model(
             file,
             device=check_device(device),
             threads=thread_count(threads),
-            progress=tell,
+            progress=show,
             max_resident=0 if max_resident is None else bytes_of("max_resident", max_resident),
             exact=exact,
         )
@@ -72,9 +72,9 @@ def open_session(
     archive_pages: int | None = None,
     archive_dir: str | os.PathLike[str] | None = None,
 ) -> _core.Session:
-    """Sequences of `model`, empty, each with a cache that `policy` bounds.
+    """Empty sequences of `model`, each with a cache bounded by `policy`.
 
-    policy: one for all layers, or one for each. The rest as for Generator.
+    policy: one for all layers, or one per layer. The rest as for Generator.
 
     Raises ValueError, MemoryError and OSError.
     """
@@ -92,22 +92,22 @@ def open_session(
 
 
 def core_policies(policy: Policy | Sequence[Policy]) -> list[_core.KvPolicy]:
-    """For the core: one for all layers, or one for each. Raises ValueError for an empty list."""
+    """For the core: one policy, or one per layer. Raises ValueError for an empty list."""
     policies = [policy] if isinstance(policy, Policy) else policy
     if not policies:
-        raise ValueError("policy is an empty list, expected one for each layer")
+        raise ValueError("policy is an empty list, expected one Policy per layer")
     return [one.core() for one in policies]
 
 
 def check_device(device: object) -> str:
-    """A device's name as text; the core knows which there are. Raises TypeError."""
+    """A device's name. Raises TypeError; the core checks which devices exist."""
     if not isinstance(device, str):
         raise TypeError(f"device={device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
     return device
 
 
 def check_positions(positions: object) -> Positions:
-    """Raises ValueError for other than those."""
+    """Raises ValueError for unknown positions."""
     if positions not in ("auto", "original", "rolling"):
         raise ValueError(f"positions={positions!r}, expected 'auto', 'original' or 'rolling'")
     return positions
@@ -119,14 +119,16 @@ def chunks(
     sequence: int = 0,
     n_batch: int = INT32_MAX,
 ) -> Iterator[NDArray[np.int32]]:
-    """The tokens in chunks, each as long as the next step of the sequence takes, or n_batch.
+    """Split tokens into chunks as long as the sequence's next step allows, at most n_batch.
 
-    A chunk must have been fed before the next is asked for. Raises ValueError if the sequence has
-    no room for them all.
+    Each chunk must be read before the next is requested. Raises ValueError if the sequence has no
+    room for all tokens.
     """
     room = session.room(sequence)
     if len(tokens) > room:
-        raise ValueError(f"{len(tokens)} more tokens, the sequence has room for {room}")
+        raise ValueError(
+            f"{len(tokens)} more tokens, expected at most {room}, the room left in the sequence"
+        )
     while len(tokens):
         n = min(n_batch, session.chunk(sequence))
         yield tokens[:n]

@@ -1,4 +1,4 @@
-"""The budget that a GGUF file recommends, under the keys h2o.*; hh="auto" reads it."""
+"""The recommended budget in a GGUF file (keys h2o.*), used by hh="auto"."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.model.policy import POLICIES
 
 Budget: TypeAlias = float | Literal["auto"] | None
-P = TypeVar("P")  # a policy as given
+P = TypeVar("P")  # a policy argument
 
 KvDType: TypeAlias = str | tuple[str, str]
 HH, POLICY, N_CTX, LOSS = "h2o.hh", "h2o.policy", "h2o.n_ctx", "h2o.loss"
 KV_DTYPE = "h2o.kv_dtype"
 
-_ALIGNMENT = 32  # GGUF's, if general.alignment does not say
-_COUNTS = struct.Struct("<4sIQQ")  # magic, version, tensors, metadata entries: a file's begin
+_ALIGNMENT = 32  # GGUF's default alignment
+_COUNTS = struct.Struct("<4sIQQ")  # GGUF header: magic, version, tensor count, metadata count
 
 
 def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float | None, P | str]:
-    """hh and policy as given; those that the file recommends if hh is "auto".
+    """hh and policy; if hh is "auto", the file's recommendation.
 
-    Raises ValueError if it recommends none, or an invalid one.
+    Raises ValueError if the file has none, or an invalid one.
     """
     if hh is None or not isinstance(hh, str):
         return hh, policy
     if hh != "auto":
         raise ValueError(f"hh={hh!r}, expected a fraction, a number of tokens or 'auto'")
     if policy is not None:
-        raise ValueError("hh='auto' brings its own policy; give a budget to choose one")
+        raise ValueError("hh='auto' includes a policy, expected hh as a number with policy=")
     metadata = file.metadata()
     if HH not in metadata:
         raise ValueError(
-            f"{file.path}: the file recommends no budget (hh='auto'); to find and store one: "
-            f"h2o-cpp advise {file.path} TEXT --write"
+            f"{file.path}: no recommended budget for hh='auto'; find and store one with: h2o-cpp "
+            f"advise {file.path} TEXT --write"
         )
     stored, name = metadata[HH], metadata.get(POLICY, "h2o")
     if not isinstance(stored, float) or not 0 < stored <= 1:
@@ -46,14 +46,16 @@ def resolve_budget(hh: Budget, policy: P, file: _core.GgufFile) -> tuple[float |
             f"{file.path}: {HH} is {stored!r}, expected a fraction above 0 and up to 1"
         )
     if name not in POLICIES:
-        raise ValueError(f"{file.path}: {POLICY} is {name!r}, not one of {', '.join(POLICIES)}")
+        raise ValueError(
+            f"{file.path}: {POLICY} is {name!r}, expected one of {', '.join(POLICIES)}"
+        )
     return stored, name
 
 
 def resolve_types(hh: Budget, kv_dtype: KvDType | None, file: _core.GgufFile) -> KvDType:
-    """kv_dtype as given; or else f16, or what the file recommends if hh is "auto".
+    """kv_dtype; if None, the file's recommendation with hh="auto", otherwise f16.
 
-    Raises ValueError if that is no type and no pair of types.
+    Raises ValueError if the recommendation is invalid.
     """
     if kv_dtype is not None:
         return kv_dtype
@@ -74,23 +76,25 @@ def store_budget(
     loss: float,
     kv_dtype: KvDType = "f16",
 ) -> None:
-    """Write a GGUF file again, with this budget as what it recommends.
+    """Rewrite a GGUF file with this recommended budget.
 
-    source: a GGUF file; of a split model the first.
-    output: the file to write; default: instead of `source`. It is complete or absent.
-    hh, policy, kv_dtype: as for Generator; n_ctx, loss: of what context, and what it cost there.
+    source: a GGUF file; for a split model, the first part.
+    output: the file to write; default: replace `source`. It is complete or unchanged.
+    hh, policy, kv_dtype: as for Generator. n_ctx, loss: the context and the measured loss there.
 
-    All else, weights and other metadata, is copied byte for byte. Raises FileNotFoundError,
-    ValueError (a link or a part of a model, which cannot be replaced alone) and OSError.
+    Everything else is copied byte for byte. Raises FileNotFoundError, ValueError (a symbolic link,
+    or another name for a part of a split model) and OSError.
     """
     path = Path(source)
     target = path if output is None else Path(output)
     if target.is_symlink():
-        raise ValueError(f"{target}: a link, as the Hub's cache has them: give another output")
+        raise ValueError(
+            f"{target}: a symbolic link, as in the Hub's cache, expected another output"
+        )
     file = _core.GgufFile(path)
     metadata = file.metadata()
     if metadata.get("split.count", 1) not in (0, 1) and target.name != path.name:
-        raise ValueError(f"{target}: a part of a split model must be called {path.name}")
+        raise ValueError(f"{target}: a part of a split model, expected the name {path.name}")
     types = kv_dtype if isinstance(kv_dtype, str) else ",".join(kv_dtype)
     entries = dict(file.metadata_entries())
     begin = _COUNTS.size + sum(map(len, entries.values()))
@@ -102,7 +106,7 @@ def store_budget(
         (KV_DTYPE, struct.pack("<I", 8) + _string(types)),
     ):
         entries[key] = _string(key) + value
-    from shutil import copyfileobj  # which imports every compressor
+    from shutil import copyfileobj  # slow to import
 
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     with path.open("rb") as before, atomic_output(target) as temporary:
@@ -120,7 +124,7 @@ def store_budget(
 
 
 def _read_tensors(file: IO[bytes], n: int) -> bytes:
-    """The descriptions of n tensors: name, dimensions, type, and offset in what follows."""
+    """The raw descriptions of n tensors: name, dimensions, type and offset."""
     parts = []
     for _ in range(n):
         parts.append(file.read(8))

@@ -1,8 +1,8 @@
-"""What runs chat templates, in a process of its own: jinja2, in a sandbox, with limits.
+"""The subprocess that renders chat templates with Jinja2, in a sandbox with limits.
 
 python -I -S template_worker.py FOLDERS_OF_JINJA2 MEMORY_BYTES
 
-It imports nothing of the package. Each message, in and out, is a line of JSON.
+Imports nothing from the package. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import jinja2
 
-MOST_CHARACTERS = 1 << 24  # of a rendered conversation
+MAX_CHARACTERS = 1 << 24  # in a rendered conversation
 
-_CPU_SECONDS = 60.0  # of one template, in case the parent has died
+_CPU_SECONDS = 60.0  # per template, in case the parent has died
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What becomes of {"source": ..., "variables": ...}.
+    """Answer a request {"source": ..., "variables": ...}.
 
-    Without variables {"literals": [...]}, the constants in the template as text; with them
-    {"text": ...}; or {"error": ...}, a sentence. {"error": None}: memory ran out.
+    Without variables: {"literals": [...]}, the template's constants as text. With variables:
+    {"text": ...}. After an error: {"error": message}, or {"error": None} if memory ran out.
     """
     try:
         template, literals = _load(request["source"])
     except MemoryError:
         return {"error": None}
-    except Exception as error:  # jinja2's own, and Python's of what jinja2 compiles to
+    except Exception as error:  # from jinja2, or from compiling its Python code
         return {"error": f"the chat template is not valid Jinja2: {_message(error)}"}
     if request["variables"] is None:
         return {"literals": literals}
     try:
         return {"text": _render(template, request["variables"])}
     except _TooLongError:
-        return {"error": f"the chat template makes more than {MOST_CHARACTERS} characters"}
+        return {"error": f"the chat template makes more than {MAX_CHARACTERS} characters"}
     except MemoryError:
         return {"error": None}
     except Exception as error:
@@ -69,23 +69,23 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     for piece in template.generate(variables):
         pieces.append(piece)
         size += len(piece)
-        if size > MOST_CHARACTERS:
+        if size > MAX_CHARACTERS:
             raise _TooLongError
     return "".join(pieces)
 
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """With what Hugging Face transformers gives its templates."""
+    """The environment of Hugging Face transformers."""
     from jinja2 import ext, sandbox
 
     class Generation(ext.Extension):
-        """{% generation %}, by which templates for training mark what the assistant says."""
+        """{% generation %}, which marks the assistant's text for training."""
 
         tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
         def parse(self, parser: Any) -> Any:
-            """Its content."""
+            """Parse the block's content."""
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -113,13 +113,13 @@ def _message(error: Exception) -> str:
 
 
 def write(file: IO[bytes], message: Any) -> None:
-    """Send a message."""
+    """Write a message."""
     file.write(json.dumps(message).encode() + b"\n")
     file.flush()
 
 
 def read(file: IO[bytes]) -> Any:
-    """The next message. Raises EOFError where there is none."""
+    """Read a message. Raises EOFError at the end."""
     line = file.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -127,11 +127,11 @@ def read(file: IO[bytes]) -> Any:
 
 
 def _limit_memory(more: int) -> None:
-    """What the process may take beyond what it has: not on Windows, on macOS without effect."""
+    """Limit further memory; not supported on Windows, without effect on macOS."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        with open("/proc/self/statm") as file:  # of which a sanitizer takes terabytes
+        with open("/proc/self/statm") as file:  # sanitizers reserve terabytes
             pages = int(file.read().split()[0])
         most = pages * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -139,7 +139,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_time() -> None:
-    """Of the processor, from now on."""
+    """Limit the CPU time from now on."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -149,10 +149,10 @@ def _limit_time() -> None:
 
 
 def main() -> None:
-    """Answer messages until there are no more."""
+    """Answer requests until the input ends."""
     folders, memory = sys.argv[1:]
     sys.path += json.loads(folders)
-    _environment()  # imports jinja2 before its limits hold
+    _environment()  # import jinja2 before the limits apply
     _limit_memory(int(memory))
     incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     write(outgoing, {"ready": True})

@@ -1,4 +1,4 @@
-"""Text to tokens and back, by the vocabulary in a model's file (keys tokenizer.*)."""
+"""The tokenizer in a model's file (keys tokenizer.*)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tokenizer:
     n_vocab: number of tokens in the vocabulary.
     bos, eos: the tokens at the beginning and end of a text, or None.
     end_tokens: frozenset of the tokens that end a text or a turn.
-    special_texts: the spellings of special tokens, which are ordinary text unless parsed.
+    special_texts: the texts of special tokens, which are ordinary text unless parsed.
     chat_template: Jinja2, or None.
 
     Methods raise ValueError for text that is not valid Unicode and for tokens that are not in the
@@ -22,7 +22,7 @@ class Tokenizer:
     """
 
     def __init__(self, file: _core.GgufFile, n_vocab: int) -> None:
-        """Raises ValueError for a vocabulary of an unknown kind or that is damaged."""
+        """Raises ValueError for an unknown or damaged vocabulary."""
         self.core = _core.Tokenizer(file, n_vocab)
         self.n_vocab = n_vocab
         self.bos = self.core.bos
@@ -34,7 +34,7 @@ class Tokenizer:
 
     @classmethod
     def of_model(cls, model: _core.Model) -> Tokenizer:
-        """The tokenizer in a model's file, which errors name."""
+        """The tokenizer in a model's file; errors name the file."""
         try:
             return cls(model.file, model.n_vocab)
         except ValueError as error:
@@ -54,8 +54,8 @@ class Tokenizer:
 
         add_special: add the tokens that the model expects around a text, such as beginning-of-text.
         parse_special: parse special tokens in `text`, such as "</s>".
-        begins: `text` does not continue another, so some models put a space in front of it.
-        most: raise ContextFullError for more tokens than this, without making all of them.
+        begins: `text` is the beginning, where some models add a space.
+        most: raise ContextFullError for more tokens than this, without computing all of them.
         """
         if not isinstance(text, str):
             raise ValueError(f"text={short(text)}, expected a str")
@@ -64,9 +64,9 @@ class Tokenizer:
         )
 
     def encode_chat(self, parts: Iterable[int | str], *, most: int | None = None) -> list[int]:
-        """Tokens of a conversation that a template wrote: those that begin a text, then `parts`.
+        """Tokens of a rendered conversation: beginning-of-text, then `parts`.
 
-        most: as for encode(), not counting the tokens that begin a text.
+        most: as for encode(), without the tokens that begin a text.
         """
         ids = self.encode_parts(parts, most=most)
         return ids if ids[:1] == self._beginning else [*self._beginning, *ids]
@@ -74,7 +74,7 @@ class Tokenizer:
     def encode_parts(
         self, parts: Iterable[int | str], *, begins: bool = True, most: int | None = None
     ) -> list[int]:
-        """Tokens of a text given as tokens and texts; begins, most: as for encode()."""
+        """Tokens of parts that are tokens and texts; begins, most: as for encode()."""
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
@@ -87,7 +87,7 @@ class Tokenizer:
         return ids
 
     def split_special(self, text: str) -> list[int | str]:
-        """`text` as the special tokens in it and the non-empty texts between them, in order."""
+        """Special tokens in `text` and the non-empty texts between them, in order."""
         return self.core.split_special(text)
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -95,16 +95,16 @@ class Tokenizer:
         return self.core.decode(tokens)
 
     def token_bytes(self, token: int, *, begins: bool = False) -> bytes:
-        """The bytes of a token, which may be part of a character; none for special tokens.
+        """The bytes of a token, possibly part of a character; empty for special tokens.
 
-        begins: it is the first of a text, so the space put in front of a text is left out.
+        begins: the token is the first of a text; omits the space added there.
         """
         return self.core.token_bytes(token, begins=begins)
 
     def has_text(self, tokens: Iterable[int]) -> bool:
-        """Whether a text has begun with `tokens`."""
+        """Whether `tokens` have visible text."""
         return self.core.has_text(tokens)
 
     def token_text(self, token: int | None) -> str:
-        """How the vocabulary spells a token; "" for None."""
+        """A token's text in the vocabulary; "" for None."""
         return "" if token is None else self.core.token_text(token)

@@ -1,7 +1,7 @@
-"""GGUF files to smaller ones.
+"""Quantising GGUF files.
 
-`quantization` drives: it reads a model (`model_file`), chooses a type for each of its tensors
-(`mix`) and has the core quantise their rows. `importance` measures which weights count.
+`quantization` reads a model, chooses a type for each tensor (`mix`) and quantises with the core.
+`importance` measures importance matrices, which `imatrix` reads.
 """
 
 from h2o_cpp.quantize.importance import make_imatrix

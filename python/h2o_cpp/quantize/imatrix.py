@@ -1,4 +1,4 @@
-"""Reads importance matrices as llama.cpp writes them: how much the inputs of each weight count."""
+"""Importance matrices in llama.cpp's formats: mean squares of the inputs of each weight."""
 
 import struct
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from h2o_cpp import _core
 
 Importance = npt.NDArray[np.float32]
 
-# What the names of its tensors end with: sums of squares, and how many inputs they are of.
+# Suffixes of tensor names: sums of squares, and the number of inputs.
 SUMS, COUNTS = ".in_sum2", ".counts"
 
 
 def read_imatrix(path: Path) -> dict[str, Importance]:
-    """The mean square of what each column of a tensor is multiplied with, by the tensor's name.
+    """The mean square of the input of each column of a tensor, by tensor name.
 
-    Each is [n, n_cols], where n is 1, or the number of experts whose matrices are one tensor. Both
-    of llama.cpp's formats are read: GGUF, and what it wrote before (imatrix.dat).
+    Each is [n, n_cols], where n is 1 or the number of experts. Reads GGUF and llama.cpp's older
+    format (imatrix.dat).
 
     Raises FileNotFoundError when there is no such file, ValueError when it is neither.
     """
@@ -50,7 +50,7 @@ def _read_gguf(path: Path) -> dict[str, Importance]:
 
 
 def _means(path: Path, name: str, sums: Importance, found: Mapping[str, Importance]) -> Importance:
-    """Of an expert that nothing went to, 1 for every column."""
+    """Means; 1 for every column of an expert without inputs."""
     counts = found.get(name.removesuffix(SUMS) + COUNTS)
     if counts is None or counts.size != len(sums):
         raise ValueError(f"{path}: {name} has no count for each of {len(sums)} matrices")
@@ -59,7 +59,7 @@ def _means(path: Path, name: str, sums: Importance, found: Mapping[str, Importan
 
 
 def _read_dat(path: Path) -> dict[str, Importance]:
-    """int32 n, and n times: a name, the number of calls, and sums that are divided by it."""
+    """int32 n, then n times: a name, the number of calls, and sums to divide by it."""
     data = path.read_bytes()
     at = 0
 
@@ -84,5 +84,5 @@ def _read_dat(path: Path) -> dict[str, Importance]:
     except (struct.error, ValueError) as error:
         raise ValueError(f"{path}: not an importance matrix ({error})") from error
     if not matrices:
-        raise ValueError(f"{path}: not an importance matrix (it is of no tensor)")
+        raise ValueError(f"{path}: not an importance matrix (it has no tensors)")
     return matrices

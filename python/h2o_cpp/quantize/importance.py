@@ -1,4 +1,4 @@
-"""Measures importance matrices: how much the inputs of each weight count on a text."""
+"""Measuring importance matrices: mean squares of the inputs of each weight on a text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def make_imatrix(
 ) -> int:
     """Write the importance matrix of a model on a text, in llama.cpp's GGUF format, for quantize().
 
-    text: of the kind that the quantised model will read; a few hundred thousand tokens are plenty.
-    n_ctx: tokens that are read together, with a full cache. n_chunks: read so many times n_ctx at
-    most; default: the whole text. Computed on the CPU; takes as long as reading the text. Of an
-    expert that no token went to, the file has a count of 0.
+    text: typical input of the model; a few hundred thousand tokens suffice.
+    n_ctx: tokens per chunk, read with a full cache. n_chunks: most chunks to read; default: the
+    whole text. Runs on the CPU. An expert without tokens has a count of 0.
 
-    Returns how many tokens were read. Raises FileExistsError unless overwrite is set, and
+    Returns the number of tokens read. Raises FileExistsError unless overwrite is set, and
     ValueError for a text without tokens.
     """
     check_int("n_ctx", n_ctx, 2)

@@ -1,6 +1,6 @@
-"""Which tensor gets which type: as llama.cpp chooses for the file type of the same name.
+"""The type of each tensor: as llama.cpp chooses for the file type of the same name.
 
-A file is mostly of one type. The K mixes ("_M", "_S") spend more bits on the tensors and layers
+Most tensors have one type. The K mixes ("_M", "_S") spend more bits on the tensors and layers
 where errors cost most.
 """
 
@@ -47,7 +47,7 @@ MIXES = {
     "Q2_K": Mix(_Q2_K, LlamaFileType.MOSTLY_Q2_K),
 }
 
-# Matrices that stay as they are: small, or looked up rather than multiplied with.
+# Matrices that are not quantised: small ones and lookup tables.
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
@@ -65,17 +65,17 @@ _FALLBACKS = {
 
 @dataclass(frozen=True)
 class Model:
-    """What the choice depends on, besides the names and shapes of the tensors."""
+    """Properties of the model that the choice depends on."""
 
     n_layers: int
     n_experts: int
     is_70b: bool
     group: int = 1
-    """Heads that share a key and a value."""
+    """Query heads per KV head."""
 
     @staticmethod
     def of(metadata: Mapping[str, Any]) -> "Model":
-        """Reads the metadata of a file; a number that is missing is 0."""
+        """From a file's metadata; a missing number is 0."""
         architecture = metadata.get("general.architecture")
 
         def number(key: str) -> int:
@@ -87,7 +87,7 @@ class Model:
         return Model(
             n_layers,
             number("expert_count"),
-            # Eight heads share a value there, so attn_v is small.
+            # Eight query heads share a KV head, so attn_v is small.
             is_70b=architecture in ("llama", "qwen2")
             and n_layers == 80
             and number("attention.head_count_kv") != n_heads,
@@ -98,9 +98,9 @@ class Model:
 def choose_types(
     mix: Mix, model: Model, shapes: Mapping[str, Shape], has_imatrix: bool = False
 ) -> dict[str, GGMLQuantizationType]:
-    """The types of the tensors to quantise; those that are not among them stay as they are.
+    """The types of the tensors to quantise; the others keep theirs.
 
-    `shapes` has the shape of each tensor in numpy's order, rows before columns.
+    `shapes`: by name, in numpy's order, rows before columns.
     """
     names = sorted(
         (name for name, shape in shapes.items() if _is_quantised(name, shape)), key=_layer_and_name
@@ -134,7 +134,7 @@ def _is_quantised(name: str, shape: Shape) -> bool:
 
 
 def _layer_and_name(name: str) -> tuple[int, str]:
-    """Sorts as llama.cpp counts: by layer; first what belongs to none."""
+    """llama.cpp's order: by layer, after tensors outside the layers."""
     match name.split("."):
         case ["blk", layer, *_] if layer.isdecimal():
             return int(layer), name
@@ -142,7 +142,7 @@ def _layer_and_name(name: str) -> tuple[int, str]:
 
 
 def _has_more_bits(i: int, n: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """The first and last eighth of the layers, and every third in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 

@@ -20,16 +20,16 @@ from h2o_cpp.model.model_files import find_model
 from h2o_cpp.quantize.imatrix import Importance, read_imatrix
 from h2o_cpp.quantize.mix import MIXES, Mix, Model, Shape, choose_types
 
-# Types that may be quantised without asking.
+# Types that may be quantised without --allow-requantize.
 _PRECISE = ("F32", "F16", "BF16", "Q8_0")
 
-# Weights quantised at a time: what memory holds, and how long an interrupt waits.
+# Weights quantised at a time; limits memory and the delay of an interrupt.
 _PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the source, number `index` of `file`, and the type it gets."""
+    """A tensor of the source, number `index` of `file`, and its new type."""
 
     file: _core.GgufFile
     index: int
@@ -50,7 +50,7 @@ class _Tensor:
         return prod(self.shape) // block_size * type_size
 
     def pieces(self, threads: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
-        """The bytes to write, piece by piece, each with the number of bytes it is made from."""
+        """The bytes to write in pieces, each with the number of source bytes."""
         data = self.file.tensor_data(self.index)
         if self.is_copied:
             for begin in range(0, len(data), _PIECE):
@@ -59,7 +59,7 @@ class _Tensor:
             return
         n_cols = self.shape[-1]
         rows = data.reshape(prod(self.shape) // n_cols, -1)
-        # Experts, each of which has an importance of its own, or all.
+        # Each expert may have an importance of its own.
         n_matrices = 1 if self.importance is None else len(self.importance)
         n_rows = len(rows) // n_matrices
         step = max(1, _PIECE // n_cols)
@@ -100,23 +100,22 @@ def quantize(
     overwrite: bool = True,
     progress: bool = True,
 ) -> None:
-    """Writes the model `source` to `output` with its matrices quantised.
+    """Write the model `source` to `output` with quantised matrices.
 
-    `source` is a GGUF file or what find_model finds one in; `type_name` is one of `MIXES`, such as
-    Q4_K_M. Metadata is copied byte for byte but for general.file_type and
-    general.quantization_version; a model in several files becomes one file. Memory holds a few
-    million weights at a time. `threads` (by default one for each processor) share the work; the
-    result does not depend on them. `imatrix` is an importance matrix of this model that llama.cpp
-    wrote: by it the errors of a column count where the K-quants and IQ4 are searched for; the other
-    types are rounded as without it. `output` appears when it is complete: if anything fails or is
-    interrupted before, a file that was there is untouched. `progress` shows a bar when stderr is a
-    terminal.
+    source: a GGUF file, or anything find_model accepts. A split model becomes one file.
+    type_name: one of MIXES, such as Q4_K_M.
+    threads: default: one per processor. The result does not depend on them.
+    imatrix: an importance matrix of this model, which weights the errors of columns in K-quants and
+        IQ4; other types ignore it.
+    progress: show a bar if stderr is a terminal.
 
-    Raises FileNotFoundError when `source`, `imatrix` or the directory of `output` does not exist,
-    ValueError for an `imatrix` that is none or of another model, for an unknown type, for a file
-    that is damaged or has weights that are not finite, and for weights that are already quantised
-    to fewer than 8 bits, unless `allow_requantize`; and FileExistsError when there is a file
-    `output`, unless `overwrite`.
+    Metadata is copied byte for byte, except general.file_type and general.quantization_version.
+    A few million weights are in memory at a time. `output` is complete or unchanged.
+
+    Raises FileNotFoundError if `source`, `imatrix` or the directory of `output` does not exist;
+    FileExistsError if `output` exists, unless `overwrite`; ValueError for an unknown type, an
+    invalid `imatrix` or one of another model, a damaged file, weights that are not finite, and
+    weights of fewer than 8 bits, unless `allow_requantize`.
     """
     mix = MIXES.get(type_name.upper())
     if mix is None:
@@ -132,7 +131,7 @@ def quantize(
     importances = {} if imatrix is None else read_imatrix(imatrix)
     tensors = _plan(files, mix, Model.of(metadata), importances)
     if imatrix is not None and not any(tensor.importance is not None for tensor in tensors):
-        raise ValueError(f"{imatrix}: it is of none of the tensors of {source}")
+        raise ValueError(f"{imatrix}: the importance matrix has none of the tensors of {source}")
     for tensor in tensors:
         _check(tensor, allow_requantize)
 
@@ -182,7 +181,7 @@ def _plan(
 def _importance(
     name: str, shape: Shape, importances: Mapping[str, Importance]
 ) -> Importance | None:
-    """[1, n_cols], or one for each expert; None where the matrix says nothing of the tensor."""
+    """[1, n_cols], or one row per expert; None if the matrix does not have the tensor."""
     found = importances.get(name)
     if found is None:
         return None
@@ -204,13 +203,13 @@ def _check(tensor: _Tensor, allow_requantize: bool) -> None:
         raise ValueError(f"{what}, which cannot be read")
     if not allow_requantize:
         raise ValueError(
-            f"{what} already: quantising it again loses more than once from the original"
-            " (--allow-requantize does it anyway)"
+            f"{what} already, and quantising it again loses precision twice"
+            " (--allow-requantize permits it)"
         )
 
 
 def _metadata(file: _core.GgufFile, mix: Mix) -> list[bytes]:
-    """The entries of the file with what changes; they keep their order."""
+    """The file's metadata entries with the changed ones, in the same order."""
     entries = {key: entry for key, entry in file.metadata_entries() if not key.startswith("split.")}
     for key, value in (
         ("general.quantization_version", GGML_QUANT_VERSION),
@@ -221,7 +220,7 @@ def _metadata(file: _core.GgufFile, mix: Mix) -> list[bytes]:
 
 
 def _header(metadata: Sequence[bytes], tensors: Sequence[_Tensor], alignment: int) -> bytes:
-    """All that comes before the data of the tensors, padding included."""
+    """Everything before the tensor data, padding included."""
     header = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(tensors), len(metadata))
     header += b"".join(metadata)
     offset = 0

@@ -1,4 +1,4 @@
-"""Offline jobs as a stage of Ray Data."""
+"""Offline jobs with Ray Data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = {
 
 
 class Continue:
-    """A stage for Dataset.map_batches with batch_format="pyarrow": continues prompts."""
+    """A stage for Dataset.map_batches with batch_format="pyarrow" that continues prompts."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Continue:
         options: StreamOptions | None = None,
         **generator: Any,
     ) -> None:
-        """As generate(), which explains it. Raises what Generator does."""
+        """Arguments as for generate(). Raises as Generator does."""
         _check_seed(seed, index)
         self._field, self._index, self._seed = field, index, seed
         self._options: StreamOptions = options or {}
@@ -44,13 +44,15 @@ class Continue:
         self._generator.request([0], **self._options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """The same rows and their outputs. Raises ValueError for columns that do not fit."""
+        """The rows with their outputs. Raises ValueError for missing or existing columns."""
         for name in (self._field, self._index):
             if name is not None and name not in batch.column_names:
-                raise ValueError(f"there is no column {name!r}, only {batch.column_names}")
+                raise ValueError(
+                    f"there is no column {name!r}, expected one of {batch.column_names}"
+                )
         for name in _COLUMNS:
             if name in batch.column_names:
-                raise ValueError(f"there is a column {name!r} already: rename it")
+                raise ValueError(f"the column {name!r} already exists, rename it")
         found: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
         for row, generation in continue_rows(
             self._generator,
@@ -65,7 +67,7 @@ class Continue:
         return batch
 
     def _rows(self, batch: pa.Table) -> Iterator[tuple[int, Any, StreamOptions]]:
-        """(row, prompt, options)"""
+        """(row, prompt, options) for each row."""
         prompts = batch[self._field].to_pylist()
         numbers = range(len(prompts)) if self._index is None else batch[self._index].to_pylist()
         for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True)):
@@ -86,25 +88,24 @@ def generate(
     num_gpus: float = 0,
     **generator: Any,
 ) -> Dataset:
-    """Continue the prompt of every row, in actors that have loaded the model.
+    """Continue the prompt of every row, in actors that load the model.
 
-    The rows get the columns `text`, `finish_reason`, `prompt_tokens` and `completion_tokens`, as a
-    line that `h2o-cpp generate` writes. Of a prompt that cannot be continued they are null, and
-    `error` says why. An actor that dies is started again and its batches are computed again, so
-    each row is there once.
+    Adds the columns `text`, `finish_reason`, `prompt_tokens` and `completion_tokens`, as in the
+    output of `h2o-cpp generate`. For an invalid prompt they are null, and `error` has the reason.
+    The batches of a failed actor are computed again, so each row occurs once.
 
-    dataset: of rows with a column `field` of strings or of lists of token ids.
-    model: as for Generator, found on every node.
-    index: a column of integers. With a seed the output of a row depends on it and this number,
-        as that of line `index`, from 0, in `h2o-cpp generate --seed`.
-    options: of Generator.stream, but the seed.
-    concurrency: actors, or (fewest, most).
-    batch_size: rows that an actor continues at a time; several times `max_sequences`, as its last
-        sequences have no others beside them.
-    num_cpus, num_gpus: of each actor; it has as many threads, and computes on the GPU it has.
-    generator: options of Generator; max_sequences is 8.
+    dataset: its column `field` has strings or lists of token ids.
+    model: as for Generator; must exist on every node.
+    index: a column of integers, required with `seed`. A row's seed is derived from both, as for
+        line `index`, from 0, of `h2o-cpp generate --seed`.
+    options: of Generator.stream, except the seed.
+    concurrency: the number of actors, or (minimum, maximum).
+    batch_size: rows per batch; should be several times `max_sequences`, because the end of a batch
+        has fewer concurrent sequences.
+    num_cpus, num_gpus: per actor; sets its threads, and the device if it has a GPU.
+    generator: options of Generator; the default of max_sequences is 8.
 
-    Raises ValueError for a seed without index; what actors refuse Ray raises when it runs them.
+    Raises ValueError for a seed without index. Ray raises errors of actors when it runs them.
     """
     _check_seed(seed, index)
     low, high = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
@@ -128,4 +129,4 @@ def generate(
 
 def _check_seed(seed: int | None, index: str | None) -> None:
     if seed is not None and index is None:
-        raise ValueError("seed needs index, the column with the number of each row")
+        raise ValueError("seed needs index, the name of the column with row numbers")

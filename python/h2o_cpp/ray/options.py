@@ -1,4 +1,4 @@
-"""What a Generator gets in an actor of Ray."""
+"""Options of a Generator in a Ray actor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MAX_SEQUENCES = 8
 
 
 def actor_options(num_cpus: float, num_gpus: float, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a Generator that takes what Ray has put aside for its actor, and no more."""
+    """Options that limit a Generator to its actor's resources."""
     given: dict[str, Any] = {
         "threads": max(1, int(num_cpus)),
         "device": "auto" if num_gpus else "cpu",

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: a conversation comes back to the one that has read it."""
+"""Routing of requests: the turns of a conversation go to the same replica and its prefix cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 
 def beginning_of(body: bytes) -> str:
-    """What all turns of a conversation have in common, in short; "" for what is none.
+    """A hash of what all turns of a conversation share, up to the first user message.
 
-    That is all up to the first message of the user, with the instructions.
+    "" if the body is not a conversation.
     """
     try:
         fields = json.loads(body)
@@ -32,21 +32,23 @@ def beginning_of(body: bytes) -> str:
 
 
 class BeginningRouter(RequestRouter):
-    """Of requests with the same beginning each goes to the same replica, while that takes requests;
-    the others to one of two by chance, whichever has less to do."""
+    """Sends requests with the same beginning to the same replica while it accepts them.
+
+    Other requests go to the less busy of two random replicas.
+    """
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """In the order in which they are asked."""
+        """Groups of replicas, in order of preference."""
         some = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         beginning = "" if pending_request is None else pending_request.kwargs.get("beginning", "")
         if not beginning or not some:
             return [some]
 
-        # One replica more or less moves few conversations.
+        # Rendezvous hashing: adding or removing a replica moves few conversations.
         def rank(replica: RunningReplica) -> bytes:
             return hashlib.sha256(f"{beginning} {replica.replica_id.unique_id}".encode()).digest()
 

@@ -1,4 +1,4 @@
-"""The OpenAI server as a Ray Serve application: replicas of the model, and a front before them."""
+"""The server as a Ray Serve application: replicas of the model behind a front end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from h2o_cpp.serve.errors import ApiError, closed
 
 Head = tuple[int, list[tuple[bytes, bytes]]]  # status and headers
 
-_ATTEMPTS = 3  # a request that kills replicas must not kill all of them
-_NO_LIMIT = 100_000  # the queue of each replica's Engine says 429, as without Ray
+_ATTEMPTS = 3  # so that a request that kills replicas cannot kill all of them
+_NO_LIMIT = 100_000  # each replica's Engine limits its own queue
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 
 
 class Model:
-    """A replica: the application of `h2o-cpp serve`, asked by a Front."""
+    """A replica with the application of `h2o-cpp serve`; Front forwards requests to it."""
 
     def __init__(self, model: str, server: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """server: arguments of create_app; options: of Generator."""
+        """server: arguments of create_app; options: arguments of Generator."""
         generator = Generator(model, **options)
         self._app = create_app(generator, **{"name": generator.path.stem, **server})
         self._catalog = self._app.state.catalog
@@ -41,24 +41,24 @@ class Model:
         self._running.__enter__()
 
     def check_health(self) -> None:
-        """Raises RuntimeError when nothing can be computed any more; Ray then starts another."""
+        """Raises RuntimeError if the Engine is closed; Ray then restarts the replica."""
         if self._catalog.closed:
             raise RuntimeError("the Engine is closed")
 
     async def answer(
         self, scope: Scope, body: bytes, *, beginning: str = ""
     ) -> AsyncIterator[Head | bytes]:
-        """What the application sends for a request: status and headers, and then the body.
+        """The application's response: status and headers, then the body.
 
-        Parts that are there at once come together, as each costs more than a token. To cancel it is
-        to disconnect. `beginning` is for the router.
+        Available parts are joined, because each one costs more than a token. Cancelling disconnects
+        the client. `beginning` is for the router.
         """
         messages: asyncio.Queue[Message] = asyncio.Queue()
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
             if not unread:
-                await asyncio.Event().wait()  # the client stays until this is cancelled
+                await asyncio.Event().wait()  # the client stays connected
             return unread.pop()
 
         task = asyncio.ensure_future(self._app(scope, receive, messages.put))
@@ -74,29 +74,29 @@ class Model:
                     parts.append(messages.get_nowait())
                 more = all(part.get("more_body") for part in parts)
                 yield b"".join(part.get("body", b"") for part in parts)
-            await task  # raises what the application did
+            await task  # raises the application's exception
         finally:
             task.cancel()
 
 
 class Front:
-    """Passes requests to a replica, and to another one if that dies before it answers."""
+    """Forwards requests to a replica, or to another one if it dies before it answers."""
 
     def __init__(self, model: DeploymentHandle, max_body_bytes: int) -> None:
         self._model = model.options(method_name="answer", stream=True)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
-        """The replica's answer, from its first bytes on as they come."""
+        """The replica's response, streamed."""
         if request.url.path.endswith("/metrics"):
-            return ApiError(404, "each replica has metrics of its own; ask Ray for its").response()
+            return ApiError(404, "metrics are per replica; use Ray's metrics").response()
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > self._max_body_bytes:
-                break  # the replica refuses it
+                break  # the replica rejects it
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
-        prefix: str = request.scope.get("root_path", "")  # the application's route_prefix
+        prefix: str = request.scope.get("root_path", "")  # the route_prefix
         scope["path"] = request.scope["path"].removeprefix(prefix)
         scope["raw_path"] = scope["path"].encode()
         beginning = beginning_of(body)
@@ -116,12 +116,12 @@ class Front:
 
 
 async def _body(first: bytes, messages: Any) -> AsyncIterator[bytes]:
-    """Of a response that has begun, which no other replica can continue."""
+    """The rest of a response, which no other replica can continue."""
     try:
         yield first
         async for part in messages:
             yield part
-    except RayActorError:  # only streams have more than one part
+    except RayActorError:  # only streams have several parts
         yield f"data: {closed().body()}\n\n".encode()
     finally:
         messages.cancel()
@@ -137,18 +137,18 @@ def deployment(
     server: Mapping[str, Any] | None = None,
     **generator: Any,
 ) -> serve.Application:
-    """The server of `h2o-cpp serve` as an application for ray.serve.run.
+    """Create the server of `h2o-cpp serve` as an application for ray.serve.run.
 
-    Turns of a conversation go to the same replica, where the prefix cache has what it has read. A
-    request that was not answered yet when its replica died is answered by another replica, up to
-    three times. A stream that had begun ends with an error event.
+    Turns of a conversation go to the same replica, which has them in its prefix cache. If a replica
+    dies before it answers, another one is tried, up to three times in all. A stream that had begun
+    ends with an error event.
 
-    model: as for Generator, found on every node.
-    num_replicas: how many load it, each with an Engine and a queue of its own.
-    num_cpus, num_gpus: of each; it has as many threads, and computes on the GPU it has.
-    grace: seconds for sequences to end when a replica is told to stop.
+    model: as for Generator; must exist on every node.
+    num_replicas: each loads the model and has its own Engine and queue.
+    num_cpus, num_gpus: per replica; sets its threads, and the device if it has a GPU.
+    grace: seconds for requests in progress when a replica stops.
     server: arguments of h2o_cpp.serve.app.create_app: name, api_key, max_queue and so on.
-    generator: options of Generator; max_sequences is 8.
+    generator: options of Generator; the default of max_sequences is 8.
     """
     settings = dict(server or {})
     replicas = serve.deployment(Model).options(
@@ -170,7 +170,7 @@ def deployment(
 
 
 def application(args: Mapping[str, Any]) -> serve.Application:
-    """deployment(**args) for Serve's command and its configuration files.
+    """deployment(**args) for Serve's command line and configuration files.
 
     serve run h2o_cpp.ray:application model=model.gguf num_replicas=4 hh=0.2
     """
@@ -178,7 +178,7 @@ def application(args: Mapping[str, Any]) -> serve.Application:
 
 
 def _value(given: Any) -> Any:
-    """What a command line spells as text: JSON where it is JSON."""
+    """A command-line value: JSON if it is valid, else text."""
     if not isinstance(given, str):
         return given
     try:

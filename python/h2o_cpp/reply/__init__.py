@@ -1,10 +1,10 @@
-"""What a model's reply says: reasoning, content and tool calls, in the formats of its family.
+"""Parsing replies: reasoning, content and tool calls, in the formats of several model families.
 
-parse_reply(text, format) for a whole text, ReplyParser for pieces as they come.
+parse_reply(text, format) parses a whole text, ReplyParser pieces as they arrive.
 """
 
-from h2o_cpp.reply.demand import call_grammar
 from h2o_cpp.reply.formats import FORMATS, ReplyFormat, format_named, format_of
+from h2o_cpp.reply.grammar import call_grammar
 from h2o_cpp.reply.parser import Reply, ReplyParser, ToolCall, parse_reply
 from h2o_cpp.reply.scanner import Call, CallDelta, Content, NoCall, Part, Reasoning
 

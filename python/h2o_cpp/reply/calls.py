@@ -1,4 +1,4 @@
-"""What the formats of tool calls have in common: a call is JSON, valid or not a call."""
+"""The common part of formats of tool calls: calls with JSON arguments."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from h2o_cpp.reply.scanner import Scanner, Steps
 
 
 class Tools:
-    """Which tools a reply may call."""
+    """The tools that a reply may call."""
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """`names`: None is any; an empty list is none; a mapping has their schemas, too."""
+        """`names`: None: any tool; empty: none; a mapping also gives the schemas of their
+        arguments."""
         self._names = None if names is None else frozenset(names)
         self._schemas: Mapping[str, Any] = names if isinstance(names, Mapping) else {}
 
     def schema(self, name: str) -> Any:
-        """Of the arguments; None where it is not known."""
+        """The schema of a tool's arguments; None if unknown."""
         return self._schemas.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is this one, for formats in which a call could be something else."""
+        """Whether a tool exists, for formats in which a call could be something else."""
         return self._names is None or name in self._names
 
     @property
     def any(self) -> bool:
-        """Whether there are any, for formats that mark calls: a model may make up a name, and to
-        say so is the caller's business."""
+        """Whether there are tools, for formats that mark calls.
+
+        A model may invent a name, which the caller must check.
+        """
         return self._names is None or bool(self._names)
 
 
 def loads(text: str) -> Any:
-    """JSON, in which strings may have line breaks; None if it is invalid."""
+    """JSON, also with line breaks in strings; None if it is invalid."""
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -46,18 +49,19 @@ def _refuse(name: str) -> None:
 
 
 def dumps(value: Any) -> str:
-    """JSON on one line, which is valid Unicode."""
+    """JSON on one line, valid Unicode."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # an unpaired surrogate
         text = json.dumps(value)
     return text
 
 
 def read_arguments(s: Scanner, name: str) -> Steps[bool]:
-    """Take a JSON object, which are the arguments of a call, and say them as they come; False
-    where it stops being one. The call is not ended."""
+    """Read a JSON object, the arguments of a call, and emit it as it arrives. False if it is
+    invalid. Does not end the call.
+    """
     if (yield from s.peek()) != "{":
         return False
     s.begin_call(name)
@@ -65,8 +69,9 @@ def read_arguments(s: Scanner, name: str) -> Steps[bool]:
 
 
 def read_call(s: Scanner, known: Callable[[str], bool] | None = None) -> Steps[bool]:
-    """Take {"name": ..., "arguments": {...}} and say the call as it comes; False where it stops
-    being one, or its tool is not known. The call is not ended."""
+    """Read {"name": ..., "arguments": {...}} and emit the call as it arrives. False if it is
+    invalid or the tool is unknown. Does not end the call.
+    """
     name = early = None
     begun = False
 
@@ -112,7 +117,7 @@ def _name(text: str) -> str | None:
 
 
 def _object(text: str) -> str | None:
-    """Arguments that came before the name, or are JSON as text."""
+    """Arguments that precede the name, or are a JSON string."""
     value = loads(text)
     if isinstance(value, str):
         value = loads(value)

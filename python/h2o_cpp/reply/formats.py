@@ -1,4 +1,4 @@
-"""The formats of replies by name, and which one a chat template's model has been taught."""
+"""The formats of replies by name, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from h2o_cpp.reply.scanner import Scanner, Steps
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """How a model writes its reply.
+    """The format of a model's replies.
 
-    Attributes: `name`; `markers`, which must be spelled in the text though they may be special
-    tokens; `think`, what comes before and after reasoning, or None; `parse` and `demand`, the
-    parser and the grammar of calls, or None: no tools.
+    Attributes: `name`; `markers`, texts that must be visible though they may be special tokens;
+    `think`, the markers around reasoning, or None; `parse` and `grammar`, the parser and the
+    grammar of tool calls, or None without tools.
     """
 
     name: str
     markers: tuple[str, ...] = ()
     think: tuple[str, str] | None = None
     parse: Callable[[Scanner, Tools], Steps[None]] | None = None
-    demand: Callable[[Rules], str] | None = None
+    grammar: Callable[[Rules], str] | None = None
 
 
 def _format(name: str, module: ModuleType) -> ReplyFormat:
-    return ReplyFormat(name, module.MARKERS, None, module.parse, module.demand)
+    return ReplyFormat(name, module.MARKERS, None, module.parse, module.grammar)
 
 
 FORMATS: Final = {
@@ -46,7 +46,7 @@ FORMATS: Final = {
 
 _PLAIN = ReplyFormat("plain")
 
-# What a template has that teaches the format, in the order in which it is looked for.
+# Parts of a chat template that identify a format, in the order of the search.
 _SIGNS = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -58,14 +58,14 @@ _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def format_named(name: str, template: str = "") -> ReplyFormat:
-    """The format of this name, for a model with this chat template. Raises ValueError."""
+    """The format of this name, for a chat template. Raises ValueError."""
     if name not in FORMATS:
-        raise ValueError(f"there is no format {name!r} of tool calls, only {', '.join(FORMATS)}")
+        raise ValueError(f"tool_parser={name!r}, expected one of {', '.join(FORMATS)}")
     return _with_thinking(FORMATS[name], template)
 
 
 def format_of(template: str) -> ReplyFormat:
-    """The format that a template's model writes; without tools where the template shows none."""
+    """The format of a chat template; without tools if the template has none."""
     for name, signs in _SIGNS:
         if all(sign in template for sign in signs):
             return _with_thinking(FORMATS[name], template)

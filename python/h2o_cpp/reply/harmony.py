@@ -1,4 +1,4 @@
-"""Harmony, of gpt-oss: messages on channels: analysis, commentary, to which calls belong, final."""
+"""Harmony, the format of gpt-oss: messages on channels (analysis, commentary with calls, final)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Messages from <|start|>assistant on, which the prompt ends with. What is outside them is
-    content."""
+    """Parse messages after <|start|>assistant, the end of the prompt; other text is content."""
     while True:
         header: list[str] = []
-        if (yield from s.starts(" to=")):  # whom a call is to, before its channel
+        if (yield from s.starts(" to=")):  # recipient before the channel
             header.append(" to=")
         else:
             marker = yield from s.until([_CHANNEL, _START])
@@ -47,7 +46,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
 
 
 def _call(s: Scanner, name: str) -> Steps[str | None]:
-    """Up to the end of its message, which is given back, and may be spelled in a string."""
+    """Read a call up to the end of its message and return the end marker."""
     yield from s.spaces()
     if (yield from read_arguments(s, name)):
         yield from s.spaces()
@@ -62,8 +61,8 @@ def _call(s: Scanner, name: str) -> Steps[str | None]:
     return (yield from s.until(_ENDS))
 
 
-def demand(r: Rules) -> str:
-    """What a reply must be that thinks, perhaps, and calls a tool."""
+def grammar(r: Rules) -> str:
+    """A grammar of optional analysis and one call."""
     channel, message = r.marker(_CHANNEL), r.marker(_MESSAGE)
 
     def call(name: str, schema: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them."""
+"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKERS = (_BEGIN, _END)
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Content, with calls in it. A call without its end is one too."""
+    """Parse content and calls. The end of a call may be missing."""
     while (yield from s.until([_BEGIN])) is not None:
         s.keep(_BEGIN)
         yield from s.spaces()
@@ -28,8 +28,8 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
             yield from s.spaces()
 
 
-def demand(r: Rules) -> str:
-    """What a reply must be that is calls alone."""
+def grammar(r: Rules) -> str:
+    """A grammar of calls."""
 
     def call(name: str, schema: Mapping[str, Any]) -> str:
         head = r.text(f'\n{{"name": {json.dumps(name)}, "arguments": ')

@@ -1,4 +1,4 @@
-"""JSON that comes in pieces: read to its end, and passed on as it comes, as far as it is valid."""
+"""Incremental JSON: values are passed on as they arrive, as far as they are valid."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from h2o_cpp.reply.scanner import Scanner, Steps
 
-Out = Callable[[str], object]  # takes pieces of text, in order
+Out = Callable[[str], object]  # receives text in order
 
-_MOST_NESTED = 64
+_MAX_NESTED = 64
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -18,8 +18,8 @@ _SCALAR_CHARACTERS = re.compile(r"[\w.+-]*", re.ASCII)
 _SCALAR = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null", re.ASCII)
 
 
-def read_value(s: Scanner, out: Out, nested: int = _MOST_NESTED) -> Steps[bool]:
-    """Take a value; False where it stops being one. Line breaks in strings are escaped."""
+def read_value(s: Scanner, out: Out, nested: int = _MAX_NESTED) -> Steps[bool]:
+    """Read a value; False if it is invalid. Line breaks in strings are escaped."""
     begin = yield from s.peek()
     if begin == '"':
         return (yield from read_string(s, out))
@@ -43,7 +43,7 @@ def read_value(s: Scanner, out: Out, nested: int = _MOST_NESTED) -> Steps[bool]:
 
 
 def read_object(s: Scanner, out: Out, member: Callable[[str], Steps[bool]]) -> Steps[bool]:
-    """Take an object, which begins here: member(key) takes each value."""
+    """Read an object from its brace on; member(key) reads each value."""
 
     def one() -> Steps[bool]:
         spelled: list[str] = []
@@ -83,7 +83,7 @@ def _read_list(s: Scanner, out: Out, end: str, one: Callable[[], Steps[bool]]) -
 
 
 def read_string(s: Scanner, out: Out) -> Steps[bool]:
-    """Take a string, which begins here."""
+    """Read a string from its quote on."""
     out(s.take(1))
     while True:
         yield from s.run(_PLAIN, out)

@@ -1,4 +1,4 @@
-"""Llama 3: the reply is {"name": ..., "parameters": {...}}; several are separated by semicolons."""
+"""Llama 3: {"name": ..., "parameters": {...}}; several calls are separated by semicolons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKERS = (_TAG,)
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Calls from its beginning on, and then content. JSON that calls no known tool is content."""
+    """Parse calls at the beginning, then content. Calls of unknown tools are content."""
     s.keep()
     yield from s.spaces()
     yield from s.starts(_TAG)
@@ -30,8 +30,8 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
     yield from s.remainder()
 
 
-def demand(r: Rules) -> str:
-    """What a reply must be that is calls alone."""
+def grammar(r: Rules) -> str:
+    """A grammar of calls."""
 
     def call(name: str, schema: Mapping[str, Any]) -> str:
         head = r.text(f'{{"name": {json.dumps(name)}, "parameters": ')

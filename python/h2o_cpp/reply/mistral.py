@@ -15,7 +15,7 @@ MARKERS = (_BEGIN, _ID, _ARGUMENTS)
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Content, with calls after it."""
+    """Parse content followed by calls."""
     while (yield from s.until([_BEGIN])) is not None:
         s.keep(_BEGIN)
         yield from s.spaces()
@@ -38,7 +38,7 @@ def _call(s: Scanner, name: str) -> Steps[bool]:
 
 
 def _list(s: Scanner) -> Steps[bool]:
-    """Or one call without a list. Those before what is none are calls."""
+    """Read a list, or one call without a list. Calls before an invalid one count."""
     listed = yield from s.starts("[")
     while True:
         yield from s.spaces()
@@ -55,8 +55,8 @@ def _list(s: Scanner) -> Steps[bool]:
             return False
 
 
-def demand(r: Rules) -> str:
-    """What a reply must be that is calls alone, in the form that the template has."""
+def grammar(r: Rules) -> str:
+    """A grammar of calls, in the form that the template uses."""
     begin = r.marker(_BEGIN)
 
     def named(name: str, schema: Mapping[str, Any]) -> str:

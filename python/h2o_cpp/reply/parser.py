@@ -1,4 +1,4 @@
-"""ReplyParser: pieces of a reply's text in, its reasoning, content and tool calls out."""
+"""ReplyParser: splits a reply's text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from h2o_cpp.reply.calls import Tools
 from h2o_cpp.reply.formats import ReplyFormat
 from h2o_cpp.reply.scanner import Call, Content, NoCall, Part, Reasoning, Scanner, Steps
 
-_AT_ONCE = 1024  # characters: taking some copies the rest
+_AT_ONCE = 1024  # characters per step, as taking some copies the rest
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool; arguments: a JSON object as text."""
+    """A tool call; arguments: a JSON object as text."""
 
     name: str
     arguments: str
@@ -22,14 +22,14 @@ class ToolCall:
 
 @dataclass
 class Reply:
-    """A whole reply."""
+    """A complete reply."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, parts: Iterable[Part]) -> None:
-        """What comes next."""
+        """Append parts."""
         for part in parts:
             if isinstance(part, Call):
                 self.calls.append(ToolCall(part.name, part.arguments))
@@ -40,10 +40,10 @@ class Reply:
 
 
 class ReplyParser:
-    """Reads a reply as it comes. What is malformed is content, as it was written.
+    """Parses a reply incrementally. Malformed parts are content.
 
-    All of it is given as it comes. Of a call that is its name, as soon as its arguments begin, and
-    then these; what turns out to be none is content in the end: see CallDelta.
+    Parts are emitted as soon as possible: of a call its name, once its arguments begin, then the
+    arguments. A call that turns out to be malformed becomes content; see CallDelta.
     """
 
     def __init__(
@@ -53,25 +53,25 @@ class ReplyParser:
         tools: Collection[str] | None = None,
         thinking: bool = False,
     ) -> None:
-        """format: as format_of() finds it for a chat template.
+        """format: from format_of(), for the model's chat template.
 
-        tools: names of those that the model was told of, or the schemas of their arguments by
-            their names, which say what is text in formats without quotes; None: any may be called.
-        thinking: the prompt ends inside of reasoning, so that the reply begins there.
+        tools: names of the tools in the prompt, or their schemas by name, which determine the types
+            of values in formats without quotes. None: any tool.
+        thinking: the prompt ends inside reasoning, so the reply begins there.
         """
         self._scanner = Scanner()
         self._steps = _steps(self._scanner, format, Tools(tools), thinking)
         next(self._steps, None)
 
     def push(self, text: str) -> list[Part]:
-        """What another piece of text completes."""
+        """Parse another piece of text."""
         for begin in range(0, len(text), _AT_ONCE):
             self._scanner.rest += text[begin : begin + _AT_ONCE]
             next(self._steps, None)
         return self._scanner.fetch()
 
     def finish(self) -> list[Part]:
-        """What is left at the end of the text."""
+        """Parse the rest at the end of the text."""
         self._scanner.ended = True
         next(self._steps, None)
         return self._scanner.fetch()
@@ -84,7 +84,7 @@ def parse_reply(
     tools: Collection[str] | None = None,
     thinking: bool = False,
 ) -> Reply:
-    """A whole reply; arguments as for ReplyParser."""
+    """Parse a complete reply; arguments as for ReplyParser."""
     parser = ReplyParser(format, tools=tools, thinking=thinking)
     reply = Reply()
     reply.add(parser.push(text))

@@ -16,7 +16,7 @@ _VALUE_END, _FUNCTION_END = "</parameter>", "</function>"
 _VALUE_ENDS = (_VALUE_END, _PARAMETER, _FUNCTION_END)
 MARKERS = (_BEGIN, _END)
 
-# Of an object's schema, what the grammar of its parameters follows or may ignore.
+# Keywords of an object's schema that the grammar of its parameters follows or may ignore.
 _KNOWN = {
     *("type", "properties", "required", "additionalProperties"),
     *("$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "examples"),
@@ -24,7 +24,7 @@ _KNOWN = {
 
 
 def parse(s: Scanner, tools: Tools) -> Steps[None]:
-    """Content, with calls in it. The first <tool_call> is sometimes left out."""
+    """Parse content and calls. The first <tool_call> may be missing."""
     while (marker := (yield from s.until([_BEGIN, _FUNCTION]))) is not None:
         s.keep(marker)
         if marker == _BEGIN:
@@ -42,7 +42,7 @@ def parse(s: Scanner, tools: Tools) -> Steps[None]:
 
 
 def _call(s: Scanner, tools: Tools) -> Steps[bool]:
-    """From the name on, up to </function>."""
+    """Read a call from the name up to </function>."""
     given: list[str] = []
     if (yield from s.up_to([">", _FUNCTION_END], given.append)) != ">":
         return False
@@ -67,14 +67,15 @@ def _call(s: Scanner, tools: Tools) -> Steps[bool]:
 
 
 def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
-    """Take a value and say it, a text as it comes; give back what comes after it. Of several ends
-    the last one counts, and a line break at each end of the value is not part of it."""
+    """Read a value and emit it, text as it arrives; return the marker after it. Of several ends the
+    last one counts. A line break at each end of the value is not part of it.
+    """
     is_text = kind is not None and kind.is_text
     value: list[str] = []
-    after: list[str] | None = None  # an end
+    after: list[str] | None = None  # an end marker, and text after it
     begun = False
 
-    def tell() -> None:
+    def emit() -> None:
         nonlocal begun
         text = "".join(value)
         if text and not begun:
@@ -88,7 +89,7 @@ def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
             return
         value.append(text)
         if is_text:
-            tell()
+            emit()
 
     if is_text:
         s.add_arguments('"')
@@ -108,16 +109,19 @@ def _argument(s: Scanner, kind: Value | None) -> Steps[str | None]:
 
 
 def _value(text: str, kind: Value | None) -> Any:
-    """JSON where it is valid, or else text; without a schema, strings in quotes are text too."""
+    """JSON if it is valid, otherwise text; without a schema, quoted strings are text too."""
     value = loads(text)
     if (value is None and text.strip() != "null") or (kind is None and isinstance(value, str)):
         return text
     return value
 
 
-def demand(r: Rules) -> str:
-    """What a reply must be that is calls alone. JSON in which a string spells </parameter>,
-    <parameter= or </function> is the one thing that parse() reads otherwise."""
+def grammar(r: Rules) -> str:
+    """A grammar of calls.
+
+    It also allows JSON strings with </parameter>, <parameter= or </function>, which parse() reads
+    differently.
+    """
 
     def call(name: str, schema: Mapping[str, Any]) -> str:
         begin, end = r.text(f"\n{_FUNCTION}{name}>\n"), r.text(f"{_FUNCTION_END}\n")
@@ -131,12 +135,11 @@ def _parameters(r: Rules, name: str, schema: Mapping[str, Any]) -> str:
     unknown = sorted(schema.keys() - _KNOWN)
     if unknown:
         raise ValueError(
-            f"the parameters of {name} have {unknown[0]!r}, which calls in this format cannot be "
-            "made to follow: expected an object's properties"
+            f"the parameters of {name} have {unknown[0]!r}, which this format does not support"
         )
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise ValueError(f"the parameters of {name} are not a schema")
+        raise ValueError(f"the parameters of {name} are not a JSON Schema")
     keys = dict.fromkeys(map(str, [*properties, *required]))
     found = []
     for key in keys:

@@ -1,4 +1,4 @@
-"""Rules: the grammar of replies that must call a tool, in llguidance's Lark."""
+"""Rules: a grammar of tool calls in llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-# Calls are on one line, as templates show them: space is what a small model would go on with.
+# Calls are on one line, as in templates; small models would continue with spaces.
 _SPACE = {"whitespace_pattern": " ?"}
 
 ANY_TEXT = r"[\s\S]*"
 
 
 class Rules:
-    """A grammar as it grows. Its methods add rules and return what refers to them.
+    """A grammar under construction. Methods add rules and return references to them.
 
-    Attributes: `tools`, the schemas of the arguments by the tools' names; `template`, the chat
-    template, for families that write calls in several ways.
+    Attributes: `tools`, the schemas of the arguments by tool name; `template`, the chat template,
+    for families with several forms of calls.
     """
 
     def __init__(
@@ -29,8 +29,12 @@ class Rules:
         ends: Collection[int],
         parallel: bool,
     ) -> None:
-        """token_of: the special token that a marker is, if it is one; ends: tokens that end an
-        output; parallel: several calls may follow one another."""
+        """Start an empty grammar.
+
+        token_of: the special token of a marker, or None.
+        ends: tokens that end an output.
+        parallel: whether several calls are allowed.
+        """
         self.tools = tools
         self.template = template
         self._token_of = token_of
@@ -43,14 +47,14 @@ class Rules:
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, text: str) -> str:
-        """A marker: the special token, or its spelling. Nothing where that token is the end."""
+        """A marker: its special token or its text. Empty if that token ends the output."""
         token = self._token_of(text)
         if token is None:
             return self.text(text)
         return "" if token in self._ends else f"<[{token}]>"
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON by a schema, whose references are within itself."""
+        """JSON that follows a self-contained schema."""
         try:
             text = json.dumps({**schema, "x-guidance": _SPACE})
         except (TypeError, ValueError, RecursionError) as error:
@@ -58,7 +62,7 @@ class Rules:
         return self._rule("json", f"%json {text}")
 
     def up_to(self, marker: str, *others: str) -> str:
-        """Any text and the marker after it; neither it nor the others are in that text."""
+        """Text up to and including the marker, without any of the others."""
         found = "|".join(map(escape, (marker, *others)))
         token = self._token_of(marker)
         if token is not None:
@@ -67,7 +71,7 @@ class Rules:
         return self.terminal(ends_with([ANY_TEXT], marker, others))
 
     def terminal(self, body: str) -> str:
-        """A regular expression, or several: `/a/ & ~/b/`."""
+        """A terminal: a regular expression, or several as in `/a/ & ~/b/`."""
         return self._rule("TERMINAL", body)
 
     def calls(
@@ -78,7 +82,7 @@ class Rules:
         between: str = "",
         end: str = "",
     ) -> str:
-        """A call of any tool, or several with something between: call(name, schema) is one."""
+        """Calls of any tools with `between` in between; call(name, schema) is one call."""
         one = self.one_call(call)
         more = f"({between} {one})*" if self._parallel else ""
         return f"{begin} {one} {more} {end}"
@@ -88,7 +92,7 @@ class Rules:
         return self._rule("call", " | ".join(call(*tool) for tool in self.tools.items()))
 
     def grammar(self, start: str) -> str:
-        """All of it."""
+        """The complete grammar."""
         return "\n".join([f"start: {start}", *self._rules])
 
     def _rule(self, kind: str, body: str) -> str:
@@ -98,7 +102,7 @@ class Rules:
 
 
 def ends_with(patterns: Collection[str], marker: str, others: Collection[str] = ()) -> str:
-    """A terminal: what matches all the patterns and has none of `others`, and the first marker."""
+    """A terminal that matches all patterns, then the first marker, without any of `others`."""
     end = escape(marker)
     never = [f"{ANY_TEXT}{escape(one)}{ANY_TEXT}" for one in others]
     never.append(rf"{ANY_TEXT}{end}[\s\S]+")
@@ -107,6 +111,6 @@ def ends_with(patterns: Collection[str], marker: str, others: Collection[str] = 
 
 
 def escape(text: str) -> str:
-    """As a regular expression between slashes has it."""
+    """Escape text for a regular expression between slashes."""
     escaped = re.escape(text).replace("\n", "n").replace("/", r"\/")
     return re.sub(r"\\([<>=_ -])", r"\1", escaped)

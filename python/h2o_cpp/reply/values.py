@@ -1,4 +1,4 @@
-"""Values of parameters that are text without quotes, or else JSON, as their schema says."""
+"""Values of parameters: text without quotes, or JSON, depending on the schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from h2o_cpp.reply.rules import ANY_TEXT, Rules, ends_with
 
-_TEXT = {  # what the rule of a text follows, or may ignore
+_TEXT = {  # keywords of a text's schema that its rule follows or may ignore
     *("type", "enum", "const", "pattern", "minLength", "maxLength"),
     *("format", "title", "description", "default", "examples", "$comment"),
 }
@@ -17,14 +17,14 @@ _TEXT = {  # what the rule of a text follows, or may ignore
 
 @dataclass(frozen=True)
 class Value:
-    """A parameter's schema, whose references are resolved in `root`."""
+    """A parameter's schema; references are resolved in `root`."""
 
     schema: Any
     root: Any = None
 
     @property
     def is_text(self) -> bool:
-        """Whether it can be a string alone."""
+        """Whether only strings are valid."""
         schema = self.schema
         if not isinstance(schema, Mapping):
             return False
@@ -34,7 +34,7 @@ class Value:
         return bool(values) and all(isinstance(value, str) for value in values)
 
     def rule(self, r: Rules, end: str, never: Collection[str]) -> str:
-        """The value and what ends it; `never`: what a text may not have in it."""
+        """A rule for the value and its end marker; `never`: texts that must not occur in it."""
         schema = self.schema
         if not self.is_text:
             if not isinstance(schema, Mapping):
@@ -42,7 +42,7 @@ class Value:
             return f"{r.json({**_definitions(self.root), **schema})} {r.text(end)}"
         if unknown := sorted(schema.keys() - _TEXT):
             raise ValueError(
-                f"a parameter has {unknown[0]!r}, which its text cannot be made to follow"
+                f"a string parameter has {unknown[0]!r}, which this format does not support"
             )
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is not None:
@@ -67,10 +67,10 @@ class Value:
 
 
 def _pattern(pattern: str) -> str:
-    """A pattern that is found somewhere in the text, as one that all of the text matches."""
+    """A pattern that matches the whole text, from one that matches somewhere in it."""
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
     inside = pattern[begins : -1 if ends else None]
-    if "|" in inside and begins + ends:  # ^a|b$ has an anchor in each
+    if "|" in inside and begins + ends:  # each anchor of ^a|b$ belongs to one alternative
         begins = ends = False
         inside = pattern
     slashes = re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", inside).replace("\n", r"\n")
@@ -78,12 +78,12 @@ def _pattern(pattern: str) -> str:
 
 
 def value_of(schema: Any, key: str) -> Value | None:
-    """Of a parameter, by the schema of the arguments; None where that says nothing of it."""
+    """A parameter, by the schema of the arguments; None if the schema does not have it."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping) or key not in properties:
         return None
     found = properties[key]
-    for _ in range(8):  # references may go round in circles
+    for _ in range(8):  # references may be cyclic
         if not isinstance(found, Mapping) or not isinstance(found.get("$ref"), str):
             break
         found = _resolve(schema, found["$ref"])

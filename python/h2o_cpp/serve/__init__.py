@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server of one model, which the extra `serve` installs.
+"""The server behind `h2o-cpp serve`, which the extra `serve` installs.
 
-`app` puts it together. `requests` and `responses` are what goes over the wire, `completions` and
-`chat` the endpoints; `service` hands requests to the Engine, whose results are in `outputs`,
-which `response_stream` sends.
+`app` builds the application. `requests` and `responses` define OpenAI's objects, `completions` and
+`chat` its endpoints; `messages`, `responses_api` and `ollama` are other APIs. `service` submits
+requests to the Engine, `outputs` collects the results and `generation_response` sends them.
 """

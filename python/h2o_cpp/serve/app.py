@@ -1,4 +1,4 @@
-"""The application: every endpoint, and the page."""
+"""The ASGI application: all endpoints, and the web page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from h2o_cpp.serve import (
     completions,
     embeddings,
     messages,
-    models,
     ollama,
     properties,
     responses_api,
@@ -32,8 +31,8 @@ from h2o_cpp.serve import (
 )
 from h2o_cpp.serve.bodies import Bodies, BodyLimits
 from h2o_cpp.serve.catalog import Catalog
-from h2o_cpp.serve.dependencies import CatalogOf, bearer
 from h2o_cpp.serve.docs_page import docs_page
+from h2o_cpp.serve.endpoint import CatalogOf, bearer
 from h2o_cpp.serve.errors import add_handlers, closed
 from h2o_cpp.serve.guard import Guard
 from h2o_cpp.serve.metrics import CountResponses, EngineCollector
@@ -51,9 +50,8 @@ ROUTERS = (
     responses_api.router,
     ollama.router,
     embeddings.router,
-    models.router,
-    tokens.router,
     properties.router,
+    tokens.router,
 )
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -73,17 +71,16 @@ def create_app(
     max_prompt: int | None = None,
     **options: Any,
 ) -> FastAPI:
-    """An ASGI application that serves a Generator, which is its own while it runs.
+    """Create an ASGI application that serves one Generator, which it owns while it runs.
 
-    name: of the model, as clients ask for it.
+    name: the model's name in requests.
     template: a Jinja2 chat template, or a built-in one's name; default: the file's own. Without
-        any, chats are refused.
+        one, chat requests are rejected.
     tool_parser: the format of tool calls, as h2o_cpp.reply names it; default: by the template.
     max_queue: prompts that may wait for a sequence; further requests get status 429.
-    max_tokens: the most tokens that a request may ask for; default: n_ctx.
-    max_prompt: the most tokens of a prompt, which matters where generation may be endless; default:
-        n_ctx.
-    options: of create_app_of.
+    max_tokens: largest max_tokens of a request; default: n_ctx.
+    max_prompt: longest prompt in tokens; default: n_ctx. Useful if generation may be endless.
+    options: as for create_app_of.
 
     Raises ValueError for options out of range and an invalid template.
     """
@@ -112,17 +109,17 @@ def create_app_of(
     allowed_hosts: Collection[str] = (),
     cors_origins: Collection[str] = (),
 ) -> FastAPI:
-    """An ASGI application that serves the models of a catalog.
+    """Create an ASGI application that serves the models of a catalog.
 
-    api_key: what clients must have, one or any of several. Without one, hosts and origins are
-        checked.
-    max_requests_per_key: in progress at once; further ones get status 429.
-    max_body_bytes: of a request.
-    max_bodies_bytes: of all requests in progress, beside bodies of up to 64 KiB.
-    body_timeout: seconds in which a body must arrive.
-    allowed_hosts: names of this server besides local ones and addresses; "*": any name.
-    cors_origins: of web pages that may use it from another origin, as "https://example.org"; "*":
-        of all.
+    api_key: the key, or keys, that clients must send one of. Without a key, the Host and Origin
+        headers are checked.
+    max_requests_per_key: concurrent requests per key; further ones get status 429.
+    max_body_bytes: largest request body.
+    max_bodies_bytes: for all requests in progress; bodies up to 64 KiB are always accepted.
+    body_timeout: seconds within which a body must arrive.
+    allowed_hosts: host names of this server besides local names and IP addresses; "*": any name.
+    cors_origins: origins of web pages that may use the server, such as "https://example.org";
+        "*": any.
 
     Raises ValueError for options out of range.
     """
@@ -148,13 +145,13 @@ def create_app_of(
         version=__version__,
         description="Texts from a model with a bounded, heavy-hitter (H2O) KV cache.",
         lifespan=lifespan,
-        docs_url=None,  # its pages load what they need from elsewhere
+        docs_url=None,  # FastAPI's pages load files from a CDN
         redoc_url=None,
         responses=_ERRORS,
     )
     keys = [] if api_key is None else [api_key] if isinstance(api_key, str) else [*api_key]
     if "" in keys:
-        raise ValueError("api_key is empty, expected a key, or none at all")
+        raise ValueError("api_key is empty, expected a non-empty key or None")
     app.state.catalog = catalog
     registry = CollectorRegistry()
     app.add_middleware(Bodies, limits=limits)
@@ -172,7 +169,7 @@ def create_app_of(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    app.add_middleware(CountResponses, registry=registry)  # the outermost
+    app.add_middleware(CountResponses, registry=registry)  # outermost
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[bearer] if keys else [])
@@ -197,17 +194,17 @@ def _add_page(app: FastAPI) -> None:
 def _add_state(
     app: FastAPI, catalog: Catalog, limits: BodyLimits, registry: CollectorRegistry
 ) -> None:
-    """Endpoints that compute nothing."""
+    """Add the endpoints that run no model."""
     registry.register(EngineCollector(catalog, limits))
 
     @app.get("/health")
     async def health(catalog: CatalogOf) -> Health:
-        """Whether requests are answered: 200 or 503."""
+        """Whether the server accepts requests: status 200 or 503."""
         if catalog.closed:
             raise closed()
         return Health()
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Counters and gauges, in the text format of Prometheus."""
+        """Counters and gauges in Prometheus's text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,4 +1,5 @@
-"""Blocks: a reply as numbered reasoning, texts and calls, as some dialects send it."""
+"""A reply as numbered blocks of text, reasoning and tool calls, as Anthropic and /v1/responses
+want."""
 
 from __future__ import annotations
 
@@ -15,32 +16,32 @@ Kind = Literal["text", "reasoning", "call"]
 
 @dataclass
 class Block:
-    """One of them; text: what it says so far, of a call its arguments."""
+    """One block; `text` is its content so far, or the arguments of a tool call."""
 
     index: int
     kind: Kind
     text: str = ""
-    name: str = ""  # of a call
+    name: str = ""  # of the tool
     id: str = ""
-    complete: bool = True  # False: a call that turned out to be none
+    complete: bool = True  # False: a malformed tool call
 
 
 class Blocks:
-    """Attributes: `all`, of one output, so far."""
+    """The blocks of one output. Attributes: `all`, the blocks so far."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open = False
 
     def add_all(self, output: Output) -> list[Block]:
-        """Those of an output that has ended."""
+        """The blocks of a finished output."""
         for part in output.parts(output.ended.text):
             for _ in self._add(output, part):
                 pass
         return self.all
 
     def add(self, output: Output, piece: str) -> Iterator[tuple[Step, Block, str]]:
-        """What a piece begins, adds and ends, each with the text that it adds."""
+        """The steps that a piece of text causes, each with its block and the text it adds."""
         for part in output.parts(piece, deltas=True):
             yield from self._add(output, part)
         if output.generation is not None:

@@ -1,4 +1,4 @@
-"""What may be sent: bodies are read whole, within limits of bytes and time, before any use."""
+"""Middleware that reads request bodies completely, within limits on size and time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, refuse
 
-_SMALL_BYTES = 64 * 2**10  # of bodies that never wait for others: connections bound their number
+_SMALL_BYTES = 64 * 2**10  # smaller bodies never count towards the total, which connections limit
 
-_PATHS = ("/v1/", "/api/", "/tokenize", "/detokenize", "/apply-template")  # whose bodies are read
+_PATHS = (
+    "/v1/",
+    "/api/",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+)  # with a body
 
 
 class BodyLimits:
-    """How many bytes may be sent, and in what time.
+    """Limits on the size of request bodies and on the time to receive them.
 
-    Attributes: `each` and `total`, the most bytes of one body and of those of all requests in
-    progress; `seconds`, in which a body must arrive; `n_bytes`, held at the moment.
+    Attributes: `each` and `total`, the most bytes of one body and of all requests in progress;
+    `seconds`, the time within which a body must arrive; `n_bytes`, the bytes held now.
     """
 
     def __init__(self, *, each: int, total: int, seconds: int) -> None:
@@ -26,14 +32,13 @@ class BodyLimits:
 
 
 class Bodies:
-    """ASGI middleware that hands on requests with their bodies, where any are read."""
+    """ASGI middleware that reads the body before it calls the application."""
 
     def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
             return await self._app(scope, receive, send)
         body = _Body(self._limits)
@@ -56,7 +61,7 @@ class Bodies:
 
 
 class _Body:
-    """One body, which counts as held until it is released."""
+    """One body; its bytes count until release()."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
@@ -78,7 +83,7 @@ class _Body:
             self._limits.n_bytes += len(part)
 
     def receive_again(self, receive: Receive) -> Receive:
-        """A receive() that gives the body, and then what comes after it."""
+        """A receive() that returns the body first, then further messages."""
         given = False
 
         async def receive_body() -> Message:
@@ -102,5 +107,5 @@ class _Body:
             raise ApiError(413, message, code="body_too_large")
         others = limits.n_bytes - self._n_bytes
         if n_bytes > _SMALL_BYTES and others + n_bytes > limits.total:
-            message = f"requests in progress have sent {others} bytes, at most {limits.total} here"
+            message = f"requests in progress hold {others} bytes, the limit is {limits.total}"
             raise ApiError(503, f"{message}; try again later", code="too_many_bytes")

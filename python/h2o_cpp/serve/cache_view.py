@@ -1,4 +1,4 @@
-"""What the cache keeps of a sequence, as clients see it."""
+"""What the cache keeps of a sequence, in the form that clients receive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from h2o_cpp.serve.responses import KeptTokens, PolicyCounts
 
 
 class CacheView:
-    """What the cache keeps of one sequence, observation by observation."""
+    """What the cache keeps of one sequence, one observation after another."""
 
     def __init__(self, tokenizer: Tokenizer, output: Output) -> None:
         self._output = output
@@ -20,7 +20,7 @@ class CacheView:
         self._n_pieces = 0
 
     def new(self) -> KeptTokens | None:
-        """What was kept when last observed; None if that has been returned before."""
+        """The last observation; None if it was already returned."""
         kept = self._output.record.kept
         if kept is None or len(kept.shares) == self._n_pieces:
             return None
@@ -38,6 +38,6 @@ class CacheView:
 
 
 def policy_counts(policy: Policy | Sequence[Policy]) -> PolicyCounts:
-    """Of one policy, or of the first layer's."""
+    """The counts of a policy; of a list, those of the first layer."""
     first = policy if isinstance(policy, Policy) else policy[0]
     return PolicyCounts(sinks=first.n_sinks, heavy=first.n_heavy, recent=first.n_recent)

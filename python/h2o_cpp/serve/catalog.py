@@ -1,4 +1,4 @@
-"""The models that are served, by name: loaded when they are first asked for, unloaded when idle."""
+"""The served models by name, loaded on their first request and unloaded when idle."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from h2o_cpp.serve.errors import ApiError, closed
 from h2o_cpp.serve.intake import Intake
 from h2o_cpp.serve.service import Service
 
-_log = logging.getLogger("uvicorn.error")  # the server's own
+_log = logging.getLogger("uvicorn.error")  # the server's log
 
 
 @dataclass
 class Entry:
     """A model that can be served.
 
-    load: makes its Service, in a thread, and has what must be closed after it on the stack.
-    n_bytes: what it takes of memory, about.
-    spec: what it is made of: one that is equal need not be loaded again.
+    load: creates its Service, in a thread, and registers on the stack what must be closed.
+    n_bytes: approximate memory.
+    spec: the model's settings. If they are unchanged, replace() keeps the loaded model.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Entry:
 
 
 class Catalog:
-    """Which models there are, and which of them are loaded. Used by the event loop alone.
+    """The served models, and which of them are loaded. Used only by the event loop.
 
-    Attributes: `entries` by name; while run() lasts `intake`.
+    Attributes: `entries` by name; `intake`, during run().
     """
 
     intake: Intake
@@ -49,35 +49,35 @@ class Catalog:
     def __init__(
         self, entries: Iterable[Entry], *, max_loaded: int | None = None, idle: float | None = None
     ) -> None:
-        """max_loaded: models at once; idle: seconds after which an unused one is unloaded."""
+        """max_loaded: models loaded at once; idle: seconds until an unused model is unloaded."""
         self.entries = {entry.name: entry for entry in entries}
-        self._retired: list[Entry] = []  # that are gone from the list, but in use
+        self._retired: list[Entry] = []  # no longer listed, but in use
         self._max_loaded = max_loaded
         self._idle = idle
         self._closed = False
 
     @classmethod
     def of(cls, service: Service) -> Catalog:
-        """The catalog of one model that is loaded, and stays so."""
+        """A catalog of one model, which stays loaded."""
         entry = Entry(service.name, lambda _: service, created=service.created)
         entry.service = service
         return cls([entry])
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Have engines; what they have not finished is cancelled at the end."""
+        """Run the engines of loaded models; on exit, cancel unfinished requests."""
         self.intake = Intake()
         self._closed = False
-        with closing(self.intake), ExitStack() as all_of_them:
+        with closing(self.intake), ExitStack() as opened:
             for entry in self.entries.values():
                 if entry.service is not None:
                     entry.open.enter_context(entry.service.run())
-            all_of_them.callback(self._close_all)
-            all_of_them.callback(self.close_engines)
+            opened.callback(self._close_all)
+            opened.callback(self.close_engines)
             yield
 
     async def replace(self, entries: Iterable[Entry]) -> None:
-        """Serve these from now on. What is in use and gone is unloaded when it no longer is."""
+        """Replace the list of models; removed ones are unloaded when no longer in use."""
         old, self.entries = self.entries, {entry.name: entry for entry in entries}
         for name, entry in old.items():
             if name in self.entries and self.entries[name].spec == entry.spec:
@@ -88,23 +88,23 @@ class Catalog:
 
     @property
     def loaded(self) -> list[Service]:
-        """Those that are."""
+        """The services of all loaded models."""
         known = [*self.entries.values(), *self._retired]
         return [entry.service for entry in known if entry.service is not None]
 
     @property
     def closed(self) -> bool:
-        """Whether requests are refused."""
+        """Whether requests are rejected."""
         return self._closed or any(service.engine.closed for service in self.loaded)
 
     def close_engines(self) -> None:
-        """End all generations; nothing more is taken. Waits for a step."""
+        """Cancel all generations and reject further requests. Blocks for the current step."""
         self._closed = True
         for service in self.loaded:
             service.engine.close()
 
     async def take(self, name: str | None) -> Service:
-        """The model of this name, which stays loaded until it is given back. Raises ApiError."""
+        """The model of this name; it stays loaded until give_back(). Raises ApiError."""
         entry = self._find(name)
         async with entry.loading:
             if self._closed or entry in self._retired:
@@ -117,7 +117,7 @@ class Catalog:
         return service
 
     def give_back(self, service: Service) -> None:
-        """A response has ended."""
+        """Release a model after its response has ended."""
         known = [*self.entries.values(), *self._retired]
         [entry] = [one for one in known if one.service is service]
         entry.n_users -= 1
@@ -132,7 +132,7 @@ class Catalog:
                 self._retired.remove(entry)
 
     async def unload_idle(self) -> None:
-        """Unload what nobody has used for a while, again and again."""
+        """Unload idle models, periodically."""
         while self._idle is not None:
             await asyncio.sleep(self._idle / 4)
             before = time.monotonic() - self._idle
@@ -145,12 +145,12 @@ class Catalog:
             [entry] = self.entries.values()
             return entry
         if name is None:
-            raise ApiError(400, "model is missing: there are several", param="model")
+            raise ApiError(400, "model is missing, expected the name of a model", param="model")
         if name not in self.entries and name.removesuffix(":latest") in self.entries:
-            name = name.removesuffix(":latest")  # as Ollama's clients say it
+            name = name.removesuffix(":latest")  # Ollama's clients add the tag
         if name not in self.entries:
             known = ", ".join(repr(one) for one in self.entries)
-            message = f"there is no model {name!r}, only {known}"
+            message = f"there is no model {name!r}, expected one of {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return self.entries[name]
 
@@ -158,7 +158,9 @@ class Catalog:
         while not self._has_room(entry):
             unused = self._unused()
             if not unused:
-                raise ApiError(503, "other models are in use, with no room beside them")
+                raise ApiError(
+                    503, "there is no memory for this model while other models are in use"
+                )
             await self._unload(unused[0])
         opened = ExitStack()
         try:
@@ -180,7 +182,7 @@ class Catalog:
         return available is None or entry.n_bytes <= available or not self._unused()
 
     def _unused(self) -> list[Entry]:
-        """Those that are loaded, the one that was used longest ago first."""
+        """Loaded models without users, least recently used first."""
         loaded = [one for one in self.entries.values() if one.service is not None]
         return sorted((e for e in loaded if e.n_users == 0), key=lambda e: e.last_used)
 
@@ -197,7 +199,7 @@ class Catalog:
 
 
 def _available_memory() -> int | None:
-    """Bytes that can be allocated, files that are cached counted; None where nobody says."""
+    """Bytes that can be allocated, page cache included; None if unknown."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -47,15 +47,12 @@ def create_chat_completion(service: Service, body: ChatRequest) -> _Chat:
 
 
 class _Chat(OpenAIResponse):
-    """What the assistant says."""
-
     id_prefix = "chatcmpl"
 
     def __init__(self, service: Service, body: ChatRequest, outputs: list[Output]) -> None:
         super().__init__(service, body, outputs, logprobs=body.logprobs)
 
     def complete(self, outputs: list[Output]) -> ChatResponse:
-        """A message for each output."""
         return ChatResponse(
             **self._head, choices=[self._choice(one) for one in outputs], usage=self._usage()
         )
@@ -83,7 +80,7 @@ class _Chat(OpenAIResponse):
         )
 
     def chunk(self, output: Output, parts: Sequence[Part]) -> ChatChunk:
-        """What is added to a message, whose first chunk has the role."""
+        """A chunk; the first one of a message has the role."""
         role: Literal["assistant"] | None = None if output.begun else "assistant"
         content = [part.text for part in parts if isinstance(part, Content)]
         reasoning = [part.text for part in parts if isinstance(part, Reasoning)]
@@ -103,7 +100,6 @@ class _Chat(OpenAIResponse):
         return self._chunk([choice])
 
     def last_chunk(self, usage: Usage) -> ChatChunk:
-        """Without choices."""
         return self._chunk([], usage)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:

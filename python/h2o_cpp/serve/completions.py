@@ -35,12 +35,12 @@ def create_completion(service: Service, body: CompletionRequest) -> _Completions
         prompt_logprobs=body.echo and body.logprobs is not None,
     )
     if not body.echo:
-        body.prompt = ""  # it may be long
+        body.prompt = ""  # may be large
     return _Completions(service, body, outputs)
 
 
 class _Completions(OpenAIResponse):
-    """Texts, each after its prompt if the request says echo."""
+    """Choices, each with its prompt in front if the request has `echo`."""
 
     id_prefix = "cmpl"
 
@@ -55,17 +55,14 @@ class _Completions(OpenAIResponse):
             ]
 
     def complete(self, outputs: list[Output]) -> CompletionResponse:
-        """A choice for each output."""
         choices = [self._choice(output, output.ended.text) for output in outputs]
         return self._response(choices, self._usage())
 
     def chunk(self, output: Output, parts: Sequence[Part]) -> CompletionResponse:
-        """A choice of its own."""
         text = "".join(part.text for part in parts if isinstance(part, Content))
         return self._response([self._choice(output, text)])
 
     def last_chunk(self, usage: Usage) -> CompletionResponse:
-        """Without choices."""
         return self._response([], usage)
 
     def _response(

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: how long a client may take, and how many there may be."""
+"""HTTP/1.1 connections with timeouts and a maximum number."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from h2o_cpp.serve.errors import ApiError
 
-_LINGER_SECONDS = 1.0  # for clients that are turned away
-_READ_BYTES = 32 * 2**10  # at once, instead of 256 KiB: many connections hold several times that
-_MOST_REFUSED = 64  # of whom, beyond which connections are cut
+_LINGER_SECONDS = 1.0  # for the client to read an error
+_READ_BYTES = 32 * 2**10  # instead of 256 KiB, of which many connections hold several
+_MAX_REFUSED = 64  # rejected connections that may wait; further ones are aborted
 
 
 class Connections:
-    """What all connections of a server share.
+    """State shared by all connections of a server.
 
-    Attributes: `most`, of them at once; `head_seconds`, in which a request's headers must arrive;
-    `write_seconds`, in which a client must take something of what is sent to it; `receiving`, those
-    of which a request has not arrived in full, in the order in which they began to wait for one;
-    `refused`, those that were too many.
+    Attributes: `maximum`; `head_seconds`, the time for a request's headers;
+    `write_seconds`, the time in which a client must read something; `receiving`, the connections
+    without a complete request, longest waiting first; `refused`, those over the maximum.
     """
 
-    def __init__(self, *, most: int, head_seconds: int, write_seconds: int) -> None:
-        self.most = most
+    def __init__(self, *, maximum: int, head_seconds: int, write_seconds: int) -> None:
+        self.maximum = maximum
         self.head_seconds, self.write_seconds = head_seconds, write_seconds
         self.receiving: dict[Connection, None] = {}
         self.refused: set[Connection] = set()
 
 
 class Connection(H11Protocol):
-    """Uvicorn's protocol, within the limits of Connections.
+    """Uvicorn's protocol with the limits of Connections.
 
-    At the limit of connections, one that has not sent its request yet is closed for the next one,
-    so that idle connections do not block others.
+    At the maximum, the connection that has waited longest for a request is closed in favour of a
+    new one, so that idle connections block nobody.
     """
 
-    def __init__(self, *args: Any, all_of_them: Connections, **options: Any) -> None:
+    def __init__(self, *args: Any, shared: Connections, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._all = all_of_them
+        self._shared = shared
         self._head_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
-        self._silent = True  # nothing has come
-        self._is_away = False  # it has been answered, and what still comes is dropped
+        self._silent = True  # nothing was received
+        self._is_away = False  # answered; further data is discarded
 
     def connection_made(self, transport: Any) -> None:
-        """Take it, if there is room."""
         super().connection_made(transport)
-        with suppress(AttributeError):  # of an event loop other than asyncio's
+        with suppress(AttributeError):  # an event loop other than asyncio's
             transport.max_size = _READ_BYTES
-        if len(self.connections) > self._all.most:
-            longest = next(iter(self._all.receiving), None)
+        if len(self.connections) > self._shared.maximum:
+            longest = next(iter(self._shared.receiving), None)
             if longest is None:
                 return self._refuse()
             longest.end(ApiError(503, "there are too many connections", code="too_many"))
@@ -62,7 +60,6 @@ class Connection(H11Protocol):
         self._time_head()
 
     def data_received(self, data: bytes) -> None:
-        """Of a request."""
         if self._is_away:
             return
         self._silent = False
@@ -71,58 +68,53 @@ class Connection(H11Protocol):
         self._time_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Of what is not HTTP, or has longer headers than h11 takes."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._turn_away(ApiError(400, msg))
         else:
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """It waits for the next request."""
         super().on_response_complete()
         self._follow()
         if self.transport.get_write_buffer_size():
             self._time_write()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
         super().pause_writing()
         self._time_write()
 
     def resume_writing(self) -> None:
-        """It has taken what there was."""
         super().resume_writing()
         self._write_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left of it."""
         super().connection_lost(exc)
-        self._all.receiving.pop(self, None)
-        self._all.refused.discard(self)
+        self._shared.receiving.pop(self, None)
+        self._shared.refused.discard(self)
         self._head_timer.stop()
         self._write_timer.stop()
 
     def end(self, why: ApiError) -> None:
-        """Close it, and say why if a request had begun."""
-        self._all.receiving.pop(self, None)
+        """Close the connection, with an error response if a request had begun."""
+        self._shared.receiving.pop(self, None)
         if not self._silent and self.conn.our_state is h11.IDLE:
             self._answer(why)
         self.transport.close()
 
     def _refuse(self) -> None:
         self.connections.discard(self)
-        if len(self._all.refused) >= _MOST_REFUSED:
+        if len(self._shared.refused) >= _MAX_REFUSED:
             return self.transport.abort()
-        self._all.refused.add(self)
-        most = self._all.most
-        message = f"there are {most} connections, the most here"
+        self._shared.refused.add(self)
+        most = self._shared.maximum
+        message = f"there are {most} connections, the limit"
         self._turn_away(ApiError(503, message, code="too_many"))
 
     def _turn_away(self, error: ApiError) -> None:
-        """Answer, and close a moment later, so that the client gets to read it."""
+        """Send an error, then close after a delay so that the client can read it."""
         self._is_away = True
         self._answer(error)
-        if self.transport.can_write_eof():  # not over TLS
+        if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         self._write_timer.start(_LINGER_SECONDS, self.transport.abort)
 
@@ -133,29 +125,30 @@ class Connection(H11Protocol):
         self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body))
 
     def _follow(self) -> None:
-        """Keep the list of those that have not sent their request."""
+        """Update the list of connections without a complete request."""
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._all.receiving.setdefault(self)
+            self._shared.receiving.setdefault(self)
         else:
-            self._all.receiving.pop(self, None)
+            self._shared.receiving.pop(self, None)
 
     def _time_head(self) -> None:
-        """The time runs from the first byte on, of a first request from the connection on.
+        """Start or stop the timeout of a request's headers.
 
-        A request whose response is complete counts as none, although its body may go on. The body
-        of one that is in progress has a time of its own (`bodies`).
+        It runs from the first byte of a request, for the first request from the connection on. The
+        body has a timeout of its own (`bodies`). A request whose response is complete counts as
+        finished, even if its body continues.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_timer.stop()
         else:
-            self._head_timer.start(self._all.head_seconds, self._end_late)
+            self._head_timer.start(self._shared.head_seconds, self._end_late)
 
     def _end_late(self) -> None:
-        seconds = self._all.head_seconds
+        seconds = self._shared.head_seconds
         self.end(ApiError(408, f"the headers did not arrive within {seconds} s", code="timeout"))
 
     def _time_write(self) -> None:
-        self._write_timer.start(self._all.write_seconds, self._check_write)
+        self._write_timer.start(self._shared.write_seconds, self._check_write)
 
     def _check_write(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -163,19 +156,18 @@ class Connection(H11Protocol):
 
 
 class _Timer:
-    """Calls a function some seconds after start(), unless it is stopped before."""
+    """Calls a function after some seconds unless it is stopped before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float, call: Callable[[], None]) -> None:
-        """Nothing is changed if it runs already."""
+        """Start it, unless it is running."""
         if self._handle is None:
             self._handle = self._loop.call_later(seconds, self._end, call)
 
     def stop(self) -> None:
-        """It can be started again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -1,4 +1,4 @@
-"""Chats of every dialect: from a ChatRequest to outputs whose parts are read as they come."""
+"""Chat requests of every API: from a ChatRequest to outputs with parsed replies."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from h2o_cpp.serve.service import Service
 
 
 def prompt_of(service: Service, body: ChatRequest) -> ChatPrompt:
-    """What a conversation is read as. Raises ApiError."""
-    template = service.chat_template(tools=bool(body.told_tools()))
+    """Render and tokenize a conversation. Raises ApiError."""
+    template = service.chat_template(tools=bool(body.shown_tools()))
     with service.refusals():
         return template.prompt(**body.conversation(), most=service.max_prompt)
 
 
 def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
-    """Enqueue the answers to a conversation. Raises ApiError."""
+    """Submit a conversation. Raises ApiError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "give either max_tokens or max_completion_tokens, not both")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs")
-    tools = body.told_tools()
+    tools = body.shown_tools()
     if body.must_call and not tools:
-        raise ApiError(
-            400, "tool_choice says to call a tool, and no tools are given", param="tools"
-        )
+        raise ApiError(400, "tool_choice requires a tool call, but tools is empty", param="tools")
     prompt = prompt_of(service, body)
     template = service.chat_template()
     grammar = None
@@ -54,5 +52,5 @@ def submit_chat(service: Service, body: ChatRequest) -> list[Output]:
     for output in outputs if parses else ():
         output.parser = ReplyParser(form, tools=tool_schemas(tools), thinking=prompt.thinking)
         output.max_calls = 1 if body.parallel_tool_calls is False else None
-    body.messages, body.tools = [], None  # they may be long
+    body.messages, body.tools = [], None  # may be large
     return outputs

@@ -1,4 +1,4 @@
-"""The page /docs: the OpenAPI document as a person reads it. It loads nothing from elsewhere."""
+"""The page /docs: a readable form of the OpenAPI document, without external resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAD = f"""<!DOCTYPE html>
 
 
 def docs_page(document: dict[str, Any]) -> str:
-    """HTML of an OpenAPI document."""
+    """The HTML page for an OpenAPI document."""
     schemas = document["components"]["schemas"]
     sections = [
         _section(method, path, operation, schemas)
@@ -38,12 +38,14 @@ def docs_page(document: dict[str, Any]) -> str:
 
 
 def _section(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    said = operation.get("description") or operation["summary"]
-    parts = [f"<h2><code>{method.upper()} {escape(path)}</code></h2>\n<p>{escape(said)}</p>\n"]
+    description = operation.get("description") or operation["summary"]
+    parts = [
+        f"<h2><code>{method.upper()} {escape(path)}</code></h2>\n<p>{escape(description)}</p>\n"
+    ]
     if "requestBody" in operation:
         first = _name(operation["requestBody"]["content"]["application/json"]["schema"])
         seen = [first]
-        for name in seen:  # which grows by what the fields refer to
+        for name in seen:  # grows as fields refer to other schemas
             title = "" if name == first else f"<h3>{escape(name)}</h3>\n"
             parts.append(title + _table(schemas[name], seen))
     return f'<section class="panel">\n{"".join(parts)}</section>\n'
@@ -60,7 +62,7 @@ def _table(schema: dict[str, Any], seen: list[str]) -> str:
 
 
 def _type(field: dict[str, Any], seen: list[str]) -> str:
-    """A field's type in words; names of other schemas are added to `seen`."""
+    """A field's type in words; names of referenced schemas are appended to `seen`."""
     if "$ref" in field:
         name = _name(field)
         if name not in seen:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts as vectors."""
+"""POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ router = APIRouter()
 
 
 class EmbeddingRequest(ModelRequest):
-    """One text or several."""
+    """One or several texts to embed."""
 
     ignored = ("user",)
     input: Prompts = Field(description="strings, or token ids")
     encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: of little-endian 32-bit floats"
+        "float", description="base64: little-endian 32-bit floats"
     )
-    pooling: Literal["mean", "last"] = Field("mean", description="of the tokens' hidden states")
+    pooling: Literal["mean", "last"] = Field("mean", description="of the hidden states")
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="as many as the model has"
+        None, description="must be the model's own number"
     )
 
 
 class Embedding(BaseModel):
-    """Of one text, of length 1."""
+    """The embedding of one text, scaled to length 1."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -43,14 +43,14 @@ class Embedding(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(BaseModel):
-    """Of all texts."""
+    """The embeddings of all texts."""
 
     object: Literal["list"] = "list"
     model: str
@@ -65,12 +65,12 @@ def create_embeddings(service: Service, body: EmbeddingRequest) -> _Embeddings:
 
 
 def vectors(outputs: list[Output]) -> Any:
-    """Of outputs that have ended, float32 [n, n_embd]."""
+    """The embeddings of finished outputs, float32 [n, n_embd], scaled to length 1."""
     return unit_length(np.stack([output.completion.embedding for output in outputs]))
 
 
 class EmbeddingResponse(OutputsResponse):
-    """The response to a request whose embeddings have been submitted."""
+    """The response to a request for embeddings."""
 
     def __init__(self, service: Service, outputs: list[Output]) -> None:
         super().__init__(outputs)
@@ -83,10 +83,11 @@ class _Embeddings(EmbeddingResponse):
         self._body = body
 
     def complete(self, outputs: list[Output]) -> EmbeddingList:
-        """One for each text."""
         found = vectors(outputs)
         if self._body.dimensions not in (None, found.shape[1]):
-            raise ApiError(400, f"the model has {found.shape[1]} dimensions", param="dimensions")
+            raise ApiError(
+                400, f"dimensions must be {found.shape[1]} for this model", param="dimensions"
+            )
         n, _ = self._outputs.count_tokens()
         return EmbeddingList(
             model=self._name,

@@ -1,19 +1,30 @@
-"""What endpoints that ask a model have in common: parse the body, find the model, submit."""
+"""The common part of endpoints that run a model: parse the body, load the model, submit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPBearer
 
 from h2o_cpp.serve.catalog import Catalog
-from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.generation_response import OutputsResponse
 from h2o_cpp.serve.parsing import body_of, parse
 from h2o_cpp.serve.requests import ModelRequest
 from h2o_cpp.serve.service import Service
+
+
+async def _catalog(request: Request) -> Catalog:  # async, or FastAPI would use a thread
+    catalog: Catalog = request.app.state.catalog
+    return catalog
+
+
+CatalogOf = Annotated[Catalog, Depends(_catalog)]
+
+# Documents the key in OpenAPI; Guard checks it.
+bearer = Depends(HTTPBearer(auto_error=False, description="the server's API key"))
 
 _Body = TypeVar("_Body", bound=ModelRequest)
 _Submit = Callable[[Service, _Body], object]
@@ -22,9 +33,9 @@ _Submit = Callable[[Service, _Body], object]
 def post(
     router: APIRouter, path: str, model: type[_Body], *, quick: bool = True, **route: Any
 ) -> Callable[[_Submit[_Body]], _Submit[_Body]]:
-    """Makes an endpoint of what it decorates: a function from a model and a body to a response.
+    """A decorator that makes an endpoint from a function of a model and a body.
 
-    quick: it takes no longer than another thread would cost, if the body is small; route: as for
+    quick: for small bodies, the function is faster than switching to a thread. route: as for
     APIRouter.post.
     """
 

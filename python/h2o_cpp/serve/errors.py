@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them."""
+"""Errors in the forms that OpenAI's, Anthropic's and Ollama's clients expect."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ANTHROPIC = {
 
 
 class ApiError(Exception):
-    """A request that is not answered, and why."""
+    """An error response."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> None:
-        """`status` is HTTP's; `param` the field that it is about."""
+        """status: HTTP status; param: the field that is invalid."""
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.headers: dict[str, str] = {}
@@ -43,9 +43,9 @@ class ApiError(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def body(self, path: str = "") -> str:
-        """JSON in ASCII: a message may quote what was sent, even half of a surrogate pair.
+        """The body as ASCII JSON: a message may quote input with unpaired surrogates.
 
-        path: of the request, whose clients may expect another form than OpenAI's.
+        path: of the request; it determines the form of the error.
         """
         if path.startswith("/api/"):
             return json.dumps({"error": str(self)})
@@ -59,31 +59,31 @@ class ApiError(Exception):
         return json.dumps(ErrorResponse(error=shown).model_dump())
 
     def response(self, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
-        """The complete response; path: as of body()."""
+        """The complete response; path: as for body()."""
         return Response(self.body(path), self.status, {**self.headers, **(headers or {})}, _JSON)
 
 
 def refusal(error: ValueError) -> ApiError:
-    """Of what the Engine refuses."""
+    """The error for a request that the Engine rejects."""
     code = "context_length_exceeded" if isinstance(error, ContextFullError) else None
     return ApiError(400, str(error), code=code)
 
 
 def closed() -> ApiError:
-    """The server is about to end."""
+    """The error while the server shuts down."""
     return ApiError(503, "the server is not taking requests", code="unavailable")
 
 
 def internal_error() -> ApiError:
-    """An unexpected exception, whose text stays in the log."""
+    """The error for an unexpected exception, whose message is only logged."""
     return ApiError(500, "internal error")
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request of which the body has not been read, and close the connection.
+    """Answer a request whose body has not been read, then close the connection.
 
-    What still comes is dropped for a moment before that: closed at once, the connection would be
-    reset, and the client might not get to see the answer.
+    Incoming data is discarded for a moment first: closing at once would reset the connection, and
+    the client might not receive the answer.
     """
     response = error.response({"Connection": "close"}, scope["path"])
     start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
@@ -100,7 +100,7 @@ async def _drop(receive: Receive) -> None:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every error becomes an ErrorResponse."""
+    """Turn every exception into an error response."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:

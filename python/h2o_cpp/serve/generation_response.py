@@ -1,4 +1,4 @@
-"""Responses with generated text, of every dialect: complete, or as a stream."""
+"""Responses of all APIs with generated text, complete or streamed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Pieces = AsyncIterator[tuple[Output, str]]
 
 
 class OutputsResponse(Response, ABC):
-    """The response to a request whose outputs have been submitted, sent when all have ended.
+    """A response that is sent when all outputs have ended.
 
-    However it ends, so do its outputs, and they end at once when the client disconnects.
+    When the response ends or the client disconnects, unfinished outputs are cancelled.
 
-    Attributes: `on_end`, called when it has ended.
+    Attributes: `on_end`, called at the end.
     """
 
     def __init__(self, outputs: list[Output]) -> None:
@@ -31,7 +31,7 @@ class OutputsResponse(Response, ABC):
         self.on_end: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. The request's body must have been read."""
+        """Send the response. The request's body must have been read."""
         client = asyncio.ensure_future(self._until_disconnect(receive))
         try:
             async with aclosing(self._outputs.pieces()) as pieces:
@@ -47,7 +47,7 @@ class OutputsResponse(Response, ABC):
 
     @abstractmethod
     def complete(self, outputs: list[Output]) -> BaseModel:
-        """All of it, when all outputs have ended."""
+        """The complete response, after all outputs have ended."""
 
     async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
         async for _ in pieces:
@@ -62,10 +62,10 @@ class OutputsResponse(Response, ABC):
 
 
 class GenerationResponse(OutputsResponse):
-    """One that can be a stream.
+    """A response that is complete or streamed.
 
-    The status is sent when the first piece is there, so what is wrong until then has a status of
-    its own. What goes wrong later in a stream is its last event.
+    The status is sent with the first piece, so earlier errors have their own status. A later error
+    is the last event of the stream.
     """
 
     stream_type = "text/event-stream; charset=utf-8"
@@ -75,20 +75,20 @@ class GenerationResponse(OutputsResponse):
         self._stream = stream
 
     def begin(self) -> bytes:
-        """What a stream begins with."""
+        """The first bytes of a stream."""
         return b""
 
     @abstractmethod
     def event(self, output: Output, piece: str) -> bytes:
-        """A piece of an output, and what else is new of it; perhaps nothing."""
+        """The bytes for a piece of an output; may be empty."""
 
     @abstractmethod
     def end(self) -> bytes:
-        """What a stream ends with, when all outputs have ended."""
+        """The last bytes of a stream."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> bytes:
-        """What a stream ends with that went wrong."""
+        """The last bytes of a stream that failed."""
 
     async def _answer(self, pieces: Pieces, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream:

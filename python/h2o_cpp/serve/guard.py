@@ -1,4 +1,4 @@
-"""Who may ask: by the API key, or else by host and origin. Nothing of a body is read before."""
+"""Access control by API key, or by the Host and Origin headers, before any body is read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from h2o_cpp.serve.errors import ApiError, refuse
 
-_PUBLIC = ("/", "/docs", "/health", "/metrics", "/openapi.json")  # never ask for the key
+_PUBLIC = ("/", "/docs", "/health", "/metrics", "/openapi.json")  # allowed without a key
 _STATIC = "/static/"
 
-# Names that only the local network can give out, so no website can point one of its own here.
+# Only the local network resolves these names, so no website can use one for this server.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa")
 
 
 class Guard:
-    """ASGI middleware that refuses requests by their headers alone.
+    """ASGI middleware that rejects requests by their headers.
 
-    With a key, the key decides. Without one, a website must not be able to use the server through
-    its visitor's browser: not by a name of its own that it points to this machine (the Host
-    header), and not by requests from its pages (the Origin header).
+    With API keys, the key decides. Without keys, a website must not reach the server through a
+    visitor's browser: neither through a domain that resolves to this machine (checked by the Host
+    header) nor by requests from its pages (checked by the Origin header).
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class Guard:
         self._app = app
         self._keys = [key.encode() for key in api_keys]
         self._max_requests = max_requests_per_key
-        self._n_requests: Counter[bytes] = Counter()  # in progress, of each key
+        self._n_requests: Counter[bytes] = Counter()  # in progress, by key
         self._hosts = {name.lower() for name in allowed_hosts}
         self._origins = {*cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
@@ -58,9 +57,9 @@ class Guard:
             self._n_requests[key] -= 1
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> bytes:
-        """The key that a request is counted for; none: b"". Raises ApiError."""
+        """The key that the request counts for, or b"" without keys. Raises ApiError."""
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            raise ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
+            raise ApiError(400, "a request cannot have both Content-Length and Transfer-Encoding")
         if self._keys:
             return self._check_key(path, headers)
         if "*" not in self._hosts:
@@ -73,25 +72,25 @@ class Guard:
             return b""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            given = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
-        # Compared with every key, so that the time says nothing.
+            given = headers.get(b"x-api-key", b"")  # Anthropic's clients
+        # Compared with every key, so that the timing reveals nothing.
         found = [key for key in self._keys if secrets.compare_digest(given.strip(), key)]
         if not found:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if self._max_requests is not None and self._n_requests[found[0]] >= self._max_requests:
-            message = f"{self._max_requests} requests of this key are in progress, the most here"
+            message = f"{self._max_requests} requests of this key are in progress, the limit"
             raise ApiError(429, message, code="too_many")
         return found[0]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        if b"host" not in headers:  # no browser leaves it out
+        if b"host" not in headers:  # browsers always send it
             return
         host = headers[b"host"].decode("latin-1")
         name = _name("//" + host)
         if name not in self._hosts and not _is_address(name) and not _is_local_name(name):
             raise ApiError(
                 403,
-                f"the host {host!r} is not allowed here: start the server with "
+                f"the host {host!r} is not allowed; start the server with "
                 "--allowed-host NAME, or with --api-key",
                 code="host_not_allowed",
             )
@@ -107,14 +106,14 @@ class Guard:
         if not name or origin.partition(":")[2].lower() != own.lower():
             raise ApiError(
                 403,
-                f"requests from {origin!r} are not allowed here: start the server with "
+                f"requests from {origin!r} are not allowed; start the server with "
                 "--cors-origin ORIGIN, or with --api-key",
                 code="origin_not_allowed",
             )
 
 
 def _name(url: str) -> str:
-    """The host that a URL names, in lower case; "" if it names none."""
+    """The lower-case host of a URL; "" if it has none."""
     try:
         return (urlsplit(url).hostname or "").removesuffix(".")
     except ValueError:
@@ -136,5 +135,5 @@ def _is_loopback(name: str) -> bool:
 
 
 def _is_local_name(name: str) -> bool:
-    """Whether a name is one that only the local network can resolve."""
+    """Whether only the local network can resolve this name."""
     return bool(name) and ("." not in name or name.endswith(_LOCAL_SUFFIXES))

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two endpoints show them."""
+"""Log-probabilities in the forms of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from h2o_cpp.serve.responses import (
 
 
 class CompletionTokens:
-    """Log-probabilities of one sequence's tokens, and where each is in the text, part by part."""
+    """Log-probabilities and text offsets of one sequence's tokens, part by part."""
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
-        """`after`: the tokens before them that are not told."""
+        """`after`: preceding tokens, which are not reported."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0  # characters so far
-        self._begins = not tokenizer.has_text(after)  # there has been no text yet
+        self._offset = 0  # in characters
+        self._begins = not tokenizer.has_text(after)  # no text so far
         self._part = _nothing()
 
     def begin(self, token: int) -> None:
-        """With an echoed prompt's first token, before which there was nothing to foretell it."""
+        """Add the first token of an echoed prompt, which has no log-probability."""
         self._add(token, None, None)
 
     def part(self, found: Iterable[TokenLogprob]) -> CompletionLogprobs:
-        """Those that were added since the last part, and those that follow."""
+        """Add tokens, and return those added since the last part."""
         for token, logprob, top in found:
             texts: dict[str, float] = {}
             for other, value in (*top, (token, logprob)):
@@ -55,7 +55,7 @@ def _nothing() -> CompletionLogprobs:
 
 
 def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """Of the tokens of an answer."""
+    """Log-probabilities in the form of chat completions."""
 
     def one(token: int, logprob: float) -> TopLogprob:
         data = tokenizer.token_bytes(token)
@@ -72,7 +72,7 @@ def chat_logprobs(tokenizer: Tokenizer, found: Iterable[TokenLogprob]) -> ChatLo
 
 
 def _spelling(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; its bytes where they are no whole characters; a special token's name."""
+    """A token's text, its bytes if they are not UTF-8, or a special token's name."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode("utf-8") or tokenizer.token_text(token)

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients ask them."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextBlock(Schema):
 
 
 class ToolUseBlock(Schema):
-    """That the assistant has called a tool."""
+    """A tool call by the assistant."""
 
     ignored = ("caller", "cache_control")
     type: Literal["tool_use"]
@@ -43,7 +43,7 @@ class ToolUseBlock(Schema):
 
 
 class ToolResultBlock(Schema):
-    """What came of it."""
+    """The result of a tool call."""
 
     ignored = ("is_error", "cache_control")
     type: Literal["tool_result"]
@@ -52,7 +52,7 @@ class ToolResultBlock(Schema):
 
 
 class ThinkingBlock(Schema):
-    """What it thought."""
+    """The assistant's reasoning."""
 
     ignored = ("signature",)
     type: Literal["thinking"]
@@ -82,7 +82,7 @@ class AnthropicTool(Schema):
 
 
 class ToolChoice(Schema):
-    """Whether it must: `any`, or the tool of a name."""
+    """Whether the model must call a tool: `any`, or one by name."""
 
     type: Literal["auto", "none", "any", "tool"]
     name: str | None = None
@@ -90,14 +90,14 @@ class ToolChoice(Schema):
 
 
 class Thinking(Schema):
-    """Whether the chat template is told to let it think."""
+    """Passed to the chat template as enable_thinking."""
 
     ignored = ("budget_tokens", "display")
     type: Literal["enabled", "disabled", "adaptive"]
 
 
 class CountRequest(ModelRequest):
-    """A conversation."""
+    """A conversation whose tokens are counted."""
 
     ignored: ClassVar[tuple[str, ...]] = ("cache_control",)
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
@@ -107,7 +107,7 @@ class CountRequest(ModelRequest):
     thinking: Thinking | None = None
 
     def chat(self, **options: Any) -> ChatRequest:
-        """As a chat. Raises ApiError."""
+        """The equivalent ChatRequest. Raises ApiError."""
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += _plain(message)
@@ -129,14 +129,14 @@ class CountRequest(ModelRequest):
 
 
 class OutputFormat(Schema):
-    """JSON by a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Schema):
-    """What the output is."""
+    """The format of the output."""
 
     ignored = ("effort",)
     format: OutputFormat | None = None
@@ -158,16 +158,16 @@ class MessagesRequest(CountRequest):
 
 
 class MessageUsage(BaseModel):
-    """Tokens. The prompt has those that were read and those that the prefix cache had."""
+    """Token counts; input_tokens excludes those from the prefix cache."""
 
     input_tokens: int
     cache_read_input_tokens: int
-    cache_creation_input_tokens: int = 0  # what is kept costs nothing
+    cache_creation_input_tokens: int = 0  # caching costs nothing
     output_tokens: int
 
 
 class AnthropicResponse(BaseModel):
-    """What the assistant says, in blocks."""
+    """The assistant's message, in blocks."""
 
     id: str
     type: Literal["message"] = "message"
@@ -180,14 +180,14 @@ class AnthropicResponse(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """Of a conversation, as the model reads it."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
 
 
 @post(router, "/v1/messages/count_tokens", CountRequest, response_model=TokenCount, quick=False)
 def count_tokens(service: Service, body: CountRequest) -> TokenCount:
-    """How many tokens a conversation has."""
+    """Count the tokens of a conversation."""
     return TokenCount(input_tokens=len(prompt_of(service, body.chat()).tokens))
 
 
@@ -221,7 +221,6 @@ class _Message(GenerationResponse):
         self._blocks = Blocks()
 
     def complete(self, outputs: list[Output]) -> AnthropicResponse:
-        """One message."""
         [output] = outputs
         return self._response([_content(one) for one in self._blocks.add_all(output)], output)
 
@@ -235,25 +234,24 @@ class _Message(GenerationResponse):
         )
 
     def begin(self) -> bytes:
-        """The message, of which nothing is said yet."""
+        """The event with the empty message."""
         [output] = self._outputs.all
         message = self._response([], output).model_dump()
         message |= {"stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
         return _event("message_start", message=message)
 
     def event(self, output: Output, piece: str) -> bytes:
-        """What is new, block by block."""
+        """The events for the blocks that a piece changes."""
         return b"".join(_block_event(*step) for step in self._blocks.add(output, piece))
 
     def end(self) -> bytes:
-        """Why it ended, and how many tokens it took."""
+        """The events with the stop reason and the usage."""
         [output] = self._outputs.all
         delta = {"stop_reason": _stop_reason(output), "stop_sequence": None}
         usage = _usage(output).model_dump()
         return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
 
     def failed(self, error: ApiError) -> bytes:
-        """As a response of its own would say it."""
         return sse(error.body("/v1/messages").encode(), "error")
 
 
@@ -302,7 +300,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _plain(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """The messages of a chat that it is: results of tools are messages of their own."""
+    """The equivalent chat messages; each tool result becomes a message."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
@@ -329,7 +327,7 @@ def _text(content: str | list[TextBlock]) -> str:
 
 
 def _choice(choice: ToolChoice) -> str | dict[str, Any]:
-    """As a chat has it."""
+    """The equivalent tool_choice of a ChatRequest."""
     if choice.type == "tool":
         if choice.name is None:
             raise ApiError(400, "tool_choice.name is missing", param="tool_choice")

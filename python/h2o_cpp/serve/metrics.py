@@ -1,4 +1,4 @@
-"""Metrics for Prometheus."""
+"""Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from h2o_cpp.serve.bodies import BodyLimits
 from h2o_cpp.serve.catalog import Catalog
 
-# Names, what they are, and the attributes that are added up: of EngineStats, and of Service.
+# Name, description and the summed attribute of EngineStats or Service.
 _COUNTS = (
     ("h2o_prompt_tokens", "Prompt tokens read", "prompt_tokens"),
     ("h2o_cached_tokens", "Prompt tokens reused", "cached_tokens"),
@@ -32,14 +32,14 @@ _MEMORY = (
 
 
 class EngineCollector(Collector):
-    """The counts of all Engines that are loaded, read when they are asked for."""
+    """Statistics of all loaded Engines, collected at each scrape."""
 
     def __init__(self, catalog: Catalog, limits: BodyLimits) -> None:
         self._catalog = catalog
         self._limits = limits
 
     def collect(self) -> Iterator[Metric]:
-        """Counters begin when a model is loaded; gauges are of now."""
+        """Counters start when a model is loaded."""
         services = self._catalog.loaded
         stats = [service.engine.stats() for service in services]
         for name, what, field in _COUNTS:
@@ -54,7 +54,7 @@ class EngineCollector(Collector):
 
 
 class CountResponses:
-    """ASGI middleware that counts responses by status; 499: the client has left."""
+    """ASGI middleware that counts responses by status; 499: the client disconnected."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -63,8 +63,6 @@ class CountResponses:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
         begun = False
 
         async def counting(message: Message) -> None:
@@ -76,7 +74,7 @@ class CountResponses:
 
         try:
             await self._app(scope, receive, counting)
-        except Exception:  # which is answered further out
+        except Exception:  # an outer handler answers it
             if not begun:
                 self._counter.labels("500").inc()
             raise

@@ -1,4 +1,4 @@
-"""Models to serve, from a directory or a TOML file, each with options of its own."""
+"""The models of a directory or a TOML file, each with its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from h2o_cpp.generator import Generator
-from h2o_cpp.model.gguf_names import is_model, split_part
+from h2o_cpp.model.gguf_names import model_stem
 from h2o_cpp.serve.catalog import Entry
 from h2o_cpp.serve.service import Service
 
@@ -27,11 +27,11 @@ _OF_SERVICE = ("template", "tool_parser", "max_queue", "max_tokens", "max_prompt
 def read_models(
     path: Path, generator: Mapping[str, Any], service: Mapping[str, Any]
 ) -> list[Entry]:
-    """The models of a directory, named as their files; or of a TOML file, a table for each.
+    """The models of a directory, named after their files, or of a TOML file with a table for each.
 
-    generator, service: options of Generator and Service for those that do not say otherwise.
+    generator, service: default options of Generator and Service.
 
-    Raises FileNotFoundError, and ValueError for a file or an option that is invalid.
+    Raises FileNotFoundError, and ValueError for an invalid file or option.
     """
     if path.is_dir():
         tables = {name: {"model": str(file)} for name, file in _files(path).items()}
@@ -43,13 +43,9 @@ def read_models(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The models in a directory by name; of a split one the first file."""
-    found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.gguf")):
-        part = split_part(file.name)
-        if is_model(file.name) and (part is None or part.number == 1):
-            found[file.stem if part is None else part.stem] = file
-    return found
+    """The models in a directory by name; for a split model, its first file."""
+    files = ((model_stem(file.name), file) for file in sorted(folder.glob("*.gguf")))
+    return {stem: file for stem, file in files if stem is not None}
 
 
 def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
@@ -75,7 +71,7 @@ def _entry(
     own = dict(table)
     model = own.pop("model")
     beside = path.parent / model
-    if "://" not in model and beside.exists():  # otherwise a pulled model's name, or the Hub's
+    if "://" not in model and beside.exists():  # otherwise a pulled model or a Hub source
         model = str(beside)
     known = {*generator, *_OF_SERVICE}
     for option in own:
@@ -83,7 +79,7 @@ def _entry(
             close = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"{path}: {name}: there is no option {option!r}{hint}")
-    if "max_sequences" in own or "memory" in own:  # one of them, as on the command line
+    if "max_sequences" in own or "memory" in own:  # mutually exclusive, as on the command line
         generator = {**generator, "max_sequences": None, "memory": None}
     options = {key: own.get(key, value) for key, value in generator.items()}
     limits = {**service, **{key: own[key] for key in _OF_SERVICE if key in own}}
@@ -104,7 +100,7 @@ def _load(
 
 
 def _size(model: str) -> tuple[int, float]:
-    """Bytes of a file, and when it was changed; zeros where it is none."""
+    """A file's size and modification time; zeros if it is not a file."""
     try:
         found = os.stat(model)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Ollama's endpoints, /api/...: chat, generate, embed, and what models there are."""
+"""Ollama's API: /api/chat, generate, embed, show, tags, ps and version."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pydantic import BaseModel, Field
 from h2o_cpp import __version__
 from h2o_cpp.reply import Content, Reasoning
 from h2o_cpp.serve.conversation import submit_chat
-from h2o_cpp.serve.dependencies import CatalogOf
 from h2o_cpp.serve.embeddings import EmbeddingResponse, vectors
-from h2o_cpp.serve.endpoint import post
+from h2o_cpp.serve.endpoint import CatalogOf, post
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.generation_response import GenerationResponse
 from h2o_cpp.serve.outputs import Output
@@ -32,7 +31,7 @@ from h2o_cpp.serve.service import Service
 
 
 class OllamaError(BaseModel):
-    """What every answer but 2xx is."""
+    """The body of an error."""
 
     error: str
 
@@ -47,15 +46,15 @@ _LINES: dict[int | str, dict[str, Any]] = {
 
 
 class Options(Sampling):
-    """How to sample. What is about the machine is ignored."""
+    """Sampling options. Options for the machine are ignored."""
 
     ignored = (
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap"),
     )
-    num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: as many as may be")
+    num_predict: int | None = Field(None, ge=-2, lt=2**31, description="-1: no limit")
 
     def generation(self) -> dict[str, Any]:
-        """As the fields of our own requests."""
+        """The equivalent fields of a GenerationRequest."""
         options = self.model_dump(exclude_unset=True, exclude={"num_predict"})
         if self.num_predict is not None and self.num_predict > 0:
             options["max_tokens"] = self.num_predict
@@ -63,20 +62,20 @@ class Options(Sampling):
 
 
 class OllamaRequest(ModelRequest):
-    """What its requests have in common."""
+    """Fields that all requests share."""
 
     ignored = ("keep_alive",)
     stream: bool = Field(True, description="a line of JSON for each piece")
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(
-        None, description="json: any object; or a schema"
+        None, description="json: any object; or a JSON Schema"
     )
     think: bool | Literal["low", "medium", "high"] | None = Field(
-        None, description="for the chat template"
+        None, description="passed to the chat template"
     )
 
     def own(self) -> dict[str, Any]:
-        """As the fields of a chat."""
+        """The equivalent fields of a ChatRequest."""
         fields: dict[str, Any] = {} if self.options is None else self.options.generation()
         fields["stream"] = self.stream
         if self.format:
@@ -89,7 +88,7 @@ class OllamaRequest(ModelRequest):
 
 
 class OllamaFunction(Schema):
-    """What the assistant has called."""
+    """The called function."""
 
     ignored = ("index",)
     name: str
@@ -97,7 +96,7 @@ class OllamaFunction(Schema):
 
 
 class OllamaCall(Schema):
-    """That it has."""
+    """A tool call by the assistant."""
 
     function: OllamaFunction
     id: str | None = None
@@ -115,7 +114,7 @@ class OllamaMessage(Schema):
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As of a chat."""
+        """The equivalent chat message."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.thinking:
             message["reasoning_content"] = self.thinking
@@ -145,7 +144,7 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """Answer a prompt, or continue it, if it is raw or there is no chat template."""
+    """Answer a prompt; continue it instead if `raw` is set or the model has no chat template."""
 
     prompt: str = Field(min_length=1)
     system: str | None = None
@@ -155,21 +154,21 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaEmbedRequest(ModelRequest):
-    """One text or several."""
+    """One or several texts to embed."""
 
     ignored = ("truncate", "keep_alive", "options")
     input: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class ShowRequest(ModelRequest):
-    """Which model."""
+    """The model to describe."""
 
     ignored = ("verbose",)
 
 
 @router.get("/tags")
 async def tags(catalog: CatalogOf) -> dict[str, Any]:
-    """The models there are."""
+    """The served models."""
     return {
         "models": [_tag(one.name, one.created, one.n_bytes) for one in catalog.entries.values()]
     }
@@ -177,13 +176,13 @@ async def tags(catalog: CatalogOf) -> dict[str, Any]:
 
 @router.get("/ps")
 async def loaded(catalog: CatalogOf) -> dict[str, Any]:
-    """Those that are loaded."""
+    """The loaded models."""
     return {"models": [_tag(one.name, one.created, 0) for one in catalog.loaded]}
 
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """Of this server."""
+    """The server's version."""
     return {"version": __version__}
 
 
@@ -222,7 +221,7 @@ def embed(service: Service, body: OllamaEmbedRequest) -> EmbeddingResponse:
 
 @post(router, "/show", ShowRequest)
 def show(service: Service, body: ShowRequest) -> dict[str, Any]:
-    """What a model is and can do."""
+    """A model's template, context and capabilities."""
     template = service.template
     capabilities = ["completion", "embedding"]
     if template is not None and template.has_tools and template.format.parse is not None:
@@ -238,7 +237,7 @@ def show(service: Service, body: ShowRequest) -> dict[str, Any]:
 
 
 class OllamaAnswer(BaseModel):
-    """A line of an answer, or all of it."""
+    """One line of a streamed answer, or the complete answer."""
 
     model_config = {"extra": "allow"}
 
@@ -255,20 +254,17 @@ class _Lines(GenerationResponse):
         self._model, self._chat = model, chat
 
     def complete(self, outputs: list[Output]) -> OllamaAnswer:
-        """In one object."""
         return self._line(outputs[0], outputs[0].ended.text)
 
     def event(self, output: Output, piece: str) -> bytes:
-        """A line, if there is anything to say."""
+        """A line of JSON, unless the piece adds nothing."""
         line = self._line(output, piece)
         return line.model_dump_json().encode() + b"\n" if line.done or line.model_extra else b""
 
     def end(self) -> bytes:
-        """The last line has said it."""
         return b""
 
     def failed(self, error: ApiError) -> bytes:
-        """A line, too."""
         return error.body("/api/").encode() + b"\n"
 
     def _line(self, output: Output, piece: str) -> OllamaAnswer:
@@ -285,12 +281,12 @@ class _Lines(GenerationResponse):
             for i, c in enumerate(output.reply.calls)
         ][n_before:]
         if parts or output.generation is not None:
-            said: dict[str, Any] = {"content" if self._chat else "response": content}
+            message: dict[str, Any] = {"content" if self._chat else "response": content}
             if thinking:
-                said["thinking"] = thinking
+                message["thinking"] = thinking
             if calls:
-                said["tool_calls"] = calls
-            fields = {"message": {"role": "assistant", **said}} if self._chat else said
+                message["tool_calls"] = calls
+            fields = {"message": {"role": "assistant", **message}} if self._chat else message
         if (ended := output.generation) is not None:
             prompt, decode = int(ended.prompt_seconds * 1e9), int(ended.decode_seconds * 1e9)
             fields |= {
@@ -307,7 +303,7 @@ class _Lines(GenerationResponse):
 
 
 class OllamaEmbeddings(BaseModel):
-    """Of all texts."""
+    """The embeddings of all texts."""
 
     model: str
     embeddings: list[list[float]]
@@ -316,7 +312,6 @@ class OllamaEmbeddings(BaseModel):
 
 class _Embeddings(EmbeddingResponse):
     def complete(self, outputs: list[Output]) -> OllamaEmbeddings:
-        """One for each text."""
         n, _ = self._outputs.count_tokens()
         return OllamaEmbeddings(
             model=self._name, embeddings=vectors(outputs).tolist(), prompt_eval_count=n
@@ -339,7 +334,7 @@ def _tag(name: str, created: int, n_bytes: int) -> dict[str, Any]:
         "model": name,
         "modified_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
         "size": n_bytes,
-        "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name: files are not read
+        "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name, so that no file is read
         "details": _DETAILS,
     }
 

@@ -1,4 +1,4 @@
-"""Responses as OpenAI's completions and chats have them: choices, and streams of chunks."""
+"""Responses of /v1/completions and /v1/chat/completions: choices and streamed chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from h2o_cpp.serve.requests import GenerationRequest
 from h2o_cpp.serve.responses import KeptTokens, PromptTokensDetails, ResponseHead, Usage
 from h2o_cpp.serve.service import Service
 
-# What a stream is in the OpenAPI document, beside the complete response.
+# Describes streams in the OpenAPI document.
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "All at once, or a stream of chunks",
@@ -28,13 +28,13 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     }
 }
 
-_PIECE = "\ufdd0"  # stands for a piece of text; no character has this number
+_PIECE = "\ufdd0"  # placeholder for a piece of text; a Unicode noncharacter
 
 
 class OpenAIResponse(GenerationResponse):
-    """A choice for each output. A stream ends with [DONE], unless it went wrong."""
+    """A choice per output. A stream ends with [DONE] unless it failed."""
 
-    id_prefix: str  # of the responses of an endpoint
+    id_prefix: str  # prefix of response ids
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class OpenAIResponse(GenerationResponse):
         *,
         logprobs: bool,
     ) -> None:
-        """logprobs: whether it has log-probabilities."""
+        """logprobs: whether log-probabilities are included."""
         super().__init__(outputs, stream=body.stream)
         self._body = body
         self._logprobs = logprobs
@@ -52,22 +52,22 @@ class OpenAIResponse(GenerationResponse):
         self._views: list[CacheView] = []
         if body.kept_every is not None:
             self._views = [CacheView(self._tokenizer, output) for output in outputs]
-        self._plain: dict[int, list[bytes]] = {}  # of each output, a chunk around its piece
-        # What all chunks begin with.
+        self._plain: dict[int, list[bytes]] = {}  # by output: a chunk, split at its text
+        # The first fields of every chunk.
         self._head = ResponseHead(
             id=f"{self.id_prefix}-{uuid4().hex}", created=int(time.time()), model=service.name
         ).model_dump()
 
     @abstractmethod
     def chunk(self, output: Output, parts: Sequence[Part]) -> BaseModel:
-        """What is new of an output."""
+        """A chunk with the new parts of an output."""
 
     @abstractmethod
     def last_chunk(self, usage: Usage) -> BaseModel:
-        """Of no output."""
+        """The chunk with the usage."""
 
     def event(self, output: Output, piece: str) -> bytes:
-        """A chunk, if there is anything to say."""
+        """A chunk, unless the piece adds nothing."""
         parts = output.parts(piece, deltas=True)
         if output.generation is None and not (self._logprobs or self._views):
             if not parts:
@@ -80,20 +80,19 @@ class OpenAIResponse(GenerationResponse):
 
     def _plain_event(self, output: Output, text: str) -> bytes:
         around = self._plain.get(output.index)
-        if around is None:  # only the text differs from chunk to chunk
+        if around is None:  # chunks differ only in the text
             around = _data_of(self.chunk(output, [Content(_PIECE)])).split(_PIECE.encode())
             self._plain[output.index] = around
         return json.dumps(text)[1:-1].encode().join(around)
 
     def end(self) -> bytes:
-        """The usage, if it is asked for."""
+        """The usage chunk, if requested, and [DONE]."""
         settings = self._body.stream_options
         if settings is None or not settings.include_usage:
             return sse(b"[DONE]")
         return _data_of(self.last_chunk(self._usage())) + sse(b"[DONE]")
 
     def failed(self, error: ApiError) -> bytes:
-        """As a response of its own would say it."""
         return sse(error.body().encode())
 
     def _kept(self, output: Output) -> KeptTokens | None:

@@ -1,4 +1,4 @@
-"""The outputs of one request: their pieces as they come, and what goes with them."""
+"""The outputs of one request: their pieces as they arrive, and their state."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass
 class Output:
-    """One output of a request, and how much of it has been sent."""
+    """One output of a request, and how much of it was sent."""
 
     index: int
     prompt: list[int]
     completion: Completion
     record: Record
     policy: Policy | Sequence[Policy]
-    generation: Generation | None = None  # when it has ended
-    begun: bool = False  # whether any of it has been sent
-    parser: ReplyParser | None = None  # of a reply that may think and call tools
+    generation: Generation | None = None  # set at the end
+    begun: bool = False  # whether anything was sent
+    parser: ReplyParser | None = None  # for replies with reasoning or tool calls
     max_calls: int | None = None
-    reply: Reply = field(default_factory=Reply)  # what parts() has given so far
+    reply: Reply = field(default_factory=Reply)  # parts returned so far
     _n_logprobs: int = 0
     _call_ids: list[str] = field(default_factory=list)
 
     async def pieces(self) -> AsyncIterator[str | Generation]:
-        """Pieces as they come, and then the whole.
+        """The pieces, then the finished generation.
 
-        Raises ApiError for what is wrong with the request, and when the Engine is closed.
+        Raises ApiError if the request is invalid or the Engine is closed.
         """
         try:
             async for piece in self.completion:
@@ -54,22 +54,22 @@ class Output:
         yield generation
 
     def take(self, piece: str | Generation) -> str:
-        """The text of what pieces() gives."""
+        """The text of an item from pieces(); records the generation at the end."""
         if isinstance(piece, str):
             return piece
         self.generation = piece
         return ""
 
     def call_id(self, i: int) -> str:
-        """Of the i-th call: nine letters and digits, as Mistral's templates demand."""
+        """The id of the i-th call: nine letters and digits, as Mistral's templates require."""
         while len(self._call_ids) <= i:
             self._call_ids.append("".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
         return self._call_ids[i]
 
     def parts(self, piece: str, *, deltas: bool = False) -> list[Part]:
-        """What a piece says, or the text of one that has ended, given once.
+        """Parse a piece; call it once for each piece, or once with a whole text.
 
-        deltas: of calls as they come; otherwise they are whole, and what is none is Content.
+        deltas: yield tool calls incrementally; otherwise complete, and malformed ones as Content.
         """
         if self.parser is None:
             found: list[Part] = [Content(piece)] if piece else []
@@ -94,13 +94,13 @@ class Output:
 
     @property
     def ended(self) -> Generation:
-        """The whole generation, when it has ended."""
+        """The finished generation."""
         assert self.generation is not None
         return self.generation
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """As OpenAI has it; None until it has ended."""
+        """OpenAI's finish_reason; None until the end."""
         if self.generation is None:
             return None
         if self.reply.calls and self.generation.finish_reason == "stop":
@@ -108,7 +108,7 @@ class Output:
         return "stop" if self.generation.finish_reason == "stop" else "length"
 
     def new_logprobs(self) -> list[TokenLogprob]:
-        """Those of the tokens whose pieces were read since the last call, the prompt's first."""
+        """Log-probabilities of the tokens read since the last call; first those of the prompt."""
         begin = self._n_logprobs
         n_prompt = len(self.prompt) - 1 if self.record.prompt else 0
         self._n_logprobs = n_prompt + self.completion.n_read
@@ -116,23 +116,23 @@ class Output:
 
 
 class Outputs:
-    """All outputs of a request. Closing them frees their sequences."""
+    """All outputs of a request. close() frees their sequences."""
 
     def __init__(self, outputs: list[Output]) -> None:
         self.all = outputs
 
     @property
     def ended(self) -> bool:
-        """Whether all have ended."""
+        """Whether all outputs have ended."""
         return all(output.generation is not None for output in self.all)
 
     def count_tokens(self, n: int = 1) -> tuple[int, int]:
-        """Tokens of the prompts, each of which has n outputs, and tokens generated."""
+        """Prompt tokens, counting each of n outputs' prompts once, and generated tokens."""
         n_prompt = sum(len(output.prompt) for output in self.all[::n])
         return n_prompt, sum(output.ended.completion_tokens for output in self.all)
 
     def pieces(self) -> AsyncGenerator[tuple[Output, str], None]:
-        """Pieces as they come, of whichever output; with the last, an empty one, it has ended.
+        """Pieces of all outputs as they arrive; an output ends with an empty piece.
 
         Raises ApiError as Output.pieces() does.
         """
@@ -144,7 +144,7 @@ class Outputs:
             yield output, output.take(piece)
 
     async def _merged(self) -> AsyncGenerator[tuple[Output, str], None]:
-        # Of one piece: while it is not taken, the outputs gather text for larger ones.
+        # One piece at a time: while it waits, the outputs accumulate text for larger ones.
         ready: asyncio.Queue[tuple[Output, str | Generation] | Exception] = asyncio.Queue(1)
 
         async def read(output: Output) -> None:
@@ -167,6 +167,6 @@ class Outputs:
                 reader.cancel()
 
     def close(self) -> None:
-        """Cancel those that have not ended."""
+        """Cancel unfinished outputs."""
         for output in self.all:
             output.completion.close()

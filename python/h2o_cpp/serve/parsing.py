@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked request, and how the OpenAPI document describes bodies."""
+"""Parsing and validating request bodies, and their description in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.types import Receive, Scope, Send
 from h2o_cpp.serve.errors import ApiError
 from h2o_cpp.serve.schema import UNKNOWN_FIELD
 
-# What parsing costs goes by the values in a body, rather than by its bytes. These are more than any
+# The cost of parsing depends on the number of values rather than bytes. These limits exceed any
 # conversation or batch of token ids that fits in a context.
-_MOST_MEMBERS = 2**16  # arrays, objects and their names
-_MOST_VALUES = 2**18
-_SCAN_BYTES = 8 * 2**10  # of bodies that are too short to matter
+_MAX_MEMBERS = 2**16  # arrays, objects and keys
+_MAX_VALUES = 2**18
+_SCAN_BYTES = 8 * 2**10  # shorter bodies are not checked
 
 _WITHOUT_V1 = ("/chat/completions", "/responses", "/models")
 
-_models: list[type[BaseModel]] = []  # of bodies
+_models: list[type[BaseModel]] = []  # of request bodies
 
 _SCHEMAS = "#/components/schemas/{model}"
 
@@ -29,7 +29,7 @@ _Request = TypeVar("_Request", bound=BaseModel)
 
 
 def parse(model: type[_Request], body: bytes) -> _Request:
-    """The request in a body, whatever its Content-Type says. Raises ApiError."""
+    """Parse a request, regardless of its Content-Type. Raises ApiError."""
     if len(body) > _SCAN_BYTES:
         _check_counts(body)
     try:
@@ -39,7 +39,7 @@ def parse(model: type[_Request], body: bytes) -> _Request:
 
 
 def check(model: type[_Request], values: Any) -> _Request:
-    """A request of these values. Raises ApiError."""
+    """Validate a request given as a dict. Raises ApiError."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -47,23 +47,23 @@ def check(model: type[_Request], values: Any) -> _Request:
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """What the OpenAPI document says of an endpoint that takes this model."""
+    """The OpenAPI description of an endpoint that takes this model."""
     _models.append(model)
     schema = {"$ref": _SCHEMAS.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 class Api(FastAPI):
-    """An application whose OpenAPI document has the models of bodies."""
+    """A FastAPI application that documents the bodies parsed by parse()."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; some paths may be without /v1, as llama.cpp takes them."""
+        """Answer a request; some paths also work without /v1, as in llama.cpp."""
         if scope["type"] == "http" and scope["path"] in _WITHOUT_V1:
             scope = {**scope, "path": f"/v1{scope['path']}"}
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The document."""
+        """The OpenAPI document."""
         is_new = self.openapi_schema is None
         document: dict[str, Any] = super().openapi()
         if is_new:
@@ -74,14 +74,14 @@ class Api(FastAPI):
 
 
 def _check_counts(body: bytes) -> None:
-    """Refuses what would take long to parse, without parsing it and mostly without the GIL."""
+    """Reject bodies that are slow to parse, without parsing them and mostly without the GIL."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     strings = np.logical_xor.accumulate(plain == ord('"'))
     rest = plain[~strings]
-    if sum(np.count_nonzero(rest == ord(c)) for c in "{[:") > _MOST_MEMBERS:
-        raise ApiError(400, f"the body has more than {_MOST_MEMBERS} arrays, objects and names")
-    if np.count_nonzero(rest == ord(",")) > _MOST_VALUES:
-        raise ApiError(400, f"the body has more than {_MOST_VALUES} values")
+    if sum(np.count_nonzero(rest == ord(c)) for c in "{[:") > _MAX_MEMBERS:
+        raise ApiError(400, f"the body has more than {_MAX_MEMBERS} arrays, objects and keys")
+    if np.count_nonzero(rest == ord(",")) > _MAX_VALUES:
+        raise ApiError(400, f"the body has more than {_MAX_VALUES} values")
 
 
 def _invalid(error: ValidationError) -> ApiError:

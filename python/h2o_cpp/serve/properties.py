@@ -1,4 +1,4 @@
-"""GET /props and /slots, as llama.cpp's: what a model is, and what its sequences do."""
+"""GET /v1/models, and llama.cpp's /props and /slots: models and their sequences."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from h2o_cpp import __version__
-from h2o_cpp.serve.dependencies import CatalogOf
-from h2o_cpp.serve.responses import ModelLimits
+from h2o_cpp.serve.endpoint import CatalogOf
+from h2o_cpp.serve.responses import Model, ModelLimits, ModelList
 
 router = APIRouter()
 
 
 class GenerationSettings(BaseModel):
-    """Of a sequence."""
+    """Settings of a sequence."""
 
     n_ctx: int
 
 
 class Properties(BaseModel):
-    """Of a model."""
+    """A model's properties."""
 
     model_alias: str
-    model_path: str  # the file's name alone
+    model_path: str  # only the file name
     total_slots: int
     default_generation_settings: GenerationSettings
     chat_template: str | None
@@ -34,16 +34,29 @@ class Properties(BaseModel):
 
 
 class Slot(BaseModel):
-    """A sequence. Those that are at work come first: they have no fixed place."""
+    """A sequence. Busy ones come first; the numbers are not stable."""
 
     id: int
     n_ctx: int
     is_processing: bool
 
 
+@router.get("/v1/models")
+async def list_models(catalog: CatalogOf) -> ModelList:
+    """The served models; loaded ones with their limits."""
+    return ModelList(
+        data=[
+            Model(id=entry.name, created=entry.created)
+            if entry.service is None
+            else entry.service.model
+            for entry in catalog.entries.values()
+        ]
+    )
+
+
 @router.get("/props")
 async def properties(request: Request, catalog: CatalogOf) -> Properties:
-    """What a model is; ?model=NAME says which."""
+    """Properties of a model, named by ?model=NAME."""
     service = await catalog.take(request.query_params.get("model"))
     catalog.give_back(service)
     generator, tokenizer = service.generator, service.generator.tokenizer
@@ -63,7 +76,7 @@ async def properties(request: Request, catalog: CatalogOf) -> Properties:
 
 @router.get("/slots")
 async def slots(request: Request, catalog: CatalogOf) -> list[Slot]:
-    """What the sequences of a model do; ?model=NAME says of which."""
+    """The sequences of a model, named by ?model=NAME."""
     service = await catalog.take(request.query_params.get("model"))
     catalog.give_back(service)
     n_active = service.engine.stats().n_active

@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's fields as far as they are known here, and some of our own."""
+"""OpenAI's request objects, with extensions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic_core import PydanticCustomError
 from h2o_cpp.generation.request import StreamOptions
 from h2o_cpp.serve.schema import Schema
 
-# What OpenAI allows, and is only taken where it changes nothing.
+# OpenAI's options that are accepted only with values that have no effect.
 _One = Annotated[int, Field(ge=1, le=1)]
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 _TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-# Lists end at their first error: one is reported, and there may be very many.
+# Validation of lists stops at the first error; there could be very many.
 _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = (
     str
@@ -29,21 +29,21 @@ Prompts = (
 
 
 def prompt_list(given: Any) -> Sequence[str | list[int]]:
-    """Prompts as a list, whatever they came as."""
+    """Prompts as a list."""
     is_list = isinstance(given, list) and not isinstance(given[0], int)
     prompts: Sequence[str | list[int]] = given if is_list else [given]
     return prompts
 
 
 class StreamSettings(Schema):
-    """How to stream."""
+    """Options of a stream."""
 
     ignored = ("include_obfuscation",)
-    include_usage: bool = Field(False, description="end with a chunk that has the usage")
+    include_usage: bool = Field(False, description="end with a chunk that contains the usage")
 
 
 class TextFormat(Schema):
-    """Text, of any form."""
+    """Plain text."""
 
     type: Literal["text"]
 
@@ -55,13 +55,13 @@ class JsonFormat(Schema):
 
 
 class JsonObjectFormat(JsonFormat):
-    """Or JSON by a schema, as llama.cpp has it."""
+    """Any JSON object, or JSON that follows a schema, as in llama.cpp."""
 
     schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
 
 
 class JsonSchema(Schema):
-    """What the output is, as JSON Schema says it."""
+    """A JSON Schema that the output follows."""
 
     name: str | None = Field(None, description="ignored")
     description: str | None = Field(None, description="ignored")
@@ -70,39 +70,41 @@ class JsonSchema(Schema):
 
 
 class JsonSchemaFormat(Schema):
-    """JSON by a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class ModelRequest(Schema):
-    """What all requests to a model have in common."""
+    """Fields that all requests to a model share."""
 
-    model: str | None = Field(None, description="as /v1/models names it; default: the one there is")
+    model: str | None = Field(None, description="a name from /v1/models; default: the only model")
 
 
 class Sampling(Schema):
-    """How to sample, and where to stop. The defaults are those of Generator."""
+    """Sampling options and stop strings. Defaults are those of Generator."""
 
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63, description="for the same output again")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="the same seed gives the same output"
+    )
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
         | None
-    ) = Field(None, description="strings that end the output, and are not part of it")
+    ) = Field(None, description="strings that end the output and are not part of it")
     top_k: int | None = Field(None, ge=0, lt=2**31, description="0 is all")
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is none")
     repeat_last_n: int | None = Field(None, ge=-1, lt=2**31)
     frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="for the last repeat_last_n tokens, of the prompt too"
+        None, ge=-2, le=2, description="over the last repeat_last_n tokens, prompt included"
     )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="for the same tokens")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="over the same tokens")
     logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, max_length=1024, description="added to the logits of tokens, by their ids"
+        None, max_length=1024, description="added to the logits, by token id"
     )
     dry_multiplier: float | None = Field(None, ge=0, le=100, description="0 is none")
     dry_base: float | None = Field(None, ge=1, le=100)
@@ -125,7 +127,7 @@ class Sampling(Schema):
 
 
 class GenerationRequest(ModelRequest, Sampling):
-    """What completions and chats have in common."""
+    """Fields that completions and chats share."""
 
     ignored = (
         *("user", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -141,26 +143,28 @@ class GenerationRequest(ModelRequest, Sampling):
     response_format: (
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
         | None
-    ) = Field(None, description="one of these, guided_*, grammar and json_schema at most")
+    ) = Field(None, description="at most one of this, guided_*, grammar and json_schema")
     guided_json: dict[str, Any] | str | None = Field(None, description="a schema")
-    guided_regex: str | None = Field(None, description="all of the output matches it")
+    guided_regex: str | None = Field(None, description="the whole output matches it")
     guided_choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None, min_length=1, max_length=1024, description="the output is one of these"
     )
     guided_grammar: str | None = Field(None, description="llama.cpp's GBNF, or llguidance's Lark")
-    grammar: str | None = Field(None, description="guided_grammar, llama.cpp's name")
-    json_schema: dict[str, Any] | None = Field(None, description="guided_json, llama.cpp's name")
+    grammar: str | None = Field(None, description="llama.cpp's name of guided_grammar")
+    json_schema: dict[str, Any] | None = Field(None, description="llama.cpp's name of guided_json")
     hh: int | float | None = Field(
-        None, gt=0, description="what the cache keeps, a fraction of n_ctx or a number of tokens"
+        None, gt=0, description="the cache's budget, a fraction of n_ctx or a number of tokens"
     )
-    policy: str | None = Field(None, description="by another policy than h2o, as `window`")
+    policy: str | None = Field(
+        None, description="the policy for hh, such as `window`; default: h2o"
+    )
     kept_every: int | None = Field(
         None, ge=1, lt=2**31, description="report what is kept every N tokens and at the end"
     )
     metadata: dict[str, str] | None = Field(None, max_length=16, description="ignored")
 
     def sampling(self) -> StreamOptions:
-        """Those options that were given and are called the same everywhere."""
+        """The given options of Generator.stream. Raises ValueError for more than one format."""
         given: Any = self.model_dump(include={*Sampling.model_fields}, exclude_unset=True)
         for name, form in self._forms():
             if name in given:
@@ -172,7 +176,7 @@ class GenerationRequest(ModelRequest, Sampling):
         return options
 
     def _forms(self) -> Iterator[tuple[str, Any]]:
-        """What the output has to be, as options of Generator.stream."""
+        """The given output formats as options of Generator.stream."""
         if isinstance(self.response_format, JsonObjectFormat):
             yield "schema", self.response_format.schema_
         elif isinstance(self.response_format, JsonSchemaFormat):
@@ -190,19 +194,22 @@ class GenerationRequest(ModelRequest, Sampling):
 
 
 class CompletionRequest(GenerationRequest):
-    """Continue one prompt or several."""
+    """Continue one or several prompts."""
 
     prompt: Prompts = Field(description="strings, or token ids")
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="of the tokens, and of the N likeliest at each"
+        None,
+        ge=0,
+        le=20,
+        description="log-probabilities of the tokens and of the N most likely at each",
     )
-    echo: bool = Field(False, description="give the prompt back in front of the text")
+    echo: bool = Field(False, description="return the prompt in front of the text")
     best_of: _One | None = None
     suffix: Annotated[str, Field(max_length=0)] | None = None
 
     def prompts(self) -> Sequence[str | list[int]]:
-        """As a list of prompts, whatever it came as."""
+        """The prompts as a list."""
         return prompt_list(self.prompt)
 
 
@@ -214,13 +221,13 @@ class ContentPart(Schema):
 
 
 class CalledFunction(Schema):
-    """What the assistant has called, and with what."""
+    """The called function and its arguments."""
 
     name: str
     arguments: str = Field(description="JSON")
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it: with an object of arguments, where they are one."""
+        """In the form of chat templates: arguments as an object, if they are one."""
         try:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -231,7 +238,7 @@ class CalledFunction(Schema):
 
 
 class ToolCall(Schema):
-    """That it has called it, in an earlier turn."""
+    """A tool call in an earlier turn."""
 
     ignored = ("index",)
     id: str
@@ -239,19 +246,19 @@ class ToolCall(Schema):
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it."""
+        """In the form of chat templates."""
         return {"id": self.id, "type": self.type, "function": self.function.plain()}
 
 
 class Message(Schema):
-    """A message of the conversation. Its chat template decides what it can be."""
+    """A message. The chat template determines which roles and fields work."""
 
     ignored = ("refusal",)
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is taken as system"
     )
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="left out only beside tool_calls"
+        None, description="optional only with tool_calls"
     )
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -266,7 +273,7 @@ class Message(Schema):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it."""
+        """In the form of chat templates."""
         role = "system" if self.role == "developer" else self.role
         content = self.content or ""
         if not isinstance(content, str):
@@ -281,7 +288,7 @@ class Message(Schema):
 
 
 class FunctionDefinition(Schema):
-    """A tool that the model may call."""
+    """A function that the model may call."""
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -297,13 +304,13 @@ class ToolDefinition(Schema):
 
 
 class ToolName(Schema):
-    """One of them."""
+    """The name of a tool."""
 
     name: str
 
 
 class NamedTool(Schema):
-    """That the model must call this tool."""
+    """Requires a call of this tool."""
 
     type: Literal["function"]
     function: ToolName
@@ -313,55 +320,59 @@ class ChatRequest(GenerationRequest):
     """Answer the last message of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1, description="default: as many as may be")
-    max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, newer name")
-    logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="of the likeliest at each")
+    max_tokens: int | None = Field(None, ge=1, description="default: up to the server's limit")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="the newer name of max_tokens"
+    )
+    logprobs: bool = Field(False, description="return log-probabilities")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="also for the N most likely tokens at each position"
+    )
 
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
-        None, description="that the model may call, where its chat template tells it of tools"
+        None, description="tools that the model may call, if its chat template supports tools"
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="none: do not tell it of them; required, or one: it must call"
+        None, description="none: do not show the tools; required, or a tool: the model must call"
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
-        None, description="for the chat template"
+        None, description="passed to the chat template"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="for the chat template; none: enable_thinking is false"
+        None, description="passed to the chat template; none: enable_thinking is false"
     )
 
     add_generation_prompt: bool | None = Field(
-        None, description="for the chat template; false: it does not begin a reply"
+        None, description="passed to the chat template; false: the prompt does not begin a reply"
     )
 
-    # Of OpenAI's, what says that there is nothing special about the answer.
+    # OpenAI's fields, accepted only with values that have no effect.
     functions: _Empty | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Whether the reply must be a tool call."""
         return self.tool_choice not in (None, "none", "auto")
 
     @property
     def called_tool(self) -> str | None:
-        """The name of the one tool that it has to call."""
+        """The name of the tool that must be called."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
 
-    def told_tools(self) -> list[dict[str, Any]]:
-        """Those that the model is told of, as a chat template takes them."""
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools in the form of chat templates; none with tool_choice "none"."""
         if not self.tools or self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
     def conversation(self) -> dict[str, Any]:
-        """As the arguments of ChatTemplate.prompt()."""
+        """The arguments of ChatTemplate.prompt()."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort == "none":
             variables["enable_thinking"] = False
@@ -371,7 +382,7 @@ class ChatRequest(GenerationRequest):
             variables["add_generation_prompt"] = self.add_generation_prompt
         return {
             "messages": [message.plain() for message in self.messages],
-            "tools": self.told_tools(),
+            "tools": self.shown_tools(),
             "documents": self.documents,
             "variables": {**variables, **(self.chat_template_kwargs or {})},
         }

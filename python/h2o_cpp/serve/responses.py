@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's objects, and what is kept (`kept`, `h2o`) beside them."""
+"""OpenAI's response objects, extended by what the cache keeps (`kept`, `h2o`)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _IF_THERE: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ResponseHead(BaseModel):
-    """What every response begins with."""
+    """Fields that every response starts with."""
 
     id: str
-    created: int  # seconds since 1970
+    created: int  # Unix time, seconds
     model: str
     system_fingerprint: str = f"h2o-cpp-{__version__}"
 
 
 class PromptTokensDetails(BaseModel):
-    """What a prompt has cost."""
+    """Details of the prompt's tokens."""
 
-    cached_tokens: int = Field(description="that did not have to be read again")
+    cached_tokens: int = Field(description="tokens from the prefix cache")
 
 
 class Usage(BaseModel):
-    """Tokens of a request; a prompt counts once, however many choices it has."""
+    """Token counts. A prompt counts once, regardless of the number of choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,11 +38,11 @@ class Usage(BaseModel):
 
 
 class PolicyCounts(BaseModel):
-    """What is kept of each sequence, in tokens; of several layers' policies, the first's."""
+    """What is kept of each sequence, in tokens; for several policies, the first layer's."""
 
     sinks: int
     heavy: int
-    recent: int | None  # None: all are kept
+    recent: int | None  # None: all tokens
 
 
 class KeptTokens(BaseModel):
@@ -51,22 +51,22 @@ class KeptTokens(BaseModel):
     tokens_seen: int
     tokens_kept: int  # in the layer that keeps most
     policy: PolicyCounts
-    shares: list[float]  # of each token seen: of all KV heads, those that keep it
-    begin: int  # `pieces` are those from this token on; those before were in earlier chunks
+    shares: list[float]  # [tokens_seen], the share of KV heads that keep each token
+    begin: int  # the first token in `pieces`; earlier chunks have those before it
     pieces: list[str]
 
 
 class CompletionLogprobs(BaseModel):
-    """Of each token; None for the first of an echoed prompt."""
+    """Log-probabilities per token; None for the first token of an echoed prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]  # in the choice's text
+    text_offset: list[int]  # offset in the choice's text
 
 
 class CompletionChoice(BaseModel):
-    """One choice, or in a stream a piece of it."""
+    """A choice; in a stream, a piece of it."""
 
     index: int
     text: str
@@ -76,7 +76,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(ResponseHead):
-    """Texts, or in a stream pieces of them."""
+    """A completion; in a stream, a chunk."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
@@ -84,7 +84,7 @@ class CompletionResponse(ResponseHead):
 
 
 class TopLogprob(BaseModel):
-    """A token and how likely it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -92,26 +92,26 @@ class TopLogprob(BaseModel):
 
 
 class ChatTokenLogprob(TopLogprob):
-    """The token that was chosen, and the likeliest."""
+    """The chosen token and the most likely ones."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of each token."""
+    """Log-probabilities per token."""
 
     content: list[ChatTokenLogprob]
 
 
 class CalledFunction(BaseModel):
-    """A tool's name, and what it is called with: a JSON object as text."""
+    """The tool's name and its arguments, a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -119,14 +119,14 @@ class ToolCall(BaseModel):
 
 
 class CalledFunctionDelta(BaseModel):
-    """The name in the first piece, and a piece of the arguments in each."""
+    """The name, in the first piece, and a piece of the arguments."""
 
     name: str | None = _IF_THERE
     arguments: str
 
 
 class ToolCallDelta(BaseModel):
-    """A piece of a call; id and type are in the first."""
+    """A piece of a tool call; the first one has id and type."""
 
     index: int
     id: str | None = _IF_THERE
@@ -135,7 +135,7 @@ class ToolCallDelta(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """What the model says; no content if it only calls tools."""
+    """The assistant's message; content is null if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -144,7 +144,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One reply."""
 
     index: int
     message: ChatMessage
@@ -154,7 +154,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatResponse(ResponseHead):
-    """Answers."""
+    """A chat completion."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
@@ -162,7 +162,7 @@ class ChatResponse(ResponseHead):
 
 
 class ChatDelta(BaseModel):
-    """What a chunk adds."""
+    """The part of a message that a chunk adds."""
 
     role: Literal["assistant"] | None = _IF_THERE
     content: str | None = _IF_THERE
@@ -171,7 +171,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """A piece of an answer."""
+    """A piece of a reply."""
 
     index: int
     delta: ChatDelta
@@ -181,7 +181,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatChunk(ResponseHead):
-    """Pieces of answers."""
+    """A chunk of a streamed chat completion."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
@@ -189,19 +189,19 @@ class ChatChunk(ResponseHead):
 
 
 class ModelLimits(BaseModel):
-    """What OpenAI's object does not say of a model."""
+    """Properties of a model beyond OpenAI's fields."""
 
     n_ctx: int
     endless: bool  # whether max_tokens may be more than n_ctx
     chat: bool  # whether there is a chat template
     policy: PolicyCounts
-    n_sequences: int  # that are computed at once
-    cache_bytes: int  # of one text
-    full_cache_bytes: int  # what a full cache of n_ctx tokens would take
+    n_sequences: int  # decoded at once
+    cache_bytes: int  # per sequence
+    full_cache_bytes: int  # of a full cache of n_ctx tokens
 
 
 class Model(BaseModel):
-    """A model that is served; h2o: if it is loaded."""
+    """A served model; h2o: only if it is loaded."""
 
     id: str
     object: Literal["model"] = "model"
@@ -211,20 +211,20 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """All served models."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class Health(BaseModel):
-    """Whether requests are answered."""
+    """The status of a server that accepts requests."""
 
     status: Literal["ok"] = "ok"
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -233,6 +233,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """What every answer but 2xx is."""
+    """The body of an error."""
 
     error: ErrorDetail

@@ -1,4 +1,4 @@
-"""POST /v1/responses, as OpenAI's newer clients ask it. Nothing is stored between requests."""
+"""POST /v1/responses: OpenAI's Responses API, without stored responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MessageItem(Schema):
 
 
 class CallItem(Schema):
-    """That the assistant has called a tool."""
+    """A tool call by the assistant."""
 
     ignored = ("id", "status", "namespace")
     type: Literal["function_call"]
@@ -53,7 +53,7 @@ class CallItem(Schema):
 
 
 class ResultItem(Schema):
-    """What came of it."""
+    """The result of a tool call."""
 
     ignored = ("id", "status")
     type: Literal["function_call_output"]
@@ -62,7 +62,7 @@ class ResultItem(Schema):
 
 
 class ReasoningItem(Schema):
-    """What it thought: ignored, as the templates of most models do."""
+    """The assistant's earlier reasoning; ignored."""
 
     ignored = ("id", "summary", "content", "encrypted_content", "status")
     type: Literal["reasoning"]
@@ -79,27 +79,27 @@ class FunctionTool(Schema):
 
 
 class FunctionChoice(Schema):
-    """That the model must call this tool."""
+    """Requires a call of this tool."""
 
     type: Literal["function"]
     name: str
 
 
 class Reasoning(Schema):
-    """For the chat template."""
+    """Passed to the chat template."""
 
     ignored = ("summary", "generate_summary")
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class SchemaFormat(JsonSchema):
-    """JSON by a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
 
 
 class TextSettings(Schema):
-    """What the text is: anything, or JSON."""
+    """The format of the text."""
 
     ignored = ("verbosity",)
     format: (
@@ -107,7 +107,7 @@ class TextSettings(Schema):
     ) = None
 
     def response_format(self) -> dict[str, Any] | None:
-        """As chats have it."""
+        """The equivalent response_format of a ChatRequest."""
         if self.format is None:
             return None
         given = self.format.model_dump(by_alias=True, exclude_unset=True)
@@ -146,9 +146,11 @@ class ResponsesRequest(ModelRequest):
     metadata: dict[str, str] | None = Field(None, max_length=16)
 
     def chat(self) -> ChatRequest:
-        """As a chat. Raises ApiError."""
+        """The equivalent ChatRequest. Raises ApiError."""
         if self.background:
-            raise ApiError(400, "nothing runs in the background here", param="background")
+            raise ApiError(
+                400, "background is true, but only false is supported", param="background"
+            )
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -181,7 +183,7 @@ class ResponsesRequest(ModelRequest):
 
 
 class ResponseObject(BaseModel):
-    """What the assistant says, in items."""
+    """The response, in items."""
 
     model_config = {"extra": "allow"}
 
@@ -204,7 +206,7 @@ class ResponseObject(BaseModel):
 def create_response(service: Service, body: ResponsesRequest) -> _Response:
     """Answer the last message."""
     outputs = submit_chat(service, body.chat())
-    body.input = ""  # it may be long
+    body.input = ""  # may be large
     return _Response(service.name, body, outputs)
 
 
@@ -219,13 +221,12 @@ class _Response(GenerationResponse):
         self._format = given.model_dump(by_alias=True) if given else {"type": "text"}
 
     def complete(self, outputs: list[Output]) -> ResponseObject:
-        """All items."""
         [output] = outputs
         self._blocks.add_all(output)
         return self._response(output)
 
     def begin(self) -> bytes:
-        """The response, of which nothing is said yet."""
+        """The events with the empty response."""
         response = self._response(None).model_dump()
         return b"".join(
             self._event(kind, response=response)
@@ -233,17 +234,16 @@ class _Response(GenerationResponse):
         )
 
     def event(self, output: Output, piece: str) -> bytes:
-        """What is new, item by item."""
+        """The events for the items that a piece changes."""
         steps = self._blocks.add(output, piece)
         return b"".join(self._step(step, block, text) for step, block, text in steps)
 
     def end(self) -> bytes:
-        """The whole response."""
+        """The event with the complete response."""
         response = self._response(self._outputs.all[0])
         return self._event(f"response.{response.status}", response=response.model_dump())
 
     def failed(self, error: ApiError) -> bytes:
-        """An event of its own."""
         return self._event("error", code=error.code, message=str(error), param=error.param)
 
     def _response(self, output: Output | None) -> ResponseObject:
@@ -362,7 +362,7 @@ def _part(block: Block) -> dict[str, Any]:
 def _add(
     messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultItem | ReasoningItem
 ) -> None:
-    """A call belongs to the message of the assistant before it, if there is one."""
+    """Append an item as a chat message; a tool call joins the assistant's message before it."""
     if isinstance(item, MessageItem):
         messages.append({"role": item.role, "content": _text(item.content)})
     elif isinstance(item, ResultItem):

@@ -1,4 +1,4 @@
-"""What all bodies of requests are, and the parts of them."""
+"""The base class of request objects."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
-UNKNOWN_FIELD = "unknown_field"  # the type of that error
+UNKNOWN_FIELD = "unknown_field"  # the type of the validation error
 
 
 class Schema(BaseModel):
-    """Fields that are not known are refused: they would have been meant to change something.
+    """Rejects unknown fields, because ignoring them could change the meaning of a request.
 
-    Attributes: `ignored`, those that clients send and that change nothing, whatever they are.
+    Attributes: `ignored`, known fields without effect.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -22,7 +22,7 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, values: Any) -> Any:
-        """Clients send null for what they do not set."""
+        """Drop nulls, which clients send for fields that are not set."""
         if not isinstance(values, dict):
             return values
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -37,7 +37,7 @@ class Schema(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """With the ignored fields."""
+        """Include the ignored fields."""
         found = handler.resolve_ref_schema(handler(schema))
         found["properties"] = {
             **found.get("properties", {}),

@@ -1,4 +1,4 @@
-"""The process that listens, until a signal ends it."""
+"""The HTTP server process, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HEADER_TIMEOUT = 10
 WRITE_TIMEOUT = 60
 KEEP_ALIVE = 5
 
-_TO_SEND_SECONDS = 5  # what is left for clients that read slowly
+_TO_SEND_SECONDS = 5  # for clients that read slowly
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, whose requests may go on for `grace` seconds after SIGTERM or SIGINT.
+    """Uvicorn with a grace period: requests may finish for `grace` seconds after SIGTERM or SIGINT.
 
-    Then they are cancelled, and their clients are told so.
+    Then they are cancelled, with an error for their clients.
     """
 
     def __init__(
@@ -46,28 +46,27 @@ class Server(uvicorn.Server):
         on_hangup: Callable[[], Awaitable[None]] | None = None,
         on_start: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """Listen when serve_until_signal() says so.
+        """Configure the server; serve_until_signal() runs it.
 
-        port: 0 is a free one.
-        max_connections: at once; default: 512, or half of the files that may be open if that is
-            less.
-        header_timeout: seconds in which the headers of a request must arrive.
-        write_timeout: seconds in which a client must take something of what is sent to it.
-        keep_alive: seconds that a connection may be idle between two requests.
-        tls_cert, tls_key: PEM files, for HTTPS; without tls_key the first has both.
-        on_hangup: called at SIGHUP.
-        on_start: called with the address, http://HOST:PORT, once it listens.
+        port: 0: any free port.
+        max_connections: default: 512, or half of the limit of open files if that is less.
+        header_timeout: seconds within which the headers of a request must arrive.
+        write_timeout: seconds within which a client must read something.
+        keep_alive: idle seconds allowed between two requests of a connection.
+        tls_cert, tls_key: PEM files for HTTPS; without tls_key, tls_cert has the key too.
+        on_hangup: called on SIGHUP.
+        on_start: called with the address, such as http://HOST:PORT, when the server listens.
 
         Raises ValueError for numbers out of range.
         """
         if max_connections is None:
             max_connections = _default_connections()
         connections = Connections(
-            most=check_int("max_connections", max_connections, 1),
+            maximum=check_int("max_connections", max_connections, 1),
             head_seconds=check_int("header_timeout", header_timeout, 1),
             write_seconds=check_int("write_timeout", write_timeout, 1),
         )
-        protocol: Any = partial(Connection, all_of_them=connections)
+        protocol: Any = partial(Connection, shared=connections)
         config = uvicorn.Config(
             app,
             host=host,
@@ -81,10 +80,10 @@ class Server(uvicorn.Server):
             ssl_keyfile=tls_key,
         )
         if tls_key is not None and tls_cert is None:
-            raise ValueError("tls_key is given without tls_cert")
+            raise ValueError("tls_key is given without tls_cert, expected both or only tls_cert")
         try:
             config.load()
-        except OSError as error:  # ssl's errors too
+        except OSError as error:  # includes ssl.SSLError
             raise ValueError(f"tls_cert={tls_cert!r}, tls_key={tls_key!r}: {error}") from None
         super().__init__(config)
         self._app = app
@@ -93,7 +92,6 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -103,7 +101,6 @@ class Server(uvicorn.Server):
             self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, and end."""
         ending = asyncio.ensure_future(self._end_texts())
         try:
             await super().shutdown(sockets)
@@ -111,15 +108,15 @@ class Server(uvicorn.Server):
             ending.cancel()
 
     def serve_until_signal(self) -> bool:
-        """Listen; returns whether that succeeded."""
-        with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits where the port is taken
+        """Serve; returns whether the server started."""
+        with suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits if the port is in use
             self.run()
         return bool(self.started)
 
     def _follow_hangups(self) -> None:
         if self._on_hangup is not None and hasattr(signal, "SIGHUP"):
             loop, reload = asyncio.get_running_loop(), self._on_hangup
-            tasks: set[asyncio.Task[None]] = set()  # which the loop alone would not keep
+            tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
 
             def begin() -> None:
                 task: asyncio.Task[None] = asyncio.ensure_future(reload())
@@ -134,7 +131,7 @@ class Server(uvicorn.Server):
 
 
 def _default_connections() -> int:
-    """So many that files are left for everything else."""
+    """512, unless the limit of open files is below 1024."""
     try:
         import resource
     except ImportError:  # Windows

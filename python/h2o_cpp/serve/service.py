@@ -1,4 +1,4 @@
-"""The model that is served: from checked requests to outputs that the Engine generates."""
+"""A served model: from validated requests to outputs of the Engine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from h2o_cpp.serve.responses import Model, ModelLimits
 
 
 class Service:
-    """A Generator under a name, with its limits.
+    """A Generator with a name and limits.
 
-    Attributes: `generator`, `name`, `created` (seconds since 1970), `template` (None: no chats),
-    and while run() lasts `engine`.
+    Attributes: `generator`, `name`, `created` (Unix time in seconds), `template` (None: no chat),
+    and `engine` during run().
     """
 
     engine: Engine
@@ -42,7 +42,7 @@ class Service:
         max_tokens: int | None = None,
         max_prompt: int | None = None,
     ) -> None:
-        """As create_app, which explains it and says what is raised."""
+        """Arguments and errors as for create_app."""
         self.generator = generator
         self.name = name
         self.created = int(time.time())
@@ -71,7 +71,7 @@ class Service:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Have an Engine; what it has not finished is cancelled at the end."""
+        """Run an Engine; on exit, cancel unfinished requests."""
         with self.generator.engine(max_queue=self.max_queue) as self.engine:
             yield
 
@@ -86,24 +86,25 @@ class Service:
         spelled: Sequence[int] = (),
         grammar: str | None = None,
     ) -> list[Output]:
-        """Enqueue `body.n` outputs for each prompt: all, or none. Waits for nothing.
+        """Submit `body.n` outputs for each prompt, all or none, without blocking.
 
-        spelled: special tokens that are part of their texts; grammar: of the outputs.
+        spelled: special tokens to include in the text; grammar: of the outputs.
 
-        Raises ApiError for what the Engine or the limits refuse, and when the queue is full.
+        Raises ApiError if the Engine rejects a request, a limit is exceeded or the queue is full.
         """
         if max_tokens is None:
             max_tokens = self.max_tokens
         if max_tokens > self.max_tokens:
             raise ApiError(
                 400,
-                f"max_tokens is {max_tokens}, at most {self.max_tokens} here (the server's "
+                f"max_tokens is {max_tokens}, expected at most {self.max_tokens} (the server's "
                 "--max-tokens)",
             )
         if len(prompts) * body.n > self.max_queue:
             raise ApiError(
                 400,
-                f"{len(prompts)} prompts with n={body.n}, at most {self.max_queue} outputs",
+                f"{len(prompts)} prompts with n={body.n}, expected at most {self.max_queue} "
+                "outputs",
             )
         policy = self._policy(body)
 
@@ -112,7 +113,9 @@ class Service:
             options["max_tokens"] = max_tokens
             if grammar is not None:
                 if form_of(options) is not None:
-                    raise ApiError(400, "an output is a tool's call or of another form, not both")
+                    raise ApiError(
+                        400, "a required tool call cannot be combined with another output format"
+                    )
                 options["grammar"] = grammar
             for given in prompts:
                 prompt = self._tokens(given)
@@ -133,9 +136,9 @@ class Service:
         return self._enqueue(each())
 
     def embed(self, texts: Sequence[str | list[int]], pooling: Pooling) -> list[Output]:
-        """Enqueue embeddings, as submit() has it."""
+        """Submit embeddings, all or none. Raises as submit() does."""
         if len(texts) > self.max_queue:
-            raise ApiError(400, f"{len(texts)} texts, at most {self.max_queue}")
+            raise ApiError(400, f"{len(texts)} texts, expected at most {self.max_queue}")
 
         def each() -> Iterator[Output]:
             for i, text in enumerate(texts):
@@ -149,19 +152,19 @@ class Service:
         return self._enqueue(each())
 
     def _enqueue(self, each: Iterator[Output]) -> list[Output]:
-        """All of them, or none."""
+        """Collect all outputs; after an error, cancel them."""
         try:
-            with ExitStack() as unless_all_are_in:
+            with ExitStack() as undo:
                 outputs: list[Output] = []
                 for output in each:
-                    unless_all_are_in.callback(output.completion.close)
+                    undo.callback(output.completion.close)
                     output.index = len(outputs)
                     outputs.append(output)
-                unless_all_are_in.pop_all()
+                undo.pop_all()
                 return outputs
         except ValueError as error:
             raise refusal(error) from error
-        except ImportError as error:  # for grammars
+        except ImportError as error:  # llguidance is missing
             raise ApiError(501, str(error)) from error
         except queue.Full as full:
             raise ApiError(429, f"{full}; try again later", code="queue_full") from None
@@ -169,19 +172,19 @@ class Service:
             raise closed() from error
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
-        """What chats need; tools: with tools. Raises ApiError."""
+        """The chat template; tools: whether it must support tools. Raises ApiError."""
         if self.template is None:
             raise ApiError(400, "the model has no chat template; use /v1/completions")
         if tools and not self.template.has_tools:
-            raise ApiError(400, "the chat template has no place for tools", param="tools")
+            raise ApiError(400, "the chat template does not support tools", param="tools")
         if tools and self.template.format.parse is None:
-            message = "how the model writes tool calls is not known: start with --tool-parser"
+            message = "the model's format of tool calls is unknown; start with --tool-parser"
             raise ApiError(400, message, param="tools")
         return self.template
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """What a prompt or an option is refused for becomes an ApiError."""
+        """Turn errors of prompts and options into ApiErrors."""
         try:
             yield
         except ContextFullError:
@@ -199,12 +202,12 @@ class Service:
 
     def _too_long(self) -> ApiError:
         n_ctx = self.generator.n_ctx
-        limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the most here"
+        limit = f"n_ctx is {n_ctx}" if self.max_prompt == n_ctx else "the server's --max-prompt"
         message = f"the prompt has more than {self.max_prompt} tokens, {limit}"
         return ApiError(400, message, code="context_length_exceeded")
 
     def _policy(self, body: GenerationRequest) -> Policy | Sequence[Policy]:
-        """Of the outputs of a request."""
+        """The policy of a request's outputs."""
         if body.hh is None and body.policy is None:
             return self.generator.policy
         with self.refusals():

@@ -1,4 +1,4 @@
-"""Of a prompt without a text: POST /tokenize, /detokenize and /apply-template, as llama.cpp's."""
+"""llama.cpp's POST /tokenize, /detokenize and /apply-template."""
 
 from __future__ import annotations
 
@@ -16,52 +16,50 @@ router = APIRouter()
 
 
 class TokenizeRequest(ModelRequest):
-    """A text."""
+    """A text to tokenize."""
 
     content: str
-    add_special: bool | None = Field(
-        None, description="with those that a text begins and ends with"
-    )
+    add_special: bool | None = Field(None, description="add the tokens that begin and end a text")
     parse_special: bool | None = Field(
-        None, description="special tokens that it spells are those tokens (default: true)"
+        None, description="parse special tokens in the text (default: true)"
     )
-    with_pieces: bool | None = Field(None, description="with the text of each")
+    with_pieces: bool | None = Field(None, description="return the text of each token")
 
 
 class DetokenizeRequest(ModelRequest):
-    """Tokens."""
+    """Tokens to detokenize."""
 
     tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
 class TokenPiece(BaseModel):
-    """A token; piece: its text, or its bytes where they are no whole characters."""
+    """A token; piece: its text, or its bytes if they are not UTF-8."""
 
     id: int
     piece: str | list[int]
 
 
 class Tokenized(BaseModel):
-    """Tokens of a text."""
+    """The tokens of a text."""
 
     tokens: list[int] | list[TokenPiece]
 
 
 class Detokenized(BaseModel):
-    """Text of tokens."""
+    """The text of tokens."""
 
     content: str
 
 
 class AppliedTemplate(BaseModel):
-    """A conversation as the model reads it."""
+    """The rendered conversation."""
 
     prompt: str
 
 
 @post(router, "/tokenize", TokenizeRequest, response_model=Tokenized)
 def tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
-    """Tokens of a text, at most as many as a prompt may have."""
+    """Tokenize a text of at most max_prompt tokens."""
     tokenizer = service.generator.tokenizer
     with service.refusals():
         tokens = tokenizer.encode(
@@ -87,15 +85,15 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 @post(router, "/detokenize", DetokenizeRequest, response_model=Detokenized)
 def detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
-    """Text of tokens."""
+    """Detokenize tokens."""
     with service.refusals():
         return Detokenized(content=service.generator.detokenize(body.tokens))
 
 
 @post(router, "/apply-template", ChatRequest, response_model=AppliedTemplate, quick=False)
 def apply_template(service: Service, body: ChatRequest) -> AppliedTemplate:
-    """What a chat would be read as. Special tokens are spelled."""
-    template = service.chat_template(tools=bool(body.told_tools()))
+    """Render a conversation; special tokens appear as text."""
+    template = service.chat_template(tools=bool(body.shown_tools()))
     with service.refusals():
         text = template.text(**body.conversation())
     if any("\ud800" <= c <= "\udfff" for c in text):

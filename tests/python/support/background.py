@@ -1,4 +1,4 @@
-"""Calls in other threads that must not get stuck, and whether a Generator can still be used."""
+"""Calls in other threads that must not hang, and a check that a Generator is still usable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from h2o_cpp import Generator
 
 PROMPT = "It was a dark and stormy night and the captain"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 30}
-PATIENCE = 60.0  # seconds until a thread counts as stuck
+PATIENCE = 60.0  # seconds until a thread counts as hung
 
 T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """A call, running in a thread that does not outlive the tests."""
+    """A call in a daemon thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -26,12 +26,12 @@ class Background(Generic[T]):
         self._thread.start()
 
     def runs(self, seconds: float) -> bool:
-        """Whether it is still running after so many seconds."""
+        """Whether it is still running after this many seconds."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 
     def result(self, patience: float = PATIENCE) -> T:
-        """What the call returns or raises."""
+        """The call's result or exception."""
         assert not self.runs(patience), "stuck"
         if self._error is not None:
             raise self._error
@@ -40,7 +40,7 @@ class Background(Generic[T]):
     def _run(self) -> None:
         try:
             self._values.append(self._call())
-        except BaseException as error:  # for result() to raise
+        except BaseException as error:  # result() raises it
             self._error = error
 
 
@@ -49,6 +49,6 @@ def greedy(generator: Generator) -> str:
 
 
 def assert_usable(generator: Generator, expected: str) -> None:
-    """It says the same as a fresh one, in another thread and in this one."""
+    """Check that it generates the same as a new Generator, in another thread and in this one."""
     assert Background(lambda: greedy(generator)).result() == expected
     assert greedy(generator) == expected

@@ -1,4 +1,4 @@
-"""The C library through ctypes: as much of h2o.h as test_c_library.py calls."""
+"""The C library through ctypes: the part of h2o.h that test_c_library.py calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class _Struct(c.Structure):
-    """A structure that begins with its size."""
+    """A structure whose first field is its size."""
 
     def __init__(self, **fields: object) -> None:
         super().__init__(size=c.sizeof(self), **fields)
@@ -67,13 +67,13 @@ _CALLBACK = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_char_p, c.c_size_t)
 
 
 class CSession:
-    """A session of a model of its own."""
+    """A session with its own model."""
 
     def __init__(self, library: Path, model: Path, **options: float) -> None:
         self._library = c.CDLL(os.fspath(library))
         self._library.h2o_session_error.restype = c.c_char_p
         self._model, self._session = c.c_void_p(), c.c_void_p()
-        on = ModelOptions(device=b"cpu")  # where the bits are the same whoever asks
+        on = ModelOptions(device=b"cpu")  # bit-exact, unlike other devices
         self.call("h2o_model_load", os.fsencode(model), c.byref(on), c.byref(self._model))
         made = SessionOptions(**({"recent": -1.0, "n_batch": 512} | options))
         self.call("h2o_session_open", self._model, c.byref(made), c.byref(self._session))

@@ -1,4 +1,4 @@
-"""GGUF files that differ from others in a few keys or tensors."""
+"""Modified copies of GGUF files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def changed(
     keys: Mapping[str, tuple[Any, GGUFValueType]],
     tensors: Mapping[str, NDArray[np.float32]],
 ) -> Path:
-    """Writes `source` with other or more metadata and tensors to `target`, which it returns."""
+    """Write `source` with changed or additional metadata and tensors to `target`; return "
+    "`target`."""
     file = GGUFReader(source)
     architecture = file.fields["general.architecture"].contents()
     with closing(GGUFWriter(target, architecture)) as writer:

@@ -1,4 +1,4 @@
-"""Models that hold a scripted conversation, and chat templates."""
+"""Models that follow a scripted conversation, and chat templates."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def chatty(script: list[int], n_ctx: int = 128) -> Gguf:
 
 
 def turn(message: str) -> int:
-    """The tokens of a message, with what comes around it."""
+    """The tokens of a message in the template."""
     return len(f"(user\n{message})\n(assistant\n")
 
 
 def script(folder: Path, turns: dict[str, str], n_ctx: int = 128) -> Path:
-    """A model that gives to each message its reply, ended by <|im_end|>."""
+    """A model that answers each message with its reply and <|im_end|>."""
     script, n = [END] * n_ctx, 0
     for message, reply in turns.items():
         n += turn(message)

@@ -1,7 +1,7 @@
-"""The window of examples/desktop in a process of its own: desktop_process.py MODEL [slow]
+"""The window of examples/desktop in a subprocess: desktop_process.py MODEL [slow]
 
-It shows the window as `python -m desktop` does, and says on stdout, a line of JSON each time the
-worker has done something, what there is to see, and where on the screen; and when it is closed.
+Shows the window as `python -m desktop` does. After each task of the worker and on closing, prints
+what is visible, and where on the screen, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def state(window: Window) -> dict[str, Any]:
 
 
 def place(widget: QWidget) -> tuple[int, int]:
-    """The middle of a widget on the screen."""
+    """The centre of a widget on the screen."""
     middle = widget.mapToGlobal(widget.rect().center())
     return middle.x(), middle.y()
 
 
 def slow_down() -> None:
-    """Have a text take half a minute unless it is stopped."""
+    """Make a reply take half a minute unless it is stopped."""
     take = Looks.take
 
     def slow_take(*arguments: Any) -> Any:

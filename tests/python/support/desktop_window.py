@@ -1,4 +1,4 @@
-"""The window of examples/desktop, used with keys and a mouse."""
+"""Using the window of examples/desktop by keyboard and mouse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from support.background import PATIENCE
 
-pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library that Qt needs
+pytest.importorskip(
+    "PySide6.QtWidgets", exc_type=ImportError
+)  # or a library that Qt needs is missing
 
 import PySide6
 from PySide6.QtCore import Qt
@@ -25,7 +27,7 @@ if PySide6.__version__ == "6.12.0" and sys.version_info < (3, 12):
 
 
 def application() -> QApplication:
-    """The only one of this process, without a screen unless the environment names a platform."""
+    """The process's application, offscreen unless the environment names a platform."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     found = QApplication.instance()
     if not isinstance(found, QApplication):
@@ -35,7 +37,7 @@ def application() -> QApplication:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Let Qt work until it is so."""
+    """Run Qt's event loop until a condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "stuck"
@@ -43,7 +45,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def idle(window: Window) -> None:
-    """Wait until the worker has done what it was asked for."""
+    """Wait until the worker is idle."""
     wait_until(lambda: window.busy == 0)
 
 
@@ -56,13 +58,13 @@ def click(widget: QWidget) -> None:
 
 
 def enter(window: Window, text: str) -> None:
-    """Type a message, and send it."""
+    """Type a message and send it."""
     QTest.keyClicks(window.text.message, text)
     press(window.text.message, Qt.Key.Key_Return)
 
 
 def say(window: Window, text: str) -> None:
-    """Have a message answered."""
+    """Send a message and wait for the reply."""
     enter(window, text)
     idle(window)
 

@@ -1,4 +1,4 @@
-"""An engine that only counts, served as the others are; and what can be wrong with one."""
+"""An engine that only counts, served like others, with possible faults."""
 
 from __future__ import annotations
 

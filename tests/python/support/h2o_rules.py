@@ -1,7 +1,6 @@
-"""The rules of H2O in numpy, stated for reading, not for speed: what the tests hold the core to.
+"""The rules of H2O in numpy, written for clarity: the reference for the core.
 
-One sequence, one layer. Float64. Written from the paper and its semantics; it shares nothing with
-the core.
+One sequence, one layer, float64. Written from the paper; shares no code with the core.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Kept:
 
 
 def rotated(x: Array, position: int, rope: Rope) -> Array:
-    """A head turned by the angles of a position."""
+    """A head rotated by the angles of a position."""
     n_rot = len(x) if rope.n_rot is None else rope.n_rot
     angles = position * rope.theta ** (-np.arange(0, n_rot, 2) / n_rot)
     apart = n_rot // 2 if rope.layout == "halves" else 1
@@ -41,15 +40,15 @@ def rotated(x: Array, position: int, rope: Rope) -> Array:
 
 @dataclass
 class ReferenceCache:
-    """Feed chunks; see what is kept. `margin` is the smallest gap that decided an eviction."""
+    """A reference cache. `margin` is the smallest score difference that decided an eviction."""
 
     n_heads: int
     n_kv_heads: int
     policy: Policy
     rope: Rope | None = None
     output_weight: Array | None = None  # W_O [n, n_heads * d]
-    sinks: Array | None = None  # [n_heads] logits that join every softmax and have no value
-    slopes: Array | None = None  # [n_heads] by which logits fall with the distance: ALiBi
+    sinks: Array | None = None  # [n_heads] logits in every softmax, without values
+    slopes: Array | None = None  # [n_heads] decrease of logits per distance: ALiBi
     seen: int = 0
     margin: float = np.inf
     heads: list[list[Kept]] = field(default_factory=list)
@@ -58,7 +57,7 @@ class ReferenceCache:
         self.heads = [[] for _ in range(self.n_kv_heads)]
 
     def attend(self, q: Array, k: Array, v: Array) -> Array:
-        """q [n, n_heads, d], k and v [n, n_kv_heads, d] -> [n, n_heads, d]; evicts afterwards."""
+        """q [n, n_heads, d], k and v [n, n_kv_heads, d] -> [n, n_heads, d]; then evicts."""
         n, _, head_dim = q.shape
         group = self.n_heads // self.n_kv_heads
         out = np.zeros_like(q)
@@ -93,7 +92,8 @@ class ReferenceCache:
         return rotated(e.k, rank if self.rope.positions == "rolling" else e.position, self.rope)
 
     def _distances(self, visible: list[Kept], rank: int) -> Array:
-        """How far the last of them is from each: in the text, or in the cache where it rolls."""
+        """The distance of the last token to each, in the text, or in the cache with rolling
+        positions."""
         if self.rope is not None and self.rope.positions == "rolling":
             return rank - np.arange(len(visible), dtype=np.float64)
         return np.array([float(visible[-1].position - e.position) for e in visible])
@@ -110,7 +110,7 @@ class ReferenceCache:
         if self.policy.value_norm == "l1":
             return float(np.abs(v).sum())
         if self.policy.value_norm == "output":
-            # What the query heads of the group would add to the output, one below another.
+            # The contributions of the group's query heads to the output, concatenated.
             assert self.output_weight is not None
             group = self.n_heads // self.n_kv_heads
             heads = np.split(self.output_weight, self.n_heads, axis=1)[g * group : (g + 1) * group]
@@ -125,13 +125,13 @@ class ReferenceCache:
         safe = [e for e in kept if e.position < policy.n_sinks or e.position >= first_recent]
         rest = [e for e in kept if policy.n_sinks <= e.position < first_recent]
         if policy.score == "question" and len(kept) - policy.budget > 1:
-            scores = [e.score for e in rest]  # in the order of positions
+            scores = [e.score for e in rest]  # ordered by position
             for i, e in enumerate(rest):
                 e.score = max(scores[max(i - 3, 0) : i + 4])
-        rest.sort(key=lambda e: (-self._importance(e, g), e.position))  # ties: the older is kept
+        rest.sort(key=lambda e: (-self._importance(e, g), e.position))  # ties keep the older token
         if 0 < policy.n_heavy < len(rest):
             last, first_evicted = rest[policy.n_heavy - 1], rest[policy.n_heavy]
             gap = self._importance(last, g) - self._importance(first_evicted, g)
-            pooled = policy.score == "question" and gap == 0  # the same neighbour's score
+            pooled = policy.score == "question" and gap == 0  # same score as a neighbour
             self.margin = self.margin if pooled else min(self.margin, gap)
         return sorted(safe + rest[: policy.n_heavy], key=lambda e: e.position)

@@ -19,10 +19,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub and `pull` ask of the Hub, and nothing more.
+    """The requests of huggingface_hub and `pull`.
 
-    Attributes: `files`, by name; `asked`, requests as "GET /path"; `ranges`, the bytes asked for;
-    `cuts`: after how many bytes of a file each of the next connections breaks.
+    Attributes: `files`, by name; `asked`, requests as "GET /path"; `ranges`, requested bytes;
+        `cuts`: after how many bytes of a file each of the next connections breaks.
     """
 
     files: ClassVar[dict[str, bytes]]
@@ -57,7 +57,7 @@ class Hub(BaseHTTPRequestHandler):
         return self.send_file(self.files[name])
 
     def describe(self, name: str, *, blobs: bool) -> dict[str, object]:
-        """A file, as the list of a repository has it."""
+        """A file in the listing of a repository."""
         if not blobs:
             return {"rfilename": name}
         data = self.files[name]
@@ -66,7 +66,7 @@ class Hub(BaseHTTPRequestHandler):
         return {"rfilename": name, "size": len(data), "blobId": "b" * 40, "lfs": lfs}
 
     def send_file(self, data: bytes) -> None:
-        """All of it, or from the first byte that is asked for."""
+        """Send the file from the requested byte on."""
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
         if self.command == "HEAD":
             return self.send(200, data, headers)
@@ -82,7 +82,7 @@ class Hub(BaseHTTPRequestHandler):
     def send(
         self, status: int, data: bytes, headers: dict[str, str], n_bytes: int | None = None
     ) -> None:
-        """An answer, of which only the first `n_bytes` come."""
+        """Send a response, truncated to `n_bytes`."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
@@ -95,7 +95,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT does, which is read when huggingface_hub is imported."""
+    """Set HF_ENDPOINT, which huggingface_hub reads at import."""
     from huggingface_hub import constants
 
     url = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
@@ -105,7 +105,7 @@ def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def local_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    """The Hub, at HF_ENDPOINT, with a model and its projector; its cache and ours in `folder`."""
+    """The Hub at HF_ENDPOINT with a model and its projector; caches are in `folder`."""
     from huggingface_hub import constants
 
     model = scripted_opt([]).write(folder / "model.gguf").read_bytes()

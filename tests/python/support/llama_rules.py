@@ -1,6 +1,6 @@
-"""A Llama in numpy on the cache of h2o_rules, in float64: what the tests hold whole models to.
+"""A Llama in numpy with the cache of h2o_rules, in float64: the reference for whole models.
 
-Written from the formulas of the paper (arXiv 2302.13971); it shares nothing with the core.
+Written from the paper's formulas (arXiv 2302.13971); shares no code with the core.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from support.h2o_rules import Array, ReferenceCache
 
 
 class ReferenceLlama:
-    """Feed chunks of one sequence of a GGUF file with F32 or F16 tensors."""
+    """Reads chunks of one sequence, with the weights of a GGUF file in F32 or F16."""
 
     def __init__(self, path: Path, policy: Policy, rolls_at: int) -> None:
-        """`rolls_at`: the number of tokens seen at which positions begin to roll."""
+        """rolls_at: the number of tokens from which positions roll."""
         file = GGUFReader(path)
         self.weights = {
             t.name: np.asarray(t.data, np.float64).reshape(t.shape[::-1]) for t in file.tensors
@@ -43,7 +43,7 @@ class ReferenceLlama:
 
     @property
     def margin(self) -> float:
-        """The smallest gap between scores that decided an eviction."""
+        """The smallest score difference that decided an eviction."""
         return min(cache.margin for cache in self.caches)
 
     def step(self, tokens: list[int]) -> Array:

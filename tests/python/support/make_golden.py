@@ -1,8 +1,8 @@
-"""Writes tests/data/golden: small random models and their logits by Hugging Face transformers.
+"""Writes tests/data/golden: small random models and their logits from Hugging Face transformers.
 
     python tests/python/support/make_golden.py
 
-Needs the extra `reference`. The files are committed, so that the tests need neither.
+Needs the extra `reference`. The files are committed, so that tests do not need it.
 """
 
 from __future__ import annotations

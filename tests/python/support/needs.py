@@ -1,4 +1,4 @@
-"""Marks for tests that need what is not everywhere; where it is missing, they are not collected."""
+"""Marks for tests with requirements; without them, the tests are not collected."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from h2o_cpp import _core
 
-# "auto" is the CPU, which most tests hold to the bit. With H2O_TEST_DEVICE=cuda those that take
-# `device` run on a GPU too.
+# "auto" is the CPU, which most tests compare bit by bit. With H2O_TEST_DEVICE=cuda, tests with the
+# fixture `device` also run on a GPU.
 if os.environ.get("H2O_TEST_DEVICE") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# Checkpoints and texts too large for the repository; tests that take the fixture `shared` need it.
+# Checkpoints and texts that are too large for the repository, for the fixture `shared`.
 SHARED = Path(os.environ.get("H2O_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 
 
 def needs(what: str, there: bool) -> pytest.MarkDecorator:
-    """For a test that needs `what`, as the summary is to name it."""
+    """For a test that needs `what`, shown in the summary."""
     return pytest.mark.skipif(not there, reason=what)
 
 
@@ -38,5 +38,5 @@ def programs(*names: str) -> pytest.MarkDecorator:
 
 LINUX = needs("Linux", sys.platform.startswith("linux"))
 CUDA = needs("a CUDA device (H2O_TEST_DEVICE=cuda)", _core.cuda_device_count() > 0)
-# AddressSanitizer maps terabytes, and keeps freed memory for a while, to find uses of it.
+# AddressSanitizer maps terabytes and delays freeing of memory.
 PLAIN_MEMORY = needs("no AddressSanitizer", "asan" not in os.environ.get("LD_PRELOAD", ""))

@@ -1,7 +1,7 @@
-"""Leaves out tests whose needs are not met here (support/needs.py) and says so in one line.
+"""Excludes tests whose requirements are missing (support/needs.py), with a line in the summary.
 
-A test that is collected passes or fails: to skip while it runs is a failure. A plugin of pytest,
-which conftest.py loads.
+Collected tests pass or fail; skipping at run time is a failure. A pytest plugin, loaded by
+conftest.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from support.needs import SHARED
 
-NOT_COLLECTED = pytest.StashKey[Counter[str]]()  # by what they need
+NOT_COLLECTED = pytest.StashKey[Counter[str]]()  # by requirement
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A file that calls pytest.importorskip has no tests where the package is missing."""
+    """A file that calls pytest.importorskip has no tests if the package is missing."""
     report = yield
     if report.skipped:
         collector.config.stash[NOT_COLLECTED]["optional packages (files)"] += 1
@@ -55,7 +55,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of a worker of pytest-xdist, which collects, to the process that prints."""
+    """From a worker of pytest-xdist, which collects, to the process that prints."""
     if hasattr(session.config, "workeroutput"):
         counts = session.config.stash[NOT_COLLECTED]
         session.config.workeroutput["not collected"] = dict(counts)
@@ -63,7 +63,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Every worker has collected the same, so one of them is asked."""
+    """Every worker has collected the same tests, so one report suffices."""
     counts: Counter[str] = node.config.stash[NOT_COLLECTED]
     if not counts:
         counts.update(getattr(node, "workeroutput", {}).get("not collected", {}))

@@ -1,4 +1,4 @@
-"""Writes tiny random OPT checkpoints as Hugging Face does, and reads GGUF files with gguf-py."""
+"""Tiny random OPT checkpoints in HF's format, and reading GGUF files with gguf-py."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 }
 TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "Ġ", "ab", "Ġa"]
 MERGES = ["a b", "Ġ a"]
-LAYER = {  # the names of gguf.md, section 4, written out again
+LAYER = {  # names from gguf.md, section 4, written independently
     "attn_norm": "self_attn_layer_norm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -41,7 +41,7 @@ NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "i1", "BOOL": "?
 
 
 def random_weights(config: dict[str, Any]) -> Arrays:
-    """Weights by HF name; rounded to bf16 and f16, so that any source dtype holds them exactly."""
+    """Weights by HF name, rounded to bf16 and f16, so that every dtype is exact."""
     rng = np.random.default_rng(0)
     width, hidden = config["hidden_size"], config["ffn_dim"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -65,7 +65,7 @@ def random_weights(config: dict[str, Any]) -> Arrays:
 def write_safetensors(
     path: Path, weights: Arrays, dtype: str = "F32", dtypes: dict[str, str] | None = None
 ) -> None:
-    """Writes weights as `dtype`, but those in `dtypes` as it says."""
+    """Write weights as `dtype`, except those in `dtypes`."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, values in weights.items():
@@ -82,7 +82,7 @@ def write_safetensors(
 
 
 def write_shards(checkpoint: Path, names: list[str]) -> dict[str, str]:
-    """Replaces model.safetensors by shards with an index; returns its weight_map."""
+    """Replace model.safetensors by shards with an index; returns its weight_map."""
     weights = random_weights(CONFIG)
     weight_map = {key: names[i % len(names)] for i, key in enumerate(weights)}
     for file in names:
@@ -98,7 +98,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_tokenizer_json(path: Path, changes: dict[str, object] | None = None) -> None:
-    """The same tokenizer as tokenizer.json, with changes by dotted key."""
+    """Write the same tokenizer as tokenizer.json, with changes by dotted key."""
     tokenizer: dict[str, Any] = {
         "added_tokens": [{"id": 2, "content": "</s>", "special": True}],
         "normalizer": None,
@@ -119,7 +119,7 @@ def write_tokenizer_json(path: Path, changes: dict[str, object] | None = None) -
 
 
 def make_checkpoint(path: Path, **config: object) -> Arrays:
-    """Writes a random checkpoint with changes of its config; returns its weights by HF name."""
+    """Write a random checkpoint with changes of its config; returns its weights by HF name."""
     path.mkdir(exist_ok=True)
     weights = random_weights(CONFIG | config)
     write_json(path / "config.json", CONFIG | config)
@@ -132,7 +132,7 @@ def make_checkpoint(path: Path, **config: object) -> Arrays:
 
 
 def expected_tensors(weights: Arrays, layers: int = CONFIG["num_hidden_layers"]) -> Arrays:
-    """The tensors of a file by GGUF name, in any order."""
+    """The expected tensors of a file by GGUF name."""
     names = {"token_embd": "embed_tokens", "output_norm": "final_layer_norm"}
     for i in range(layers):
         names |= {f"blk.{i}.{gguf}": f"layers.{i}.{hf}" for gguf, hf in LAYER.items()}

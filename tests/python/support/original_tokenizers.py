@@ -1,6 +1,6 @@
-"""The tokenizers that ours must agree with: the libraries tokenizers and sentencepiece.
+"""The reference tokenizers: the libraries tokenizers and sentencepiece.
 
-`original` gives one of them the vocabulary of a GGUF file's metadata.
+`original` creates one with the vocabulary of a GGUF file's metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GPT_4O = (
 )
 _DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]
 
-# tokenizer.ggml.pre -> regular expressions, each of which cuts what the one before it left.
+# tokenizer.ggml.pre -> regular expressions, applied one after another.
 CUTS = {
     "default": _DEFAULT,
     "gpt-2": [_GPT_2],
@@ -54,12 +54,12 @@ CUTS = {
 _NFC = {"mpt", "olmo", "qwen2", "command-r"}
 _LLAMA_BPE = {"llama-bpe", "llama3", "llama-v3"}
 _OF_ARCHITECTURE = {"gpt2": "gpt-2", "gptneox": "olmo"}  # files without tokenizer.ggml.pre
-_ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, whatever the file says
+_ENDS = {"<|end|>", "<|im_end|>", "<|endoftext|>"}  # control tokens, regardless of the file
 _SILENT = {UNKNOWN, CONTROL, UNUSED}
 
 
 class Library(Protocol):
-    """A tokenizer that knows no special tokens."""
+    """A tokenizer without special tokens."""
 
     def encode(self, text: str, *, begins: bool) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -67,10 +67,10 @@ class Library(Protocol):
 
 @dataclass(frozen=True)
 class Original:
-    """A library's tokenizer, and what the metadata says around it."""
+    """A library's tokenizer, with the metadata's special tokens."""
 
     library: Library
-    bytes: list[bytes]  # of each token
+    bytes: list[bytes]  # by token
     special: dict[str, int]
     before: list[int]
     after: list[int]
@@ -128,7 +128,7 @@ def original(metadata: dict[str, Any]) -> Original:
 
 
 def check(ours: Tokenizer, theirs: Original, text: str) -> None:
-    """The same tokens with any options."""
+    """Compare tokens with all options."""
     for add_special in (True, False):
         for parse_special in (True, False):
             for begins in (True, False):
@@ -174,7 +174,7 @@ class _SentencePieces:
         def processor(space: bool, one_space: bool) -> SentencePieceProcessor:
             data = encode_model(
                 list(zip(tokens, keys["scores"], types, strict=True)),
-                {3: 2, 4: len(tokens), 35: int(BYTE in types)},  # BPE, its size, byte fallback
+                {3: 2, 4: len(tokens), 35: int(BYTE in types)},  # BPE, size, byte fallback
                 {1: b"identity", 3: int(space), 4: int(one_space)},
             )
             return SentencePieceProcessor(model_proto=data)
@@ -191,7 +191,7 @@ class _SentencePieces:
 
 
 def _with_one_unknown(types: list[int], unknown: int) -> list[int]:
-    """As SentencePiece wants them: exactly one token is the unknown one."""
+    """SentencePiece needs exactly one unknown token."""
     if types[unknown] != UNKNOWN and UNKNOWN in types:
         unknown = types.index(UNKNOWN)
     fixed = [CONTROL if kind == UNKNOWN else kind for kind in types]

@@ -1,4 +1,4 @@
-"""A schema, and whether a text is JSON by it."""
+"""A schema, and whether a text is JSON that follows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERSON: dict[str, Any] = {
 
 
 def is_person(text: str) -> bool:
-    """Whether it is JSON by PERSON."""
+    """Whether a text is JSON that follows PERSON."""
     value = json.loads(text)
     return (
         list(value) == ["name", "age", "tags"]

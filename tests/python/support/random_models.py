@@ -1,4 +1,4 @@
-"""Random models of every family, made with Hugging Face transformers, and how exact float32 is."""
+"""Random models of every family from Hugging Face transformers, and tolerances for float32."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OLD_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
-_CONFIGS = {"Gemma3": "Gemma3Text"}  # whose own config is that of a model that sees
+_CONFIGS = {"Gemma3": "Gemma3Text"}  # whose own config is that of a vision model
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A transformers model class and the options of its config that matter here."""
+    """A transformers model class and the relevant options of its config."""
 
     model: str  # of transformers: "Llama", "OPT", ...
     n_embd: int
@@ -202,7 +202,7 @@ RECIPES = {
 
 
 def make_model(recipe: Recipe, seed: int) -> Any:
-    """A causal language model in float32 with every parameter random, biases and norms too."""
+    """A causal language model in float32 with all parameters random, including biases and norms."""
     import torch
     import transformers
 
@@ -210,7 +210,7 @@ def make_model(recipe: Recipe, seed: int) -> Any:
     model: Any = getattr(transformers, name)(recipe.config())
     model.eval()
     if hasattr(model.config, "num_experts_per_tok"):
-        model.set_experts_implementation("eager")  # which knows double precision
+        model.set_experts_implementation("eager")  # supports float64
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -218,12 +218,14 @@ def make_model(recipe: Recipe, seed: int) -> Any:
             if "norm" in name and name.endswith("weight"):
                 parameter.mul_(0.2).add_(1)
             elif parameter.ndim >= 2:
-                parameter.div_(parameter.shape[-1] ** 0.5)  # outputs about as large as inputs
+                parameter.div_(
+                    parameter.shape[-1] ** 0.5
+                )  # outputs have about the magnitude of inputs
     return model
 
 
 def save_checkpoint(model: Any, path: Path) -> None:
-    """As Hugging Face saves it, with a small vocabulary."""
+    """Save in HF's format, with a small vocabulary."""
     model.save_pretrained(path)
     write_tokenizer_json(path)
 
@@ -234,7 +236,7 @@ def random_tokens(seed: int) -> NDArray[np.int64]:
 
 
 def reference_logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Logits [n, n_vocab] in double precision."""
+    """Logits [n, n_vocab] in float64."""
     import torch
 
     with torch.no_grad():
@@ -262,10 +264,9 @@ def float32_tolerance(recipe: Recipe, logits: NDArray[np.float64]) -> float:
 
 
 def product_bits(backend: str, outtype: str) -> int:
-    """Significant bits of the factors of a product with weights of that type.
+    """Significant bits of the factors of products with weights of this type.
 
-    A back end that calls itself "cpu (x86_64_v4_amx, 2 threads)" rounds weights in f16 and what
-    they are multiplied with to bf16.
+    A back end such as "cpu (x86_64_v4_amx, 2 threads)" rounds f16 weights and their inputs to bf16.
     """
     in_bf16 = re.match(r"cpu \(x86_64_v4_(bf16|amx),", backend) is not None
     bits = {"f32": 24, "f16": 11, "bf16": 8, "q8_0": 7}[outtype]
@@ -273,9 +274,9 @@ def product_bits(backend: str, outtype: str) -> int:
 
 
 def products_error(recipe: Recipe, bits: int) -> float:
-    """How far, relative to the largest, logits may be if each product's factors have those bits.
+    """The tolerance of logits, relative to the largest, if factors have this many bits.
 
-    Each of the at most 7 matrices of a layer and the 2 outside adds an error of about 2^-bits, of
-    random sign. That of one factor is evenly spread within it, so that of two is less than it too.
+    Each of the at most 7 matrices of a layer and the 2 others adds an error of about 2^-bits of
+    random sign. The error of one factor is uniform within it, so that of two is also below it.
     """
     return 6 * 2.0**-bits * float(np.sqrt(7 * recipe.n_layers + 2))

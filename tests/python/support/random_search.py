@@ -1,4 +1,4 @@
-"""How Hypothesis searches: the same examples in every run, or with H2O_RANDOM_SEARCH=1 new ones."""
+"""Hypothesis profiles: the same examples in every run, or new ones with H2O_RANDOM_SEARCH=1."""
 
 import os
 
@@ -8,12 +8,12 @@ NEW_EXAMPLES = os.environ.get("H2O_RANDOM_SEARCH") == "1"
 
 
 def examples(count: int) -> int:
-    """How many to try where `count` are tried by default."""
+    """The number of examples, by default `count`."""
     return 20 * count if NEW_EXAMPLES else count
 
 
 def load_profile() -> None:
-    """For every test that says no other; called before the tests are imported."""
+    """Set the default profile; called before tests are imported."""
     hypothesis.settings.register_profile(
         "h2o",
         deadline=None,

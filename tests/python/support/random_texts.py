@@ -1,4 +1,4 @@
-"""Random policies and texts for KVCache, by hypothesis."""
+"""Random policies and texts for KVCache, by Hypothesis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = st.builds(
 
 @dataclass
 class Text:
-    """Random queries, keys and values, and how they are cut into chunks."""
+    """Random queries, keys and values, and their chunks."""
 
     n_heads: int
     n_kv_heads: int
@@ -74,14 +74,14 @@ class Text:
         )
 
     def output_weight(self) -> NDArray[np.float32]:
-        """A matrix W_O, larger for some heads than for others."""
+        """A matrix W_O with a different magnitude for each head."""
         random = np.random.default_rng([self.seed, 1])
         heads = random.normal(size=(7, self.n_heads, self.head_dim)) / 7
         heads *= random.uniform(0.1, 2, size=(self.n_heads, self.head_dim))
         return heads.reshape(7, -1).astype(np.float32)
 
     def run(self, cache: KVCache) -> NDArray[np.float32]:
-        """Outputs of all tokens."""
+        """The outputs of all tokens."""
         parts = np.split(np.arange(self.n), np.cumsum(self.chunks)[:-1])
         q, k, v = self.arrays()
         return np.concatenate([cache.attend(q[i], k[i], v[i]) for i in parts])

@@ -1,4 +1,4 @@
-"""Writes tiny random checkpoints of the families with rotary positions, as Hugging Face does."""
+"""Tiny random checkpoints of families with rotary positions, in HF's format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The keys of their files, without the architecture's prefix
+# Metadata keys without the architecture's prefix.
 _COMMON_KEYS: dict[str, Any] = {
     "context_length": 32,
     "embedding_length": 64,
@@ -82,8 +82,8 @@ METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-# The names of gguf.md, section 3, written out again: GGUF, HF, rows, columns. "B" in the third
-# place marks a bias that comes with attention_bias, "M" one that comes with mlp_bias.
+# Names from gguf.md, section 3, written independently: GGUF, HF, rows, columns. "B" in the third
+# place: a bias with attention_bias; "M": one with mlp_bias.
 _LLAMA = [
     ("attn_norm", "input_layernorm", "e", ""),
     ("attn_q", "self_attn.q_proj", "q", "e"),
@@ -160,7 +160,7 @@ def random_weights(architecture: str, config: dict[str, Any]) -> Arrays:
 
 
 def make_checkpoint(path: Path, architecture: str, **config: object) -> Arrays:
-    """Writes a random checkpoint with changes of its config; returns its weights by HF name."""
+    """Write a random checkpoint with changes of its config; returns its weights by HF name."""
     path.mkdir(exist_ok=True)
     settings = CONFIGS[architecture] | config
     weights = random_weights(architecture, settings)
@@ -171,7 +171,7 @@ def make_checkpoint(path: Path, architecture: str, **config: object) -> Arrays:
 
 
 def expected_tensors(architecture: str, config: dict[str, Any], weights: Arrays) -> Arrays:
-    """The tensors of a file by GGUF name; rows are re-ordered one by one."""
+    """The expected tensors by GGUF name; rows are permuted one by one."""
     tensors: Arrays = {}
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for gguf, (hf, _) in tensor_names(architecture, config).items():
@@ -187,20 +187,20 @@ def expected_tensors(architecture: str, config: dict[str, Any], weights: Arrays)
 
 
 def _half_row(row: int, head: int) -> int:
-    """The row of HF at which dimension `row` of ggml's adjacent pairs is found."""
+    """The row in HF of dimension `row` of ggml's adjacent pairs."""
     start, dimension = row - row % head, row % head
     return start + dimension // 2 + dimension % 2 * (head // 2)
 
 
 def _fused_row(row: int, head: int, width: int) -> int:
-    """The row of HF, ordered by head, at which row `row` of all Q, all K, all V is found."""
+    """The row in HF, ordered by head, of row `row` of all Q, all K, all V."""
     projection, rest = divmod(row, width)
     index, dimension = divmod(rest, head)
     return (3 * index + projection) * head + dimension
 
 
 def model_metadata(file: Path) -> dict[str, Any]:
-    """The keys of a GGUF file that say what the model is, without the architecture's prefix."""
+    """The model's metadata without the architecture's prefix."""
     metadata = read_metadata(file)
     prefix = f"{metadata['general.architecture']}."
     return {

@@ -1,4 +1,4 @@
-"""What the samplers are, in numpy, with everything sorted: for comparison with the core."""
+"""The samplers in numpy, by sorting: the reference for the core."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OFF: dict[str, Any] = {
 
 
 class Mt19937x64:
-    """The 64-bit Mersenne Twister (Nishimura and Matsumoto), as C++ has it."""
+    """The 64-bit Mersenne Twister (Nishimura and Matsumoto), as in C++."""
 
     def __init__(self, seed: int) -> None:
         self.state = [seed]
@@ -67,14 +67,15 @@ class Mt19937x64:
         return x ^ x >> 43
 
     def uniform(self) -> float:
-        """From 0 to 1, of 53 bits."""
+        """Uniform from 0 to 1, with 53 bits."""
         return (self() >> 11) * 2.0**-53
 
 
 def longest_repetitions(
     tokens: Sequence[int], least: int, breakers: Sequence[int]
 ) -> dict[int, int]:
-    """How long a repetition each token would extend, by trying all; from `least` on."""
+    """The length of the repetition that each token would extend, by brute force; from `least` "
+    "on."""
     limit = len(tokens)
     for i in range(len(tokens)):
         if tokens[-1 - i] in breakers:
@@ -92,10 +93,10 @@ def longest_repetitions(
 
 
 class Reference:
-    """A sampler with these options, beside OFF, and a margin for rounding.
+    """A sampler with these options, besides OFF, and a margin for rounding.
 
-    The set that is left of the candidates, and the probability of each, are `left` and `p` after a
-    call; `margin` is how near the nearest decision was, in parts of the number decided about.
+    After a call, `left` and `p` are the remaining candidates and their probabilities; `margin` is
+    the relative distance of the closest decision.
     """
 
     def __init__(self, n_vocab: int, options: dict[str, Any], breakers: Sequence[int] = ()) -> None:
@@ -217,7 +218,7 @@ class Reference:
             sums = np.cumsum(p[order])
             self._near(sums, self.o["typical_p"])
             n = 1 + int(np.searchsorted(sums, self.o["typical_p"], side="right"))
-            if n < len(p):  # the last of those kept, and the next, could change places
+            if n < len(p):  # the last kept one and the next could swap
                 self._near(distance[order[n]], distance[order[n - 1]])
             self._keep(order[:n])
 

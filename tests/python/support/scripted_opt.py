@@ -1,4 +1,4 @@
-"""OPT models that say a given text, as GGUF files that are easily broken."""
+"""OPT models that generate a given text, as GGUF files that are easy to damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 F32, F16 = 0, 1  # tensor types
 U32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # value types
-END = 256  # the end-of-text token; below it each byte is a token
+END = 256  # end-of-text; smaller tokens are bytes
 N_VOCAB = 258
 ALIGNMENT = 32
 
@@ -24,13 +24,13 @@ VISIBLE = [chr(b if b in _shown else 256 + _hidden.index(b)) for b in range(256)
 
 
 def text(value: str) -> bytes:
-    """A string as GGUF has it: its length and its bytes."""
+    """A string in GGUF: its length and its bytes."""
     data = value.encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def u32(value: int) -> bytes:
-    """A metadata value, its type in front, as the next ones are too."""
+    """A metadata value with its type, like the next ones."""
     return struct.pack("<II", U32, value)
 
 
@@ -56,7 +56,7 @@ def integers(values: Sequence[int]) -> bytes:
 
 @dataclass
 class Tensor:
-    """A tensor; its offset is where the one before it ends unless it says otherwise."""
+    """A tensor; by default its offset is the end of the previous one."""
 
     dims: tuple[int, ...]  # fastest first
     data: bytes
@@ -73,7 +73,7 @@ class Gguf:
     version: int = 3
 
     def fields(self) -> list[bytes]:
-        """The file, cut wherever one thing ends and another begins."""
+        """The file, split between fields."""
         counts = (len(self.tensors), len(self.keys))
         fields = [b"GGUF", struct.pack("<I", self.version), *(struct.pack("<Q", n) for n in counts)]
         for key, value in self.keys.items():
@@ -91,7 +91,7 @@ class Gguf:
         return fields[:-1]
 
     def boundaries(self) -> list[int]:
-        """Where fields end, the end of the file excluded."""
+        """The ends of fields, except the end of the file."""
         size = len(self.encode())
         return sorted({end for end in accumulate(map(len, self.fields())) if end < size})
 
@@ -113,7 +113,7 @@ def scripted_opt(script: Sequence[int], n_ctx: int = 64) -> Gguf:
     matrix has a large weight where a token and a position belong together.
     """
     if len(script) > n_ctx:
-        raise ValueError(f"{len(script)} tokens to say, n_ctx is {n_ctx}")
+        raise ValueError(f"the script has {len(script)} tokens, expected at most n_ctx={n_ctx}")
     n_embd, n_ff = n_ctx, 8
     output = np.zeros((N_VOCAB, n_embd), np.float32)
     output[[*script, *[END] * (n_ctx - len(script))], np.arange(n_ctx)] = 8
@@ -125,7 +125,7 @@ def scripted_opt(script: Sequence[int], n_ctx: int = 64) -> Gguf:
         "token_embd.weight": np.zeros((N_VOCAB, n_embd), np.float16),
         "position_embd.weight": np.eye(n_ctx, dtype=np.float32),
         "output_norm.weight": np.ones(n_embd, np.float32),
-        # brings the norm of a unit vector to 0 where the vector is 0
+        # the norm of a unit vector becomes 0 where the vector is 0
         "output_norm.bias": np.full(n_embd, (n_embd - 1) ** -0.5, np.float32),
         "output.weight": output,
     }

@@ -1,4 +1,4 @@
-"""A server in a thread, and plain HTTP to it."""
+"""A server in a thread, and an HTTP client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A server that listens."""
+    """A running server."""
 
     app: Any
     port: int
@@ -60,7 +60,7 @@ class Server(NamedTuple):
     def ask(
         self, path: str, body: Any = None, *, method: str | None = None, **headers: str
     ) -> Answer:
-        """One request; a body that is no bytes is sent as JSON."""
+        """Send a request; bodies other than bytes are sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             if body is not None and not isinstance(body, bytes):
@@ -73,13 +73,13 @@ class Server(NamedTuple):
             connection.close()
 
     def begin(self, body: Any, path: str = "/v1/completions") -> http.client.HTTPConnection:
-        """Send a request, and wait for nothing."""
+        """Send a request without waiting."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         return connection
 
     def metric(self, name: str) -> float:
-        """Of a metric; of labels that have not been counted yet, 0."""
+        """A metric's value; 0 for labels that were not counted yet."""
         lines = self.ask("/metrics").body.decode().splitlines()
         values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
         assert values or "{" in name, f"there is no metric {name}"
@@ -90,7 +90,7 @@ class Server(NamedTuple):
 def serving(
     generator: Generator, *, listen: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[Server]:
-    """Serve it under the name "tiny"; listen: arguments of the process, options: of the app."""
+    """Serve a generator as "tiny"; listen: arguments of the server, options: of the app."""
     app = create_app(generator, name="tiny", **options)
     server = Process(app, **{"host": "127.0.0.1", "port": 0, "grace": 0, **(listen or {})})
     thread = threading.Thread(target=server.run, daemon=True)
@@ -118,7 +118,7 @@ def no_text_left() -> bool:
 
 
 def events(body: bytes) -> list[Any]:
-    """Of a stream: its chunks, and at the end the text [DONE]."""
+    """The chunks of a stream, then the text [DONE]."""
     found: list[Any] = []
     for event in body.decode().split("\n\n")[:-1]:
         data = event.removeprefix("data: ")

@@ -1,4 +1,4 @@
-"""A short text, for tests of what the cache keeps of it."""
+"""A short text for tests of the cache."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Snapshots that are changed and sealed again."""
+"""Modified snapshots with valid checksums."""
 
 import struct
 
 
 def checksum(data: bytes) -> int:
-    """As ByteReader has it: FNV-1a over words of 8 bytes."""
+    """FNV-1a over words of 8 bytes, as in ByteReader."""
     total = 14695981039346656037 ^ len(data)
     for i in range(0, len(data), 8):
         word = int.from_bytes(data[i : i + 8].ljust(8, b"\0"), "little")
@@ -14,5 +14,5 @@ def checksum(data: bytes) -> int:
 
 
 def sealed(data: bytes) -> bytes:
-    """With the size and the checksum that it now has."""
+    """With updated size and checksum."""
     return data[:12] + struct.pack("<QQ", len(data) - 28, checksum(data[28:])) + data[28:]

@@ -1,4 +1,4 @@
-"""Writes SentencePiece models (tokenizer.model, a protocol buffer), and reads vocabularies."""
+"""Writing SentencePiece models (tokenizer.model, a protocol buffer), and reading vocabularies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _varint(value: int) -> bytes:
 
 
 def encode_field(number: int, value: int | float | bytes | str) -> bytes:
-    """One field: an integer, a 32-bit float, or a message or text."""
+    """A protobuf field: an integer, a 32-bit float, a message or a text."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     if isinstance(value, float):
@@ -55,13 +55,13 @@ def encode_model(
 
 
 def write_tokenizer_model(path: Path, data: bytes | None = None) -> None:
-    """Writes tokenizer.model to a checkpoint, and removes other tokenizers."""
+    """Write tokenizer.model to a checkpoint and remove other tokenizers."""
     (path / "tokenizer.json").unlink(missing_ok=True)
     (path / "tokenizer.model").write_bytes(encode_model() if data is None else data)
 
 
 def template(before: list[str], after: list[str]) -> dict[str, Any]:
-    """The post_processor of a tokenizer.json that adds tokens to a text."""
+    """A post_processor for tokenizer.json that adds tokens to a text."""
     parts: list[dict[str, Any]] = [{"SpecialToken": {"id": t, "type_id": 0}} for t in before]
     parts.append({"Sequence": {"id": "A", "type_id": 0}})
     parts += [{"SpecialToken": {"id": t, "type_id": 0}} for t in after]
@@ -93,5 +93,5 @@ def write_sentencepiece_json(path: Path, **changes: object) -> None:
 
 
 def read_tokens(path: Path, size: int, config: dict[str, Any] | None = None) -> Vocabulary:
-    """The vocabulary of a checkpoint of a family that says nothing of its own about tokens."""
+    """The vocabulary of a checkpoint, for a family without tokens of its own."""
     return read_vocabulary(path, config or {}, size=size, add_bos=False, control_tokens=frozenset())

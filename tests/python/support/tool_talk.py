@@ -1,5 +1,4 @@
-"""A scripted model that calls tools, whose template tells it of them, and templates like those of
-the families."""
+"""A scripted model that calls tools, and short forms of the families' chat templates."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from support.vocabularies import byte_pairs
 N_CTX = 1024
 CALL, CALL_END, IM_END = 1, 2, 257  # tokens
 
-# Their own text is short, so that a prompt can be counted.
+# Their own text is short, to make prompts countable.
 TOOLS = """{%- if tools %}{{ tools | length }}{% endif %}
 {%- for m in messages %}{{ m.role[0] }}{{ m.content }}
 {%- for c in m.tool_calls or () %}<tool_call>{{ c.function | tojson }}{% endfor %};{% endfor %}"""
 THINKS = TOOLS + "{# <think> </think> #}"
 
-# What real templates do, in short.
+# Short forms of real templates.
 HERMES = """{%- if tools %}
     {{- '<|im_start|>system\n# Tools\n<tools>' }}
     {%- for tool in tools %}
@@ -74,9 +73,9 @@ WEATHER: dict[str, Any] = {
 
 
 def talking(folder: Path, replies: dict[int, str | list[int]], template: str = TOOLS) -> Path:
-    """A model that says each reply after a prompt of so many tokens, and then ends.
+    """A model that generates each reply after a prompt of this many tokens, then ends.
 
-    <tool_call> is a special token, in a text of replies too.
+    <tool_call> is a special token, also in replies.
     """
     script = [END] * N_CTX
     for n_prompt, reply in replies.items():
@@ -92,6 +91,6 @@ def talking(folder: Path, replies: dict[int, str | list[int]], template: str = T
 
 
 def spell(text: str) -> list[int]:
-    """As tokens, with the special ones."""
+    """The tokens of a text, including special ones."""
     begun = text.replace("</tool_call>", chr(CALL_END)).replace("<tool_call>", chr(CALL))
     return [*begun.encode()]

@@ -1,4 +1,4 @@
-"""Vocabularies as GGUF metadata: small ones, and those of published tokenizers; texts for them."""
+"""Vocabularies as GGUF metadata, small and published ones; texts for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ any_text = st.one_of(
 
 
 def byte_pairs(*extra: tuple[str, int], pre: str = "gpt-2", **keys: Any) -> dict[str, Any]:
-    """Every byte is a token, 256 is </s>, 257 is "ab"; after them `extra` with their types."""
+    """Bytes, then 256: </s>, 257: "ab", and `extra` with their types."""
     tokens = [*VISIBLE, "</s>", "ab", *(text for text, _ in extra)]
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -63,7 +63,7 @@ def byte_pairs(*extra: tuple[str, int], pre: str = "gpt-2", **keys: Any) -> dict
 
 
 def sentence_pieces(*extra: tuple[str, int], **keys: Any) -> dict[str, Any]:
-    """Unknown, <s>, </s>, every byte; then from 259 on ▁, a, b, ab, ▁ab, ▁a and `extra`."""
+    """Unknown, <s>, </s>, every byte; from 259 on ▁, a, b, ab, ▁ab, ▁a and `extra`."""
     pieces = ["\u2581", "a", "b", "ab", "\u2581ab", "\u2581a"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     types = [2, 3, 3] + [6] * 256 + [1] * len(pieces) + [kind for _, kind in extra]
@@ -92,7 +92,7 @@ def opt_vocabulary(shared: Path) -> dict[str, Any]:
 
 
 def from_tokenizer_json(path: Path, pre: str) -> dict[str, Any]:
-    """The vocabulary of a Hugging Face tokenizer.json of byte-level BPE."""
+    """The vocabulary of a byte-level BPE in a Hugging Face tokenizer.json."""
     document = json.loads(path.read_text(encoding="utf-8"))
     ids: dict[str, int] = document["model"]["vocab"]
     kinds = {}
@@ -132,7 +132,7 @@ def from_sentencepiece(path: Path) -> dict[str, Any]:
 
 
 def write_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
-    """A GGUF file of metadata alone. Lone surrogates in text are bytes that are not UTF-8."""
+    """A GGUF file of metadata only. Lone surrogates represent bytes that are not UTF-8."""
     writer = GGUFWriter(path, metadata.get("general.architecture", "test"))
     for key, value in metadata.items():
         if key == "general.architecture":
@@ -142,7 +142,7 @@ def write_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
         elif isinstance(value, int):
             writer.add_int64(key, value)
         elif isinstance(value, str):
-            writer.add_key_value(key, value, GGUFValueType.STRING)  # the empty one too
+            writer.add_key_value(key, value, GGUFValueType.STRING)  # also if empty
         else:
             writer.add_array(key, [_raw(element) for element in value])
     writer.write_header_to_file()
@@ -170,7 +170,7 @@ def tokenizer_of_file(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def vectors_of_llama_cpp(shared: Path, name: str) -> tuple[Tokenizer, list[tuple[str, list[int]]]]:
-    """A tokenizer of its tests, and texts with the tokens that they expect."""
+    """A tokenizer from llama.cpp's tests, and texts with expected tokens."""
     path = shared / "tokenizers" / "ggml-vocab" / f"ggml-vocab-{name}.gguf"
     tokenizer, _ = tokenizer_of_file(path)
     with open(f"{path}.inp", encoding="utf-8", newline="") as file:

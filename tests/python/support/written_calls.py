@@ -1,4 +1,4 @@
-"""Replies that call tools, as a model of each format writes them."""
+"""Replies with tool calls, as models of each format write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Call = tuple[str, dict[str, Any]]  # a tool's name, and its arguments
 
 
 def written(format: str, calls: Sequence[Call], *, indent: int | None = None) -> str:
-    """A reply that is these calls; indent: of JSON."""
+    """A reply with these calls; indent: of the JSON."""
 
     def dumps(value: Any) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=False)

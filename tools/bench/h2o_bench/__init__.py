@@ -1,1 +1,1 @@
-"""Measuring speed: one file (`measurement`), and engines beside each other (`comparison`)."""
+"""Benchmarks: this engine and baselines, their measurements and reports."""

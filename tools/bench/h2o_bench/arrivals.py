@@ -1,4 +1,4 @@
-"""Requests that arrive at random: continuous batching, by the Engine, against static batches."""
+"""Requests arriving at random: continuous batching by the Engine against static batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from h2o_cpp.model.session import open_model
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: when it comes, in seconds, its prompt, and by how many tokens to continue it."""
+    """A request: its arrival in seconds, its prompt, and the number of tokens to generate."""
 
     at: float
     prompt: Sequence[int]
@@ -34,19 +34,19 @@ class Arrival:
 
 @dataclass
 class Observed:
-    """What those who asked have seen, in seconds: a piece of m tokens is m equal gaps."""
+    """Latencies seen by clients, in seconds; a piece of m tokens is m equal gaps."""
 
     seconds: float = 0.0  # from the first arrival to the last token
     n_tokens: int = 0
-    first: list[float] = field(default_factory=list)  # of each request, from its arrival
+    first: list[float] = field(default_factory=list)  # time to first token, per request
     gaps: list[float] = field(default_factory=list)  # between tokens
 
     def add(self, at: float, seen: Sequence[tuple[float, int]]) -> None:
-        """Of a request, when its pieces came, and how many tokens there were then."""
+        """Add a request's arrival times of pieces and token counts."""
         (begun, had), *others = seen
         self.first.append(begun - at)
         for now, n in others:
-            if n == had:  # the last piece, which is empty
+            if n == had:  # the last, empty piece
                 continue
             self.gaps += [(now - begun) / (n - had)] * (n - had)
             begun, had = now, n
@@ -55,9 +55,9 @@ class Observed:
 
 
 def arrivals(n: int, rate: float | None, n_vocab: int, seed: int = 0) -> list[Arrival]:
-    """Prompts of 16 to 512 tokens, continued by 16 to 256, the logarithms spread evenly.
+    """Prompts of 16 to 512 tokens, outputs of 16 to 256, log-uniform.
 
-    rate: in a second, as a Poisson process; None: all at once.
+    rate: requests per second of a Poisson process; None: all at once.
     """
     rng = np.random.default_rng(seed)
     found, at = [], 0.0
@@ -69,7 +69,7 @@ def arrivals(n: int, rate: float | None, n_vocab: int, seed: int = 0) -> list[Ar
 
 
 def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
-    """By an Engine, each request a task that waits for its pieces."""
+    """Run the requests on an Engine, each in an asyncio task."""
     observed = Observed()
 
     async def ask(engine: Engine, one: Arrival, begun: float) -> None:
@@ -79,7 +79,7 @@ def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
         )
         seen = [(perf_counter() - begun, completion.n_read) async for _ in completion]
         _check(one, completion.n_read)
-        if not seen or seen[-1][1] < one.n:  # the last tokens have made no text
+        if not seen or seen[-1][1] < one.n:  # the last tokens had no text
             seen.append((perf_counter() - begun, one.n))
         observed.add(one.at, seen)
 
@@ -93,7 +93,7 @@ def run_continuous(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
 
 
 def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
-    """Those who have come begin together; who comes later waits until all of them have ended."""
+    """Run the arrived requests as a batch; later ones wait until it has ended."""
     observed = Observed()
     seeds = random.Random(0)
     todo, begun = [*requests], perf_counter()
@@ -116,12 +116,12 @@ def run_static(runtime: Runtime, requests: Sequence[Arrival]) -> Observed:
 
 
 def measure_arrivals(bench: Bench) -> None:
-    """Section 23: both, with the full cache and 20 % of it, in the memory of the table."""
+    """Section 23: both, with the full cache and a budget of 20%, in the table's memory."""
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
     whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
     room = max(1, memory_of(bench, path, whole) - path.stat().st_size)
-    n_ctx = 512 + 256  # the longest that arrives
+    n_ctx = 512 + 256  # longest request
     caches = {f"{OURS}, full": None, f"{OURS}, hh={SHARE}": SHARE}
     rate = None
     for name, hh in caches.items():
@@ -134,7 +134,7 @@ def measure_arrivals(bench: Bench) -> None:
         n_vocab = runtime.model.n_vocab
         at_once = run_continuous(runtime, arrivals(plan.requests, None, n_vocab))
         _record(bench, shape, f"{name}, continuous, all at once", k, at_once)
-        if rate is None:  # the same for all
+        if rate is None:  # identical for all
             rate = plan.load * plan.requests / at_once.seconds
             bench.results.add(Record(ARRIVALS, shape, "", "requests/s", (rate,)))
         requests = arrivals(plan.requests, rate, n_vocab)
@@ -155,4 +155,4 @@ def _record(bench: Bench, shape: str, name: str, k: int, observed: Observed) -> 
 
 def _check(one: Arrival, n_tokens: int) -> None:
     if n_tokens != one.n:
-        raise RuntimeError(f"{n_tokens} tokens came, not {one.n}")
+        raise RuntimeError(f"got {n_tokens} tokens, expected {one.n}")

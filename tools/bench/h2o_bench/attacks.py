@@ -1,4 +1,4 @@
-"""Hostile clients of a server: what they send, and what they get."""
+"""Hostile clients of a server."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-_BYTES = 4_000_000  # of a body, just within the server's limit
+_BYTES = 4_000_000  # body size, just below the server's limit
 _PART = 65536
-_PAUSE = 0.5  # seconds until who was cut off connects again
+_PAUSE = 0.5  # seconds before reconnecting
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Connections that send a request as fast as they can, or part of one and then nothing."""
+    """Connections that send requests repeatedly, or part of one and then stall."""
 
     what: str
     n_connections: int
     body: Callable[[], bytes]
     path: str = "/v1/completions"
     has_key: bool = True
-    n_sent: int | None = None  # bytes of the request; None: all, again and again
+    n_sent: int | None = None  # bytes of the request to send; None: all, repeatedly
 
 
 @cache
@@ -60,7 +60,7 @@ ATTACKS = {
 
 
 async def run_attack(port: int, attack: Attack, key: str, seen: Counter[str]) -> None:
-    """Go on until cancelled. `seen` counts statuses, and connections that were cut without one."""
+    """Attack until cancelled. `seen` counts statuses, and connections closed without one."""
     body = attack.body()
     lines = [
         f"POST {attack.path} HTTP/1.1",
@@ -90,7 +90,7 @@ async def _send(port: int, request: memoryview) -> bytes:
     head = asyncio.ensure_future(reader.readline())
     try:
         for at in range(0, len(request), _PART):
-            if head.done():  # it is refused before it has been sent
+            if head.done():  # rejected before it was sent
                 break
             writer.write(request[at : at + _PART])
             await writer.drain()

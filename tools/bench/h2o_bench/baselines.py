@@ -1,4 +1,4 @@
-"""Who is compared on which model."""
+"""The baselines for each model."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _ENGINES = "h2o_bench.engines"
 
 
 def ours(path: object, threads: int, *, name: str = OURS, **options: Any) -> Baseline:
-    """This engine; options as for a Generator."""
+    """This engine; options as for Generator."""
     options = {"path": str(path), "threads": threads, **options}
     return Baseline(name, f"{_ENGINES}.h2o", options)
 
 
 def llama_cpp(path: object, threads: int, n_ctx: int) -> Baseline:
-    """llama.cpp, which knows no `opt`."""
+    """llama.cpp, which does not support `opt`."""
     options = {"path": str(path), "threads": threads, "n_ctx": n_ctx}
     return Baseline("llama.cpp", f"{_ENGINES}.llama_cpp", options)
 
 
 def ik_llama_cpp(path: object, program: Path, threads: int, *, repack: bool) -> Baseline:
-    """ik_llama.cpp, whose weights are repacked or not; program: its llama-bench."""
+    """ik_llama.cpp with or without repacked weights; program: its llama-bench."""
     name = "ik_llama.cpp, repacked" if repack else "ik_llama.cpp"
     options = {"path": str(path), "program": str(program), "threads": threads, "repack": repack}
     return Baseline(name, f"{_ENGINES}.ik_llama_cpp", options)
 
 
 def openvino(path: object, threads: int, n_vocab: int, cache_tokens: int | None = None) -> Baseline:
-    """OpenVINO GenAI, which reads files of architecture `llama` and `qwen2`."""
+    """OpenVINO GenAI, which reads architectures `llama` and `qwen2`."""
     name = "OpenVINO GenAI" if cache_tokens is None else f"OpenVINO GenAI, {cache_tokens} kept"
     options = {
         "path": str(path),
@@ -48,10 +48,10 @@ def openvino(path: object, threads: int, n_vocab: int, cache_tokens: int | None 
 def everyone(
     models: Models, shape: str, type_name: str, threads: int, n_ctx: int, ik: Path | None = None
 ) -> Iterator[Baseline | tuple[str, str]]:
-    """Those that can run a shape and a type; (name, why) for one whose model cannot be made.
+    """The engines for a shape and a type; (name, reason) if a model cannot be made.
 
-    transformers computes in f32 and bf16 whatever the file, so it is compared once, beside F16;
-    CTranslate2, with int8 weights, beside Q8_0. ik: ik_llama.cpp's llama-bench, if it is there.
+    transformers computes in f32 and bf16, so it is measured once, with F16; CTranslate2, with int8
+    weights, with Q8_0. ik: ik_llama.cpp's llama-bench, if available.
     """
     path = models.gguf(shape, type_name)
     sizes = config(shape)

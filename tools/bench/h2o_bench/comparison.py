@@ -1,4 +1,4 @@
-"""Engines that take turns: each is asked once before any is asked again."""
+"""Comparing engines in turns, so that changes of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from h2o_bench.engine_process import Answer, EngineError, EngineProcess
 from h2o_bench.records import Record, Results
 
-_PAUSE = 0.2  # seconds in which threads of the engine before go to sleep
+_PAUSE = 0.2  # seconds for the previous engine's threads to sleep
 _WARM_UP = 8  # tokens
 
 
 class Baseline(NamedTuple):
-    """An engine, by what it is called in the report, and how to open it."""
+    """An engine: its name in the report, and how to open it."""
 
     name: str
     module: str
@@ -25,7 +25,7 @@ class Baseline(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Read n tokens, or (context is not None) decode n after so many, and that `repeats` times."""
+    """Read n tokens; with `context`, decode n tokens after as many, `repeats` times."""
 
     n: int
     context: int | None = None
@@ -33,11 +33,11 @@ class Request(NamedTuple):
 
     @property
     def measure(self) -> str:
-        """Its name in the results."""
+        """The name of its measure."""
         return f"prefill {self.n}" if self.context is None else f"decode {self.context}"
 
     def put_to(self, engine: EngineProcess) -> Iterator[Answer]:
-        """An answer for each repeat, which go on from each other. Raises EngineError."""
+        """An answer per repeat. Raises EngineError."""
         for i in range(self.repeats):
             if self.context is None:
                 yield engine.prefill(self.n)
@@ -46,10 +46,10 @@ class Request(NamedTuple):
 
 
 class Comparison:
-    """One model in several engines, all of them loaded."""
+    """A model loaded in several engines."""
 
     def __init__(self, results: Results, section: int, model: str) -> None:
-        """What is measured is added to `results`, under this section and model."""
+        """Add results to `results`, under this section and model."""
         self._results = results
         self._section = section
         self._model = model
@@ -63,7 +63,7 @@ class Comparison:
         self._stack.close()
 
     def open(self, engines: Iterable[Baseline]) -> None:
-        """Start them; one that cannot be started is recorded as not measured."""
+        """Start the engines; record one that fails as not measured."""
         for baseline in engines:
             begun = perf_counter()
             try:
@@ -79,20 +79,19 @@ class Comparison:
                     self.record(baseline.name, key, engine.description[key])
 
     def warm_up(self) -> None:
-        """Have them read and decode for the first time; nothing is recorded."""
+        """Read and decode once, without recording."""
         for name in list(self._engines):
             self._attempt(name, lambda engine: engine.decode(_WARM_UP, _WARM_UP))
 
     def close(self, name: str) -> None:
-        """End one of them."""
+        """Stop an engine."""
         if name in self._engines:
             self._engines.pop(name).close()
 
     def ask(self, requests: Sequence[Request], rounds: int = 1) -> None:
-        """Put each request to every engine, in turn; those that fail leave the comparison.
+        """Measure each request with every engine, in turns; drop engines that fail.
 
-        Tokens per second are recorded as the request's measure, the peak of resident memory with
-        " rss" after it, and the median step of decoding.
+        Records tokens per second, peak resident memory (" rss") and the median decode step.
         """
         for _ in range(rounds):
             for request in requests:
@@ -101,13 +100,13 @@ class Comparison:
                     self._attempt(name, partial(self._put, request, name))
 
     def record(self, engine: str, measure: str, value: float, note: str = "") -> None:
-        """A value, measured elsewhere."""
+        """Record a value measured elsewhere."""
         self._results.add(
             Record(self._section, self._model, engine, measure, (float(value),), note)
         )
 
     def absent(self, engine: str, reason: str) -> None:
-        """An engine that is not measured."""
+        """Record an engine as not measured."""
         self._results.add(Record(self._section, self._model, engine, "absent", note=reason))
 
     def _put(self, request: Request, name: str, engine: EngineProcess) -> None:

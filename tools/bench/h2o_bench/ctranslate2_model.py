@@ -1,8 +1,8 @@
-"""Models of OPT's architecture with random weights for CTranslate2, which reads no GGUF files.
+"""OPT models with random weights for CTranslate2, which does not read GGUF.
 
     python -m h2o_bench.ctranslate2_model SHAPE DIRECTORY TYPE
 
-It is a process of its own: quantising needs the whole model in float32.
+A subprocess, because quantising needs the whole model in float32.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from h2o_bench.shapes import SHAPES
 
 
 def vocabulary(n_vocab: int) -> list[str]:
-    """Texts of the tokens, by id."""
+    """Token texts by id."""
     return [f"<{i}>" for i in range(n_vocab)]
 
 
 def write_opt(directory: Path, config: Mapping[str, Any], type_name: str) -> None:
-    """Write a model of the sizes that an OPT's config.json says, in int8 or float32."""
+    """Write a model with the sizes of an OPT config.json, in int8 or float32."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     width, n_ff = config["hidden_size"], config["ffn_dim"]

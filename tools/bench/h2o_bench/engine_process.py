@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that engines can take turns and their memory be told."""
+"""An engine in a subprocess, so that engines take turns and their memory can be measured."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any, NamedTuple
 
 
 class EngineError(RuntimeError):
-    """An engine could not be opened or did not do what it was asked; the message says why."""
+    """An engine could not be opened or failed."""
 
 
 class Answer(NamedTuple):
-    """What a request took."""
+    """The measurements of a request."""
 
-    seconds: list[float]  # of each step
+    seconds: list[float]  # per step
     peak_rss_bytes: int  # of the process
 
 
 def module_environment() -> dict[str, str]:
-    """The environment of a process that runs a module of this package."""
+    """The environment for running a module of this package."""
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class EngineProcess(AbstractContextManager["EngineProcess"]):
-    """A module of `engines`, or any other that serves as they do."""
+    """A subprocess that runs a module of `engines`."""
 
     def __init__(self, module: str, options: Mapping[str, Any], *, timeout: float = 1800) -> None:
-        """Start it and have it load the model.
+        """Start the process and load the model.
 
-        timeout: seconds that an answer may take.
+        timeout: seconds per answer.
 
         Raises EngineError.
         """
@@ -56,15 +56,15 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
             raise
 
     def prefill(self, n: int) -> Answer:
-        """Forget everything and read n tokens."""
+        """Reset and read n tokens."""
         return self._measure({"prefill": n}, n_steps=1, n_tokens=n)
 
     def decode(self, n_context: int, n: int) -> Answer:
-        """N tokens, one at a time, after n_context tokens."""
+        """Decode n tokens one by one after n_context tokens."""
         return self._measure({"decode": [n_context, n]}, n_steps=n, n_tokens=n_context + n)
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> Answer:
-        """Texts together, each a prompt continued by n tokens, of which the last is not read."""
+        """Continue prompts by n tokens each, in one batch; the last token of each is not read."""
         n_tokens = n_texts * (n_prompt + n - 1)
         return self._measure({"batch": [n_texts, n_prompt, n]}, n_steps=1, n_tokens=n_tokens)
 
@@ -72,12 +72,11 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         self.close()
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # a request that it has not read
+                with suppress(BrokenPipeError):  # an unread request
                     pipe.close()
 
     def _measure(self, request: Mapping[str, Any], *, n_steps: int, n_tokens: int) -> Answer:
@@ -91,17 +90,17 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         return Answer(seconds, answer["peak_rss_bytes"])
 
     def _ask(self, request: Mapping[str, Any], key: str | None) -> Any:
-        """The answer, or what it has under a key."""
+        """The answer, or its value for a key."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended, and may have said why
+        with suppress(BrokenPipeError):  # it has ended, perhaps with a message
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         if not select.select([self._process.stdout], [], [], self._timeout)[0]:
-            raise EngineError(f"no answer in {self._timeout:.0f} s")
+            raise EngineError(f"no answer within {self._timeout:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise EngineError(f"the process ended with {self._process.wait()}")
+            raise EngineError(f"the process ended with status {self._process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
             raise EngineError(answer["error"])

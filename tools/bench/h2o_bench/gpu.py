@@ -1,4 +1,4 @@
-"""What is measured on a GPU: decode, eviction, scores and prefill, on models of real shapes."""
+"""Measurements on a GPU: decode, eviction, scores and prefill, with models of real shapes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from h2o_cpp.measure.traffic import decode_weight_bytes, kv_bytes, prefill_flops
 from h2o_cpp.model.capacity import capacity
 from h2o_cpp.model.policy import Policy, budget_policy, named_policy
 
-_BLOCK = 8  # steps of one policy before it is the other's turn
+_BLOCK = 8  # steps of a policy before the next one's turn
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every section needs."""
+    """State shared by all sections."""
 
     plan: Plan
     models: Models
@@ -35,7 +35,7 @@ class Bench:
     _loaded: dict[tuple[str, str], _core.Model] = field(default_factory=dict, init=False)
 
     def model(self, shape: str, type_name: str) -> _core.Model:
-        """On the device, with positions for everything that is measured; its file is gone."""
+        """A model on the device, with positions for all measurements; its file is deleted."""
         key = shape, type_name
         if key not in self._loaded:
             self.progress(f"{shape} {type_name}: making the file")
@@ -52,12 +52,11 @@ class Bench:
     def record(
         self, section: int, model: str, engine: str, measure: str, *values: float, note: str = ""
     ) -> None:
-        """Add it to the results."""
         self.results.add(Record(section, model, engine, measure, values, note))
 
 
 def measure_machine(bench: Bench) -> None:
-    """What the GPU is, and its limits."""
+    """Describe the GPU and measure its limits."""
     name = gpu_machine.describe(bench.device) or bench.device
     plan = bench.plan
     try:
@@ -70,10 +69,9 @@ def measure_machine(bench: Bench) -> None:
 
 
 def measure_decode(bench: Bench) -> None:
-    """One token at a time after a short context; then transformers on the same GPU.
+    """Decode after a short context; then transformers on the same GPU.
 
-    Every engine is a process. Ours of a shape have been measured, and have ended, before the first
-    other one is opened.
+    Every engine is a subprocess; ours have ended before the others start.
     """
     plan = bench.plan
     request = Request(plan.n_decode, plan.context)
@@ -93,7 +91,7 @@ def measure_decode(bench: Bench) -> None:
 
 
 def _baselines(bench: Bench, shape: str) -> Iterable[Baseline]:
-    """transformers in f16: as it comes, and compiled with a cache of fixed size."""
+    """transformers in f16: as is, and compiled with a static cache."""
     if not bench.plan.baselines:
         return
     sizes = config(shape, **bench.plan.changes)
@@ -128,13 +126,13 @@ def _open_ours(bench: Bench, comparison: Comparison, shape: str, type_name: str)
 
 
 def measure_eviction(bench: Bench) -> None:
-    """The heavy-hitter cache against the full one, by how many texts are generated together."""
+    """H2O against the full cache, by batch size."""
     plan = bench.plan
     model = bench.model(plan.shape, "F16")
     n_ctx = plan.prompt + plan.n_generate
     bounded = budget_policy(plan.share, None, n_ctx)
     policies = {"full": Policy.full(), f"hh={plan.share}": bounded}
-    Texts(model, bounded, n_ctx=n_ctx, n_batch=plan.prompt).read(plan.prompt)  # warms up
+    Texts(model, bounded, n_ctx=n_ctx, n_batch=plan.prompt).read(plan.prompt)  # warm-up
     full_bytes = 0
     for batch in plan.batches:
         for name, policy in policies.items():
@@ -149,7 +147,7 @@ def measure_eviction(bench: Bench) -> None:
 
 
 def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch: int) -> int:
-    """Prompts, then tokens; the bytes of the cache, 0 if it does not fit."""
+    """Read prompts and generate; returns the cache's bytes, 0 if it does not fit."""
     plan = bench.plan
     label = f"{plan.shape}, batch {batch}"
     n = plan.n_generate - 1  # the first comes with the prompt
@@ -165,7 +163,7 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
     except MemoryError as error:
         record("absent", note=str(error))
         return 0
-    texts.read(8)  # warms up
+    texts.read(8)  # warm-up
     texts.decode(4)
     texts.reset()
     record("prefill seconds", texts.read(plan.prompt))
@@ -180,7 +178,7 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
         }
     for first, seconds in samples.items():
         record(f"step seconds at {plan.prompt + first}", *seconds)
-    # Steps take longer as the text does, in proportion: the mean of the three is that of all.
+    # Step time is linear in the length, so the mean of the three is that of all steps.
     mean = sum(map(sum, samples.values())) / len(samples) / plan.n_sample
     record("decode seconds, extrapolated", n * mean)
     texts.check(plan.prompt + n)
@@ -194,14 +192,14 @@ def _generate(bench: Bench, model: _core.Model, name: str, policy: Policy, batch
 
 
 def _decode_after(texts: Texts, n_tokens: int, n: int) -> list[float]:
-    """The seconds of n steps after so many tokens; those that are missing are read."""
+    """Seconds of n steps after this many tokens; missing ones are read first."""
     if missing := n_tokens - texts.session.tokens_seen(0):
         texts.read(missing)
     return texts.decode(n)
 
 
 def measure_scores(bench: Bench) -> None:
-    """What scores and eviction by them cost a step, against a window of as many slots."""
+    """The cost of scores and eviction per step, against a window with as many slots."""
     plan = bench.plan
     model = bench.model(plan.shape, "F16")
     per_slot = model.n_layers * kv_bytes(model.n_kv_heads, model.head_dim, "f16")
@@ -233,7 +231,7 @@ def measure_scores(bench: Bench) -> None:
 
 
 def measure_prefill(bench: Bench) -> None:
-    """Prompts in one piece, with what is kept of them chosen by scores or without."""
+    """Prefill in one chunk, with or without scores for what is kept."""
     plan = bench.plan
     for shape, type_name in plan.models:
         model = bench.model(shape, type_name)
@@ -247,7 +245,7 @@ def measure_prefill(bench: Bench) -> None:
                 name: Texts(model, policy, n_ctx=n + 1, n_batch=n)
                 for name, policy in policies.items()
             }
-            for i in range(-1, plan.rounds):  # the first warms up
+            for i in range(-1, plan.rounds):  # the first is a warm-up
                 for name, texts in everyone.items():
                     texts.reset()
                     seconds = texts.read(n)
@@ -255,7 +253,7 @@ def measure_prefill(bench: Bench) -> None:
                         bench.record(PREFILL, label, name, "seconds", seconds)
             for texts in everyone.values():
                 texts.check(n)
-            # A query attends to itself and to those before: half of n x n products, of K and of V.
+            # Causal attention: half of n x n products, for K and for V.
             attention = 2 * n * (n + 1) * model.n_layers * model.n_heads * model.head_dim
             flops = n * prefill_flops(weights([model.file])) + attention
             bench.record(PREFILL, label, OURS, "flops", flops)

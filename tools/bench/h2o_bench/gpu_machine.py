@@ -1,9 +1,8 @@
-"""A GPU: what it is, what it can do at most, and how much of its memory is in use.
+"""A GPU: its name, its limits, and its memory in use.
 
     python -m h2o_bench.gpu_machine DEVICE BYTES SIZE
 
-prints what PyTorch gets out of it, as JSON: a process of its own, so that PyTorch keeps none of the
-memory.
+prints limits measured with PyTorch as JSON; a subprocess, so that PyTorch keeps no memory.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any
 
 from h2o_bench.engine_process import module_environment
 
-_BATCHES, _REPEATS = 5, 10  # the median of batches, each long beside waiting for the device
+_BATCHES, _REPEATS = 5, 10  # median of batches, each long compared with waiting for the device
 
 
 def gpu_limits(device: str, nbytes: int = 1 << 32, size: int = 8192) -> dict[str, float]:
-    """{"copy": bytes read and bytes written per second, "f16": operations per second}.
+    """{"copy": bytes read and written per second, "f16": operations per second}.
 
-    nbytes: that are copied from one array to another. size: of two square matrices of random
-    values that are multiplied; a multiply-add is two operations.
+    nbytes: copied between arrays. size: of two square matrices of random values; a multiply-add is
+    two operations.
 
-    Raises RuntimeError if PyTorch is not there or cannot use the device.
+    Raises RuntimeError if PyTorch is missing or cannot use the device.
     """
     done = subprocess.run(
         [sys.executable, "-m", "h2o_bench.gpu_machine", device, str(nbytes), str(size)],
@@ -42,12 +41,12 @@ def gpu_limits(device: str, nbytes: int = 1 << 32, size: int = 8192) -> dict[str
 
 
 def describe(device: str) -> str | None:
-    """Name, driver and memory, as nvidia-smi has them; None where there is no GPU."""
+    """Name, driver and memory from nvidia-smi; None without a GPU."""
     return _nvidia_smi(device, "name,driver_version,memory.total", "csv,noheader")
 
 
 def memory_used(device: str) -> int | None:
-    """Bytes of its memory that are in use, by whomever; None where there is no GPU."""
+    """Bytes of memory in use by all processes; None without a GPU."""
     mebibytes = _nvidia_smi(device, "memory.used", "csv,noheader,nounits")
     return None if mebibytes is None or not mebibytes.isdigit() else int(mebibytes) << 20
 
@@ -86,7 +85,7 @@ def _measure(device: str, nbytes: int, size: int) -> dict[str, float]:
 
 
 def _seconds(run: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Of one run: the median of batches, after one that warms up."""
+    """Seconds per run: the median of batches after a warm-up."""
     found = []
     for _ in range(1 + _BATCHES):
         wait()

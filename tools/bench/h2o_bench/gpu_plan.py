@@ -1,4 +1,4 @@
-"""How much is measured on a GPU."""
+"""The plan of GPU measurements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how much of it."""
+    """What to measure, and how much."""
 
     copy_bytes: int = 1 << 32
     matmul_size: int = 8192
-    changes: Mapping[str, int] = field(default_factory=dict)  # to every config
+    changes: Mapping[str, int] = field(default_factory=dict)  # for every config
     rounds: int = 3
     # Decode
     shapes: Sequence[str] = ("OPT-6.7B", "LLaMA-7B", "LLaMA-3-8B")
@@ -26,9 +26,9 @@ class Plan:
     n_generate: int = 2048
     share: float = 0.2
     batches: Sequence[int] = (1, 8, 24, 64)
-    equal_to: int = 24  # the batch whose full cache's memory is filled with bounded ones
+    equal_to: int = 24  # the batch whose full cache defines the memory for bounded caches
     whole: Sequence[int] = (24,)  # batches whose every step is measured
-    n_sample: int = 64  # steps at the beginning, the middle and the end, of the others
+    n_sample: int = 64  # for others: steps measured at the beginning, middle and end
     slots: Sequence[int] = (128, 819, 4096)
     slots_batches: Sequence[int] = (1, 8)
     n_steps: int = 160
@@ -42,12 +42,12 @@ class Plan:
 
     @property
     def n_positions(self) -> int:
-        """That models must have, trained or not."""
+        """Positions that models must have."""
         longest = self.prompt + self.n_generate, max(self.slots) + 2 * self.n_steps
         return max(*longest, *self.prompts) + 64
 
 
-# To see that everything works, on any machine.
+# A quick check on any machine.
 QUICK = Plan(
     copy_bytes=1 << 24,
     matmul_size=256,

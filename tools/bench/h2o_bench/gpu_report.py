@@ -1,4 +1,4 @@
-"""The part of the page that tells what was measured on a GPU."""
+"""The GPU part of the report."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from h2o_bench.baselines import OURS
 from h2o_bench.records import GPU_SECTIONS, Record
 from h2o_bench.report import Values, cell, microseconds, not_measured, table, values_of
 
-# Sections, in the results; on the page they count from 0.
+# Section numbers in the results; the page counts from 0.
 MACHINE, DECODE, EVICTION, SCORES, PREFILL = GPU_SECTIONS
 
-_Limits = Mapping[str, float]  # of the GPU: "copy" and "f16", per second, where measured
+_Limits = Mapping[str, float]  # "copy" and "f16", per second, if measured
 _Measures = Mapping[str, Sequence[float]]
 
 
 def render_gpu(records: Sequence[Record]) -> str:
-    """Markdown: the GPU, and its sections that there are records of."""
+    """Markdown: the GPU, and the sections with records."""
     lines = ["# On a GPU", ""]
     for command in dict.fromkeys(r.note for r in records if r.measure == "command"):
         lines += [f"`{command}`", ""]
@@ -83,7 +83,7 @@ def _decode(values: Values, limits: _Limits) -> Iterator[str]:
 
 
 def _eviction(values: Values, limits: _Limits) -> Iterator[str]:
-    rates: dict[tuple[str, str], float] = {}  # of whole generations
+    rates: dict[tuple[str, str], float] = {}  # complete generations
     full = ""
     rows = []
     for label, engines in values.items():
@@ -192,7 +192,7 @@ def _ours(engine: str) -> bool:
 
 
 def _starting(measures: _Measures, begin: str) -> list[float]:
-    """The values of all measures whose name begins so, but memory."""
+    """The values of all measures with this prefix, except memory."""
     return [
         value
         for name, values in measures.items()

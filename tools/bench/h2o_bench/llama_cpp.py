@@ -1,4 +1,4 @@
-"""llama.cpp as a baseline: the same GGUF file, the same tokens. Needs llama-cpp-python."""
+"""llama.cpp as a baseline with the same GGUF file and tokens. Needs llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from h2o_cpp import Generator
 
-# Types that llama.cpp can quantise to and we only read.
+# Types that only llama.cpp can write.
 ONLY_READ = ["Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS"]
 
 
 def quantise_with_llama_cpp(source: Path, output: Path, file_type: str) -> None:
-    """`file_type` as in llama.h: "Q3_K_M" for LLAMA_FTYPE_MOSTLY_Q3_K_M."""
+    """file_type: as in llama.h, "Q3_K_M" for LLAMA_FTYPE_MOSTLY_Q3_K_M."""
     import llama_cpp
 
     parameters: Any = llama_cpp.llama_model_quantize_default_params()
@@ -29,7 +29,7 @@ def quantise_with_llama_cpp(source: Path, output: Path, file_type: str) -> None:
 
 
 class LlamaCpp:
-    """A model in llama.cpp, with its f16 cache."""
+    """A model in llama.cpp with its f16 cache."""
 
     def __init__(self, path: Path, n_ctx: int) -> None:
         import llama_cpp
@@ -39,13 +39,13 @@ class LlamaCpp:
         )
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """After each token [n, n_vocab]."""
+        """Logits after each token, [n, n_vocab]."""
         self._llama.reset()
         self._llama.eval(list(tokens))
         return np.array(self._llama.scores[: len(tokens)], np.float32)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """The n likeliest tokens after the prompt, one after another."""
+        """The greedy continuation of a prompt by n tokens."""
         self._llama.reset()
         self._llama.eval(list(prompt))
         tokens: list[int] = []
@@ -55,12 +55,11 @@ class LlamaCpp:
         return tokens
 
     def close(self) -> None:
-        """Free the model."""
         self._llama.close()
 
 
 def perplexity(logits: NDArray[np.float32], tokens: Sequence[int]) -> float:
-    """Of tokens[1:], each after the ones before it."""
+    """Perplexity of tokens[1:]."""
     rows = logits[:-1].astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     log_p = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
@@ -68,7 +67,7 @@ def perplexity(logits: NDArray[np.float32], tokens: Sequence[int]) -> float:
 
 
 def perplexities(path: Path, texts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Of h2o and of llama.cpp, over sequences that each start with an empty cache."""
+    """Perplexities of h2o and llama.cpp, over sequences that start with an empty cache."""
     n_ctx = max(map(len, texts))
     theirs = LlamaCpp(path, n_ctx)
     with Generator(path, n_ctx=n_ctx, n_batch=n_ctx) as ours:

@@ -1,4 +1,4 @@
-"""Clients of a server that read streams, and what they see."""
+"""Clients of a server that read streams, and their latencies."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-LEAST_REQUESTS = 16  # of all clients together
+LEAST_REQUESTS = 16  # all clients together
 COLUMNS = "tokens/s | first token p50 | p99 | next token p50 | p99"
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What clients ask for: so many texts each, and the tokens of a prompt and of a text."""
+    """The workload: texts per client, and tokens per prompt and output."""
 
     requests: int = 2
     prompt: int = 32
     tokens: int = 32
 
     def body(self, seed: int, *, stream: bool = True) -> bytes:
-        """A request; its prompt is of tokens that every vocabulary has."""
+        """A request; its prompt has tokens that exist in every vocabulary."""
         rng = random.Random(seed)
         body = {
             "prompt": [rng.randrange(3, 256) for _ in range(self.prompt)],
@@ -38,7 +38,7 @@ class Texts:
 
 @dataclass
 class Seen:
-    """Seconds to the first piece of each text, between its pieces and to its end; all tokens."""
+    """Seconds to the first piece, between pieces and to the end of each output; tokens."""
 
     first: list[float] = field(default_factory=list)
     next: list[float] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Seen:
     seconds: float = 0
 
     def add(self, other: Seen) -> None:
-        """Count what others have seen, at another time."""
+        """Add the observations of another time."""
         self.first += other.first
         self.next += other.next
         self.last += other.last
@@ -55,23 +55,23 @@ class Seen:
         self.seconds += other.seconds
 
     def cells(self) -> str:
-        """COLUMNS; latencies in ms."""
+        """Cells for COLUMNS; latencies in ms."""
         speed = f"{self.n_tokens / self.seconds:.0f}"
         return f"{speed} | {_percentiles(self.first)} | {_percentiles(self.next)}"
 
     def last_cells(self) -> str:
-        """The median and the 99th percentile of whole texts, in ms."""
+        """Median and 99th percentile of complete outputs, in ms."""
         return _percentiles(self.last)
 
     def last_p99(self) -> float:
-        """The 99th percentile of whole texts, in seconds."""
+        """99th percentile of complete outputs, in seconds."""
         return _quantile(self.last, 0.99)
 
 
 async def run_clients(port: int, n_clients: int, texts: Texts, key: str = "none") -> Seen:
-    """So many at once, each of which asks for a text, reads it to the end and asks again.
+    """Run clients that each request an output, read it to the end and repeat.
 
-    Raises RuntimeError for an answer that is not 200, or that breaks off.
+    Raises RuntimeError for a status other than 200 or an incomplete stream.
     """
     seen = Seen()
     n_requests = max(texts.requests, -(-LEAST_REQUESTS // n_clients))
@@ -87,7 +87,7 @@ async def run_clients(port: int, n_clients: int, texts: Texts, key: str = "none"
 
 
 async def _ask(port: int, body: bytes, key: str, seen: Seen) -> None:
-    """Read one stream. A piece of text counts as a token in latencies; nearly all are."""
+    """Read a stream. A piece counts as a token in latencies; nearly all are one."""
     begin = perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
@@ -102,7 +102,7 @@ async def _ask(port: int, body: bytes, key: str, seen: Seen) -> None:
         if b" 200 " not in status:
             raise RuntimeError(f"the server answered {status.decode().strip()}")
         last = None
-        async for line in reader:  # lines with the sizes of chunks are passed over
+        async for line in reader:  # skip chunk sizes
             if line == b"data: [DONE]\n":
                 seen.last.append(perf_counter() - begin)
                 return
@@ -115,13 +115,13 @@ async def _ask(port: int, body: bytes, key: str, seen: Seen) -> None:
                 continue
             (seen.next if last is not None else seen.first).append(now - (last or begin))
             last = now
-        raise RuntimeError("a stream broke off")
+        raise RuntimeError("a stream ended early")
     finally:
         writer.close()
 
 
 def _percentiles(seconds: Iterable[float]) -> str:
-    """Two cells: the median and the 99th percentile, in ms."""
+    """Two cells: median and 99th percentile, in ms."""
     return " | ".join(f"{1000 * _quantile(seconds, q):.1f}" for q in (0.5, 0.99))
 
 

@@ -1,9 +1,9 @@
-"""Operations per second of the largest matrix products, by type: the limits of arithmetic.
+"""Operations per second of the largest matrix products, by type.
 
     python -m h2o_bench.matmul_peak THREADS
 
-prints those of PyTorch as JSON. It is a process of its own because BLAS libraries settle on their
-threads when they are loaded.
+prints those of PyTorch as JSON. A subprocess, because BLAS libraries set their threads when they
+are loaded.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from h2o_bench.engine_process import module_environment
 from h2o_cpp.measure.machine import matmul_flops
 
-_SIZE = 2048  # of the square matrices
+_SIZE = 2048  # rows and columns
 _REPEATS = 5
 
 
 def matmul_peak(library: str, threads: int) -> dict[str, float]:
-    """Operations per second, two for each multiply-add, of the largest products of a library.
+    """Operations per second of a library's largest products; a multiply-add is two.
 
     library: "numpy" gives {"f32": ...}; "torch", {"f32": ..., "bf16": ..., "int8": ...}.
 
-    Raises RuntimeError if the library is not there or cannot.
+    Raises RuntimeError if the library is missing or fails.
     """
     if library == "numpy":
         return {"f32": matmul_flops(threads)}

@@ -1,4 +1,4 @@
-"""Synthetic models that a comparison needs, written when they are first asked for."""
+"""Synthetic models for comparisons, written on first use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from h2o_bench.synthetic import write_model
 
 
 class Models:
-    """Files in a directory."""
+    """Model files in a directory."""
 
     def __init__(self, directory: Path) -> None:
-        """The directory must exist."""
         self._directory = directory
 
     def gguf(self, shape: str, type_name: str, **changes: int) -> Path:
-        """The model of a shape; changes: other values in its config."""
+        """The model of a shape; changes: config values to override."""
         changed = "".join(f"-{key}={value}" for key, value in changes.items())
         path = self._directory / f"{shape}{changed}-{type_name}.gguf"
         if not path.exists():
@@ -28,7 +27,7 @@ class Models:
         return path
 
     def ctranslate2(self, shape: str, type_name: str = "int8") -> Path:
-        """The directory of an OPT, in int8 or float32. Raises EngineError if it cannot be made."""
+        """The directory of an OPT for CTranslate2, in int8 or float32. Raises EngineError."""
         path = self._directory / f"{shape}-ctranslate2-{type_name}"
         if path.exists():
             return path
@@ -51,5 +50,5 @@ class Models:
 
 
 def config(shape: str, **changes: int) -> Config:
-    """config.json of a shape, with other values for some keys."""
+    """config.json of a shape, with some values overridden."""
     return {**SHAPES[shape], **changes}

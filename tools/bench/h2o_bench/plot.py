@@ -16,9 +16,9 @@ def _n_contexts(engines: Mapping[str, Mapping[str, object]]) -> int:
 
 
 def plot_contexts(values: Values, path: Path) -> None:
-    """A column for each model that has several contexts, if one has; a line for each cache.
+    """A column per model, a line per cache.
 
-    ValueError where matplotlib is missing.
+    Raises ValueError without matplotlib.
     """
     several = {model: engines for model, engines in values.items() if _n_contexts(engines) > 1}
     values = several or values

@@ -1,4 +1,4 @@
-"""What a comparison has measured, in a file of one JSON line for each record."""
+"""Measurements in a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ class Record:
 
 
 class Results:
-    """A file of records. What has been added is in it, whatever happens next."""
+    """A file of records, written immediately."""
 
     def __init__(self, path: Path) -> None:
-        """The file need not exist yet."""
+        """The file may not exist."""
         self._path = path
 
     def add(self, record: Record) -> None:
-        """At the end of the file."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(record)) + "\n")
 
     def forget(self, sections: Iterable[int]) -> None:
-        """Remove sections that are to be measured again."""
+        """Remove sections before measuring them again."""
         gone = set(sections)
         kept = [json.dumps(asdict(record)) for record in self if record.section not in gone]
         self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page that tells what a comparison has measured."""
+"""The report of a comparison."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import median
 from h2o_bench.baselines import OURS
 from h2o_bench.records import Record
 
-# Values of a section: by model, engine and measure.
+# Values of a section by model, engine and measure.
 Values = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 
 
 def values_of(records: Iterable[Record], section: int) -> Values:
-    """The values of a section, those of several records one after the other."""
+    """The values of a section, records concatenated."""
     found: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -25,7 +25,7 @@ def values_of(records: Iterable[Record], section: int) -> Values:
 
 
 def render(records: Sequence[Record], plot: str | None = None) -> str:
-    """Markdown: the machine, and the sections there are records of.
+    """Markdown: the machine, and the sections with records.
 
     plot: the file name of the figure of section 2.
     """
@@ -53,14 +53,14 @@ def render(records: Sequence[Record], plot: str | None = None) -> str:
 
 
 def commands(records: Sequence[Record]) -> Iterator[str]:
-    """The commands that measure all of it again."""
+    """The commands to reproduce the measurements."""
     notes = dict.fromkeys(record.note for record in records if record.measure == "command")
     if notes:
         yield from ("## Measured by", "", "```sh", *notes, "```", "")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A markdown table, and an empty line."""
+    """A Markdown table and an empty line."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)] + [""]
 
 
@@ -82,7 +82,9 @@ def _machine(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _versions(records: Sequence[Record]) -> Iterator[str]:
-    starts = [r for r in records if r.measure == "start" and r.section != 3]  # policies are there
+    starts = [
+        r for r in records if r.measure == "start" and r.section != 3
+    ]  # policies are included
     versions = {f"{r.engine.partition(',')[0]} {r.note}" for r in starts}
     if versions:
         yield f"{'; '.join(sorted(versions))}."
@@ -121,7 +123,7 @@ def _speed(values: Values) -> Iterator[str]:
 
 
 def _use(ours: Mapping[str, Sequence[float]], kind: str, rates: Sequence[float]) -> str:
-    """What is computed or read in a second."""
+    """Computation or reading per second."""
     if not rates:
         return ""
     if kind == "prefill":
@@ -169,7 +171,7 @@ def _machinery(values: Values) -> Iterator[str]:
             )  # fmt: skip
             if not window or not h2o:
                 continue
-            if measure == "decode":  # tokens per second: seconds are the inverse
+            if measure == "decode":  # tokens per second
                 window, h2o = ([1 / value for value in rates] for rates in (window, h2o))
             cells = [microseconds(window), microseconds(h2o)]
             rows.append([model, *cells, f"{median(h2o) / median(window) - 1:+.1%}"])
@@ -224,7 +226,7 @@ def _seconds(values: Sequence[float]) -> str:
 def cell(
     rates: Sequence[float], other: Sequence[float] | None = None, *, of_theirs: bool = False
 ) -> str:
-    """Median, and spread of several; with `other`, its median over this one's, or the reverse."""
+    """Median and spread; with `other`, also the ratio of the medians."""
     if not rates:
         return ""
     text = _digits(median(rates))
@@ -241,7 +243,7 @@ def _digits(value: float) -> str:
 
 
 def not_measured(records: Sequence[Record], section: int) -> Iterator[str]:
-    """A list of the engines that could not be measured, and why."""
+    """The engines that were not measured, with reasons."""
     absent = [r for r in records if r.section == section and r.measure == "absent"]
     if absent:
         yield "Not measured:"

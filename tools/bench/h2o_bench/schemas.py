@@ -1,4 +1,4 @@
-"""Schemas of the kinds that JSONSchemaBench has, written for this project: about a hundred."""
+"""About a hundred schemas of the kinds in JSONSchemaBench, written for this project."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _formats() -> Iterator[Schema]:
 
 
 def _documents() -> Iterator[Schema]:
-    """As tools and configuration files have them."""
+    """Schemas of tools and configuration files."""
     address = record(
         {
             "street": _TEXT,

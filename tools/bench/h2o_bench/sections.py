@@ -1,4 +1,4 @@
-"""The sections of the comparison: what is measured on which models."""
+"""The sections of the comparison."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from h2o_cpp.measure.traffic import (
 )
 from h2o_cpp.model.session import open_model
 
-FIXED_SLOTS = 1024  # of the cache that does not grow with the context
-SHARE = 0.2  # of the context, of the cache that does
+FIXED_SLOTS = 1024  # of the cache that does not depend on the context
+SHARE = 0.2  # of the context, for the other cache
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class Plan:
 
     shapes: Sequence[str] = ("TinyLlama-1.1B", "OPT-1.3B", "SmolLM2-135M", "Pythia-410M")
     types: Sequence[str] = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
-    prompts: Sequence[int] = (512, 2048)  # the first in every round, the others in the first
+    prompts: Sequence[int] = (512, 2048)  # the first in every round, the others only in the first
     context: int = 128
     n_decode: int = 32
     rounds: int = 3
-    # Shape, layers and contexts of section 2; and whether OpenVINO's eviction is measured too.
+    # Section 2: shape, layers and contexts, and whether to measure OpenVINO's eviction.
     contexts: Sequence[tuple[str, int, Sequence[int], bool]] = (
         ("MHA-12", 12, (128, 1024, 2048, 4096, 8192), False),
         ("TinyLlama-1.1B", 22, (1024, 8192), True),
         ("MHA-12", 1, (1024, 4096, 16384, 65536), False),
     )
-    slots: Sequence[int] = (1024, 4096)  # of section 3
-    steps: int = 200  # of attention alone
-    first: str = "TinyLlama-1.1B"  # of section 4
+    slots: Sequence[int] = (1024, 4096)  # section 3
+    steps: int = 200  # attention alone
+    first: str = "TinyLlama-1.1B"  # section 4
 
 
-# What `--quick` measures, to see that everything works.
+# `--quick`: a check that everything works.
 QUICK = Plan(
     shapes=("SmolLM2-135M",),
     types=("Q8_0",),
@@ -69,23 +69,23 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Bench:
-    """What every section needs."""
+    """State shared by all sections."""
 
     plan: Plan
     models: Models
     results: Results
     threads: int
     wheel: Path | None = None
-    engines: tuple[str, ...] = ()  # of sections 1 and 2, by how their names begin; (): all
+    engines: tuple[str, ...] = ()  # sections 1 and 2, prefixes of names; (): all
     ik: Path | None = None  # ik_llama.cpp's llama-bench, for section 1
 
     def wants(self, engine: str) -> bool:
-        """Is the engine of this name to be measured?"""
+        """Whether an engine is to be measured."""
         return not self.engines or engine.startswith(self.engines)
 
 
 def measure_machine(bench: Bench) -> None:
-    """The limits: read bandwidth, and operations per second of matrix products."""
+    """The machine's limits: read bandwidth and operations of matrix products per second."""
 
     def record(library: str, measure: str, value: float) -> None:
         bench.results.add(Record(0, machine.processor(), library, measure, (value,)))
@@ -103,7 +103,7 @@ def measure_machine(bench: Bench) -> None:
 
 
 def measure_speed(bench: Bench) -> None:
-    """Section 1: prefill and decode of every shape and type, in every engine."""
+    """Section 1: prefill and decode of every shape, type and engine."""
     plan = bench.plan
     for shape in plan.shapes:
         for type_name in plan.types:
@@ -147,7 +147,7 @@ def measure_contexts(bench: Bench) -> None:
                 share = ours(path, bench.threads, name=f"{OURS}, hh={SHARE}", n_ctx=n_ctx, hh=kept)
                 guests = [share]
                 if evicting_baseline and context == max(contexts):
-                    # Its smallest: a block at the start, one to evict and one of recent tokens.
+                    # The minimum: a block at the start, one to evict and a recent one.
                     kept = max(96, kept // 32 * 32)
                     n_vocab = config(shape)["vocab_size"]
                     guests.append(openvino(path, bench.threads, n_vocab, kept))
@@ -159,7 +159,7 @@ def measure_contexts(bench: Bench) -> None:
 
 
 def measure_machinery(bench: Bench) -> None:
-    """Section 3: what scores and eviction by them cost, against a window of as many slots."""
+    """Section 3: the cost of scores and eviction, against a window with as many slots."""
     shape, type_name = "SmolLM2-135M", "Q8_0"
     for slots in bench.plan.slots:
         path = bench.models.gguf(shape, type_name)
@@ -175,7 +175,7 @@ def measure_machinery(bench: Bench) -> None:
 
 
 def _measure_attention(bench: Bench, slots: int, n_kv_heads: int) -> None:
-    """Attention of one layer alone, a token at a time, in filled caches that take turns."""
+    """Attention of one layer alone, token by token, with full caches in turns."""
     n_heads, head_dim = 32, 64
     random = np.random.default_rng(0)
     caches = {
@@ -201,7 +201,7 @@ def _measure_attention(bench: Bench, slots: int, n_kv_heads: int) -> None:
 
 
 def measure_start(bench: Bench) -> None:
-    """Section 4: from nothing to the first token."""
+    """Section 4: the time to the first token in a new process."""
     shape, type_name = bench.plan.first, "Q8_0"
     path = bench.models.gguf(shape, type_name)
     n_prompt = bench.plan.prompts[0]
@@ -229,7 +229,7 @@ def measure_start(bench: Bench) -> None:
 
 
 def _import_seconds() -> float:
-    """How long a new process takes to import h2o_cpp."""
+    """Seconds to import h2o_cpp in a new process."""
     code = (
         "from time import perf_counter as now; begun = now(); import h2o_cpp; print(now() - begun)"
     )
@@ -238,7 +238,7 @@ def _import_seconds() -> float:
 
 
 def _record_limits(comparison: Comparison, bench: Bench, path: Path) -> None:
-    """What a token reads and computes in our engine, and what memory gives now."""
+    """Bytes read and operations per token in this engine, and the current memory bandwidth."""
     n_seen = bench.plan.context + bench.plan.n_decode / 2
     model = _core.GgufShards(path)
     tensors = weights(model.files)

@@ -1,4 +1,4 @@
-"""A server in a process of its own."""
+"""A server in a subprocess."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TextIO
 def start_server(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[str], int]:
-    """The process, when it listens, and its port. Raises RuntimeError if it does not."""
+    """The process and its port, when it listens. Raises RuntimeError."""
     server = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )  # its log of requests goes to stdout
+    )  # the request log goes to stdout
     assert server.stderr is not None
     log = ""
     for line in server.stderr:
@@ -31,5 +31,5 @@ def start_server(
 def _pass_on(log: TextIO) -> None:
     with log:
         for line in log:
-            with suppress(ValueError):  # of a test that has ended
+            with suppress(ValueError):  # after the end of a test
                 sys.stderr.write(line)

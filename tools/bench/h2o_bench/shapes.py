@@ -1,4 +1,4 @@
-"""Shapes of real models, which synthetic ones are made in."""
+"""Shapes of real models for synthetic ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _opt(hidden_size: int, num_hidden_layers: int, num_attention_heads: int = 32
     }
 
 
-# config.json of each model, as far as it says what is computed.
+# The parts of each model's config.json that determine the computation.
 SHAPES: dict[str, Config] = {
     "TinyLlama-1.1B": _llama(
         hidden_size=2048,
@@ -82,7 +82,7 @@ SHAPES: dict[str, Config] = {
     "Pythia-410M": {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
-        # Pythia's is the exact "gelu", which llama.cpp does not know.
+        # Pythia uses exact GELU, which llama.cpp does not support.
         "hidden_act": "gelu_new",
         "use_parallel_residual": True,
         "layer_norm_eps": 1e-5,
@@ -96,7 +96,7 @@ SHAPES: dict[str, Config] = {
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
     },
-    # But for its biases, which take no time.
+    # Without its biases, which take no time.
     "Qwen2.5-0.5B": _llama(
         hidden_size=896,
         intermediate_size=4864,
@@ -157,7 +157,7 @@ SHAPES: dict[str, Config] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": False,
     },
-    # All heads share their keys and values, in the sizes of TinyLlama.
+    # MQA in the sizes of TinyLlama.
     "MQA-22": _llama(
         hidden_size=2048,
         intermediate_size=5632,
@@ -167,7 +167,7 @@ SHAPES: dict[str, Config] = {
         vocab_size=32000,
         max_position_embeddings=16384,
     ),
-    # Every head has its own keys and values, so that the cache is as large as caches get.
+    # MHA, with the largest possible cache.
     "MHA-12": _llama(
         hidden_size=2048,
         intermediate_size=5632,

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: as large and as fast as real ones, without sense."""
+"""Models of real shapes with random weights: as large and as fast as real ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from h2o_cpp.convert.family import TensorSpec
 from h2o_cpp.model.atomic import atomic_output
 from h2o_cpp.quantize.mix import MIXES, Model, choose_types
 
-# Types that nothing here quantises: random bytes, but for the f16 scale of a block, at this byte.
+# Types that nothing here can write: random bytes, except the f16 scale of a block at this byte.
 RANDOM = {
     "IQ1_S": 0,
     "IQ2_XXS": 0,
@@ -45,14 +45,14 @@ RANDOM = {
     "TQ2_0": 64,
 }
 
-# Types of the weight matrices: besides those, what the converter and the quantiser write.
+# Types of the weight matrices: also those of the converter and the quantiser.
 TYPES = ("F32", "F16", *MIXES, *RANDOM)
 
-# <s>, <pad>, </s> and <unk>, with ids as OPT has them.
+# <s>, <pad>, </s> and <unk>, with OPT's ids.
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 N_SPECIAL = len(_SPECIAL)
 
-_PIECE = 1 << 22  # random values that are drawn and quantised; every tensor is made of them
+_PIECE = 1 << 22  # random values to generate and quantise; every tensor is made of them
 
 _METADATA_TYPES = {
     bool: GGUFValueType.BOOL,
@@ -125,7 +125,7 @@ def _write_data(
     types: Mapping[str, GGMLQuantizationType],
     random: np.random.Generator,
 ) -> None:
-    """After the header, by all processors: memory that files are first given comes slowly."""
+    """After the header, in parallel, because allocating file pages is slow."""
     most_rows = max(spec.shape[0] for spec in specs)
     draw = lru_cache(maxsize=8)(partial(_rows, random, most_rows))
     offset = _padded(file.seek(0, os.SEEK_END))
@@ -148,7 +148,7 @@ def _write_data(
 
 
 def _write_rows(file: int, offset: int, rows: NDArray[np.uint8], first: int, nbytes: int) -> None:
-    """From row `first` on, and from the start again, until so many bytes are written."""
+    """Repeat the rows, from row `first` on, until this many bytes are written."""
     data = rows.data.cast("B")
     begin = first * rows.shape[1]
     end = offset + nbytes
@@ -163,14 +163,14 @@ def _nbytes(spec: TensorSpec, type: GGMLQuantizationType) -> int:
 
 
 def _padded(nbytes: int) -> int:
-    """As far as the next tensor may begin."""
+    """The offset aligned for the next tensor."""
     return GGUFWriter.ggml_pad(nbytes, GGUF_DEFAULT_ALIGNMENT)
 
 
 def _types(
     specs: list[TensorSpec], metadata: Config, type_name: str
 ) -> dict[str, GGMLQuantizationType]:
-    """As the converter and the quantiser choose them: F32 for all but matrices."""
+    """As in the converter and the quantiser: F32 except for matrices."""
     shapes = {spec.gguf: spec.written_shape for spec in specs}
     types = dict.fromkeys(shapes, GGMLQuantizationType.F32)
     stored = [spec.gguf for spec in specs if spec.mxfp4_rows is not None]
@@ -188,7 +188,7 @@ def _types(
 def _rows(
     random: np.random.Generator, most: int, n_cols: int, type: GGMLQuantizationType
 ) -> NDArray[np.uint8]:
-    """Random rows as blocks; their scale makes outputs about as large as inputs."""
+    """Random rows as blocks; outputs have about the magnitude of inputs."""
     n_rows = min(most, max(1, _PIECE // n_cols))
     if type is GGMLQuantizationType.MXFP4:
         return _mxfp4_rows(random, n_rows, n_cols)
@@ -204,7 +204,7 @@ def _rows(
 
 
 def _mxfp4_rows(random: np.random.Generator, n_rows: int, n_cols: int) -> NDArray[np.uint8]:
-    """The power of two of a block, then two elements a byte, whose mean square is 8.6."""
+    """A power of two per block, and two elements per byte, whose mean square is 8.6."""
     size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType.MXFP4]
     blocks = random.integers(0, 256, (n_rows, n_cols // size, nbytes), np.uint8)
     blocks[..., 0] = 127 + round(log2((8.6 * n_cols) ** -0.5))
@@ -214,7 +214,7 @@ def _mxfp4_rows(random: np.random.Generator, n_rows: int, n_cols: int) -> NDArra
 def _random_rows(
     random: np.random.Generator, n_rows: int, n_cols: int, type: GGMLQuantizationType
 ) -> NDArray[np.uint8]:
-    """Blocks whose scale is found by reading some of them with a scale of one."""
+    """Random blocks; the scale comes from decoding some with a scale of one."""
     size, nbytes = GGML_QUANT_SIZES[type]
     blocks = random.integers(0, 256, (n_rows, n_cols // size, nbytes), np.uint8)
     at = RANDOM[type.name]
@@ -226,13 +226,15 @@ def _random_rows(
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int, *, add_bos: bool) -> None:
-    """A byte-level BPE: special tokens, bytes, and in the rest of the ids pairs and triples."""
-    # GPT-2's character for each byte: itself if it is visible, else one from U+0100 on.
+    """A byte-level BPE: special tokens, bytes, then pairs and triples."""
+    # GPT-2's character for each byte: itself if printable, else from U+0100 on.
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     characters = [chr(code) for code in (*visible, *range(0x100, 0x200 - len(visible)))]
     n_merges = n_vocab - N_SPECIAL - len(characters)
     if not 0 <= n_merges <= len(characters) ** 2 + len(characters) ** 3:
-        raise ValueError(f"vocab_size {n_vocab}: there are no so many bytes, pairs and triples")
+        raise ValueError(
+            f"vocab_size {n_vocab}, expected at most the number of bytes, pairs and triples"
+        )
     pairs = list(product(characters, repeat=2))
     triples = product(map("".join, pairs), characters)
     merges = list(islice(chain(pairs, triples), n_merges))

@@ -1,4 +1,4 @@
-"""Sequences that are read and decoded together, and how long that takes."""
+"""Sequences that are read and decoded together, with timings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from h2o_cpp.model.session import chunks, open_session
 
 
 class Texts:
-    """As many sequences of a session as it has, all of the same length."""
+    """All sequences of a session, of the same length."""
 
     def __init__(
         self, model: _core.Model, policy: Policy, *, n_ctx: int, n_batch: int, n_sequences: int = 1
     ) -> None:
-        """Open the session; the arguments are open_session's. Raises MemoryError."""
+        """Open the session; arguments as for open_session. Raises MemoryError."""
         self.session = open_session(
             model,
             policy,
@@ -34,16 +34,14 @@ class Texts:
         self._next: Tokens = np.zeros(n_sequences, np.int32)
 
     def __len__(self) -> int:
-        """How many sequences there are."""
         return len(self._next)
 
     def reset(self) -> None:
-        """Empty them."""
         for sequence in range(len(self)):
             self.session.reset(sequence)
 
     def read(self, n: int) -> float:
-        """N random tokens to each, one sequence after the other; the seconds that it took."""
+        """Read n random tokens into each sequence, one sequence after another; returns seconds."""
         shape = len(self), n
         texts = self._random.integers(N_SPECIAL, self._model.n_vocab, shape, np.int32)
         begun = perf_counter()
@@ -53,7 +51,7 @@ class Texts:
         return perf_counter() - begun
 
     def decode(self, n: int) -> list[float]:
-        """N times a token to each, the most likely one; the seconds of each step."""
+        """Decode n greedy tokens of each sequence; returns seconds per step."""
         times = [perf_counter()]
         for _ in range(n):
             self._next = self.session.greedy(self._inputs())
@@ -61,12 +59,12 @@ class Texts:
         return [end - begin for begin, end in pairwise(times)]
 
     def check(self, n_tokens: int) -> None:
-        """One more token to each, and what must then be true.
+        """Decode one more token of each sequence and check the results.
 
-        n_tokens: that each should have, before that one.
+        n_tokens: expected length before it.
 
-        Raises RuntimeError unless it has, logits are finite, and what is kept is what the policy
-        has a place for, each position once.
+        Raises RuntimeError unless lengths are right, logits are finite, and each sequence keeps
+        distinct positions, as many as the policy allows.
         """
         if not np.isfinite(self.session.step(self._inputs())).all():
             raise RuntimeError("logits are not finite")
@@ -74,11 +72,13 @@ class Texts:
         kept = seen if self._policy.budget is None else min(self._policy.budget, seen)
         for sequence in range(len(self)):
             if self.session.tokens_seen(sequence) != seen:
-                raise RuntimeError(f"{self.session.tokens_seen(sequence)} tokens, not {seen}")
+                raise RuntimeError(f"{self.session.tokens_seen(sequence)} tokens, expected {seen}")
             for layer in (0, self._model.n_layers - 1):
                 positions, _ = self.session.kept(layer, 0, sequence)
                 if len(np.unique(positions)) != kept or self.session.tokens_kept(sequence) != kept:
-                    raise RuntimeError(f"{len(np.unique(positions))} tokens are kept, not {kept}")
+                    raise RuntimeError(
+                        f"{len(np.unique(positions))} tokens are kept, expected {kept}"
+                    )
 
     def _inputs(self) -> list[tuple[int, Tokens]]:
         return [(sequence, self._next[sequence : sequence + 1]) for sequence in range(len(self))]

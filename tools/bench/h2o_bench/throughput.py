@@ -1,4 +1,4 @@
-"""Throughput in the same memory, by every engine: docs/throughput.md."""
+"""Throughput in equal memory, by every engine: docs/throughput.md."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from h2o_cpp.model.policy import Policy, budget_policy
 from h2o_cpp.model.session import open_model
 
 TABLE, OFFLOAD, SEQUENCES, ARRIVALS = range(20, 24)  # sections of the results
-SHARE = 0.2  # of the context, that is kept
+SHARE = 0.2  # kept fraction of the context
 _ENGINES = "h2o_bench.engines"
-_BLOCK = 32  # tokens of OpenVINO's blocks
-_PAD = 256  # tokens; llama.cpp's sequences have a multiple of it
+_BLOCK = 32  # OpenVINO's block size in tokens
+_PAD = 256  # llama.cpp's sequences have a multiple of this many tokens
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is measured."""
 
-    # Shapes of the table, each with how many full caches of the longest text memory holds.
+    # Shapes, and the number of full caches of the longest text that memory holds.
     shapes: Sequence[str] = ("OPT-125M", "SmolLM2-135M")
     full_caches: float = 3.0
     prompt: int = 512
     lengths: Sequence[int] = (32, 512, 1024)
-    offload_share: float = 0.6  # of the weights' bytes, the memory of the offload table
+    offload_share: float = 0.6  # memory of the offload table, as a fraction of the weights
     offload_lengths: Sequence[int] = (32, 512)
-    counts: Sequence[int] = (1, 2, 4, 8, 16, 24)  # of sequences
-    steps: int = 16  # that are decoded at each of them
-    requests: int = 48  # that arrive
-    load: float = 0.7  # of what the engine can do, by which they arrive
+    counts: Sequence[int] = (1, 2, 4, 8, 16, 24)  # sequences
+    steps: int = 16  # decoded for each count
+    requests: int = 48  # number of arrivals
+    load: float = 0.7  # arrival rate, as a fraction of the engine's throughput
     rounds: int = 1
-    most_seconds: float = 300.0  # of a cell
+    most_seconds: float = 300.0  # time limit per cell
 
 
 QUICK = Plan(
@@ -64,30 +64,30 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Bench:
-    """What every part needs."""
+    """State shared by all parts."""
 
     plan: Plan
     models: Models
     results: Results
     threads: int
-    memory: int | None = None  # bytes; default: of the plan
+    memory: int | None = None  # bytes; default: from the plan
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An engine, and how it uses the memory; sequences is 0 if not even one fits."""
+    """An engine and its use of the memory; 0 sequences if none fits."""
 
     baseline: Baseline
     weight_bytes: int
-    text_bytes: float  # of the cache of a text
+    text_bytes: float  # cache per sequence
 
     def sequences(self, memory: int) -> int:
-        """How many texts have their caches beside the weights."""
+        """The number of sequences whose caches fit besides the weights."""
         return max(0, int((memory - self.weight_bytes) // self.text_bytes))
 
 
 def memory_of(bench: Bench, path: Path, whole: ModelShape) -> int:
-    """Bytes for weights and caches: those given, or the plan's number of full caches."""
+    """Bytes for weights and caches: given, or the plan's number of full caches."""
     if bench.memory is not None:
         return bench.memory
     longest = bench.plan.prompt + max(bench.plan.lengths)
@@ -95,7 +95,7 @@ def memory_of(bench: Bench, path: Path, whole: ModelShape) -> int:
 
 
 def measure_table(bench: Bench) -> None:
-    """Section 20: prompts and how long they are continued, in equal memory."""
+    """Section 20: prompts and output lengths, in equal memory."""
     plan = bench.plan
     for shape in plan.shapes:
         path = bench.models.gguf(shape, "F16")
@@ -113,7 +113,7 @@ def measure_table(bench: Bench) -> None:
 
 
 def measure_offload(bench: Bench) -> None:
-    """Section 21: in memory that holds only a part of the weights."""
+    """Section 21: with memory for a part of the weights."""
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
     whole = ModelShape.of_model(open_model(path, device="cpu", threads=1))
@@ -140,7 +140,7 @@ def measure_offload(bench: Bench) -> None:
                     **{"dtype": "bfloat16", "offload": directory},
                 }
                 name = "transformers bfloat16, Accelerate disk offload"
-                # Of its weights the largest module is in memory, which is the embedding.
+                # The largest module, the embedding, is in memory.
                 baseline = Baseline(name, f"{_ENGINES}.transformers", options)
                 _run(
                     bench,
@@ -153,14 +153,14 @@ def measure_offload(bench: Bench) -> None:
 
 
 def measure_sequences(bench: Bench) -> None:
-    """Section 22: tokens per second of all texts together against how many they are."""
+    """Section 22: tokens per second of all sequences against their number."""
     plan, shape = bench.plan, bench.plan.shapes[0]
     path = bench.models.gguf(shape, "F16")
     model = open_model(path, device="cpu", threads=bench.threads)
     n_ctx = plan.prompt + max(plan.lengths)
     memory = memory_of(bench, path, ModelShape.of_model(model))
     room = max(1, memory - path.stat().st_size)
-    # Of a long text, in the mean; and two steps are decoded before any is timed.
+    # In the middle of a long text; two steps are a warm-up.
     context = min(plan.prompt + max(plan.lengths) // 2, n_ctx - plan.steps - 2)
     case = f"{shape}, after {context} tokens"
     policies = {
@@ -173,7 +173,7 @@ def measure_sequences(bench: Bench) -> None:
         fits = capacity(model, room, policy=policy, n_ctx=n_ctx)
         bench.results.add(Record(SEQUENCES, case, name, "fit", (float(fits),)))
     for k in plan.counts:
-        for name, policy in policies.items():  # take turns
+        for name, policy in policies.items():  # in turns
             texts = Texts(model, policy, n_ctx=n_ctx, n_batch=512, n_sequences=k)
             texts.read(context)
             texts.decode(2)
@@ -187,9 +187,9 @@ def measure_sequences(bench: Bench) -> None:
 def _entries(
     bench: Bench, shape: str, path: Path, whole: ModelShape, n: int, memory: int
 ) -> Iterator[Entry | tuple[str, str]]:
-    """Who can run a shape; (name, why) for one whose model cannot be made.
+    """The engines for a shape; (name, reason) if a model cannot be made.
 
-    The bytes of a text are of K and V of all its tokens, in the type that the engine keeps them.
+    A sequence's bytes are those of K and V of all its tokens, in the engine's type.
     """
     threads, sizes = bench.threads, config(shape)
     n_ctx = bench.plan.prompt + n
@@ -215,7 +215,7 @@ def _entries(
             entry = Entry(
                 Baseline(name, f"{_ENGINES}.ctranslate2", {}),
                 n_bytes * n_weights,
-                4 * values * n_ctx,  # its cache is f32 in either case
+                4 * values * n_ctx,  # the cache is f32 in both cases
             )
             if not entry.sequences(memory):
                 yield entry
@@ -233,9 +233,9 @@ def _entries(
 def _openvino(
     bench: Bench, path: Path, whole: ModelShape, n: int, n_vocab: int, f16: int, memory: int
 ) -> Iterator[Entry]:
-    """With all of the cache, in its default u8 with two f32 for each head and token, and with 20%.
+    """With the full cache, by default in u8 with two f32 per head and token, and with 20%.
 
-    With eviction a text needs its whole prompt for a while, but one prompt is read after another.
+    With eviction, a sequence needs its whole prompt temporarily, but prompts are read one by one.
     """
     n_ctx = bench.plan.prompt + n
     token_bytes = 2 * whole.n_layers * whole.n_kv_heads * (whole.head_dim + 8)
@@ -252,7 +252,7 @@ def _openvino(
 
 
 def _run(bench: Bench, section: int, case: str, entry: Entry, memory: int, n: int) -> None:
-    """One cell: a process that loads the model, warms up, and continues its texts."""
+    """A cell: a subprocess that loads the model, warms up and generates."""
     name, module, options = entry.baseline
     k = entry.sequences(memory)
 
@@ -289,13 +289,13 @@ def _case(shape: str, prompt: int, n: int) -> str:
 
 
 def _slab(path: Path, n_ctx: int, hh: float | None) -> float:
-    """Bytes of a sequence's cache, as capacity() reckons."""
+    """A sequence's cache in bytes, as in capacity()."""
     many = 2**50
     return many / capacity(path, many, hh=hh, n_ctx=n_ctx)
 
 
 def _kv_values(whole: ModelShape) -> int:
-    """Numbers that a full cache has for each token."""
+    """Values per token of a full cache."""
     return 2 * whole.n_layers * whole.n_kv_heads * whole.head_dim
 
 

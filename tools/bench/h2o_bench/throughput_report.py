@@ -1,4 +1,4 @@
-"""The page that tells what tools/bench/throughput has measured."""
+"""The report of tools/bench/throughput."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FULL, _H2O = f"{OURS}, full", f"{OURS}, hh={SHARE}"
 
 
 def render_throughput(records: Sequence[Record]) -> str:
-    """Markdown of all sections there are records of, to stand below the findings of a page."""
+    """Markdown of all sections with records, below the findings of a page."""
     lines: list[str] = []
     for name, engines in values_of(records, 0).items():
         threads = engines[OURS]["threads"][-1]
@@ -65,7 +65,7 @@ _ARRIVALS_TEXT = (
 
 
 def _shortest(records: Sequence[Record]) -> list[Record]:
-    """The records, of engines that are absent the first case of each model alone."""
+    """The records; of absent engines only the first case of each model."""
     seen: set[tuple[int, str, str]] = set()
     kept = []
     for record in records:

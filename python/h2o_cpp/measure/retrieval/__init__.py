@@ -1,1 +1,1 @@
-"""What eviction cannot do: tasks whose answer stands in the prompt, for any model."""
+"""Retrieval tasks, whose answers are in the prompt, for any model."""

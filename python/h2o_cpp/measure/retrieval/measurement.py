@@ -20,16 +20,16 @@ from h2o_cpp.model.session import chunks, open_session
 
 @dataclass(frozen=True)
 class Measurement:
-    """A task under one policy; "absent" is the full cache of a prompt without the fact."""
+    """A task with one policy; "absent" is the full cache and a prompt without the fact."""
 
     task: str
     policy: str
-    budget: float  # of n_ctx, or of bytes
-    kept: int  # tokens, per layer and KV head
-    log_likelihood: float  # of a token of the answer, in nats; mean over the samples
-    of_full: float  # how much more that is than with the full cache
-    error: float  # standard error of of_full, sample by sample; nan for one sample
-    exact: float  # share of samples whose every token of the answer is the likeliest
+    budget: float  # fraction of n_ctx, or of bytes
+    kept: int  # tokens per layer and KV head
+    log_likelihood: float  # mean per token of the answer, in nats
+    of_full: float  # difference to the full cache
+    error: float  # standard error of of_full over samples; nan for one sample
+    exact: float  # share of samples whose answer is the greedy output
     samples: int
 
 
@@ -47,14 +47,14 @@ def measure(
     archive: KvDType | None = None,
     archive_pages: int | None = None,
 ) -> Iterator[Measurement]:
-    """For each task the full cache, no fact, then every policy (of POLICIES) at every budget.
+    """Measure each task with the full cache, without the fact, and with every policy and budget.
 
-    Budgets are fractions of n_ctx. A prompt is read `n_batch` tokens at a time with eviction after
-    each, then the right answer token by token.
-
-    equal_bytes: as for perplexity.measure. question_apart: eviction comes before the question too,
-    which then is read by itself: as where a text is read before anybody asks. archive,
-    archive_pages: as for Generator, of all that evict.
+    budgets: fractions of n_ctx.
+    n_batch: prompt tokens per chunk, each followed by eviction. The correct answer follows token by
+        token.
+    equal_bytes: as for perplexity.measure.
+    question_apart: evict before the question, as if the text had been read in advance.
+    archive, archive_pages: as for Generator, for policies that evict.
 
     Raises ValueError.
     """
@@ -67,7 +67,9 @@ def measure(
     for task, samples in tasks.items():
         longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
         if longest > n_ctx:
-            raise ValueError(f"{task} has a sample of {longest} tokens, n_ctx is {n_ctx}")
+            raise ValueError(
+                f"{task} has a sample of {longest} tokens, expected at most n_ctx={n_ctx}"
+            )
         full = np.zeros(len(samples))
         for name, budget, kept, policy, types in [*baselines, *evicting]:
             session = open_session(
@@ -102,10 +104,10 @@ def measure(
 def answer_logits(
     session: _core.Session, prompt: Sequence[int], answer: Sequence[int], n_apart: int = 0
 ) -> NDArray[np.float32]:
-    """The logits [len(answer), n_vocab] from which each token of the answer is predicted.
+    """Logits [len(answer), n_vocab] that predict each token of the answer.
 
-    The prompt is read n_batch tokens at a time, its last n_apart by themselves; the answer one by
-    one.
+    The prompt is read in chunks of n_batch tokens, its last n_apart tokens separately, the answer
+    token by token.
     """
     session.reset(0)
     tokens = np.asarray(prompt, np.int32)

@@ -1,4 +1,4 @@
-"""Prompts with a fact somewhere in them, and the answer that only the fact gives away."""
+"""Prompts with a fact in them, and an answer that depends on the fact."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ _PLACES = (
     *("river", "mountain", "bridge", "garden", "island", "tower", "forest", "village", "harbor"),
     *("castle", "desert", "market", "station", "library", "temple", "valley"),
 )
-_N_COMMON = 3  # words, each of which is a tenth of all
+_N_COMMON = 3  # words, each a tenth of the list
 _COMMON = " The most common words of the list are"
 _VARIABLES = ("APPLE", "STONE", "RIVER", "CLOUD", "HORSE", "TABLE", "LIGHT", "PAPER")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt in tokens, in three parts, and its answer; without the fact it cannot be known."""
+    """A prompt in three parts, and its answer, which requires the fact."""
 
     before: list[int]
     fact: list[int]
     after: list[int]  # ends with the question
     answer: list[int]
-    n_question: int = 0  # of the last tokens of the prompt
-    instead: Sequence[int] = ()  # of the fact, where the prompt is without it
+    n_question: int = 0  # last tokens of the prompt
+    instead: Sequence[int] = ()  # replaces the fact in without_fact
 
     @property
     def prompt(self) -> list[int]:
-        """What is read before the answer."""
+        """All tokens before the answer."""
         return [*self.before, *self.fact, *self.after]
 
     @property
     def without_fact(self) -> list[int]:
-        """The same prompt, had the fact never been in it."""
+        """The same prompt without the fact."""
         return [*self.before, *self.instead, *self.after]
 
 
 class _Writer:
-    """Makes samples of `length` tokens, answer included."""
+    """Makes samples of at most `length` tokens, answer included."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, filler: str, seed: str) -> None:
         self.random = random.Random(seed)
@@ -74,24 +74,26 @@ class _Writer:
         self._length = length
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a part in the middle of a text."""
+        """Tokens of text inside a prompt."""
         return self._tokenizer.encode(text, add_special=False, begins=False)
 
     def room(self, *parts: Sequence[int]) -> int:
-        """How many tokens are left beside the beginning and these parts."""
+        """Tokens left besides the beginning and these parts."""
         needed = len(self.beginning) + sum(map(len, parts))
         if needed > self._length:
-            raise ValueError(f"length={self._length}, the task needs {needed} tokens or more")
+            raise ValueError(
+                f"length={self._length}, expected at least {needed} tokens for this task"
+            )
         return self._length - needed
 
     def filler(self, n: int, source: Sequence[int] | None = None) -> list[int]:
-        """n tokens of a text that begins anywhere, and again where it ends."""
+        """n tokens of the source from a random offset on, repeated."""
         source = self.source if source is None else source
         start = self.random.randrange(len(source))
         return [source[(start + i) % len(source)] for i in range(n)]
 
     def copy(self) -> Sample:
-        """A passage, filler, and the passage again: its second reading is the answer."""
+        """A passage, filler, and the passage again, which is the answer."""
         source = self.filler(len(self.source))
         n = max(1, min(self._length // 4, len(source) // 2))
         passage, rest = source[:n], source[n:] or source
@@ -99,11 +101,11 @@ class _Writer:
         return Sample(self.beginning, passage, filler, passage)
 
     def needle(self) -> Sample:
-        """A number, anywhere in the first half of the text."""
+        """A number somewhere in the first half."""
         return self._needle(lambda room: self.random.randint(0, room // 2))
 
     def recency(self) -> Sample:
-        """A number, a sixteenth of the text before it is asked for."""
+        """A number a sixteenth of the text before the question."""
         return self._needle(lambda room: max(0, room - self._length // 16))
 
     def _needle(self, depth: Callable[[int], int]) -> Sample:
@@ -116,7 +118,7 @@ class _Writer:
         return Sample([*self.beginning, *before], fact, [*after, *question], answer, len(question))
 
     def kv(self) -> Sample:
-        """As many pairs of a JSON object as there is room for; the value of one is asked for."""
+        """A JSON object with as many pairs as fit; the question asks for one value."""
         key, value = self._word(), self._word()
         head, fact, answer = self.encode(_KV_HEAD), self._pair(key, value), self.encode(value)
         question = self.encode(f'}}\n\nKey: "{key}"\nCorresponding Value: ')
@@ -135,7 +137,7 @@ class _Writer:
         )
 
     def needles(self) -> Sample:
-        """Numbers of several places, anywhere in the text; that of one is asked for."""
+        """Numbers of several places; the question asks for one."""
         places = self.random.sample(_PLACES, _N_NEEDLES)
         numbers = [self.encode(f" {self.random.randint(1000, 9999)}") for _ in places]
         questions = [self.encode(f" The secret number of the {place} is") for place in places]
@@ -144,7 +146,7 @@ class _Writer:
         return self._scattered(facts, asked, questions[asked], numbers[asked])
 
     def variables(self) -> Sample:
-        """A number that a variable has, and others get from it in turn; the last is asked for."""
+        """A number assigned to a variable and copied twice; the question asks for the last one."""
         names = self.random.sample(_VARIABLES, 3)
         number = self.encode(f" {self.random.randint(1000, 9999)}")
         first = [*self.encode(f" VAR {names[0]} ="), *number, *self.encode(".")]
@@ -153,11 +155,11 @@ class _Writer:
         return self._scattered([first, *copies], 0, question, number)
 
     def common_words(self) -> Sample:
-        """A list of words in any order, of which three are common; which they are is asked for."""
+        """A shuffled list of words; the question asks for the three most common ones."""
         if len(self.words) < 2 * _N_COMMON:
             raise ValueError(
-                f"the filler has {len(self.words)} words of four letters and more, "
-                f"common_words needs {2 * _N_COMMON}"
+                f"the filler has {len(self.words)} words of four or more letters, "
+                f"expected at least {2 * _N_COMMON} for common_words"
             )
         common = self.random.sample(self.words, _N_COMMON)
         others = [word for word in self.words if word not in common]
@@ -181,7 +183,7 @@ class _Writer:
     def _scattered(
         self, facts: Sequence[list[int]], asked: int, question: list[int], answer: list[int]
     ) -> Sample:
-        """Facts in their order, anywhere in the filler; facts[asked] is what gives the answer."""
+        """Facts in order at random places of the filler; facts[asked] determines the answer."""
         filler = self.filler(self.room(*facts, question, answer))
         cuts = [0, *sorted(self.random.randint(0, len(filler)) for _ in facts), len(filler)]
         parts = [filler[a:b] for a, b in pairwise(cuts)]
@@ -200,7 +202,7 @@ class _Writer:
         return self.encode(f'"{key}": "{value}", ')
 
 
-# By name; each makes one sample.
+# Tasks by name; each makes one sample.
 TASKS: Mapping[str, Callable[[_Writer], Sample]] = {
     "copy": _Writer.copy,
     "needle": _Writer.needle,
@@ -221,13 +223,13 @@ def make_samples(
     filler: str = FILLER,
     seed: int = 0,
 ) -> list[Sample]:
-    """n samples of a task of TASKS, each of at most `length` tokens with its answer.
+    """n samples of a task, each of at most `length` tokens, answer included.
 
-    The same arguments give the same samples. Raises ValueError for an unknown task, an empty
-    filler and a length in which the task has no room.
+    Deterministic. Raises ValueError for an unknown task, an empty filler and a length that is too
+    short for the task.
     """
     if task not in TASKS:
-        raise ValueError(f"task {task!r} is not one of {', '.join(TASKS)}")
+        raise ValueError(f"task {task!r}, expected one of {', '.join(TASKS)}")
     writer = _Writer(tokenizer, length, filler, f"{task} {seed}")
     if not writer.source:
         raise ValueError("the filler has no tokens")
@@ -235,9 +237,9 @@ def make_samples(
 
 
 def read_samples(tokenizer: Tokenizer, file: Path, n: int) -> list[Sample]:
-    """The first n samples of a JSON-lines file: a `context` and the `answer` that is in it.
+    """The first n samples of a JSON Lines file with `context` and `answer`.
 
-    Raises OSError, and ValueError naming the line.
+    Raises OSError, and ValueError with the line's number.
     """
     samples = []
     with file.open(encoding="utf-8") as lines:
@@ -257,5 +259,5 @@ def read_samples(tokenizer: Tokenizer, file: Path, n: int) -> list[Sample]:
             )
             samples.append(Sample(tokenizer.encode(before), fact, after, fact))
     if not samples:
-        raise ValueError(f"{file}: no samples")
+        raise ValueError(f"{file}: the file has no samples")
     return samples

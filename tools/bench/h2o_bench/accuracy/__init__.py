@@ -1,1 +1,1 @@
-"""Accuracy on tasks against the budget of the cache, as figure 4 of the H2O paper has it."""
+"""Accuracy on tasks against the cache budget, as in figure 4 of the H2O paper."""

@@ -1,4 +1,4 @@
-"""Measures every task under every setting of the cache, and draws what was measured."""
+"""Measure every task with every cache setting, and plot the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from h2o_cpp.model.session import open_model
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(description="Accuracy against the budget of the cache.")
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path, help="directory of task files, as of `h2o-cpp eval`")

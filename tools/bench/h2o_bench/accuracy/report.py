@@ -1,4 +1,4 @@
-"""A table and a picture of accuracy against budget."""
+"""A table and a plot of accuracy against budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from h2o_cpp.measure.plots import new_figure
 
-# What a guess scores.
+# Scores of guessing.
 CHANCE = {
     "copa": 0.5,
     "piqa": 0.5,
@@ -23,34 +23,32 @@ CHANCE = {
 
 
 class Record(NamedTuple):
-    """A task under a policy at a budget."""
+    """A task with a policy and a budget."""
 
     task: str
     policy: str
     budget: float
-    tokens: float  # of a request, in the mean
+    tokens: float  # mean tokens per request
     kept: float
-    metrics: dict[str, list[float]]  # of each document
+    metrics: dict[str, list[float]]  # per document
 
     @property
     def metric(self) -> str:
-        """The one that is shown."""
+        """The metric to report."""
         return next(name for name in ("rougeL", "acc_norm", "acc") if name in self.metrics)
 
     @property
     def mean(self) -> float:
-        """Over the documents."""
         return float(np.mean(self.metrics[self.metric]))
 
     @property
     def error(self) -> float:
-        """Standard error of the mean."""
         values = self.metrics[self.metric]
         return float(np.std(values, ddof=1) / sqrt(len(values)))
 
 
 def print_table(records: Sequence[Record]) -> None:
-    """Print a row for each task, policy and budget, with the difference from the full cache."""
+    """Print a row per task, policy and budget, with the difference to the full cache."""
     full = {record.task: record for record in records if record.policy == "full"}
     print(
         "| task | n | metric | policy | budget | kept of tokens | value | ± | less than full | ± |"
@@ -68,10 +66,10 @@ def print_table(records: Sequence[Record]) -> None:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Draw a panel for each task: a line for each policy, dashed the full cache, dotted a guess."""
+    """Draw a panel per task: a line per policy; dashed: the full cache; dotted: guessing."""
     tasks = list(dict.fromkeys(record.task for record in records))
     n_budgets = len({record.budget for record in records if record.policy != "full"})
-    columns, rows = 4, len(tasks) // 4 + 1  # so that a panel is left for the legend
+    columns, rows = 4, len(tasks) // 4 + 1  # leaves a panel for the legend
     figure = new_figure(3.2 * columns, 2.9 * rows)
     first, *_ = panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, task in zip(panels, tasks, strict=False):
@@ -79,7 +77,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         [full] = [record for record in of_task if record.policy == "full"]
         for policy in dict.fromkeys(record.policy for record in of_task if record is not full):
             line = sorted((r for r in of_task if r.policy == policy), key=lambda r: r.budget)
-            # A budget of everything is the full cache; where budgets are missing, lines end before.
+            # A budget of 1 is the full cache; lines end at missing budgets.
             points = [*line, full] if len(line) == n_budgets else line
             axes.errorbar(
                 [100 * r.budget for r in points],

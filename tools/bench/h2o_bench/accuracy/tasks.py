@@ -1,4 +1,4 @@
-"""Scores of every document of a task under one policy and budget."""
+"""Scores of every document of a task with a policy and a budget."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 XSUM = "xsum"
 XSUM_FILE = "xsum_0shot_100.jsonl"
-_N_TOGETHER = 12  # texts
+_N_TOGETHER = 12  # sequences
 _MAX_TOKENS = 64  # of a summary
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A cache."""
+    """A cache setting."""
 
-    policy: str  # "full", or of h2o_cpp.model.policy.POLICIES
-    budget: float  # of a request's tokens
+    policy: str  # "full", or one of h2o_cpp.policy.POLICIES
+    budget: float  # fraction of a request's tokens
 
     def of(self, n_tokens: int) -> Policy:
-        """For a request of so many tokens."""
+        """The policy for a request with this many tokens."""
         if self.policy == "full":
             return Policy.full()
         return named_policy(self.policy, max(1, int(self.budget * n_tokens)))
@@ -49,15 +49,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of the documents of a task, by metric."""
+    """Scores of a task's documents, by metric."""
 
     metrics: Mapping[str, Sequence[float]]
-    tokens: float  # of a request, in the mean
-    kept: float  # of them at most, per layer and KV head
+    tokens: float  # mean tokens per request
+    kept: float  # most kept tokens per layer and KV head
 
 
 class _SharedExamples(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
-    """A model that reads what all requests begin with once, and their questions after it."""
+    """A model that reads the common beginning of all requests once."""
 
     def __init__(self, model: _core.Model, setting: Setting) -> None:
         super().__init__()
@@ -69,11 +69,9 @@ class _SharedExamples(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
 
     @property
     def eot_token_id(self) -> int | None:
-        """The end of text."""
         return self._tokenizer.eos
 
     def tok_encode(self, string: str, **_: object) -> list[int]:
-        """Tokens of a text."""
         return self._tokenizer.encode(string)
 
     def _loglikelihood_tokens(
@@ -101,18 +99,18 @@ class _SharedExamples(TemplateLM):  # type: ignore[misc]  # lm_eval is not typed
         return [(total, False) for total in totals]
 
     def loglikelihood_rolling(self, requests: object, disable_tqdm: bool = False) -> list[float]:
-        """Of no task here."""
+        """Not used by these tasks."""
         raise NotImplementedError
 
     def generate_until(self, requests: object, disable_tqdm: bool = False) -> list[str]:
-        """Of no task here."""
+        """Not used by these tasks."""
         raise NotImplementedError
 
 
 def choice_scores(
     model: _core.Model, task: str, setting: Setting, *, data: Path, n_examples: int, limit: int
 ) -> Scores:
-    """Of a task with choices, after the first `n_examples` documents as examples."""
+    """Scores of a multiple-choice task, with the first `n_examples` documents as examples."""
     loaded = load_task(task, data)
     [one] = loaded["tasks"].values()
     one.set_config("num_fewshot", n_examples)
@@ -129,7 +127,7 @@ def choice_scores(
 
 
 def summary_scores(model: _core.Model, setting: Setting, *, data: Path, limit: int) -> Scores:
-    """ROUGE of the first line that follows an article, on XSum."""
+    """ROUGE of the first line after an article, on XSum."""
     from rouge_score.rouge_scorer import RougeScorer
 
     lines = (data / XSUM_FILE).read_text(encoding="utf-8").splitlines()[:limit]

@@ -1,8 +1,7 @@
-"""Texts that are read and continued together, one token of each a step.
+"""Batched decoding of coroutines, one token of each per step.
 
-A text is a generator. It yields each token that its sequence is to be fed, is sent the logits after
-it [n_vocab], and returns its result. Eviction follows every token, and the matrices are read once
-for all texts.
+A text is a generator: it yields the next token of its sequence, receives the logits after it
+[n_vocab], and returns its result. Eviction follows every token.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Text: TypeAlias = Generator[int, Logits, T]
 
 
 def together(session: _core.Session, texts: Sequence[Callable[[int], Text[T]]]) -> list[T]:
-    """The results of texts, in their order. Each is called with a sequence of its own."""
+    """The results of texts, in order; each gets a sequence of its own."""
     results: dict[int, T] = {}
     waiting = iter(enumerate(texts))
     running: dict[int, tuple[int, Text[T], int]] = {}  # sequence: (index, text, its next token)
@@ -54,7 +53,7 @@ def log_likelihoods(
     context: Sequence[int],
     answers: Sequence[Sequence[int]],
 ) -> Text[list[float]]:
-    """Of each answer after a context, which begins with the tokens that a snapshot has read."""
+    """Log-likelihoods of answers after a context that begins with a snapshot's tokens."""
     session.load(sequence, examples)
     after_context = yield from _feed(context[session.tokens_seen(sequence) :])
     read = session.save(sequence, context, "")
@@ -79,7 +78,7 @@ def greedy_tokens(
     max_tokens: int,
     end_tokens: frozenset[int],
 ) -> Text[list[int]]:
-    """The likeliest tokens after a prompt, within the budget of `policy`."""
+    """The greedy continuation of a prompt within the budget of `policy`."""
     session.reset(sequence, [policy.core()])
     logits = yield from _feed(prompt)
     output: list[int] = []
@@ -92,7 +91,7 @@ def greedy_tokens(
 
 
 def read_examples(session: _core.Session, tokens: Sequence[int]) -> bytes:
-    """A snapshot of a sequence that has read them, and nothing else."""
+    """A snapshot of a sequence with these tokens."""
 
     def text(sequence: int) -> Text[bytes]:
         session.reset(sequence)
@@ -105,7 +104,7 @@ def read_examples(session: _core.Session, tokens: Sequence[int]) -> bytes:
 
 
 def common_prefix(texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all of the texts begin with, but not the whole of any."""
+    """The length of the common prefix, shorter than each text."""
     shortest = min(len(text) for text in texts) - 1
     columns: Iterator[tuple[int, ...]] = zip(*texts, strict=False)
     for n, column in enumerate(columns):
@@ -115,7 +114,7 @@ def common_prefix(texts: Sequence[Sequence[int]]) -> int:
 
 
 def _feed(tokens: Sequence[int]) -> Text[Logits]:
-    """The logits after the last of them."""
+    """The logits after the last token."""
     for token in tokens:
         logits = yield token
     return logits

@@ -1,1 +1,1 @@
-"""The observations that H2O rests on (arXiv 2306.14048, section 3), on any model and text."""
+"""The observations behind H2O (arXiv 2306.14048, section 3), for any model and text."""

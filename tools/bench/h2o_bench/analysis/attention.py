@@ -1,7 +1,6 @@
-"""The attention that each token of a text receives: row by row, and added up.
+"""The attention that tokens receive, row by row and accumulated.
 
-Of a model with grouped queries, an attention row is the sum over the query heads that share a KV
-head, which is what H2O's scores are made of.
+With grouped queries, a row is the sum over the query heads of a KV head, as in H2O's scores.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from h2o_cpp import _core
 from h2o_cpp.model.policy import Policy
 from h2o_cpp.model.session import chunks, open_session
 
-_N_BATCH = 256  # tokens read at a time where that makes no difference
+_N_BATCH = 256  # tokens per chunk, without effect on the result
 
 
 def attention_rows(
     model: _core.Model, tokens: Sequence[int], *, kv_dtype: str = "f16"
 ) -> Iterator[NDArray[np.float64]]:
-    """For each token of a text, the attention it gives: [n_layers, n_kv_heads, tokens so far]."""
+    """The attention row of each token: [n_layers, n_kv_heads, tokens so far]."""
     n = len(tokens)
-    # Scores that nothing is left of after a token are the attention of that token alone.
+    # With decay 0, scores are the attention of the newest token.
     policy = Policy.h2o(heavy=n, recent=1, decay=0)
     session = open_session(model, policy, n_ctx=n, n_batch=1, kv_dtype=kv_dtype)
     for token in tokens:
@@ -34,7 +33,7 @@ def attention_rows(
 def accumulated_attention(
     model: _core.Model, tokens: Sequence[int], *, kv_dtype: str = "f16"
 ) -> NDArray[np.float64]:
-    """The attention each token has received at the end: H2O's scores [n_layers, n_kv_heads, n]."""
+    """The accumulated attention of each token: H2O's scores [n_layers, n_kv_heads, n]."""
     n = len(tokens)
     policy = Policy.h2o(heavy=n, recent=1)
     session = open_session(model, policy, n_ctx=n, n_batch=_N_BATCH, kv_dtype=kv_dtype)
@@ -44,15 +43,15 @@ def accumulated_attention(
 
 
 def uniform_attention(n: int) -> NDArray[np.float64]:
-    """What each of n tokens receives if every token attends to all up to itself alike.
+    """The accumulated attention of n tokens if every token attends uniformly.
 
-    Token j gets the sum of 1 / (i + 1) for i from j to n - 1: the older, the more.
+    Token j receives the sum of 1 / (i + 1) for i from j to n - 1.
     """
     return np.cumsum(1 / np.arange(n, 0, -1))[::-1]
 
 
 def _scores(model: _core.Model, session: _core.Session) -> NDArray[np.float64]:
-    """The scores of a session that has evicted nothing, by position."""
+    """Scores by position, in a session without evictions."""
     heads = range(model.n_kv_heads)
     return np.array(
         [[session.kept(layer, head, 0)[1] for head in heads] for layer in range(model.n_layers)],

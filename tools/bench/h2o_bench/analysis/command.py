@@ -42,11 +42,10 @@ from h2o_cpp.model.session import open_model
 from h2o_cpp.model.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2048
-_BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept
+_BUDGETS = (0.9, 0.6, 0.4, 0.2)  # kept fractions
 
 
 def make_parser() -> Parser:
-    """The parser of the command's arguments."""
     parser = Parser(prog="analyze", description=__doc__)
     add_model(parser)
     add_text(parser)
@@ -62,7 +61,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables; an error ends the program with one line on stderr and status 1."""
+    """Print the tables; an error ends the program with a line on stderr and status 1."""
     try:
         _run(make_parser().parse_args(argv))
     except (OSError, ValueError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Whether heavy hitters are the tokens that occur often together with others (section 3.2)."""
+"""Whether heavy hitters are tokens that often occur together with others (section 3.2)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens to either side that count as together, and the share of all that are the top ones.
+# Window of co-occurrence in tokens to either side, and the fraction in the top set.
 WINDOW = 5
 TOP = 0.1
 
 
 @dataclass(frozen=True)
 class Association:
-    """How two measures of the same items go together."""
+    """The association of two measures of the same items."""
 
-    spearman: float  # rank correlation; nan where one measure is constant
-    overlap: float  # of the top sets, as a share of either
-    overlap_by_chance: float  # of random sets of that size
+    spearman: float  # rank correlation; nan if a measure is constant
+    overlap: float  # overlap of the top sets, as a fraction
+    overlap_by_chance: float  # overlap of random sets of this size
 
 
 def cooccurrences(tokens: Sequence[int], window: int = WINDOW) -> NDArray[np.float64]:
     """For each position, how often its token is within `window` of a different one: [n].
 
-    Counted over the whole text for the token's id, so equal for all places of one token.
+    Counted for the token's id over the whole text.
     """
     ids, inverse = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
     counts = np.zeros(len(ids))
@@ -38,14 +38,14 @@ def cooccurrences(tokens: Sequence[int], window: int = WINDOW) -> NDArray[np.flo
 
 
 def associate(a: NDArray[np.float64], b: NDArray[np.float64], top: float = TOP) -> Association:
-    """Association of two measures [n] of n >= 2 items, each with a top set of top * n items."""
+    """The association of two measures [n], n >= 2; top sets have top * n items."""
     k = max(1, int(top * len(a)))
     overlap = float(_top_weights(a, k) @ _top_weights(b, k)) / k
     return Association(spearman(a, b), overlap, k / len(a))
 
 
 def spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Spearman's rank correlation, ties at their mean rank; nan where one of them is constant."""
+    """Spearman's rank correlation, with mean ranks for ties; nan if a measure is constant."""
     x, y = _ranks(a), _ranks(b)
     x -= x.mean()
     y -= y.mean()
@@ -61,7 +61,7 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _top_weights(values: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """1 for the k largest, 0 for others; items tied for the last places share them equally."""
+    """1 for the k largest items, 0 for others; ties for the last places share them equally."""
     limit = np.sort(values)[-k]
     above, tied = values > limit, values == limit
     weights: NDArray[np.float64] = above + tied * ((k - above.sum()) / tied.sum())

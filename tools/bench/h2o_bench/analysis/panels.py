@@ -1,4 +1,4 @@
-"""The four observations as four panels of a figure."""
+"""The four observations as panels of a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_report(figure: Figure, report: Report) -> None:
-    """Sparsity, power law, removal and co-occurrence."""
+    """Draw sparsity, power law, removal and co-occurrence."""
     (sparsity, ranks), (removal, words) = figure.subplots(2, 2)
 
     sparsity.bar(range(len(report.sparsity)), report.sparsity)
@@ -28,7 +28,7 @@ def draw_report(figure: Figure, report: Report) -> None:
     uniform = uniform_attention(report.n_tokens) * report.by_rank.sum(axis=1).mean()
     ranks.loglog(rank, uniform / report.n_tokens, "k--", linewidth=1, label="uniform")
     ranks.set(title="accumulated attention", xlabel="rank", ylabel="score")
-    if len(report.by_rank) <= 8:  # more do not fit
+    if len(report.by_rank) <= 8:  # space for at most 8
         ranks.legend(fontsize="small")
 
     full, *rest = report.removal

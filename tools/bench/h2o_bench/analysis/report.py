@@ -1,4 +1,4 @@
-"""The four observations on one model and text: as numbers, and as text to read."""
+"""The four observations for a model and a text, as numbers and Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from h2o_bench.analysis.cooccurrence import Association, associate, cooccurrence
 from h2o_bench.analysis.power_law import TOP, PowerLaw, power_law, ranked
 from h2o_cpp.measure.perplexity import Measurement
 
-# Policies, and which of the tokens that are not recent they evict.
+# Policies, and the tokens that they evict besides recent ones.
 REMOVALS = {
     "h2o": "lightest",
     "inverse": "heaviest",
@@ -29,15 +29,15 @@ REMOVALS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was seen. Lists are by layer."""
+    """The results. Lists are by layer."""
 
     n_tokens: int
     sparsity: list[float]
     power_laws: list[PowerLaw]
-    uniform: PowerLaw  # what uniform attention would give, to compare with
-    associations: dict[str, Association]  # of accumulated attention with co-occurrence
+    uniform: PowerLaw  # with uniform attention, for comparison
+    associations: dict[str, Association]  # accumulated attention and co-occurrence
     removal: list[Measurement]
-    by_rank: NDArray[np.float64]  # accumulated attention [n_layers, n_tokens], sorted by head
+    by_rank: NDArray[np.float64]  # accumulated attention [n_layers, n_tokens], sorted per head
     scores: NDArray[np.float64]  # accumulated attention [n_tokens], mean over layers and heads
     cooccurrences: NDArray[np.float64]  # [n_tokens]
 
@@ -49,7 +49,7 @@ class Report:
         accumulated: NDArray[np.float64],
         removal: Sequence[Measurement],
     ) -> Report:
-        """From the sparsity [n_layers] and accumulated attention [n_layers, n_kv_heads, n].
+        """From sparsity [n_layers] and accumulated attention [n_layers, n_kv_heads, n].
 
         `removal` has the full cache, then the policies of REMOVALS.
         """
@@ -76,7 +76,7 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All but the arrays with an entry for each token; null for a correlation that is nan."""
+        """All fields except arrays per token; null for nan."""
         associations = {name: asdict(a) for name, a in self.associations.items()}
         for numbers in associations.values():
             numbers["spearman"] = None if isnan(numbers["spearman"]) else numbers["spearman"]
@@ -90,7 +90,7 @@ class Report:
         }
 
     def lines(self) -> Iterator[str]:
-        """Tables in Markdown, each with a sentence on what it shows."""
+        """Markdown tables, each with a sentence."""
         yield from self._layers()
         yield ""
         yield from self._removal()

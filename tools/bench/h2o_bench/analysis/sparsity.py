@@ -1,4 +1,4 @@
-"""How sparse attention is (arXiv 2306.14048, section 3.1)."""
+"""The sparsity of attention (arXiv 2306.14048, section 3.1)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-# An entry counts as zero below this share of the largest of its row, as in the paper.
+# An entry counts as zero below this fraction of its row's maximum, as in the paper.
 THRESHOLD = 0.01
 
 
 def sparsity(
     rows: Iterable[NDArray[np.float64]], threshold: float = THRESHOLD
 ) -> NDArray[np.float64]:
-    """For each layer, the share of a row that is below `threshold` of its largest entry.
+    """For each layer, the mean fraction of a row below `threshold` of its maximum.
 
-    rows [n_layers, n_kv_heads, tokens so far], one for each token; entries that a causal mask hides
-    are not there and do not count. The mean over rows and heads, each row counting once.
-    Raises ValueError without rows.
+    rows [n_layers, n_kv_heads, tokens so far], one per token; entries hidden by the causal mask do
+    not count. Raises ValueError without rows.
     """
     total, n = np.zeros(0), 0
     for row in rows:

@@ -1,1 +1,1 @@
-"""Engines to measure, one module for each, run as processes that speak JSON lines (`serving`)."""
+"""Engines to measure, one module each, run as subprocesses that exchange JSON lines (`serving`)."""

@@ -1,4 +1,4 @@
-"""CTranslate2, in the type that the model was written in."""
+"""CTranslate2, in the type of the written model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from h2o_bench.engines.serving import TextEngine, Tokens, serve
 
 
 class CTranslate2(TextEngine):
-    """A generator."""
-
     def __init__(self, path: str, *, threads: int, n_vocab: int) -> None:
-        """Load a model that h2o_bench.ctranslate2_model has written."""
+        """Load a model written by h2o_bench.ctranslate2_model."""
         begun = perf_counter()
         import ctranslate2
 
@@ -28,7 +26,7 @@ class CTranslate2(TextEngine):
         super().__init__(len(self._vocabulary))
 
     def generate(self, prompt: Tokens, n: int) -> list[float]:
-        """The times between the tokens that come."""
+        """The times between tokens."""
         times = [perf_counter()]
         (result,) = self._generator.generate_batch(
             [[self._vocabulary[i] for i in prompt]],
@@ -38,25 +36,23 @@ class CTranslate2(TextEngine):
             callback=lambda step: times.append(perf_counter()),
         )
         if len(result.sequences_ids[0]) != n or len(times) != n + 1:
-            raise RuntimeError(f"{len(result.sequences_ids[0])} tokens came, expected {n}")
+            raise RuntimeError(f"got {len(result.sequences_ids[0])} tokens, expected {n}")
         return [after - before for before, after in pairwise(times)]
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """One call for all."""
         prompts = [[self._vocabulary[i] for i in self._tokens(n_prompt)] for _ in range(n_texts)]
         begun = perf_counter()
         results = self._generator.generate_batch(
             prompts, include_prompt_in_result=False, max_length=n, min_length=n
         )
         seconds = perf_counter() - begun
-        # It tells what it has generated; the last of each text is not read.
+        # Only generated tokens are returned; the last of each sequence is not read.
         generated = sum(len(result.sequences_ids[0]) for result in results)
         self._n_tokens = n_texts * (n_prompt - 1) + generated
         return [seconds]
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is."""
         return {
             "name": "CTranslate2",
             "version": self._library.__version__,

@@ -1,4 +1,4 @@
-"""This engine, as one of those that are compared."""
+"""This engine, for comparison with others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from h2o_cpp.model.tokenizer import Tokenizer
 
 
 class H2o(StepEngine):
-    """A session, opened and fed as a Generator does."""
+    """A session used as a Generator uses it."""
 
     def __init__(
         self,
@@ -36,12 +36,10 @@ class H2o(StepEngine):
         n_sequences: int = 1,
         max_resident: int | None = None,
     ) -> None:
-        """Load the model; the options are those of a Generator.
+        """Load the model; options as for Generator.
 
-        n_sequences: as many texts can be in a batch.
-
-        greedy: single tokens are asked for the most likely next one, and not for logits. Decoding
-        then begins a text, and ends it.
+        n_sequences: the largest batch.
+        greedy: compute the most likely token instead of logits, including the first and last step.
         """
         begun = perf_counter()
         self.model = open_model(path, device=device, threads=threads, max_resident=max_resident)
@@ -64,12 +62,11 @@ class H2o(StepEngine):
         super().__init__(self.model.n_vocab)
 
     def reset(self) -> None:
-        """Empty the cache."""
         self.session.reset(0)
         self._n_tokens = 0
 
     def feed(self, tokens: Tokens) -> None:
-        """Read them in chunks, as a Generator reads a prompt."""
+        """Read tokens in chunks, as Generator reads a prompt."""
         for part in chunks(self.session, tokens):
             if self._greedy and len(tokens) == 1:
                 self.session.greedy([(0, part)])
@@ -82,7 +79,7 @@ class H2o(StepEngine):
         return self._checked(super().prefill(n))
 
     def decode(self, n_context: int, n: int) -> list[float]:
-        """Read the context, then one token at a time; raises as prefill does."""
+        """Read the context, then tokens one by one. Raises as prefill does."""
         if self._greedy:
             self.reset()
         seconds = super().decode(n_context, n)
@@ -91,7 +88,7 @@ class H2o(StepEngine):
         return self._checked(seconds)
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """Prompts one after another, then a token of each at a time."""
+        """Read prompts one by one, then a token of each per step."""
         prompts = [self._tokens(n_prompt) for _ in range(n_texts)]
         last = np.zeros(n_texts, np.int32)
         for sequence in range(n_texts):
@@ -119,7 +116,6 @@ class H2o(StepEngine):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is, and the size of its cache."""
         return {
             "name": "h2o.cpp",
             "version": f"{__version__} {self.model.backend}",

@@ -1,4 +1,4 @@
-"""ik_llama.cpp, by its own llama-bench, which a process runs for each request."""
+"""ik_llama.cpp, by running its llama-bench for each request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from h2o_bench.engines.serving import Engine, serve
 
 
 class IkLlamaCpp(Engine):
-    """A model file, and the program that loads it for each request."""
+    """A model file and the llama-bench that loads it."""
 
     def __init__(self, path: str, *, program: str, threads: int, repack: bool) -> None:
-        """Load the model once: raises RuntimeError if that fails.
+        """Load the model once. Raises RuntimeError.
 
-        repack: whether weights are put in the order of its kernels when they are loaded.
+        repack: whether weights are repacked for its kernels at load.
         """
         self._command = [program, "-m", path, "-t", str(threads), "-r", "2", "-o", "json"]
         self._command += ["-rtr", str(int(repack))]
@@ -27,20 +27,18 @@ class IkLlamaCpp(Engine):
         super().__init__(n_vocab=0)
 
     def prefill(self, n: int) -> list[float]:
-        """Read n tokens."""
         return [self._seconds("-p", str(n), "-n", "0")]
 
     def decode(self, n_context: int, n: int) -> list[float]:
-        """Read the context, then n tokens, whose mean stands for each."""
+        """Read the context, then n tokens; each step is the mean."""
         return [self._seconds("-p", "0", "-n", "0", "-gp", f"{n_context},{n}") / n] * n
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """Nothing that llama-bench measures: raises RuntimeError."""
-        raise RuntimeError("llama-bench decodes one text")
+        """Not supported: raises RuntimeError."""
+        raise RuntimeError("llama-bench decodes a single sequence")
 
     @property
     def n_tokens(self) -> int:
-        """As llama-bench says."""
         return self._n_tokens
 
     @property
@@ -50,14 +48,13 @@ class IkLlamaCpp(Engine):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is."""
         return {
             "name": "ik_llama.cpp",
             "version": f"{self._last['build_commit']}{', repacked' if self._repack else ''}",
         }
 
     def _seconds(self, *arguments: str) -> float:
-        """Of the second time, when memory and threads are there."""
+        """Seconds of the second run, after a warm-up."""
         found = self._run(*arguments)
         self._n_tokens = found["n_prompt"] + found["n_gen"]
         return float(found["samples_ns"][-1]) / 1e9

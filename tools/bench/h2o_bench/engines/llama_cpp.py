@@ -1,4 +1,4 @@
-"""llama.cpp, by the low-level interface of llama-cpp-python."""
+"""llama.cpp, through llama-cpp-python's low-level API."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 from h2o_bench.engines.serving import StepEngine, Tokens, serve
 
 _N_BATCH = 512
-_PAD = 256  # tokens; the part of a text is a multiple of it
+_PAD = 256  # tokens; sequences have a multiple of this
 
 
 class LlamaCpp(StepEngine):
-    """A GGUF file with its f16 cache and flash attention, llama.cpp's own default."""
+    """A GGUF file with llama.cpp's defaults: an f16 cache and flash attention."""
 
     def __init__(self, path: str, *, threads: int, n_ctx: int, flash_attn: bool = True) -> None:
-        """Load the model."""
         begun = perf_counter()
         import llama_cpp
 
@@ -43,12 +42,11 @@ class LlamaCpp(StepEngine):
         super().__init__(self._llama.n_vocab())
 
     def reset(self) -> None:
-        """Empty the cache."""
         self._batch_tokens = None
         self._library.llama_memory_clear(self._memory, True)
 
     def feed(self, tokens: Tokens) -> None:
-        """Decode them in batches, with logits after the last of each."""
+        """Decode tokens in batches, with logits after the last of each."""
         for begin in range(0, len(tokens), _N_BATCH):
             part = np.ascontiguousarray(tokens[begin : begin + _N_BATCH], np.int32)
             pointer = part.ctypes.data_as(POINTER(c_int32))
@@ -58,7 +56,7 @@ class LlamaCpp(StepEngine):
         self._library.llama_synchronize(self._llama.ctx)
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """By llama_batch, in a context of its own in which each text has a part of the cache."""
+        """Continue prompts with llama_batch in a separate context with one part per sequence."""
         library = self._library
         params = library.llama_context_default_params()
         room = -(-(n_prompt + n) // _PAD) * _PAD
@@ -68,7 +66,7 @@ class LlamaCpp(StepEngine):
         params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_ENABLED
         context = library.llama_init_from_model(self._llama.model, params)
         if not context:
-            raise RuntimeError(f"llama.cpp opens no context of {n_texts} x {room} tokens")
+            raise RuntimeError(f"llama.cpp cannot create a context of {n_texts} x {room} tokens")
         try:
             return self._run_batch(context, params.n_batch, n_texts, n_prompt, n)
         finally:
@@ -83,7 +81,7 @@ class LlamaCpp(StepEngine):
         n_vocab = self._n_vocab
 
         def decode(tokens: Tokens, sequences: list[int], positions: list[int]) -> list[int]:
-            """One batch; what follows the last token of each of its texts."""
+            """Decode a batch; returns the greedy token after the last one of each sequence."""
             rows.n_tokens = len(tokens)
             for i, sequence in enumerate(sequences):
                 rows.token[i], rows.pos[i] = int(tokens[i]), positions[i]
@@ -113,14 +111,13 @@ class LlamaCpp(StepEngine):
 
     @property
     def n_tokens(self) -> int:
-        """Of each text of a batch, or of the one text, the last position in the cache, and one."""
+        """From the last position in the cache, of the sequence or of each one in a batch."""
         if self._batch_tokens is not None:
             return self._batch_tokens
         return int(self._library.llama_memory_seq_pos_max(self._memory, 0)) + 1
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is."""
         return {
             "name": "llama.cpp",
             "version": f"llama-cpp-python {self._library.__version__}",

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI on a GGUF file of architecture `llama`, with or without its cache eviction."""
+"""OpenVINO GenAI with a GGUF file of architecture `llama`, with or without cache eviction."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 
 from h2o_bench.engines.serving import TextEngine, Tokens, serve
 
-_BLOCK = 32  # tokens; sizes of its eviction are multiples of it
+_BLOCK = 32  # tokens; eviction sizes are multiples of this
 
 
 class OpenVino(TextEngine):
-    """A pipeline."""
-
     def __init__(
         self,
         path: str,
@@ -27,8 +25,8 @@ class OpenVino(TextEngine):
     ) -> None:
         """Load the model.
 
-        cache_tokens: keep so many, by its H2O-like eviction (default: all). pool_tokens: that all
-        texts together have room for (default: as many as they need).
+        cache_tokens: keep this many with its H2O-like eviction (default: all). pool_tokens:
+            capacity for all sequences (default: as many as needed).
         """
         begun = perf_counter()
         import openvino
@@ -59,7 +57,7 @@ class OpenVino(TextEngine):
         super().__init__(n_vocab)
 
     def generate(self, prompt: Tokens, n: int) -> list[float]:
-        """The times that it reports."""
+        """The reported times."""
         config = self._genai.GenerationConfig(max_new_tokens=n, min_new_tokens=n, ignore_eos=True)
         config.apply_chat_template = False
         tokens = self._openvino.Tensor(prompt[None].astype(np.int64))
@@ -67,16 +65,16 @@ class OpenVino(TextEngine):
         metrics = result.perf_metrics
         if len(result.tokens[0]) != n or metrics.get_num_input_tokens() != len(prompt):
             raise RuntimeError(
-                f"{len(result.tokens[0])} tokens after {metrics.get_num_input_tokens()} came, "
+                f"got {len(result.tokens[0])} tokens after {metrics.get_num_input_tokens()}, "
                 f"expected {n} after {len(prompt)}"
             )
         raw = metrics.raw_metrics
-        # It reads a prompt in chunks, and the first of its durations is of the last chunk alone.
+        # It reads a prompt in chunks; the first duration covers only the last chunk.
         times = [*raw.m_times_to_first_token, *raw.token_infer_durations[1:]]
         return [microseconds / 1e6 for microseconds in times]
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """One call for all, batched as its scheduler does it."""
+        """One call, batched by its scheduler."""
         config = self._genai.GenerationConfig(max_new_tokens=n, min_new_tokens=n, ignore_eos=True)
         config.apply_chat_template = False
         prompts = self._tokens(n_texts * n_prompt).reshape(n_texts, n_prompt).astype(np.int64)
@@ -92,7 +90,6 @@ class OpenVino(TextEngine):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is."""
         evicts = "" if self._cache_tokens is None else f", {self._cache_tokens} kept"
         return {
             "name": f"OpenVINO GenAI{evicts}",

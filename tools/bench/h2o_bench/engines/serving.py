@@ -32,7 +32,7 @@ Tokens = NDArray[np.int32]
 
 
 class Engine(ABC):
-    """A model that is loaded, and what it has read."""
+    """A loaded model and what it has read."""
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
@@ -40,56 +40,54 @@ class Engine(ABC):
 
     @abstractmethod
     def prefill(self, n: int) -> list[float]:
-        """Forget everything and read n random tokens; the seconds it took."""
+        """Reset and read n random tokens; returns seconds."""
 
     @abstractmethod
     def decode(self, n_context: int, n: int) -> list[float]:
-        """Have n_context tokens read; then the seconds of each of n tokens, one at a time.
+        """Read n_context tokens, then decode n tokens one by one; returns seconds per token.
 
-        If it has read some of the context already, by the calls before, they are not read again.
+        Context read by earlier calls is not read again.
         """
 
     @abstractmethod
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """Forget everything; continue texts of n_prompt random tokens by n each, the likeliest.
+        """Reset, then continue prompts of n_prompt random tokens greedily by n tokens each.
 
-        The seconds of all of it, as one number. Of each text n_prompt + n - 1 tokens are then read.
+        Returns the total seconds. Of each sequence, n_prompt + n - 1 tokens are read.
         """
 
     @property
     @abstractmethod
     def n_tokens(self) -> int:
-        """Tokens read since it last forgot everything, as the engine itself counts them."""
+        """Tokens read since the last reset, as counted by the engine."""
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Memory that was resident at most."""
+        """Peak resident memory."""
         return peak_rss_bytes()
 
     @property
     @abstractmethod
     def description(self) -> Mapping[str, Any]:
-        """Its name and version, how long it took to load, and what else there is to say."""
+        """Name, version, load time and further information."""
 
     def _tokens(self, n: int) -> Tokens:
-        """Random token ids [n], none of them special."""
+        """Random ids [n] of ordinary tokens."""
         first = min(N_SPECIAL, self._n_vocab - 1)
         return self._random.integers(first, self._n_vocab, n, np.int32)
 
 
 class StepEngine(Engine):
-    """An engine that can be fed token by token."""
+    """An engine that reads token by token."""
 
     @abstractmethod
-    def reset(self) -> None:
-        """Forget everything."""
+    def reset(self) -> None: ...
 
     @abstractmethod
     def feed(self, tokens: Tokens) -> None:
-        """Read tokens [n], and compute the logits after the last."""
+        """Read tokens [n] and compute the logits after the last one."""
 
     def prefill(self, n: int) -> list[float]:
-        """Read n tokens."""
         self.reset()
         return [self._feed(n)]
 
@@ -109,7 +107,7 @@ class StepEngine(Engine):
 
 
 class TextEngine(Engine):
-    """An engine that can only be asked for whole texts."""
+    """An engine that only generates complete outputs."""
 
     def __init__(self, n_vocab: int) -> None:
         super().__init__(n_vocab)
@@ -117,9 +115,9 @@ class TextEngine(Engine):
 
     @abstractmethod
     def generate(self, prompt: Tokens, n: int) -> list[float]:
-        """Forget everything, and continue tokens [n_prompt] by n more; the seconds of each.
+        """Reset and continue tokens [n_prompt] by n; returns seconds per token.
 
-        Raises RuntimeError if the engine counts other numbers of them.
+        Raises RuntimeError if the engine's token counts differ.
         """
 
     def prefill(self, n: int) -> list[float]:
@@ -127,12 +125,12 @@ class TextEngine(Engine):
         return self._generate(n, 1)
 
     def decode(self, n_context: int, n: int) -> list[float]:
-        """The times of the n tokens after the first, which comes with the context."""
+        """The times of the n tokens after the first."""
         return self._generate(n_context, n + 1)[1:]
 
     @property
     def n_tokens(self) -> int:
-        """Of the newest text."""
+        """Of the last output."""
         return self._n_tokens
 
     def _generate(self, n_context: int, n: int) -> list[float]:
@@ -143,7 +141,7 @@ class TextEngine(Engine):
 
 def serve(open_engine: Callable[..., Engine]) -> None:
     """Answer requests until the input ends."""
-    # Libraries print where they like: what they write to stdout goes to stderr.
+    # Libraries may print to stdout, which is redirected to stderr.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         try:

@@ -10,7 +10,7 @@ from h2o_bench.engines.serving import StepEngine, Tokens, serve
 
 
 class Transformers(StepEngine):
-    """A model made from a config, with a DynamicCache, or compiled with a StaticCache."""
+    """A model from a config, with a DynamicCache, or compiled with a StaticCache."""
 
     def __init__(
         self,
@@ -22,11 +22,10 @@ class Transformers(StepEngine):
         static: int | None = None,
         offload: str | None = None,
     ) -> None:
-        """Make the model.
+        """Create the model.
 
-        dtype: of torch. static: tokens of the StaticCache with which steps of one token are
-        compiled, now. offload: a directory, to which Accelerate moves all weights; each layer's are
-        read from there when it computes.
+        dtype: of torch. static: tokens of a StaticCache with compiled single-token steps. offload:
+            a directory to which Accelerate moves all weights; each layer is read when needed.
         """
         begun = perf_counter()
         import torch
@@ -56,7 +55,7 @@ class Transformers(StepEngine):
         if static is None:
             self._new_cache: Any = transformers.DynamicCache
         else:
-            # Its addresses are part of what is compiled: there is one, used again and again.
+            # Its addresses are compiled in, so it is reused.
             cache: Any = transformers.StaticCache(config=model_config, max_cache_len=static)
             self._new_cache = lambda: cache
             self._mask = torch.ones((1, static), dtype=torch.int64, device=self._device)
@@ -68,22 +67,21 @@ class Transformers(StepEngine):
             self.reset()
 
     def reset(self) -> None:
-        """An empty cache."""
         self._cache = self._new_cache()
         self._cache.reset()
         self._n_tokens = 0
 
     def feed(self, tokens: Tokens) -> None:
-        """One forward pass, and the most likely token after the last."""
+        """A forward pass; returns the greedy token."""
         ids = self._torch.from_numpy(tokens.astype("int64"))[None].to(self._device)
         positions = self._torch.arange(len(tokens), device=self._device)[None] + self._n_tokens
         run = self._step if len(tokens) == 1 else self._next
         with self._torch.no_grad():
-            run(ids, positions).item()  # which waits for the device
+            run(ids, positions).item()  # waits for the device
         self._n_tokens = int(self._cache.get_seq_length())
 
     def batch(self, n_texts: int, n_prompt: int, n: int) -> list[float]:
-        """All prompts in one pass, then a token of each at a time."""
+        """Read all prompts in one pass, then a token of each per step."""
         self.reset()
         prompts = self._torch.from_numpy(self._tokens(n_texts * n_prompt).astype("int64"))
         ids = prompts.reshape(n_texts, n_prompt).to(self._device)
@@ -94,7 +92,7 @@ class Transformers(StepEngine):
                     ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
                 )
                 ids = result.logits[:, -1:].argmax(-1)
-            ids.tolist()  # which waits for the device
+            ids.tolist()  # waits for the device
         seconds = perf_counter() - begun
         self._n_tokens = n_texts * int(self._cache.get_seq_length())
         return [seconds]
@@ -115,12 +113,11 @@ class Transformers(StepEngine):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in the cache, of all texts."""
+        """Tokens in the cache, of all sequences."""
         return self._n_tokens
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What it is; there is no file to load."""
         return {
             "name": self._name,
             "version": self._version,

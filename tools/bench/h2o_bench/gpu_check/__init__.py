@@ -1,1 +1,1 @@
-"""The steps of tools/gpu_check. Nothing here needs what they build."""
+"""The steps of tools/gpu_check; nothing here needs the binaries they build."""

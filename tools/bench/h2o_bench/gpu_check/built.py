@@ -1,4 +1,4 @@
-"""What a build leaves for later calls, which may find nothing else of it: stripped binaries."""
+"""Stripped binaries kept for later calls, which may find nothing else of a build."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
-MOST_BYTES = 16 << 20  # of a file that is kept
+MOST_BYTES = 16 << 20  # largest file to keep
 
 
 def test_program(build: Path) -> Path:
-    """The C++ tests, where CMake builds them."""
+    """The path of the C++ tests."""
     return build / "tests" / "cpp" / "h2o_tests"
 
 
 def kept_files(build: Path, package: Path) -> list[Path]:
-    """Where a build has what later steps need. Raises FileNotFoundError if it lacks some of it."""
+    """Paths of a build that later steps need. Raises FileNotFoundError if any is missing."""
     files = [test_program(build), build / "tests" / "cpp" / "CTestTestfile.cmake"]
     files += (package / "h2o_cpp").glob("_core*.so")
     if missing := [file.name for file in files if not file.is_file()]:
@@ -26,7 +26,7 @@ def kept_files(build: Path, package: Path) -> list[Path]:
 
 
 def keep(build: Path, package: Path, out: Path) -> None:
-    """Copy them, stripped. Raises FileNotFoundError, OSError, ValueError if one is too large."""
+    """Copy them, stripped. Raises FileNotFoundError, OSError, and ValueError for a large file."""
     for file in kept_files(build, package):
         to = out / file.name
         try:
@@ -36,12 +36,12 @@ def keep(build: Path, package: Path, out: Path) -> None:
             if to.stat().st_size > MOST_BYTES:
                 raise ValueError(f"{file.name} is {to.stat().st_size} bytes, at most {MOST_BYTES}")
         except BaseException:
-            to.unlink(missing_ok=True)  # half a program is worse than none
+            to.unlink(missing_ok=True)  # do not leave half a program
             raise
 
 
 def restore(out: Path, build: Path, package: Path) -> None:
-    """Put what keep() left where the build had it. Raises FileNotFoundError."""
+    """Restore kept files to the build directory. Raises FileNotFoundError."""
     cores = list(out.glob("_core*.so"))
     places = {
         out / "h2o_tests": test_program(build),
@@ -49,7 +49,7 @@ def restore(out: Path, build: Path, package: Path) -> None:
         **{core: package / "h2o_cpp" / core.name for core in cores},
     }
     if len(places) < 3 or not all(file.is_file() for file in places):
-        raise FileNotFoundError(f"nothing is built here or kept in {out.name}: begin with a build")
+        raise FileNotFoundError(f"nothing is built or kept in {out.name}, run a build first")
     for file, to in places.items():
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, to)

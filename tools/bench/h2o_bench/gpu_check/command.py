@@ -1,4 +1,4 @@
-"""Commands with a time limit, and a log of what they print."""
+"""Commands with a time limit, and a log of their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 OK = "ok"
-NOT_SUPPORTED = "not supported"  # by the machine: not a failure
+NOT_SUPPORTED = "not supported"  # by the machine; not a failure
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Command:
 
     name: str
     words: list[str]
-    seconds: float  # its limit
+    seconds: float  # time limit
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Result:
-    """How a command ended: a row of the table."""
+    """The result of a command: a row of the table."""
 
     step: str
     name: str
@@ -39,23 +39,22 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether there is nothing to be done about it."""
+        """Whether nothing needs to be done."""
         return self.status in (OK, NOT_SUPPORTED)
 
 
 class Log:
-    """A file that is added to. When it cannot be written, that is said once and the check goes on.
+    """An append-only log. If it cannot be written, that is reported once and the check continues.
 
-    `complaint` is why it could not be, or "".
+    `complaint` is the reason, or "".
     """
 
     def __init__(self, path: Path) -> None:
-        """What is in the file stays."""
+        """Keep the file's contents."""
         self._path = path
         self.complaint = ""
 
     def write(self, output: bytes) -> None:
-        """At the end."""
         try:
             with self._path.open("ab") as file:
                 file.write(output)
@@ -68,9 +67,9 @@ class Log:
 def run(
     step: str, command: Command, log: Log, limit: float, variables: Mapping[str, str], cwd: Path
 ) -> tuple[Result, str]:
-    """Run a command; its result, and what it printed.
+    """Run a command; returns its result and its output.
 
-    With all that it has started it ends at the limit, and when this process is interrupted.
+    The command and its children are killed at the limit and when this process is interrupted.
     """
     if limit <= 0:
         return Result(step, command.name, "no time"), ""
@@ -80,11 +79,11 @@ def run(
     stopped = False
     process = None
     code = None
-    # A signal between the start of the process and `process` would leave it running.
+    # A signal before `process` is set would leave it running.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
     def prepare() -> None:
-        os.setpgrp()  # not a session: what ends this process's ends it too
+        os.setpgrp()  # not a session, so that signals to this process's session reach it
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
@@ -105,7 +104,7 @@ def run(
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         stopped = not _read(process, output, log, begin + limit)
     finally:
-        # What it left running has its group, whether it has ended or not.
+        # Its children are in its process group.
         if process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -122,7 +121,7 @@ def run(
 
 
 def _read(process: subprocess.Popen[bytes], output: bytearray, log: Log, end: float) -> bool:
-    """What the process prints, until it has ended. False if it has not in time."""
+    """Read the output until the process ends; False at the time limit."""
     assert process.stdout is not None
     pipe = process.stdout.fileno()
     ended = False
@@ -130,7 +129,7 @@ def _read(process: subprocess.Popen[bytes], output: bytearray, log: Log, end: fl
         left = end - perf_counter()
         if left <= 0:
             return ended
-        # Others may hold the pipe open when the process has ended: what is in it is read, no more.
+        # Children may keep the pipe open after the process ends; only read what is available.
         wait = 0.0 if ended else min(left, 0.2)
         if select.select([pipe], [], [], wait)[0]:
             some = os.read(pipe, 1 << 16)
@@ -149,9 +148,10 @@ def _read(process: subprocess.Popen[bytes], output: bytearray, log: Log, end: fl
 
 
 def counts_of(log: str) -> dict[str, int]:
-    """Tests that passed, failed and were skipped, as doctest or pytest say at the end of `log`."""
+    """Passed, failed and skipped tests, from the summary of doctest or pytest at the end of "
+    "`log`."""
     doctest = re.findall(r"test cases: +\d+ \| +(\d+) passed \| +(\d+) failed", log)
-    if doctest:  # of each of CTest's entries
+    if doctest:  # per entry of CTest
         passed, failed = (sum(map(int, column)) for column in zip(*doctest, strict=True))
         return {"passed": passed, "failed": failed}
     summary = re.findall(r"^.*\d+ (?:passed|failed|skipped|errors?).* in [\d.]+s.*$", log, re.M)

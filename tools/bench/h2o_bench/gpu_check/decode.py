@@ -1,4 +1,4 @@
-"""Decode steps whose logits are compared with those of other settings, and other devices.
+"""Decode steps whose logits are compared between settings and devices.
 
     python -m h2o_bench.gpu_check.decode DEVICE TO MODEL...
 
@@ -22,7 +22,7 @@ _POLICIES = {"full": Policy.full(), "h2o": Policy.h2o(heavy=8, recent=8)}
 
 
 def decode(model: _core.Model, policy: Policy) -> NDArray[np.float32]:
-    """Logits [steps, sequences, n_vocab] of decode steps, of tokens that are always the same."""
+    """Logits [steps, sequences, n_vocab] of decode steps with fixed tokens."""
     n_ctx = _PROMPT + _STEPS + 1
     session = open_session(model, policy, n_ctx=n_ctx, n_batch=_PROMPT, n_sequences=_SEQUENCES)
     random = np.random.default_rng(1)
@@ -38,7 +38,6 @@ def decode(model: _core.Model, policy: Policy) -> NDArray[np.float32]:
 
 
 def main(device: str, to: Path, paths: list[Path]) -> None:
-    """Decode with each model and policy."""
     found = {}
     for path in paths:
         model = _core.Model(path, device=device, threads=2)

@@ -1,4 +1,4 @@
-"""What has been found so far, in a file: a check goes on where an earlier one ended."""
+"""The results so far, in a file, so that an interrupted check can continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPILED = [
 
 
 def sources_digest(root: Path) -> str:
-    """Of what is compiled, and of where it lies: the tests' program knows that."""
+    """A hash of the compiled sources and their path, which the test program contains."""
     digest = sha256(str(root).encode())
     for name in _COMPILED:
         path = root / name
@@ -35,11 +35,11 @@ def sources_digest(root: Path) -> str:
 class Journal:
     """The results, in the order in which commands first ran.
 
-    When the file cannot be written, that is said once, and results are only in memory.
+    If the file cannot be written, that is reported once, and results stay in memory.
     """
 
     def __init__(self, path: Path, sources: str) -> None:
-        """Take up what the file has, unless it is of other sources or cannot be read."""
+        """Read the file, unless it is invalid or of other sources."""
         self._path = path
         self._sources = sources
         self._complained = False
@@ -52,11 +52,11 @@ class Journal:
             pass
 
     def passed(self, step: str, name: str) -> bool:
-        """Whether this command has."""
+        """Whether a command has passed."""
         return any(r.passed for r in self.results if (r.step, r.name) == (step, name))
 
     def add(self, result: Result) -> None:
-        """In place of what was known of the command."""
+        """Add a result, replacing the command's previous one."""
         for i, known in enumerate(self.results):
             if (known.step, known.name) == (result.step, result.name):
                 self.results[i] = result
@@ -67,7 +67,7 @@ class Journal:
         beside = self._path.with_suffix(".new")
         try:
             beside.write_text(json.dumps(written, indent=1), encoding="utf-8")
-            beside.replace(self._path)  # a kill leaves the old one or the new one
+            beside.replace(self._path)  # atomic
         except OSError as error:
             beside.unlink(missing_ok=True)
             if not self._complained:

@@ -45,13 +45,13 @@ def _decode(device: str, models: list[str], variables: Mapping[str, str]) -> tup
         )
         if done.returncode:
             last = (done.stderr.splitlines() or ["nothing was said"])[-1]
-            raise RuntimeError(f"exit {done.returncode}: {last}")
+            raise RuntimeError(f"exit status {done.returncode}: {last}")
         with np.load(to) as found:
             return done.stdout.strip(), dict(found)
 
 
 def differing(found: Logits, expected: Logits) -> list[str]:
-    """Where the bits differ: which steps of which model."""
+    """The models and steps whose bits differ."""
     lines = []
     for name, logits in found.items():
         same = (logits.view(np.uint32) == expected[name].view(np.uint32)).all((1, 2))
@@ -62,10 +62,10 @@ def differing(found: Logits, expected: Logits) -> list[str]:
 
 
 def distance(found: Logits, expected: Logits) -> float:
-    """The largest |found - expected| / |expected| of a model; NaN is infinitely far."""
+    """The largest |found - expected| / |expected| of a model; infinite for NaN."""
     most = 0.0
     for name, logits in found.items():
-        if not name.endswith("full"):  # who is evicted may turn on a rounding error
+        if not name.endswith("full"):  # eviction may depend on rounding
             continue
         norm = np.linalg.norm(logits - expected[name]) / np.linalg.norm(expected[name])
         most = max(most, float(norm) if np.isfinite(norm) else float("inf"))
@@ -73,7 +73,7 @@ def distance(found: Logits, expected: Logits) -> float:
 
 
 def main() -> int:
-    """Say what is found as soon as it is."""
+    """Print each result as soon as it is known."""
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
     parser.add_argument("models", nargs="+")

@@ -23,7 +23,7 @@ _PYTHON_TESTS = [
     "test_snapshot.py",
 ]
 
-# Small cases of every kernel: under the sanitizers they take a hundred times as long.
+# Small cases of every kernel; sanitizers are a hundred times slower.
 _SANITIZED = ",".join(
     [
         "relu",
@@ -42,7 +42,7 @@ _SANITIZED = ",".join(
 
 _MODELS = ["tests/data/golden/llama_gqa2_tied.gguf", "models/tiny-opt.gguf"]
 
-# One shape and type a command: what is measured stays whatever becomes of the next.
+# One shape and type per command, so that results survive later failures.
 _OURS = [
     ("LLaMA-7B", "F16"),
     ("LLaMA-7B", "Q4_K_M"),
@@ -55,7 +55,7 @@ _SECTIONS = {"prefill": 4, "eviction": 2, "scores": 3}
 _PEERS = ["LLaMA-7B", "LLaMA-3-8B", "OPT-6.7B"]
 _QUICK = "SmolLM2-135M"
 
-_MODEL_BYTES = 20 << 30  # of the largest file that a command writes
+_MODEL_BYTES = 20 << 30  # largest file that a command writes
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,24 @@ class Check:
     jobs: int = 2
     doctest: Path | None = None
     defines: Iterable[str] = ()
-    cublas: bool = True  # is needed
+    cublas: bool = True  # required
     quick: bool = False  # small models
     models: Path | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)  # of every command
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of every command
 
     @property
     def package(self) -> Path:
-        """Where h2o_cpp is imported from."""
+        """The directory from which h2o_cpp is imported."""
         return self.build / "package"
 
     @property
     def site(self) -> Path:
-        """Where wheels are installed."""
+        """The directory of installed wheels."""
         return self.build / "site"
 
 
 def commands(step: str, check: Check) -> list[Command]:
-    """The commands of a step. Raises RuntimeError or FileNotFoundError if they cannot be told."""
+    """The commands of a step. Raises RuntimeError or FileNotFoundError."""
     return {
         "build": _build,
         "smoke": _smoke,
@@ -99,14 +99,14 @@ def commands(step: str, check: Check) -> list[Command]:
 
 
 def judged(result: Result, output: str) -> Result:
-    """The result of a sanitizer that refuses the device, as some virtual ones, is no failure."""
+    """A sanitizer that does not support the device, as with some virtual ones, is no failure."""
     if result.step == "sanitize" and result.status != OK and "Device not supported" in output:
         result.status = NOT_SUPPORTED
     return result
 
 
 def find_doctest(directory: Path, build: Path) -> str:
-    """Where CMake finds the package doctest, made of the header alone."""
+    """The CMake package directory of doctest, made from its header."""
     if not (directory / "doctest" / "doctest.h").is_file():
         raise FileNotFoundError(f"{directory} has no doctest/doctest.h")
     package = build / "doctest"
@@ -122,13 +122,13 @@ def find_doctest(directory: Path, build: Path) -> str:
 
 
 def find_cublas(paths: Iterable[str]) -> list[Path]:
-    """The directories of cuBLAS among those where Python looks for packages."""
+    """The directories of cuBLAS among Python's package directories."""
     places = [Path(path) / "nvidia" / name / "lib" for path in paths for name in ("cu13", "cublas")]
     return [place for place in places if any(place.glob("libcublas.so.*"))]
 
 
 def install_wheels(wheels: Path, site: Path) -> None:
-    """Install what is in a directory into another, with no network."""
+    """Install wheels from a directory without network access."""
     files = sorted(map(str, wheels.glob("*.whl")))
     if not files:
         raise FileNotFoundError(f"{wheels} has no wheels")
@@ -140,9 +140,9 @@ def install_wheels(wheels: Path, site: Path) -> None:
 
 
 def models_directory(nbytes: int = _MODEL_BYTES) -> Path:
-    """A directory for models, empty: in memory if that has room, else where files are temporary.
+    """An empty directory for models: in memory if there is room, else a temporary one.
 
-    It is always called the same, so that what a killed run has left is removed by the next.
+    The name is fixed, so that the next run deletes what a killed one left.
     """
     places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     for place in places:
@@ -154,7 +154,7 @@ def models_directory(nbytes: int = _MODEL_BYTES) -> Path:
 
 
 def _build(check: Check) -> list[Command]:
-    """What makes the C++ tests, and a package that can be imported."""
+    """Commands that build the C++ tests and an importable package."""
     done = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"],
         capture_output=True,
@@ -193,8 +193,8 @@ def _tests(check: Check) -> list[Command]:
         Command("C++", [*ctest, "-j3"], 300),
         Command(
             "Python",
-            # Plugins that happen to be there are none of the tests'. Not in parallel: some compare
-            # the device's free memory before and after.
+            # Only the project's own pytest plugins. Not in parallel: some tests compare the
+            # device's free memory.
             [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n0", "-p", "no:cacheprovider",
              "-k", "cuda or test_device", *(f"tests/python/{name}" for name in _PYTHON_TESTS)],
             300,

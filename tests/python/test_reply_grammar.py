@@ -1,5 +1,6 @@
-"""Replies that must call a tool: whatever their grammar makes, the parser reads as a call of a
-tool with arguments that match its schema."""
+"""Grammars of required tool calls: everything they allow parses as a call with arguments that match
+the schema.
+"""
 
 from __future__ import annotations
 
@@ -208,11 +209,11 @@ def test_an_end_that_is_spelled_in_an_argument() -> None:
     ("name", "tools", "message"),
     [
         ("hermes", {}, "no tool to call"),
-        ("hermes", {"a b": None}, "'a b' cannot be called"),
-        ("hermes", {"f": {"type": "string"}}, "parameters of f are not of type object"),
+        ("hermes", {"a b": None}, "tool name 'a b' is invalid"),
+        ("hermes", {"f": {"type": "string"}}, "parameters of f must have type object"),
         ("qwen3-coder", {"f": {"anyOf": []}}, "parameters of f have 'anyOf'"),
         ("qwen3-coder", {"f": {"properties": {"a>": {}}}}, "'a>' of f cannot be written"),
-        ("qwen3-coder", {"f": {"properties": 5}}, "parameters of f are not a schema"),
+        ("qwen3-coder", {"f": {"properties": 5}}, "parameters of f are not a JSON Schema"),
         ("qwen3-coder", {"f": {"properties": {"a": {"const": "</function>"}}}}, "no value of an"),
         (
             "qwen3-coder",

@@ -1,4 +1,4 @@
-"""The grammar of replies that must call a tool, in each of the formats."""
+"""Grammars of replies that must call a tool."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def call_grammar(
     parallel: bool = True,
     thinking: bool = False,
 ) -> str:
-    """A grammar of replies that are reasoning, perhaps, and calls of these tools.
+    """A grammar of replies that are optional reasoning followed by calls of these tools.
 
-    tools: schemas of the arguments by names; None: without any. Otherwise as for Rules;
-    thinking: the reply begins inside of reasoning.
+    tools: schemas of the arguments by name; None: no arguments. thinking: the reply begins inside
+    reasoning. The rest as for Rules.
 
-    Raises ValueError for tools that cannot be called, with the reason.
+    Raises ValueError for tools that cannot be called.
     """
-    if format.demand is None:
-        raise ValueError(f"how tools are called in the format {format.name} is not known")
+    if format.grammar is None:
+        raise ValueError(f"tool calls are not supported in the format {format.name}")
     if not tools:
         raise ValueError("there is no tool to call")
     schemas = {name: _object(name, schema) for name, schema in tools.items()}
     rules = Rules(schemas, template=template, token_of=token_of, ends=ends, parallel=parallel)
-    calls = format.demand(rules)
+    calls = format.grammar(rules)
     if format.think is None:
         return rules.grammar(calls)
     begin, end = format.think
@@ -59,14 +59,17 @@ def call_grammar(
 def _object(name: str, schema: Any) -> Mapping[str, Any]:
     """The schema of a tool's arguments, which are always an object.
 
-    Where it only lists them, there are no others: a small model would not stop to invent them.
+    Without further keywords, additional properties are forbidden: small models would invent them
+    without end.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"tool {name!r} cannot be called: its name has other than a-z, 0-9, _.-")
+        raise ValueError(
+            f"tool name {name!r} is invalid, expected letters, digits, '_', '.' and '-'"
+        )
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise ValueError(f"the parameters of {name} are not of type object")
+        raise ValueError(f"the parameters of {name} must have type object")
     properties, required = schema.get("properties"), schema.get("required", [])
     if (
         schema.keys() <= _PLAIN

@@ -1,4 +1,4 @@
-"""Keeps special tokens out of text that a chat template handles."""
+"""Escaping of special tokens in text that a chat template processes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-# Characters of private use, from which stand-ins are taken.
+# Private-use characters, which replace others.
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
-    """Characters that are in none of `texts`."""
+    """Private-use characters that occur in none of the texts."""
     used = set().union(*texts)
     return (c for c in map(chr, _PRIVATE) if c not in used)
 
 
-class Disguise:
-    """Makes text that spells no special token, and undoes it.
+class SpecialTokenEscape:
+    """Replaces first characters of special tokens, so that text contains none; reversible.
 
-    It replaces the characters that special tokens begin with. What is in `kept` stays as it is,
-    unless a special token could begin in it.
+    Texts in `kept` are not changed unless a special token could begin in them.
     """
 
     def __init__(
@@ -35,19 +34,19 @@ class Disguise:
         harmless = {text for text in kept if len(text) > 1 and not beginnings.search(text)}
         self._found = _any_of([*sorted(harmless, key=len, reverse=True), *first])
 
-    def put_on(self, text: str) -> str:
-        """`text` in disguise."""
+    def escape(self, text: str) -> str:
+        """Text without special tokens."""
         return self._found.sub(lambda m: self._stand_ins.get(m[0], m[0]), text)
 
-    def put_on_key(self, key: str) -> str:
-        """A key of an object, which stays as it is, to be found, unless it spells one."""
-        return self.put_on(key) if self._special.search(key) else key
+    def escape_key(self, key: str) -> str:
+        """An object's key, unchanged unless it is a special token."""
+        return self.escape(key) if self._special.search(key) else key
 
-    def take_off(self, text: str) -> str:
-        """What the text was."""
+    def unescape(self, text: str) -> str:
+        """The original text."""
         return text.translate(self._originals)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of any of `texts`, the first that fits; of nothing if there are none."""
+    """A pattern for any of the texts, the first one that matches; matches nothing without texts."""
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")

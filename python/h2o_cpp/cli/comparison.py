@@ -1,0 +1,103 @@
+"""Options and output of commands that measure every policy at every budget."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from h2o_cpp.cli.argument_types import fractions, names
+from h2o_cpp.cli.cache_options import add_archive, add_kv_dtype
+from h2o_cpp.cli.options import add_threads
+from h2o_cpp.cli.parser import Arguments
+from h2o_cpp.model.policy import POLICIES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Row = TypeVar("Row", bound=DataclassInstance)
+
+
+def add_budgets(parser: Arguments, default: Sequence[float]) -> None:
+    """Add --policy and --hh, with lists to compare."""
+    parser.add_argument(
+        "--policy",
+        type=names,
+        default=["h2o", "mean", "window", "sinks"],
+        metavar="NAME,...",
+        help=f"policies to compare: {', '.join(POLICIES)} (default: h2o,mean,window,sinks); the "
+        "full cache is always measured",
+    )
+    shown = ",".join(map(str, default))
+    parser.add_argument(
+        "--hh", "--budget", dest="budget", type=fractions, metavar="X,...", default=[*default],
+        help=f"fractions of n-ctx that are kept (default: {shown})",
+    )  # fmt: skip
+
+
+def add_comparison(parser: Arguments, plot: str) -> None:
+    """Add the other common options; plot: help of --plot."""
+    add_kv_dtype(parser, None)
+    parser.add_argument(
+        "--equal-bytes",
+        action="store_true",
+        help="budgets are shares of the bytes of a full f16 cache; keep as many tokens as fit, in "
+        "--kv-dtype or else f16 or q8_0 (default: shares of --n-ctx)",
+    )
+    add_archive(parser)
+    add_threads(parser)
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="also write the table to FILE (default: no)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
+
+
+def comparison_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The common arguments of `measure` in measure.perplexity and measure.retrieval."""
+    return {
+        "policies": args.policy,
+        "budgets": args.budget,
+        "n_batch": args.n_batch,
+        "kv_dtype": args.kv_dtype,
+        "equal_bytes": args.equal_bytes,
+        "archive": args.archive,
+        "archive_pages": args.archive_pages,
+    }
+
+
+def show_rows(
+    args: argparse.Namespace,
+    rows: Iterable[Row],
+    *,
+    total: int,
+    columns: Sequence[str],
+    cells: Callable[[Row], Sequence[str]],
+    settings: dict[str, Any],
+) -> list[Row]:
+    """Print a table, row by row as measured, or JSON with `settings`; returns the rows."""
+    if not args.json:
+        print(f"| {' | '.join(columns)} |")
+        print("|---" * len(columns) + "|")
+    measured: list[Row] = []
+    for row in tqdm(rows, total=total, disable=None, leave=False):
+        measured.append(row)
+        if not args.json:
+            tqdm.write(f"| {' | '.join(cells(row))} |")
+    if args.json:
+        print(json.dumps({**settings, "measured": [asdict(row) for row in measured]}, indent=2))
+    return measured
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Write rows as a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
