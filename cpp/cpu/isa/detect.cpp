@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <string_view>
 
 #include "built_isas.h"
 #include "core/error.h"
@@ -79,6 +80,13 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
   return has_x86_64_v4_vnni() && has(cpuid(7, 1).eax, {5});
 }
 
+// Intel's vector units compute as many products per second in float as in bf16, and float needs no
+// rounding. Tiles compute more.
+bool gains_from_bf16(const CpuKernels& kernels) {
+  constexpr uint32_t kGenu = 0x756e6547;  // the beginning of "GenuineIntel"
+  return cpuid(0).ebx != kGenu || std::string_view(kernels.isa) == "x86_64_v4_amx";
+}
+
 // Requests permission to use AMX tiles from Linux. Can be called repeatedly.
 [[maybe_unused]] bool may_use_tiles() {
 #ifdef __linux__
@@ -96,7 +104,12 @@ bool has(uint32_t bits, std::initializer_list<int> wanted) {
          (saved_state() & 0x60000) == 0x60000 && may_use_tiles();
 }
 
-#elif defined(__aarch64__)
+#else
+
+bool gains_from_bf16(const CpuKernels&) { return true; }
+
+#endif
+#ifdef __aarch64__
 
 [[maybe_unused]] bool has_neon() { return true; }
 
@@ -142,7 +155,9 @@ const CpuKernels& choose_kernels(const std::string& isa, bool exact) {
   bool is_found = isa.empty();
   for (const CpuKernels* table : tables) {
     is_found = is_found || isa == table->isa;
-    if (is_found && !(exact && table->round_rows != nullptr)) return *table;
+    const bool rounds = table->round_rows != nullptr;
+    const bool is_skipped = rounds && (exact || (isa.empty() && !gains_from_bf16(*table)));
+    if (is_found && !is_skipped) return *table;
     names += text(names.empty() ? "" : ", ", table->isa);
   }
   throw InvalidArgument(text("instruction set '", isa, "' is not supported by this CPU: ", names));
