@@ -230,6 +230,10 @@ class Backend {
   // Can attend() archive what it evicts in files, rather than in memory of allocate_host()?
   virtual bool recalls_from_files() const = 0;
 
+  // Does attend() keep the counts and bounds of an archive's pages in memory of allocate() too, to
+  // read them there?
+  virtual bool copies_summaries() const { return false; }
+
   // Chooses the experts of each row, those of the largest logits [n, n_experts], of equals the
   // first; their weights are the softmax of the logits, which are lost. Fills in the arrays.
   virtual void route(const Routes& routes, Tensor logits) = 0;

@@ -99,15 +99,17 @@ class KvCache {
   // The kept tokens in position order.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Bytes that grow with the budget: K, V, and what is known of each slot. Measured: the size of
-  // what was allocated.
-  size_t bytes() const { return storage_.size(); }
+  // Bytes that grow with the budget: K, V, and what is known of each slot; and what the back end
+  // copies of an archive. Measured: the size of what was allocated.
+  size_t bytes() const {
+    return storage_.size() + (archive_ == nullptr ? 0 : archive_->device_bytes());
+  }
 
   // Bytes of what has been evicted and is archived, in all sequences; nothing of bytes().
   const KvArchive* archive() const { return archive_.get(); }  // nullptr: there is none
   size_t archive_bytes() const { return archive_ == nullptr ? 0 : archive_->bytes(); }
 
-  // What bytes() would be for other policies. Throws as the constructor does.
+  // What bytes() would be for other policies, without an archive. Throws as the constructor does.
   static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
  private:

@@ -10,6 +10,7 @@
 namespace h2o {
 
 class KvArchive;
+struct ArchiveMemory;
 
 // The slots of one (sequence, kv_head) in one layer.
 //
@@ -77,9 +78,9 @@ struct KvView {
       rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
   std::byte* workspace;  // as many bytes as the back end asked for
 
-  const KvArchive* archive;    // of what is evicted, on the host; nullptr: there is none
-  int32_t layer;               // of the archive
-  std::byte* const* archives;  // [n_sequences] the archive of each; nullptr: there is none
+  const KvArchive* archive;       // of what is evicted, on the host; nullptr: there is none
+  int32_t layer;                  // of the archive
+  const ArchiveMemory* archives;  // [n_sequences] the archive of each; nullptr: there is none
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);

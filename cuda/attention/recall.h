@@ -1,5 +1,6 @@
-// What queries attend to in the archive: the pages whose keys may matter most to them. Their
-// bounds, keys and values are read where they are, in the host's memory.
+// What queries attend to in the archive: the pages whose keys may matter most to them. Their keys
+// and values are read where they are, in the host's memory; the bounds of all pages are on the
+// device.
 #pragma once
 
 #include <cstddef>
