@@ -189,6 +189,8 @@ class CudaBackend final : public Backend {
 
   bool recalls_from_files() const override { return false; }
 
+  bool copies_summaries() const override { return true; }
+
   void route(const Routes& routes, Tensor logits) override {
     matmul_.forget();
     cuda::route(stream_, routes, logits);

@@ -8,7 +8,7 @@
 
 namespace h2o {
 
-// device: "auto" (CUDA where there is a device, else the CPU), "cpu", "cuda" or "cuda:N".
+// device: "auto" (the CPU, until CUDA has been measured), "cpu", "cuda" or "cuda:N".
 // n_threads: for the CPU back end; 0 = one per processor. The environment variable H2O_ISA forces
 // the CPU's instruction set by name; H2O_REPACK=0 keeps weights in the file's layout.
 // exact: multiply F16 and BF16 weights in float, without rounding activations. CPU only.

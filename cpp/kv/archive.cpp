@@ -34,15 +34,38 @@ KvArchive::KvArchive(Backend& backend, const ArchiveOptions& options, int32_t n_
 
 void KvArchive::reserve_sequences(int32_t n) {
   while (std::ssize(sequences_) < n) {
-    sequences_.push_back(options_.directory.empty()
-                             ? backend_.allocate_host(sequence_bytes_)
-                             : map_scratch_file(options_.directory, sequence_bytes_));
+    Sequence sequence;
+    sequence.pages = options_.directory.empty()
+                         ? backend_.allocate_host(sequence_bytes_)
+                         : map_scratch_file(options_.directory, sequence_bytes_);
+    if (backend_.copies_summaries()) sequence.summaries = backend_.allocate(layout_.k_at);
+    sequences_.push_back(std::move(sequence));
   }
+}
+
+ArchiveMemory KvArchive::memory(int32_t sequence) const {
+  const auto& [pages, summaries] = sequences_[sequence];
+  return {pages.data(), summaries.size() > 0 ? summaries.data() : pages.data()};
 }
 
 void KvArchive::clear(int32_t sequence) {
   backend_.finish();
   std::ranges::fill(counts(sequence), 0);
+  const Buffer& summaries = sequences_[sequence].summaries;
+  if (summaries.size() > 0) {
+    backend_.write(summaries.data(), counts(sequence).data(), counts(sequence).size_bytes());
+  }
+}
+
+void KvArchive::update_summaries(int32_t sequence) const {
+  const auto& [pages, summaries] = sequences_[sequence];
+  if (summaries.size() > 0) backend_.write(summaries.data(), pages.data(), summaries.size());
+}
+
+size_t KvArchive::device_bytes() const {
+  size_t bytes = 0;
+  for (const Sequence& sequence : sequences_) bytes += sequence.summaries.size();
+  return bytes;
 }
 
 size_t KvArchive::bytes() const {

@@ -49,10 +49,14 @@ class KvArchive {
   ArchiveHead head(int32_t layer, int32_t sequence, int32_t kv_head) const {
     return layout_.head(this->sequence(sequence), layer, kv_head);
   }
-  std::byte* sequence(int32_t sequence) const { return sequences_[sequence].data(); }
+  std::byte* sequence(int32_t sequence) const { return sequences_[sequence].pages.data(); }
+  ArchiveMemory memory(int32_t sequence) const;
 
   // Removes a sequence's tokens.
   void clear(int32_t sequence);
+
+  // The host has written pages of a sequence: attend() is to read their counts and bounds.
+  void update_summaries(int32_t sequence) const;
 
   const ArchiveOptions& options() const { return options_; }
   const ArchiveLayout& layout() const { return layout_; }
@@ -64,10 +68,18 @@ class KvArchive {
   // Bytes of archived tokens in all sequences and their pages' bounds.
   size_t bytes() const;
 
+  // Bytes of the back end's memory: of the copies of counts and bounds.
+  size_t device_bytes() const;
+
  private:
+  struct Sequence {
+    Buffer pages;
+    Buffer summaries;  // empty unless the back end copies them
+  };
+
   // Of all layers and kv_heads of a sequence.
   std::span<int32_t> counts(int32_t sequence) const {
-    return {sequences_[sequence].as<int32_t>(), static_cast<size_t>(n_heads_) * n_pages()};
+    return {sequences_[sequence].pages.as<int32_t>(), static_cast<size_t>(n_heads_) * n_pages()};
   }
 
   Backend& backend_;
@@ -75,7 +87,7 @@ class KvArchive {
   int32_t n_heads_;  // kv_heads in all layers
   ArchiveLayout layout_;
   size_t sequence_bytes_ = 0;
-  std::vector<Buffer> sequences_;
+  std::vector<Sequence> sequences_;
 };
 
 }  // namespace h2o

@@ -21,6 +21,13 @@ struct ArchiveHead {
   int32_t* counts;    // [pages] tokens per page
 };
 
+// The archive of a sequence. Where attend() keeps a copy of the counts and bounds, `summaries` is
+// that copy, in the back end's memory; else it is `pages`.
+struct ArchiveMemory {
+  std::byte* pages;
+  std::byte* summaries;
+};
+
 struct ArchiveLayout {
   DType k_dtype;
   DType v_dtype;
@@ -31,8 +38,8 @@ struct ArchiveLayout {
   int64_t v_row_bytes;
   int64_t bounds_bytes;  // per page
   int64_t bounds_at;     // offsets in a sequence's memory, which begins with its counts;
-  int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]
-  int64_t v_at;
+  int64_t k_at;          // each array is [n_layers, n_kv_heads, pages, ...]; a copy of counts and
+  int64_t v_at;          // bounds ends at k_at
 
   H2O_HD ArchiveHead head(std::byte* sequence, int32_t layer, int32_t kv_head) const {
     const int64_t page = (int64_t{layer} * n_kv_heads + kv_head) * n_pages;
@@ -40,6 +47,15 @@ struct ArchiveLayout {
             sequence + v_at + page * kPageTokens * v_row_bytes,
             sequence + bounds_at + page * bounds_bytes,
             reinterpret_cast<int32_t*>(sequence) + page};
+  }
+
+  // With the counts and bounds that attend() reads.
+  H2O_HD ArchiveHead head(const ArchiveMemory& memory, int32_t layer, int32_t kv_head) const {
+    ArchiveHead result = head(memory.pages, layer, kv_head);
+    const ArchiveHead summaries = head(memory.summaries, layer, kv_head);
+    result.bounds = summaries.bounds;
+    result.counts = summaries.counts;
+    return result;
   }
 };
 

@@ -193,11 +193,11 @@ void KvCache::reserve_rows(int32_t max_rows) {
   const int64_t staged_v = layout.place(rows * largest.v_row_bytes);
   const int64_t staged_scores = layout.place(rows * int64_t{sizeof(float)});
   const int64_t staged_norms = layout.place(rows * int64_t{sizeof(float)});
-  std::vector<std::byte*> sequences;
+  std::vector<ArchiveMemory> sequences;
   for (int32_t s = 0; archive_ != nullptr && s < shape.n_sequences; ++s) {
-    sequences.push_back(archive_->sequence(s));
+    sequences.push_back(archive_->memory(s));
   }
-  const std::span<std::byte*> archives(sequences);
+  const std::span<const ArchiveMemory> archives(sequences);
   const int64_t archives_at = layout.place(static_cast<int64_t>(archives.size_bytes()));
   const int64_t workspace = layout.place(static_cast<int64_t>(backend_.attend_workspace(largest)));
   // Allocate first: the cache stays unchanged if it fails.
@@ -221,7 +221,7 @@ void KvCache::reserve_rows(int32_t max_rows) {
     view.layer = static_cast<int32_t>(&view - layers_.data());
     view.archives = archives.empty()
                         ? nullptr
-                        : reinterpret_cast<std::byte* const*>(scratch_.data() + archives_at);
+                        : reinterpret_cast<const ArchiveMemory*>(scratch_.data() + archives_at);
   }
 }
 

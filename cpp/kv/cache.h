@@ -73,14 +73,17 @@ class KvCache {
   // The kept tokens, sorted by position.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Allocated bytes of all slots: K, V and per-slot data.
-  size_t bytes() const { return storage_.size(); }
+  // Allocated bytes of all slots (K, V and per-slot data) and of the back end's copy of an archive's
+  // counts and bounds.
+  size_t bytes() const {
+    return storage_.size() + (archive_ == nullptr ? 0 : archive_->device_bytes());
+  }
 
   // Bytes of archived tokens in all sequences; not part of bytes().
   const KvArchive* archive() const { return archive_.get(); }  // nullptr if there is none
   size_t archive_bytes() const { return archive_ == nullptr ? 0 : archive_->bytes(); }
 
-  // bytes() for other policies. Throws as the constructor does.
+  // bytes() for other policies, without an archive. Throws as the constructor does.
   static size_t bytes(std::span<const KvPolicy> policies, const KvShape& shape);
 
  private:

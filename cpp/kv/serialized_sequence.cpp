@@ -295,6 +295,7 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
       restore_head(cache.backend(), head, *image++);
     }
   }
+  if (archived) cache.archive()->update_summaries(sequence);
 }
 
 }  // namespace h2o

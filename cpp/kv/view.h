@@ -10,6 +10,7 @@
 namespace h2o {
 
 class KvArchive;
+struct ArchiveMemory;
 
 // The slots of one (sequence, kv_head) in one layer.
 //
@@ -78,9 +79,9 @@ struct KvView {
       rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
   std::byte* workspace;  // of the size that the back end requested
 
-  const KvArchive* archive;    // of evicted tokens, in host memory; nullptr: none
-  int32_t layer;               // index of this layer in the archive
-  std::byte* const* archives;  // [n_sequences]; nullptr: no archive
+  const KvArchive* archive;       // of evicted tokens, in host memory; nullptr: none
+  int32_t layer;                  // index of this layer in the archive
+  const ArchiveMemory* archives;  // [n_sequences]; nullptr: no archive
 
   H2O_HD KvHead head(int32_t sequence, int32_t kv_head) const {
     return head(policies[sequence], sequence, kv_head);

@@ -62,10 +62,10 @@ __device__ void store(DType from_type, const std::byte* from, DType to_type, std
   copy_bytes(to, stored, row_bytes);
 }
 
-// The bounds of `count` keys of a page, bit-identical to the CPU: elements are exact products, so
-// sums with them round the same, fused or not. Each thread has its own elements.
-__device__ void bound(__nv_bfloat16* bounds, DType type, const std::byte* k, int64_t row_bytes,
-                      int32_t count, int head_dim) {
+// The bounds of `count` keys of a page and a copy of them, bit-identical to the CPU: elements are
+// exact products, so sums with them round the same, fused or not. Each thread has its own elements.
+__device__ void bound(__nv_bfloat16* bounds, __nv_bfloat16* copy, DType type, const std::byte* k,
+                      int64_t row_bytes, int32_t count, int head_dim) {
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
     float sum = element(type, k, i);
     float largest = sum, smallest = sum;
@@ -77,8 +77,8 @@ __device__ void bound(__nv_bfloat16* bounds, DType type, const std::byte* k, int
     }
     const float mean = sum / static_cast<float>(count);
     const float half_range = (largest - smallest) / 2;
-    bounds[i] = __float2bfloat16_rn(mean + half_range);
-    bounds[head_dim + i] = __float2bfloat16_rn(mean - half_range);
+    copy[i] = bounds[i] = __float2bfloat16_rn(mean + half_range);
+    copy[head_dim + i] = bounds[head_dim + i] = __float2bfloat16_rn(mean - half_range);
   }
 }
 
@@ -105,7 +105,9 @@ __global__ void __launch_bounds__(kWarp)
       return;
     }
   }
-  const ArchiveHead head = archive.head(cache.archives[segment.sequence], cache.layer, kv_head);
+  const ArchiveMemory memory = cache.archives[segment.sequence];
+  const ArchiveHead head = archive.head(memory, cache.layer, kv_head);
+  const ArchiveHead host = archive.head(memory.pages, cache.layer, kv_head);
   int32_t count = head.counts[page];
   for (int64_t i = first; i < evicted.n; ++i) {
     if (evicted.position(i) / kPageTokens != page) continue;
@@ -121,9 +123,10 @@ __global__ void __launch_bounds__(kWarp)
   }
   __syncthreads();  // all threads have read the old count, and may read all keys
   bound(reinterpret_cast<__nv_bfloat16*>(head.bounds + page * archive.bounds_bytes),
+        reinterpret_cast<__nv_bfloat16*>(host.bounds + page * archive.bounds_bytes),
         archive.k_dtype, head.k + int64_t{page} * kPageTokens * archive.k_row_bytes,
         archive.k_row_bytes, count, cache.head_dim);
-  if (threadIdx.x == 0) head.counts[page] = count;
+  if (threadIdx.x == 0) head.counts[page] = host.counts[page] = count;
 }
 
 }  // namespace

@@ -14,11 +14,15 @@ namespace {
 
 // Minimum blocks per multiprocessor: few enough that the rows which a thread prefetches stay in
 // registers.
-constexpr int decode_blocks(int heads) { return heads == 1 ? 5 : heads <= 4 ? 3 : 2; }
+constexpr int decode_blocks(bool single, int heads, int octets) {
+  if (heads > 4 || octets > 1) return 2;
+  return heads > 1 ? 3 : single ? 4 : 5;
+}
 
 // One block per (segment, heads of a group, split), all along x, which allows 2^31.
 template <class Rows, int kLanes, int kOctets, int kHeads>
-__global__ void __launch_bounds__(kTeamThreads, decode_blocks(kHeads))
+__global__ void __launch_bounds__(kTeamThreads,
+                                  decode_blocks(std::is_same_v<Rows, Single>, kHeads, kOctets))
     decode_kernel(Decode decode, KvView cache, DeviceBatch batch) {
   float* const shared = dynamic_shared<float>();
   let_next_start();

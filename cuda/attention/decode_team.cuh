@@ -103,41 +103,51 @@ struct Single {
   static constexpr int kAhead = 1;
   using Key = Octet;
   using Value = Octet;
-  const KvView& cache;
-  const KvHead& head;
-  const Decode& decode;
-  bool rolling;
 
-  __device__ __noinline__ Octet key(int slot, int i) const {
-    const std::byte* row = head.k + slot * cache.k_row_bytes;
-    return get([&](int e) { return rolling ? rotated(row, slot, e) : at(row, e); }, i);
+  __device__ Single(const KvView& cache, const KvHead& head, const Decode& decode, bool rolling)
+      : cache(cache), head(head), half(rolling ? decode.half : 0), pairs(decode.pairs) {}
+
+  __device__ Octet key(int slot, int i) const {
+    const float* angles =
+        half > 0 ? cache.rope_table + int64_t{head.ranks[slot]} * 2 * half : nullptr;
+    return read(cache.k_dtype, head.k + slot * cache.k_row_bytes, i, angles, half);
   }
-  __device__ __noinline__ Octet value(int slot, int i) const {
-    const std::byte* row = head.v + slot * cache.v_row_bytes;
-    return get([&](int e) { return element(cache.v_dtype, row, e); }, i);
+  __device__ Octet value(int slot, int i) const {
+    return read(cache.v_dtype, head.v + slot * cache.v_row_bytes, i, nullptr, 0);
   }
   static __device__ Octet unpack_key(const Octet& o) { return o; }
   static __device__ Octet unpack_value(const Octet& o) { return o; }
 
  private:
-  template <class At>
-  __device__ Octet get(const At& at, int i) const {
+  // `angles`: the row of the rope table by which pairs of the first 2 * half elements turn.
+  __device__ Octet read(DType dtype, const std::byte* row, int i, const float* angles,
+                        int half) const {
+    asm volatile("" : "+r"(i));  // else what depends on it is found once, and kept in local memory
     Octet o;
+    with_row(dtype, [&]<class Row>(Row) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) o.x[j] = i + j < cache.head_dim ? at(i + j) : 0;
+      for (int j = 0; j < 8; ++j) {
+        const int e = i + j;
+        o.x[j] = e < cache.head_dim ? Row::one(row, e) : 0;
+        if (e < 2 * half) o.x[j] = rotated<Row>(o.x[j], row, e, angles);
+      }
+    });
     return o;
   }
-  __device__ float at(const std::byte* row, int e) const { return element(cache.k_dtype, row, e); }
-  __device__ float rotated(const std::byte* row, int slot, int e) const {
-    const int half = decode.half;
-    if (e >= 2 * half) return at(row, e);
-    const float* rope_table = cache.rope_table + int64_t{head.ranks[slot]} * 2 * half;
-    const bool second = decode.pairs ? e % 2 == 1 : e >= half;
-    const int pair = decode.pairs ? e / 2 : e % half;
-    const int apart = decode.pairs ? 1 : half;
-    return second ? at(row, e - apart) * rope_table[half + pair] + at(row, e) * rope_table[pair]
-                  : at(row, e) * rope_table[pair] - at(row, e + apart) * rope_table[half + pair];
+  template <class Row>
+  __device__ float rotated(float x, const std::byte* row, int e, const float* angles) const {
+    const bool second = pairs ? e % 2 == 1 : e >= half;
+    const int pair = pairs ? e / 2 : second ? e - half : e;
+    const int apart = pairs ? 1 : half;
+    const float other = Row::one(row, second ? e - apart : e + apart);
+    return second ? other * angles[half + pair] + x * angles[pair]
+                  : x * angles[pair] - other * angles[half + pair];
   }
+
+  const KvView& cache;
+  const KvHead& head;
+  const int half;  // 0: nothing turns
+  const bool pairs;
 };
 
 // Softmax of kHeads query heads over some keys, and the weighted values. A team of kLanes threads

@@ -138,20 +138,26 @@ struct Q4_0Row {
   }
 };
 
-// Element i of a row of a type known at run time only.
-__device__ inline float element(DType dtype, const std::byte* row, int i) {
+// f(reader of rows of a type known at run time only).
+template <class F>
+__device__ auto with_row(DType dtype, const F& f) {
   switch (dtype) {
     case DType::f16:
-      return F16Row::one(row, i);
+      return f(F16Row());
     case DType::bf16:
-      return BF16Row::one(row, i);
+      return f(BF16Row());
     case DType::q8_0:
-      return Q8_0Row::one(row, i);
+      return f(Q8_0Row());
     case DType::q4_0:
-      return Q4_0Row::one(row, i);
+      return f(Q4_0Row());
     default:
-      return F32Row::one(row, i);
+      return f(F32Row());
   }
+}
+
+// Element i of a row of such a type.
+__device__ inline float element(DType dtype, const std::byte* row, int i) {
+  return with_row(dtype, [&]<class Row>(Row) { return Row::one(row, i); });
 }
 
 // ---- Writing a row of n elements, of which each warp writes whole blocks of 32; x is in shared

@@ -1,5 +1,5 @@
-// Attention to archived pages with the largest estimated logits. Bounds, keys and values are read
-// directly from host memory.
+// Attention to archived pages with the largest estimated logits. Keys and values are read directly
+// from host memory; the bounds of all pages are on the device.
 #pragma once
 
 #include <cstddef>

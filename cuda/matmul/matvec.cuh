@@ -64,7 +64,16 @@ struct WarpShare {
   static constexpr int kOuts = kGated ? kWide / 2 : kWide;
   static constexpr int kAhead = Type::template kAhead<n> * kAlone / kWide;
   // Per multiprocessor: determines the registers available.
-  static constexpr int kBlocks = Type::blocks(n) - (!kGated ? 0 : n == 1 ? 2 : n == 8);
+  static constexpr int kBlocks = !kGated  ? Type::blocks(n)
+                                 : n == 1 ? Type::blocks(n) - 2
+                                 : n == 8 ? 2
+                                          : Type::blocks(n);
+
+  // Bytes of weights in flight per multiprocessor. With one row of x, memory is the bottleneck, and
+  // less would not keep it busy.
+  static constexpr size_t kInFlight =
+      size_t{kMatvecThreads} * kBlocks * kWide * kAhead * sizeof(typename Type::Raw);
+  static_assert(n > 1 || Type::kUnit == 1 || kInFlight >= size_t{32} << 10);
 };
 
 // One of the products of a launch.
@@ -105,7 +114,7 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   constexpr int kAhead = Share::kAhead;
   constexpr int kSums = kWide * n;
   const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
+  int lane = threadIdx.x % kWarp;
   const int share = warp & ((1 << w.log_shares) - 1);
   const int64_t first_warp = int64_t{block - w.first_block} * kMatvecWarps;
   const int64_t first_row = ((first_warp + warp) >> w.log_shares) * Share::kOuts;
@@ -143,14 +152,16 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
   const int64_t o = first_row + lane / kLanes / n % Share::kOuts;
   const int r = lane / kLanes % n;
   const bool writes = share == 0 && lane % kLanes == 0 && o < w.rows && r < m.n_rows;
-  // Chosen for register use: with a gate the pointer encodes whether to write; without, it does
-  // not.
-  float* const y = kGated && !writes ? nullptr : w.y + r * w.rows + o;
-  const auto is_written = [&] { return kGated ? y != nullptr : writes; };
+  float* y = writes ? w.y + r * w.rows + o : nullptr;
   const float* const bias = kGated && lane >= kWarp / 2 ? m.parts[1].bias : w.bias;
   float start = writes && bias != nullptr ? bias[o] : 0;
   wait_for_previous();
   if (!kGated && writes && m.add) start += *y;
+  // There are too few registers to keep these during the loop.
+  __shared__ float* outputs[kMatvecThreads];
+  __shared__ float starts[kMatvecThreads];
+  outputs[threadIdx.x] = y;
+  starts[threadIdx.x] = start;
 
   for (; chunk + kAhead * step < n_chunks; chunk += kAhead * step) {
 #pragma unroll
@@ -159,24 +170,29 @@ __device__ __forceinline__ void multiply_part(const MatvecParts& m, const Matvec
       load(a, chunk + kAhead * step);
     }
   }
+  // Nor to keep the indices of the last loads: they are computed again.
+  asm volatile("" : "+r"(lane));
+  if constexpr (n == 1) asm volatile("" : "+r"(chunk));
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) multiply(a, chunk);
 
   float sum = sum_each<kSums>(sums);
+  const int thread = warp * kWarp + lane;
+  y = outputs[thread];
+  start = starts[thread];
   if (w.log_shares > 0) {
-    __shared__ float of_shares[kMatvecWarps][kWarp];
-    of_shares[warp][lane] = sum;
+    starts[threadIdx.x] = sum;  // those of other shares
     __syncthreads();
-    if (is_written()) {
-      for (int s = 1; s < 1 << w.log_shares; ++s) sum += of_shares[warp + s][lane];
+    if (y != nullptr) {
+      for (int s = 1; s < 1 << w.log_shares; ++s) sum += starts[threadIdx.x + s * kWarp];
     }
   }
   sum += start;
   if constexpr (kGated) {
     const float gate = __shfl_xor_sync(kAllLanes, sum, kWarp / 2);
-    if (lane < kWarp / 2 && is_written()) *y = gated(m.gate, sum, gate);
+    if (lane < kWarp / 2 && y != nullptr) *y = gated(m.gate, sum, gate);
   } else {
-    if (is_written()) *y = sum;
+    if (y != nullptr) *y = sum;
   }
 }
 

@@ -43,7 +43,9 @@ struct Plain {
   static constexpr int kWide = std::min(n, 4);
   template <int n>
   static constexpr int kAhead = 8 / kWide<n>;
-  static constexpr int blocks(int n) { return n == 1 ? 8 : n == 2 ? 4 : 3; }
+  static constexpr int blocks(int n) {
+    return n == 1 ? 8 : n == 2 ? 4 : n == 8 && sizeof(T) == 4 ? 2 : 3;
+  }
   static constexpr int kExpertBlocks = 4;
 
   __device__ static Raw load(const std::byte* row, int, int i) {

@@ -368,6 +368,14 @@ TEST_CASE("CUDA archives the same bits as the CPU" * doctest::skip(!on_cuda())) 
       }
       CHECK(cuda.cache().archive_bytes() == cpu.cache().archive_bytes());
       CHECK(cuda.cache().archive_bytes() > 0);
+      // The counts and bounds of all pages are on the device too.
+      const KvArchive& archive = *cuda.cache().archive();
+      const int64_t summaries = shape.n_kv_heads * archive.n_pages() *
+                                (int64_t{sizeof(int32_t)} + archive.bounds_bytes());
+      CHECK(cpu.cache().bytes() == KvCache::bytes(std::span(&kRing, 1), shape));
+      const auto more = static_cast<int64_t>(cuda.cache().bytes() - cpu.cache().bytes());
+      CHECK(more >= summaries);
+      CHECK(more < summaries + 2 * 64);  // each array begins on a cache line
     }
   }
 }

@@ -90,6 +90,22 @@ TEST_CASE("decoding in every type") {
   CHECK(totals.n_evictions > 100);
 }
 
+// Longer rows than the device reads whole: an element at a time.
+TEST_CASE("decoding heads of more than 256 elements") {
+  Totals totals;
+  Random random(10);
+  for (const auto& [head_dim, dtype] : {std::pair(259, DType::f32), std::pair(320, DType::q8_0),
+                                        std::pair(512, DType::q4_0), std::pair(1000, DType::f16)}) {
+    CAPTURE(head_dim);
+    int32_t next = 36;
+    const auto pieces = [&](Random&, const KvCache&) {
+      return std::vector<Piece>{{0, std::exchange(next, 1)}};
+    };
+    check_against_reference(random, kHeavy, shape_of(head_dim, 3, dtype), 6, pieces, totals);
+  }
+  CHECK(totals.n_evictions > 20);
+}
+
 // A few thousand keys: many times what a block reads.
 TEST_CASE("decoding with many keys") {
   for (const KvPolicy& policy : {kFull, KvPolicy{.sinks = 4, .heavy = 1500, .recent = 700}}) {
