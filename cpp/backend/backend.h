@@ -234,8 +234,8 @@ class Backend {
   // Can attend() archive evicted tokens in files, rather than only in memory of allocate_host()?
   virtual bool recalls_from_files() const = 0;
 
-  // Does attend() also keep the counts and bounds of archived pages in memory of allocate() and read
-  // them there?
+  // Does attend() also keep the counts and bounds of archived pages in memory of allocate() and
+  // read them there?
   virtual bool copies_summaries() const { return false; }
 
   // Selects the n_used experts with the largest logits [n, n_experts] for each row (ties: the lower
