@@ -33,9 +33,10 @@ void check_scoring(const KvPolicy& policy, const void* output_gram, const Backen
   require(
       !policy.keeps_scores() || policy.scoring != Scoring::question || backend.scores_questions(),
       backend.name(), " does not score by questions (score=question); use device=cpu");
-  require(!policy.weighs_outputs() || output_gram != nullptr,
-          "the policy weighs values by outputs, which this cache was created without: create it "
-          "with such a policy, or with output_gram");
+  require(
+      !policy.weighs_outputs() || output_gram != nullptr,
+      "the policy weighs values by outputs, but this cache was created without the output weights "
+      "W_O: create it with such a policy, or with them");
 }
 
 // Assigns a layer's arrays to offsets in `layout`; with storage == nullptr only measures them.

@@ -71,7 +71,7 @@ def test_policies_that_do_not_fit() -> None:
         cache.reset(0, Policy.window(5))
     with pytest.raises(ValueError, match="needs scores"):
         cache.reset(0, Policy.h2o(2, 2))
-    with pytest.raises(ValueError, match="cannot take rolling positions"):
+    with pytest.raises(ValueError, match="cannot roll: that needs a cache with rolling positions"):
         KVCache(2, 1, 4, Policy.full(), max_tokens=9, rope=Rope(positions="rolling"))
     for rope in (Rope(layout="thirds"), Rope(positions="relative")):  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="expected"):

@@ -227,7 +227,7 @@ def test_nothing_to_read_after_a_snapshot(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=50) as generator:
         snapshot = generator.read("The old man")
         assert snapshot.n_read == len(snapshot.tokens)
-        with pytest.raises(ValueError, match="empty, and the snapshot has no token left"):
+        with pytest.raises(ValueError, match="empty, and the snapshot has no unprocessed token"):
             generator.stream("", after=snapshot)
         with pytest.raises(ValueError, match="the prompt has 54 tokens, n_ctx is 50"):
             generator.stream([5] * 50, after=snapshot)
