@@ -88,11 +88,11 @@ def main() -> int:
     sized = {struct for struct, kind, name in fields if (kind, name) == ("size_t", "size")}
     for line in gone:
         if not any(n.startswith(line.rstrip("}")) for n in new):  # initializers may be extended
-            print(f"changed or removed: {line}\nthis breaks programs and requires a new H2O_ABI_VERSION")
+            print(f"changed or removed: {line}\nbreaks programs: requires a new H2O_ABI_VERSION")
     for line in new:
         struct = line.split()[0]
         if struct in {m[1] for m in layout} - sized:
-            print(f"{struct} has no size field and was extended: that requires a new H2O_ABI_VERSION")
+            print(f"{struct} has no size field and was extended: requires a new H2O_ABI_VERSION")
         print(f"not recorded: {line}\nrun {Path(__file__).name} with --record")
     if gone or new or not lines or not fields:
         return 1

@@ -82,7 +82,7 @@ def test_keys_that_change_the_arithmetic(llama: Path, tmp_path: Path, key: str) 
         tokens = np.arange(3, 20)
         np.testing.assert_array_equal(original.logits(tokens), copy.logits(tokens))
     said = str(other).lower() if kind is BOOL else rf"{other:g}"
-    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not support"):
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not"):
         Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (other, kind)}, {}))
 
 
@@ -99,7 +99,7 @@ def test_keys_that_change_the_arithmetic(llama: Path, tmp_path: Path, key: str) 
 def test_keys_that_are_not_known(
     llama: Path, tmp_path: Path, key: str, value: Any, kind: GGUFValueType, said: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not support"):
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not"):
         Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (value, kind)}, {}))
 
 
