@@ -1,5 +1,5 @@
-// The codebooks of GGUF's 1- to 3-bit types: an entry has eight or four elements, one per byte, lowest
-// byte first.
+// The codebooks of GGUF's 1- to 3-bit types: an entry has eight or four elements, one per byte,
+// lowest byte first.
 #pragma once
 
 #include <cstddef>

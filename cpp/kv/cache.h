@@ -73,8 +73,8 @@ class KvCache {
   // The kept tokens, sorted by position.
   std::vector<KvEntry> entries(int32_t layer, int32_t sequence, int32_t kv_head) const;
 
-  // Allocated bytes of all slots (K, V and per-slot data) and of the back end's copy of an archive's
-  // counts and bounds.
+  // Allocated bytes of all slots (K, V and per-slot data) and of the back end's copy of an
+  // archive's counts and bounds.
   size_t bytes() const {
     return storage_.size() + (archive_ == nullptr ? 0 : archive_->device_bytes());
   }
