@@ -130,33 +130,35 @@ TEST_CASE("long sequences do not depend on the number of threads" * doctest::ski
   const KvPolicy policies[] = {kFull,
                                {.sinks = 1, .heavy = 700, .recent = 500},
                                {.sinks = 0, .heavy = 400, .recent = 150, .decay = 0.9f}};
-  for (const DType dtype :
-       {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q5_0, DType::q4_0}) {
-    for (const int32_t n_kv_heads : {1, 2, 4}) {
-      for (const KvPolicy& policy : policies) {
-        CAPTURE(info(dtype).name);
-        CAPTURE(n_kv_heads);
-        CAPTURE(policy.heavy);
-        KvShape shape = shape_of(3, {dtype, false});
-        shape.n_heads = 4;
-        shape.n_kv_heads = n_kv_heads;
-        shape.head_dim = 32;
-        shape.max_tokens = 1100;
-        shape.max_rows = 700;
-        Rig one(policy, shape, 1);
-        std::vector<std::unique_ptr<Rig>> others;
-        for (const int n_threads : {2, 3, 7, 16}) {
-          others.push_back(std::make_unique<Rig>(policy, shape, n_threads));
-        }
-        Random random(10);
-        for (const std::vector<Piece>& pieces : batches) {
-          const Qkv in = random_qkv(random, shape, n_rows(pieces));
-          const std::vector<float> out = one.attend(pieces, in);
-          for (const auto& other : others) {
-            CHECK(same_bits(other->attend(pieces, in), out));
-            for (int sequence = 0; sequence < 3; ++sequence) {
-              CHECK(same_entries(one, sequence, *other, sequence, n_kv_heads));
-            }
+  // Every pair of a type and a number of heads, of a type and a policy, and of a number and a policy.
+  const DType dtypes[] = {DType::f32,  DType::f16,  DType::bf16,
+                          DType::q8_0, DType::q5_0, DType::q4_0};
+  for (size_t i = 0; i < std::size(dtypes); ++i) {
+    for (size_t j = 0; j < std::size(policies); ++j) {
+      const KvPolicy& policy = policies[j];
+      const int32_t n_kv_heads = 1 << (i + j) % 3;
+      CAPTURE(info(dtypes[i]).name);
+      CAPTURE(n_kv_heads);
+      CAPTURE(policy.heavy);
+      KvShape shape = shape_of(3, {dtypes[i], false});
+      shape.n_heads = 4;
+      shape.n_kv_heads = n_kv_heads;
+      shape.head_dim = 32;
+      shape.max_tokens = 1100;
+      shape.max_rows = 700;
+      Rig one(policy, shape, 1);
+      std::vector<std::unique_ptr<Rig>> others;
+      for (const int n_threads : {2, 3, 7, 16}) {
+        others.push_back(std::make_unique<Rig>(policy, shape, n_threads));
+      }
+      Random random(10);
+      for (const std::vector<Piece>& pieces : batches) {
+        const Qkv in = random_qkv(random, shape, n_rows(pieces));
+        const std::vector<float> out = one.attend(pieces, in);
+        for (const auto& other : others) {
+          CHECK(same_bits(other->attend(pieces, in), out));
+          for (int sequence = 0; sequence < 3; ++sequence) {
+            CHECK(same_entries(one, sequence, *other, sequence, n_kv_heads));
           }
         }
       }

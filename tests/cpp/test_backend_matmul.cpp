@@ -97,7 +97,9 @@ TEST_CASE("products with weights of every type") {
           block == 1 ? random.integer(1, 300) : block * (2 * random.integer(0, 3) + 1);
       // Float rows whose size is a multiple of 16 bytes use other kernels.
       const int64_t n_in = block == 1 && n_rows % 3 != 0 ? (any + 7) / 8 * 8 : any;
+      const bool many = n_rows > 33;  // the kinds of numbers take turns
       for (const bool integers : {true, false}) {
+        if (many && integers == (n_rows % 2 == 0)) continue;
         check_product(*backend, random, {dtype, n_rows, n_in, random.integer(1, 70), integers});
       }
     }

@@ -159,7 +159,7 @@ TEST_CASE("captured steps recall tokens archived later") {
 
 // Two sessions have a graph each, and their passes alternate.
 TEST_CASE("graphs do not affect each other") {
-  const std::shared_ptr<Model> model = tiny_model(1);
+  const auto model = load(H2O_SOURCE_DIR "/tests/data/golden/opt_untied.gguf", 1);
   const KvPolicy policy{.sinks = 0, .heavy = 8, .recent = 4};
   Decoder first(model, policy, false, true);
   Decoder second(model, policy, false, true);

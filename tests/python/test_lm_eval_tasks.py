@@ -169,14 +169,14 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
         load_task("piqa", tmp_path)
     with pytest.raises(FileNotFoundError, match="copa"):
         load_task("copa", tmp_path)
-    with pytest.raises(ValueError, match="'boolq' is not one of copa, "):
+    with pytest.raises(ValueError, match="task 'boolq', expected one of copa, "):
         load_task("boolq", tmp_path)
 
 
 def test_a_task_that_lm_eval_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here none, because it takes seconds to read all of its tasks."""
     monkeypatch.setattr(tasks, "_all_tasks", lambda: TaskManager(include_defaults=False))
-    with pytest.raises(ValueError, match="'guesswork' is not one of lm_eval's"):
+    with pytest.raises(ValueError, match="task 'guesswork', expected one of lm_eval's"):
         load_task("guesswork", None)
 
 
