@@ -14,8 +14,6 @@
 namespace h2o {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 bool allows(std::span<const uint32_t> allowed, size_t token) {
   return allowed.empty() || (allowed[token / 32] >> (token % 32) & 1) != 0;
 }

@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace h2o {
 
 // Loops over the vocabulary use fixed-size blocks, which compilers vectorize even at -O2. A block
 // corresponds to one word of the mask of allowed tokens.
 constexpr size_t kBlock = 32;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <typename Value, typename Test>
 bool any_in_block(const Value* block, Test test) {

@@ -5,15 +5,12 @@
 // remain more likely than every unknown token.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "text/sampler.h"
 #include "text/sampler_blocks.h"
 
 namespace h2o {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Sums of weights of at least this size are exact in any order: in double, multiples of 2^-45, the
 // last place of the smallest, are exact below 2^8.
