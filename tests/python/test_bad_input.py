@@ -290,7 +290,7 @@ class TestTensors:
         assert str(error.value).isprintable()
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Some bytes of the header, metadata and tensor list are others: it works or it says why."""

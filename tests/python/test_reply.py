@@ -21,6 +21,7 @@ from h2o_cpp.reply import (
     format_of,
     parse_reply,
 )
+from support.random_search import examples
 
 THINK = ("<think>", "</think>")
 PLAIN = ReplyFormat("plain", think=THINK)
@@ -152,7 +153,7 @@ WORDS = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from(sorted(ALL)),
     st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=12).map("".join),
@@ -170,7 +171,7 @@ def test_any_text_at_any_cuts(name: str, text: str, cuts: list[int], thinking: b
         assert isinstance(json.loads(call.arguments), dict)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from(sorted({*ALL} - {"harmony", "thinks"})),
     st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=12).map("".join),

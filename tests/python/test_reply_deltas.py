@@ -20,6 +20,7 @@ from h2o_cpp.reply import (
     ReplyParser,
     parse_reply,
 )
+from support.random_search import examples
 from support.written_calls import written
 
 WRITTEN = ["hermes", "qwen3-coder", "llama3", "mistral", "mistral-args", "harmony"]
@@ -86,7 +87,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(ends)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from(WRITTEN),
     calls,
@@ -103,7 +104,7 @@ def test_calls_at_any_cuts(
         assert [(tool, json.loads(given)) for tool, given in found] == expected
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from(WRITTEN),
     calls,

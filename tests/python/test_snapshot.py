@@ -92,7 +92,7 @@ def saved(llama_model: _core.Model) -> bytes:
 
 
 @given(st.data())
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(60))
 def test_damaged_bytes_are_refused(
     llama_model: _core.Model, saved: bytes, data: st.DataObject
 ) -> None:

@@ -66,7 +66,7 @@ def change(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(any_text)
 def test_text_survives(generator: Generator, text: str) -> None:
     tokens = generator.tokenize(text, add_special=False)
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(generator: Generat
 
 
 @packages("transformers")
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(any_text)
 @example("".join(TEXTS))
 @example("<s>a</s> <pad><unk>")

@@ -18,6 +18,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 from h2o_cpp._core import Detokenizer
 from h2o_cpp.model.tokenizer import Tokenizer
 from support.original_tokenizers import CUTS, Original, check, check_bytes, original
+from support.random_search import NEW_EXAMPLES, examples
 from support.scripted_opt import VISIBLE
 from support.vocabularies import (
     TEXTS,
@@ -33,7 +34,9 @@ from support.vocabularies import (
 )
 from test_tokenizer import TEXTS as MORE_TEXTS
 
-thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 # What the tables of Unicode are asked about, and characters near their edges.
 hard_text = st.text(
     st.one_of(
@@ -240,8 +243,13 @@ class TestCuts:
 def test_every_character() -> None:
     """Nearly: those that Unicode has assigned; a newer library may know more of the others."""
     both = pair(showing_cuts("default"))  # which asks for letters, numbers, punctuation
+    categories = [unicodedata.category(chr(c)) for c in range(0x110000)]
+    # By default the ends of each run of one category, and every eighth.
     assigned = [
-        chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")
+        chr(c)
+        for c, category in enumerate(categories)
+        if category not in ("Cs", "Cn", "Co")
+        and (NEW_EXAMPLES or c % 8 == 0 or {category} != {*categories[c - 1 : c + 2]})
     ]
     for begin in range(0, len(assigned), 2048):
         # Between spaces a letter, a number, a space and anything else are cut apart differently.

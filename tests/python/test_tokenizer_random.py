@@ -10,7 +10,7 @@ from support.random_search import examples
 from support.vocabularies import sentence_pieces, tokenizer_of
 
 S = "\u2581"
-thorough = settings(max_examples=examples(150))
+thorough = settings(max_examples=examples(60))
 pieces = st.lists(
     st.tuples(
         st.text(f"ab{S} é", min_size=1, max_size=4),
