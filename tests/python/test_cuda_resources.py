@@ -80,4 +80,4 @@ def test_no_kernel_spills(script: dict[str, Any]) -> None:
     assert not [kernel for kernel, found in decode.items() if found.stack]
     # Only the sines of large angles have an array, which is indexed.
     stacks = {kernel.name for kernel, found in recorded.items() if found.stack}
-    assert stacks == {"enter_kernel", "roll_kernel", "rope_table_kernel"}
+    assert stacks == {"store_kv_kernel", "roll_kernel", "rope_table_kernel"}
