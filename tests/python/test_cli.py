@@ -325,7 +325,7 @@ def names_in(value: object) -> Iterator[str]:
         ["info", "MODEL", "--memory", "1GiB"],
         ["run", "The", "-m", "MODEL", "-n", "2"],
         ["generate", "-m", "MODEL", "-i", "LINES", "-o", "OUT", "-n", "2"],
-        ["advise", "MODEL", "TEXT", "-c", "32"],
+        ["advise", "MODEL", "TEXT", "-c", "100"],
         ["perplexity", "MODEL", "TEXT", "-c", "32", "--budget", "0.5", "--policy", "h2o"],
         ["retrieve", "MODEL", "--budget", "0.5", "--length", "128", "--samples", "1"],
         ["plan", "MODEL", "--memory", "1GiB", "-p", "64", "-n", "16"],
@@ -341,7 +341,7 @@ def test_keys_of_json_are_identifiers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "lines").write_text('{"prompt": "The"}\n')
-    (tmp_path / "text").write_text("The old man went down to the sea with his son. " * 10)
+    (tmp_path / "text").write_text("The old man went down to the sea with his son. " * 20)
     (tmp_path / "tiny.gguf").symlink_to(tiny_opt)
     monkeypatch.setenv("H2O_MODELS", str(tmp_path))
     files = {
