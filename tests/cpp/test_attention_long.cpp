@@ -94,8 +94,10 @@ TEST_CASE("decoding in every type") {
 TEST_CASE("decoding heads of more than 256 elements") {
   Totals totals;
   Random random(10);
-  for (const auto& [head_dim, dtype] : {std::pair(259, DType::f32), std::pair(320, DType::q8_0),
-                                        std::pair(512, DType::q4_0), std::pair(1000, DType::f16)}) {
+  for (const auto& kind : {std::pair(259, DType::f32), std::pair(320, DType::q8_0),
+                           std::pair(512, DType::q4_0), std::pair(1000, DType::f16)}) {
+    const int head_dim = kind.first;
+    const DType dtype = kind.second;
     CAPTURE(head_dim);
     int32_t next = 36;
     const auto pieces = [&](Random&, const KvCache&) {
