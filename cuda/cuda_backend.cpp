@@ -30,8 +30,8 @@ class CudaBackend final : public Backend {
 
   ~CudaBackend() override {
     cudaSetDevice(stream_.device());
-    cudaStreamSynchronize(
-        stream_.get());  // copies from a pinned batch, which is freed next, may be in progress
+    // copies from a pinned batch, which is freed next, may be in progress
+    cudaStreamSynchronize(stream_.get());
   }
 
   std::string name() const override {

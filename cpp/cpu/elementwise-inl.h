@@ -70,8 +70,8 @@ struct Lowest {
   void load(const float* importances, const int32_t* positions, const T& i, int32_t begin,
             int32_t end) {
     T other = {};
-    if (importances !=
-        nullptr) {  // as integers with the same order as the floats, none of which is NaN
+    // as integers with the same order as the floats, none of which is NaN
+    if (importances != nullptr) {
       __builtin_memcpy(&other, importances, sizeof(T));
       other ^= (other >> 31) & 0x7fffffff;
     }

@@ -99,8 +99,8 @@ double read_bandwidth(size_t bytes, int n_threads, int n_passes) {
     std::atomic<uint64_t> total{0};
     const auto begun = std::chrono::steady_clock::now();
     pool.parallel_for(n_lines, [&](int, int64_t begin, int64_t end) {
-      const auto add =
-          pass % 2 == 0 ? sum<true> : sum<false>;  // which is faster depends on the CPU
+      // which is faster depends on the CPU
+      const auto add = pass % 2 == 0 ? sum<true> : sum<false>;
       total.fetch_add(add(lines.get(), begin, end), std::memory_order_relaxed);
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun;

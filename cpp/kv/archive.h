@@ -27,8 +27,8 @@ struct ArchiveOptions {
   int32_t n_recalled = 0;       // pages that each query reads; 0: no archive
   DType k_dtype = DType::q8_0;  // one of kv_dtypes()
   DType v_dtype = DType::q8_0;
-  std::filesystem::path directory =
-      {};  // it is in files there, which end with it; empty: in memory
+  // it is in files there, which end with it; empty: in memory
+  std::filesystem::path directory = {};
 
   bool operator==(const ArchiveOptions&) const = default;
 };

@@ -271,8 +271,8 @@ void read_sequence(KvCache& cache, int32_t sequence, int32_t length, ByteReader&
         archives.push_back(read_archive(*cache.archive(), length,
                                         without(images.back().positions, vacant), reader));
       }
-      if (vacant >= 0)
-        images.back().positions[vacant] = 0;  // may have been a position of a longer sequence
+      // may have been a position of a longer sequence
+      if (vacant >= 0) images.back().positions[vacant] = 0;
       if (n_tokens && !cut(images.back(), cache.layer(l), *n_tokens)) {
         throw FormatError(text(reader.what(), " has evicted tokens, or too few tokens"));
       }

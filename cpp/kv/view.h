@@ -75,8 +75,8 @@ struct KvView {
   std::byte* staged_v;
   float* staged_scores;
   float* staged_value_norms;
-  const float*
-      rope_table;  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
+  // [ranks, n_rot] as Backend::compute_rope_table; nullptr unless it may roll
+  const float* rope_table;
   std::byte* workspace;  // of the size that the back end requested
 
   const KvArchive* archive;       // of evicted tokens, in host memory; nullptr: none

@@ -231,8 +231,8 @@ MixtureConfig read_mixture(Keys& keys, const Config& c) {
     m.scale = keys.positive("expert_weights_scale");
   }
   constexpr int32_t kSoftmax = 1;
-  constexpr int32_t kSoftmaxOfChosen =
-      3;  // equal to the softmax of all, with weights normalized to sum to 1
+  // equal to the softmax of all, with weights normalized to sum to 1
+  constexpr int32_t kSoftmaxOfChosen = 3;
   const int32_t gating = keys.count_or("expert_gating_func", kSoftmax);
   if (gating != kSoftmax && gating != kSoftmaxOfChosen) {
     keys.fail(keys.full("expert_gating_func"), " is ", gating,

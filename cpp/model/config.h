@@ -17,8 +17,8 @@ struct RopeConfig {
   float freq_scale = 1;     // 1 / scaling.factor
   float magnitude = 1;      // scales cosine and sine: attn_factor, and YaRN's own factor
   bool yarn = false;        // scaling.type is yarn (arXiv 2309.00071), otherwise linear or none
-  int32_t n_ctx_orig =
-      0;  // scaling.original_context_length: LongRoPE's short factors apply up to this length
+  // scaling.original_context_length: LongRoPE's short factors apply up to this length
+  int32_t n_ctx_orig = 0;
   float yarn_ext_factor = 1;
   float yarn_beta_fast = 32;
   float yarn_beta_slow = 1;
@@ -29,8 +29,8 @@ struct RopeConfig {
 struct SlidingWindow {
   int32_t size = 0;    // {a}.attention.sliding_window; 0: no window
   int32_t period = 0;  // the last layer of each period has no window; 0: all layers have one
-  std::vector<bool>
-      layers;  // alternatively one flag per layer; both from {a}.attention.sliding_window_pattern
+  // alternatively one flag per layer; both from {a}.attention.sliding_window_pattern
+  std::vector<bool> layers;
 };
 
 // A mixture of experts as the feed-forward block: a router chooses the experts of each row.

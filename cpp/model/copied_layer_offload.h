@@ -35,8 +35,8 @@ class CopiedLayerOffload final : public LayerOffload {
   void copy(int32_t layer);
 
   Backend& backend_;
-  std::vector<size_t>
-      offsets_;  // of the i-th tensor of any layer in its buffer; last: the total size
+  // of the i-th tensor of any layer in its buffer; last: the total size
+  std::vector<size_t> offsets_;
   std::array<Buffer, 2> buffers_;           // on the back end
   std::array<int32_t, 2> here_ = {-1, -1};  // the layer in each, or being copied; -1: none
   std::vector<Streamed> streamed_;          // layers n_kept() and up

@@ -30,8 +30,8 @@ struct Family {
   Biases biases = Biases::optional;
   QkNorm qk_norm = QkNorm::none;
   bool parallel_residual = false;  // overridden by {a}.use_parallel_residual
-  int32_t window_period =
-      0;  // see SlidingWindow; {a}.attention.sliding_window_pattern takes precedence
+  // see SlidingWindow; {a}.attention.sliding_window_pattern takes precedence
+  int32_t window_period = 0;
   int32_t window_base = 0;  // RoPE base of layers with a window, unless {a}.rope.freq_base_swa is
                             // set; 0: same as the others
   int32_t unrotated_period = 0;  // the last layer of each period has no positions (NoPE)
@@ -39,8 +39,8 @@ struct Family {
   bool shared_norm = false;      // parallel branches share attn_norm's output
   bool post_norms = false;  // a block's output is normalized before it is added to the residual
   bool embedding_by_width = false;  // embeddings are scaled by sqrt(n_embd)
-  int32_t scale_by_width =
-      0;  // models with this many layers have attention.scale 1 / sqrt(n_embd / n_heads) by default
+  // models with this many layers have attention.scale 1 / sqrt(n_embd / n_heads) by default
+  int32_t scale_by_width = 0;
   bool multipliers = false;  // {a}.embedding_scale and residual_scale are read
   LogitScale logit_scale = LogitScale::unknown;
   bool softcaps = false;        // {a}.attn_logit_softcapping and final_logit_softcapping are read

@@ -134,8 +134,8 @@ class Session {
           const std::lock_guard<std::mutex>& lock);
 
   void start(int32_t sequence);  // an empty sequence
-  void start_rolling(
-      std::span<const Input> inputs);  // switch sequences at the trained length to rolling
+  // switch sequences at the trained length to rolling
+  void start_rolling(std::span<const Input> inputs);
   Positions positions_of(int32_t sequence) const;
   SnapshotText load(int32_t sequence, OpenSnapshot open, std::optional<int32_t> n_tokens);
   int32_t room_unlocked(int32_t sequence) const;

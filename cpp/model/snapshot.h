@@ -32,8 +32,8 @@ struct SnapshotText {
   std::vector<int32_t> tokens;  // of the sequence so far
   std::string note;             // JSON for the caller; "" = null
   int32_t n_read = 0;           // tokens in the cache; the others are still to be processed
-  std::vector<float> logits =
-      {};  // [n_vocab] after the last token, if all tokens are in the cache; otherwise empty
+  // [n_vocab] after the last token, if all tokens are in the cache; otherwise empty
+  std::vector<float> logits = {};
   std::string random_state = {};  // of the sampler; "" = none
   std::string held_text = {};     // text not yet returned, because it may begin a stop string
   std::string held_bytes = {};    // bytes after that, of an incomplete character

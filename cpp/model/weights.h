@@ -38,8 +38,8 @@ struct Layer {
   Tensor attn_sinks;      // [n_heads], see Attention
   Affine attn_output;     // [n_embd, n_heads * head_dim]
   Affine attn_post_norm;  // post_attention_norm [n_embd]
-  Affine
-      ffn_norm;  // or as the family calls it [n_embd]; empty where both branches read attn_norm's
+  // or as the family calls it [n_embd]; empty where both branches read attn_norm's
+  Affine ffn_norm;
   Affine ffn_post_norm;  // post_ffw_norm [n_embd]
   Affine ffn_gate;       // [n_ff, n_embd]; may be fused in front of ffn_up
   Affine ffn_up;         // [n_ff, n_embd]

@@ -126,8 +126,8 @@ void quantize_rows(DType dtype, std::byte* out, const float* x, int64_t n_rows, 
     }
   };
   {
-    std::vector<std::future<void>>
-        threads;  // their destructors wait; std::jthread is not available everywhere
+    // their destructors wait; std::jthread is not available everywhere
+    std::vector<std::future<void>> threads;
     const int64_t n_pieces = (n_rows + piece - 1) / piece;
     for (int64_t i = 1; i < std::min<int64_t>(n_threads, n_pieces); ++i) {
       threads.push_back(std::async(std::launch::async, work));

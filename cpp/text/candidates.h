@@ -28,8 +28,8 @@ class Candidates {
   void keep_relative(float ratio);  // at least this times as likely as the most likely
   void keep_sigma(float n);         // up to n standard deviations below the largest logit
   void keep_typical(float p);       // closest to the average surprise, with this total probability
-  void drop_top(
-      float threshold);  // all but the least likely of those with at least this probability
+  // all but the least likely of those with at least this probability
+  void drop_top(float threshold);
   void keep_surprise(double max_bits);  // up to this surprise, in bits
 
   // The number of most likely candidates to keep for a surprise of about `bits`, assuming a Zipf

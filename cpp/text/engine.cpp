@@ -103,8 +103,8 @@ void Engine::check(Request& request, Generation& generation) const {
     throw ContextFull(text("the prompt has ", n, " tokens, ", limit_));
   }
   if (!request.max_tokens) {
-    generation.max_new_tokens_ =
-        n <= n_ctx ? n_ctx - n + 1 : n_ctx;  // the last token is not processed
+    // the last token is not processed
+    generation.max_new_tokens_ = n <= n_ctx ? n_ctx - n + 1 : n_ctx;
   } else {
     generation.max_new_tokens_ = *request.max_tokens == kEndless ? SIZE_MAX : *request.max_tokens;
   }

@@ -132,8 +132,8 @@ class Engine {
   // How often a waiting thread calls `between`.
   static constexpr std::chrono::milliseconds kPollInterval{100};
   static constexpr std::chrono::milliseconds kRetry{10};  // delay before trying again
-  static thread_local bool
-      worker_closed_it_;  // set if the engine's thread itself destroyed its engine
+  // set if the engine's thread itself destroyed its engine
+  static thread_local bool worker_closed_it_;
 
   template <class List>
   static bool remove(List& list, const Handle& generation) {

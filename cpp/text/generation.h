@@ -113,8 +113,8 @@ class Generation {
   std::shared_ptr<Sampler> sampler_;
   std::string random_state_;  // from the snapshot
   Detokenizer detokenizer_;
-  bool from_beginning_ =
-      true;  // the sequence has read all tokens from the first on, without a loaded snapshot
+  // the sequence has read all tokens from the first on, without a loaded snapshot
+  bool from_beginning_ = true;
   bool saves_whole_ = false;       // another generation needs the state at the end of this prompt
   std::vector<size_t> save_at_;    // numbers of tokens after which the state is cached
   bool begins_ = true;             // no text yet: a leading space is not part of it

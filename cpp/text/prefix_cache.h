@@ -48,8 +48,8 @@ class PrefixCache {
   bool keeps_ends() const { return options_.ends && enabled(); }
   size_t bytes() const { return bytes_; }  // in memory
 
-  static constexpr size_t kMinTokens =
-      32;  // copying a state is not faster than processing fewer tokens
+  // copying a state is not faster than processing fewer tokens
+  static constexpr size_t kMinTokens = 32;
 
   // The state that covers the most tokens of a prompt.
   FoundPrefix find(std::span<const int32_t> prompt, std::span<const KvPolicy> policies);

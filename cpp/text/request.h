@@ -69,12 +69,12 @@ struct Request {
   std::vector<KvPolicy> policies = {};  // for its sequence, instead of the engine's
   std::shared_ptr<Trace> trace = nullptr;
   LogitsSink prompt_logits = nullptr;
-  Pooling pooling =
-      Pooling::none;  // compute an embedding instead of logits; requires max_tokens = 0
+  // compute an embedding instead of logits; requires max_tokens = 0
+  Pooling pooling = Pooling::none;
   Constraint constraint = nullptr;
   bool keeps_logits = false;  // enables Generation::logits()
-  bool keeps_cache =
-      false;  // save a copy of the cache at the end, so that Engine::save() always works
+  // save a copy of the cache at the end, so that Engine::save() always works
+  bool keeps_cache = false;
 
   // Compute in the background, even if no thread waits. Otherwise it is computed on demand, at most
   // one piece ahead.

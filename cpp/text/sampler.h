@@ -121,8 +121,8 @@ class Sampler {
 
   SamplerOptions options_;
   std::mt19937_64 random_;
-  std::vector<int32_t>
-      recent_;  // ring buffer of the last repeat_last_n tokens, or the set of tokens seen
+  // ring buffer of the last repeat_last_n tokens, or the set of tokens seen
+  std::vector<int32_t> recent_;
   size_t next_recent_ = 0;       // write position in the ring
   std::vector<int32_t> counts_;  // [n_vocab] occurrences among the recent tokens
   Repetitions repetitions_;      // for DRY

@@ -27,8 +27,8 @@ inline float fast_exp(float x) {
   constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, in the lowest bits
   const float shifted = x * 0x1.715476p+0f + kRound;
   const float n = shifted - kRound;
-  const float r =
-      x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;  // ln 2 in two parts; n times the first is exact
+  // ln 2 in two parts; n times the first is exact
+  const float r = x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
   float y = 1.0f / 5040;
   y = y * r + 1.0f / 720;
   y = y * r + 1.0f / 120;

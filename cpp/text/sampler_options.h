@@ -53,15 +53,14 @@ struct SamplerOptions {
   float dry_base = 1.75f;
   int32_t dry_allowed_length = 2;
   int32_t dry_penalty_last_n = -1;  // window; -1 = the context, 0 = off
-  std::optional<std::vector<std::string>> dry_breakers =
-      {};  // no repetition goes past a token that
-           // has one; none: dry_breaker_strings
+  // no repetition goes past a token that has one; none: dry_breaker_strings
+  std::optional<std::vector<std::string>> dry_breakers = {};
 
   float typical_p = 1;  // keep the most typical tokens with this total probability; 1 = all
-  float top_n_sigma =
-      0;  // keep logits within this many standard deviations of the largest; 0 = all
-  float xtc_probability =
-      0;  // probability of dropping all but the least likely of the likely tokens
+  // keep logits within this many standard deviations of the largest; 0 = all
+  float top_n_sigma = 0;
+  // probability of dropping all but the least likely of the likely tokens
+  float xtc_probability = 0;
   float xtc_threshold = 0.1f;   // likely: at least this probability
   float dynatemp_range = 0;     // temperature +- this, depending on the entropy; 0 = off
   float dynatemp_exponent = 1;  // of the normalized entropy

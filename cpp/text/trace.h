@@ -29,8 +29,8 @@ struct TokenLogprob {
 // What a sequence keeps at one point.
 struct Kept {
   int32_t tokens_kept;  // in the layer that keeps most
-  std::vector<float>
-      shares;  // [tokens seen]: the fraction of all layers' kv_heads that keep the token
+  // [tokens seen]: the fraction of all layers' kv_heads that keep the token
+  std::vector<float> shares;
 };
 
 // Can be read while another thread writes.

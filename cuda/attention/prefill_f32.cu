@@ -19,8 +19,8 @@ constexpr int kOwnQueries = kQueries / kWarps;
 
 struct alignas(16) Tile {
   float q[kQueries][kDims];
-  float rows[kKeys]
-            [kDims + 1];  // keys or values; padded to avoid bank conflicts when reading a column
+  // keys or values; padded to avoid bank conflicts when reading a column
+  float rows[kKeys][kDims + 1];
   float p[kQueries][kKeys];
 };
 

@@ -99,8 +99,8 @@ struct Format {
   static constexpr int kWide = kBits == 8 ? 32 : kBits >= 4 ? 16 : 0;  // bytes per group, see above
   static constexpr int kTwo = kBits == 2 || kBits == 3 || kBits == 6 ? 8 : 0;
   static constexpr int kOne = kBits == 3 || kBits == 5 ? 4 : 0;
-  static constexpr int kBlockGroups =
-      Scales::kBlockBytes > 0 ? kSuperblock : 1;  // groups in a Block
+  // groups in a Block
+  static constexpr int kBlockGroups = Scales::kBlockBytes > 0 ? kSuperblock : 1;
 
   __host__ __device__ static int64_t row_bytes(int64_t n_groups) {
     const int64_t bytes = n_groups * (kWide + kTwo + kOne + Scales::kGroupBytes) +

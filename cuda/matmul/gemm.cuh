@@ -42,8 +42,8 @@ struct GemmShape {
   static constexpr int kStrips = kRows / kRowWarps / 16;  // of 16 rows per warp
   static constexpr int kPairs = kOuts / kOutWarps / 16;   // of twice 8 outputs per warp
   static constexpr int kOwnDepth = kDepth / kShares;      // per warp
-  static constexpr int kStride =
-      kDepth * 2 + 16;  // eight consecutive rows start in different banks
+  // eight consecutive rows start in different banks
+  static constexpr int kStride = kDepth * 2 + 16;
   static constexpr int kStageBytes = (kRows + kOuts) * kStride;
   static constexpr int kSumStride = kOuts + 1;  // floats
   static constexpr int kSharedBytes = 2 * kStageBytes;

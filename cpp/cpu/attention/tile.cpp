@@ -137,8 +137,8 @@ void Tile::exps_in_window(int64_t block, int64_t i, float* exps, const SoftmaxSu
   const int64_t row = i / group_;
   const int64_t n = n_keys(block, row);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  if (set_beyond_window(block, row, exps, -kInfinity) ==
-      n) {  // no visible keys: sums as at the start
+  // no visible keys: sums as at the start
+  if (set_beyond_window(block, row, exps, -kInfinity) == n) {
     to.largest[i] = -std::numeric_limits<float>::max();
     to.total[i] = 0;
   } else {

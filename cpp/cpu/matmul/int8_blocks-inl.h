@@ -39,8 +39,8 @@ struct Int8Type {
   static constexpr bool kUnrolled = true;   // a block of 256 does not exceed the instruction cache
 };
 
-typedef uint32_t Bits
-    __attribute__((vector_size(sizeof(Quants))));  // the same bytes in groups of four
+// the same bytes in groups of four
+typedef uint32_t Bits __attribute__((vector_size(sizeof(Quants))));
 
 // A constant for every column.
 H2O_INLINE void load_pattern(Bits* to, const uint32_t (&pattern)[16]) {

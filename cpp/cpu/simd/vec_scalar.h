@@ -35,8 +35,8 @@ float to_float(F16 h) {
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
   }
-  const uint32_t rebias =
-      magnitude < 0x7c00 ? 0x38000000u : 0x70000000u;  // infinity remains infinity
+  // infinity remains infinity
+  const uint32_t rebias = magnitude < 0x7c00 ? 0x38000000u : 0x70000000u;
   return bit_cast<float>(((magnitude << 13) + rebias) | sign);
 }
 

@@ -91,8 +91,8 @@ void BytePairs::encode_piece(std::string_view piece, std::vector<int32_t>& token
 // Decodes the tokens' bytes and determines which tokens text can become.
 void BytePairs::read_bytes() {
   std::vector<TokenTable::Entry> by_bytes, whole;
-  texts_.reserve(2 * size_t{1} *
-                 vocabulary.size());  // prevents reallocation, which would invalidate views
+  // prevents reallocation, which would invalidate views
+  texts_.reserve(2 * size_t{1} * vocabulary.size());
   const auto keep = [this](std::string text) -> std::string_view {
     return texts_.emplace_back(std::move(text));
   };
@@ -117,8 +117,8 @@ void BytePairs::read_bytes() {
     const char c = static_cast<char>(byte);
     byte_tokens_[byte] = by_bytes_.find({&c, 1});
   }
-  if (std::ranges::find(byte_tokens_, -1) != byte_tokens_.end())
-    return;  // skipped bytes are unlimited
+  // skipped bytes are unlimited
+  if (std::ranges::find(byte_tokens_, -1) != byte_tokens_.end()) return;
   max_token_bytes_ = 1;
   for (const std::string& token : texts_)
     max_token_bytes_ = std::max(max_token_bytes_, token.size());

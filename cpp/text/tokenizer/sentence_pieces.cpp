@@ -63,8 +63,8 @@ SentencePieces::SentencePieces(const GgufFile& file, int32_t n_vocab)
         text("tokenizer.ggml.scores has ", scores_.size(), " entries, the model has ", n_vocab));
   }
   if (file.find("tokenizer.ggml.token_type") == nullptr) {
-    throw FormatError(
-        "tokenizer.ggml.token_type is missing");  // required, or byte tokens would be text
+    // required, or byte tokens would be text
+    throw FormatError("tokenizer.ggml.token_type is missing");
   }
   unknown_ = token_id(file, "unknown", n_vocab, 0);
   types_ = with_one_unknown(vocabulary.types, unknown_);
