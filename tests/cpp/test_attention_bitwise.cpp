@@ -130,7 +130,8 @@ TEST_CASE("long sequences do not depend on the number of threads" * doctest::ski
   const KvPolicy policies[] = {kFull,
                                {.sinks = 1, .heavy = 700, .recent = 500},
                                {.sinks = 0, .heavy = 400, .recent = 150, .decay = 0.9f}};
-  // Every pair of a type and a number of heads, of a type and a policy, and of a number and a policy.
+  // Every pair of a type and a number of heads, of a type and a policy, and of a number and a
+  // policy.
   const DType dtypes[] = {DType::f32,  DType::f16,  DType::bf16,
                           DType::q8_0, DType::q5_0, DType::q4_0};
   for (size_t i = 0; i < std::size(dtypes); ++i) {
