@@ -1,9 +1,12 @@
 // The search for blocks of 256 with one unit, x = unit * scale * level, where each group has a
 // signed scale. See k_search.h.
 //
-// A Format defines kGroups groups; scales from kLowestScale to kHighestScale, of which the largest
-// group starts with kLargestScale to leave space above it; the range of scales tried, kFrom to kTo
-// times the one that gives the largest weight a level of -kLowest; and level(x), the level for x.
+// A Format defines
+// - kGroups groups, and scales from kLowestScale to kHighestScale;
+// - kLargestScale, where the scale of the largest group starts, to leave space above it;
+// - the range of scales tried, kFrom to kTo times the one that gives the largest weight a level of
+//   -kLowest;
+// - level(x), the level for x.
 #pragma once
 
 #include "quantize/k_search.h"

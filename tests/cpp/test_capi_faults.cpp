@@ -12,7 +12,7 @@ namespace h2o {
 namespace {
 
 const std::string kSmallModel = H2O_SOURCE_DIR "/tests/data/golden/opt_head_dim_one.gguf";
-constexpr int64_t kMax = 100'000;  // allocations of a call, of which there should be far fewer
+constexpr int64_t kMax = 100'000;  // far more allocations than a call makes
 
 // Makes a call with each of its allocations failing in turn, then with none; `after` receives the
 // status of each. spares_some: the call can succeed without some of them. Returns the number of

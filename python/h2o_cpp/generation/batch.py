@@ -56,9 +56,8 @@ def run_batch(engine: _core.Engine, requests: Iterable[Request], n: int) -> Iter
                 if key not in running:
                     continue
                 i, state = running[key]
-                last = (
-                    state.finish_reason is not None
-                )  # read before poll(), so that no piece is missed
+                # Read before poll(), so that no piece is missed.
+                last = state.finish_reason is not None
                 text = state.poll() or ""
                 if last:
                     del running[key]

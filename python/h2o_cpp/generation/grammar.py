@@ -1,6 +1,6 @@
 """Constrained outputs: JSON by a schema, a grammar, a regular expression or a choice.
 
-The extra `grammar` (llguidance) computes the allowed tokens, of which the sampler chooses. Each
+The extra `grammar` (llguidance) computes the allowed tokens; the sampler chooses from them. Each
 output has its own matcher.
 """
 
