@@ -5,6 +5,7 @@ H2O_SCREENSHOTS=DIR stores screenshots there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -199,10 +200,13 @@ def test_budget_of_a_text(browser: Any, server: Server) -> None:
             expect(page.get_by_label("Text to go on from")).to_have_value(" and")
 
 
-def test_several_at_once(browser: Any, server: Server) -> None:
-    """A new text leaves the old one to go on, until it is removed; both are kept over a reload."""
+def test_two_conversations_at_once(browser: Any, server: Server, tiny_opt: Path) -> None:
+    """Both are complete, whichever is shown while they run, and after a reload."""
+    with Generator(tiny_opt, **CACHE) as alone:
+        expected = PROMPT + alone.generate(PROMPT, max_tokens=450, temperature=0).text
     for page in opened(browser, server):
         page.locator("#mode").select_option("continue")
+        page.get_by_label("Temperature").fill("0")
         page.get_by_label("Most tokens").fill("450")
         page.get_by_label("Text to go on from").fill(PROMPT)
         page.keyboard.press("Enter")
@@ -213,18 +217,49 @@ def test_several_at_once(browser: Any, server: Server) -> None:
         names = page.locator("#conversations button:not(.remove)")
         expect(names).to_have_count(2)
         names.filter(has_text="bright morning").click()
-        page.wait_for_function(
-            "n => document.querySelector('#log').textContent.length > n", arg=len(PROMPT) + 450
-        )
         end(page)
-        text = page.locator("#log").text_content()
+        assert page.locator("#log").text_content() == expected
         expect(page.locator("#kept")).to_have_text(re.compile("^40 of"))
         page.reload()
         names.filter(has_text="bright morning").click()
-        assert page.locator("#log").text_content() == text
+        assert page.locator("#log").text_content() == expected
         page.get_by_role("button", name="Remove It was a bright").click()
         expect(names).to_have_count(1)
         expect(names).to_contain_text("The king")
+
+
+def test_running_conversation_shows_its_output_when_opened_again(
+    browser: Any, server: Server, tiny_opt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine pauses until the conversation has been left and opened again."""
+    begun, resume = threading.Event(), threading.Event()
+
+    tokens = itertools.count()
+
+    def pause_at_tenth(_: Any, mask: Any) -> None:
+        mask[:] = 0xFFFFFFFF  # all tokens are allowed
+        if next(tokens) == 10:
+            begun.set()
+            assert resume.wait(PATIENCE), "stuck"
+
+    submit = partial(server.engine.submit, constraint=pause_at_tenth)
+    with Generator(tiny_opt, **CACHE) as alone:
+        expected = PROMPT + alone.generate(PROMPT, max_tokens=20, temperature=0).text
+    for page in opened(browser, server):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine, "submit", submit)
+            page.locator("#mode").select_option("continue")
+            page.get_by_label("Temperature").fill("0")
+            page.get_by_label("Most tokens").fill("20")
+            page.get_by_label("Text to go on from").fill(PROMPT)
+            page.keyboard.press("Enter")
+            assert begun.wait(PATIENCE), "stuck"
+            page.get_by_role("button", name="New text").click()
+            page.locator("#conversations button").filter(has_text="It was a bright").first.click()
+            expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+            resume.set()
+        end(page)
+        assert page.locator("#log").text_content() == expected
 
 
 def test_removed_is_cancelled(browser: Any, server: Server) -> None:

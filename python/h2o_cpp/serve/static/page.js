@@ -12,8 +12,8 @@ const [form, say, log, mode, models] = ["form", "say", "log", "mode", "model"].m
 let served = []; // models
 let shown = null; // the conversation
 let attached = null; // a file: its name and text
-const running = new Map(); // what aborts the answer that is being written, by conversation
-const looks = new Map(); // at the cache, by conversation
+const running = new Map(); // by conversation: the answer being written, its element and what aborts it
+const looks = new Map(); // by conversation: what the cache keeps
 
 async function findModels() {
   showError("");
@@ -53,6 +53,7 @@ function open(conversation) {
   log.replaceChildren();
   if (chat) conversation.messages.forEach((said) => add(new Message(said).target));
   else if (conversation.text) add(span("", conversation.text));
+  if (running.has(conversation)) add(running.get(conversation).target);
   showError("");
   say.required = chat;
   element("say-label").textContent = chat ? "Message" : "Text to go on from";
@@ -73,7 +74,7 @@ function showList() {
     remove.className = "remove";
     remove.setAttribute("aria-label", `Remove ${conversations.title(one)}`);
     remove.addEventListener("click", () => {
-      running.get(one)?.abort();
+      running.get(one)?.stop.abort();
       conversations.remove(one);
       open(shown === one ? conversations.list()[0] ?? conversations.create(mode.value) : shown);
     });
@@ -92,19 +93,20 @@ async function send() {
   const stop = new AbortController();
   const before = { messages: [...conversation.messages], text: conversation.text };
   const file = attached;
-  running.set(conversation, stop);
   looks.delete(conversation);
   say.value = "";
   attach(null);
   showError("");
   const answer = { role: "assistant", content: "" };
-  const view = chat ? new Message(answer) : span("", "");
+  const view = chat ? new Message(answer) : null;
+  const target = chat ? view.target : span("", "");
+  running.set(conversation, { stop, target });
   if (chat) {
     conversation.messages.push({ role: "user", content: said });
-    add(new Message(conversation.messages.at(-1)).target, view.target);
+    add(new Message(conversation.messages.at(-1)).target, target);
   } else {
     conversation.text += said;
-    add(span("prompt", said), view);
+    add(span("prompt", said), target);
   }
   showCache();
   showRunning();
@@ -115,7 +117,7 @@ async function send() {
       changed = take(answer, delta) || changed;
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
       if (chat) view.change();
-      else view.append(delta.content ?? "");
+      else target.append(delta.content ?? "");
       if (atEnd) log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
@@ -274,9 +276,9 @@ say.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running.get(shown)?.abort();
+  if (event.key === "Escape") running.get(shown)?.stop.abort();
 });
-element("stop").addEventListener("click", () => running.get(shown)?.abort());
+element("stop").addEventListener("click", () => running.get(shown)?.stop.abort());
 element("reset").addEventListener("click", begin);
 element("file").addEventListener("change", (event) => readFile(event.target.files));
 mode.addEventListener("change", begin);
