@@ -91,7 +91,7 @@ def test_ways_to_say_it() -> None:
         ("12B", "12 bytes, expected at least"),
     ],
 )
-def test_what_is_refused(memory: float | str, message: str) -> None:
+def test_what_is_rejected(memory: float | str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit(memory)
 

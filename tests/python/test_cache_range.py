@@ -36,7 +36,7 @@ def ones(n: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1e30, -FLOAT_MAX, 1e300])
-def test_what_would_vanish_is_refused(name: str, value: float) -> None:
+def test_what_would_vanish_is_rejected(name: str, value: float) -> None:
     cache = KVCache(2, 1, HEAD_DIM, Policy.h2o(3, 3), kv_dtype="f32", threads=1)
     cache.attend(**ones(4))
     before = cache.positions(), cache.scores()

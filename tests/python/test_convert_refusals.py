@@ -411,7 +411,7 @@ def test_an_output_that_is_an_input(
         convert(checkpoint, Path("beside.gguf"))
 
 
-def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+def test_damaged_safetensors_are_rejected(tmp_path: Path) -> None:
     """Every truncation is noticed; a changed byte of the header is noticed or harmless."""
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": np.ones((2, 3)), "b": np.ones(4)})

@@ -111,7 +111,7 @@ def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
         (encode_model() + encode_field(1, b"\x0a\x01\xff"), "not a readable SentencePiece model"),
     ],
 )
-def test_other_models_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_other_models_are_rejected(tmp_path: Path, data: bytes, message: str) -> None:
     write_tokenizer_model(tmp_path, data if data != b"" else encode_field(2, b"\x18\x02"))
     with pytest.raises(ValueError, match=rf"tokenizer\.model: {message}"):
         read_tokens(tmp_path, len(PIECES))
@@ -187,7 +187,7 @@ def test_ranks_of_merges_become_scores(
         ({"model__ignore_merges": True}, "llama.cpp has no name for"),
     ],
 )  # fmt: skip
-def test_inexact_scores_are_refused(
+def test_inexact_scores_are_rejected(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     write_sentencepiece_json(tmp_path, **changes)

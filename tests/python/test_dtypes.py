@@ -199,7 +199,7 @@ def test_bytes_need_no_alignment() -> None:
     assert_same_bits(_core.dequantize("Q6_K", odd), decode("Q6_K", data))
 
 
-def test_what_is_no_whole_blocks_is_refused() -> None:
+def test_what_is_no_whole_blocks_is_rejected() -> None:
     x = np.zeros((1, 32), np.float32)
     w = np.zeros(36, np.uint8)
     with pytest.raises(ValueError, match="35 bytes in 1 dimensions, expected one of blocks of 18"):
@@ -222,13 +222,13 @@ def test_what_is_no_whole_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "q4_0", "Q8_1", "Q1_0"])
-def test_other_types_are_refused(name: str) -> None:
+def test_other_types_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
         _core.dequantize(name, np.zeros(36, np.uint8))
     with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
         _core.matmul(name, np.zeros(36, np.uint8), 1, 32, np.zeros((1, 32), np.float32))
 
 
-def test_other_instruction_sets_are_refused() -> None:
+def test_other_instruction_sets_are_rejected() -> None:
     with pytest.raises(ValueError, match="instruction set 'mmx'"):
         _core.dequantize("Q4_0", np.zeros(18, np.uint8), "mmx")

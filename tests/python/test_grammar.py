@@ -121,7 +121,7 @@ def test_with_penalties_and_biases(generator: Generator) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_refused(
+def test_what_is_rejected(
     generator: Generator, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -137,7 +137,7 @@ def test_lm_eval_makes_the_model_by_its_name(tiny_opt: Path) -> None:
     assert usage["requests"] == 1
 
 
-def test_sampling_is_refused(tiny_opt: Path) -> None:
+def test_sampling_is_rejected(tiny_opt: Path) -> None:
     ask = requests("generate_until", [("The", {"do_sample": True, "temperature": 0.8})])
     with pytest.raises(ValueError, match="greedy"):
         H2oModel(tiny_opt, threads=1).generate_until(ask)
