@@ -1,4 +1,4 @@
-"""A forked child has no compute threads: whatever would wait for them raises at once."""
+"""A forked child has no compute threads, so calls that would wait for them raise at once."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ else:
 """
 
 
-@LINUX  # elsewhere Python does not fork
+@LINUX  # os.fork
 @pytest.mark.parametrize("engine", ["computing", "idle"])
-def test_a_forked_child_raises_at_once(llama: Path, engine: str) -> None:
+def test_calls_in_forked_child_raise_at_once(llama: Path, engine: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
     done = subprocess.run(
         [*command, str(llama), engine], capture_output=True, text=True, check=False
