@@ -117,7 +117,7 @@ def test_sparsity_of_no_rows_is_rejected() -> None:
         sparsity([])
 
 
-def test_power_law_of_exact_power_law() -> None:
+def test_power_law_fit_of_exact_data() -> None:
     law = power_law(np.array([r**-1.5 for r in range(1, 201)]))
     assert law.exponent == pytest.approx(1.5, rel=1e-9)
     assert law.r_squared == pytest.approx(1, rel=1e-9)

@@ -86,7 +86,7 @@ class TestGeneratorOptions:
             *(("device", name) for name in ("cuda:99", "cuda:1e0", "cuda:99999999999")),
         ],
     )
-    def test_refused(self, tiny_opt: Path, option: str, value: Any) -> None:
+    def test_invalid_values_are_rejected(self, tiny_opt: Path, option: str, value: Any) -> None:
         name = "cuda" if str(value).startswith("cuda") else option
         with pytest.raises(ValueError, match=name):
             Generator(tiny_opt, **{option: value})
@@ -145,7 +145,9 @@ class TestStreamOptions:
             *(("stop", s) for s in ("", [""], ["a", ""])),
         ],
     )
-    def test_refused(self, generator: Generator, option: str, value: Any) -> None:
+    def test_invalid_values_are_rejected(
+        self, generator: Generator, option: str, value: Any
+    ) -> None:
         for call in (generator.stream, generator.generate):
             with pytest.raises(ValueError, match=option):
                 call("a", **({"max_tokens": 3} | {option: value}))

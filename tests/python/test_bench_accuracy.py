@@ -80,10 +80,10 @@ def test_greedy_tokens_equal_generator(
         partial(say, prompt=prompt, policy=policy)
         for prompt, policy in zip(prompts, policies, strict=True)
     ]
-    for prompt, policy, said in zip(prompts, policies, together(session, texts), strict=True):
+    for prompt, policy, generated in zip(prompts, policies, together(session, texts), strict=True):
         with Generator(tiny_opt, policy=policy, n_batch=1, threads=1) as generator:
             stream = generator.stream(prompt, max_tokens=12, temperature=0)
-            assert "".join(stream) == tokenizer.decode(said)
+            assert "".join(stream) == tokenizer.decode(generated)
 
 
 def test_common_prefix() -> None:
@@ -137,9 +137,9 @@ def test_summary_equal_to_output_scores_one(
     from h2o_bench.accuracy.tasks import XSUM_FILE, Setting, summary_scores
 
     with Generator(tiny_opt, threads=1) as generator:
-        said = generator.generate(EXAMPLES, max_tokens=64, temperature=0).text
+        generated = generator.generate(EXAMPLES, max_tokens=64, temperature=0).text
         n = len(generator.tokenize(EXAMPLES))
-    summaries = [said.strip().splitlines()[0], "xylophone"]
+    summaries = [generated.strip().splitlines()[0], "xylophone"]
     lines = [json.dumps({"article": EXAMPLES, "summary_gt": summary}) for summary in summaries]
     (tmp_path / XSUM_FILE).write_text("\n".join([*lines, "not read"]), encoding="utf-8")
     scores = summary_scores(model, Setting("full", 1.0), data=tmp_path, limit=2)

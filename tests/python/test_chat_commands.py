@@ -142,8 +142,8 @@ def test_inspect_command(converse: Converse) -> None:
     status, _, err = converse("Hi\n/inspect\n", HI, "--hh", "8", "--recent", "8")
     assert status == 0
     shown = err.partition("]\n")[2]
-    gone = turn("Hi") + len("Hello!") - 8
-    assert shown.startswith("·" * gone + "t\nHello!\n")
+    n_evicted = turn("Hi") + len("Hello!") - 8
+    assert shown.startswith("·" * n_evicted + "t\nHello!\n")
     assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
 
 

@@ -252,7 +252,7 @@ class TestTemplates:
         ],
     )
     def test_memory_is_limited(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The template is refused, and the next one renders."""
+        """The template is rejected, and the next one renders."""
         monkeypatch.setattr(jinja_template, "_MAX_SECONDS", 600.0)  # a busy machine is slow
         before = resident_bytes()
         with pytest.raises(ValueError, match="takes more than 256 MiB of memory"):

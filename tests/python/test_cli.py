@@ -207,7 +207,7 @@ def test_model_as_prompt_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A PROMPT that names a model is refused, unless --prompt or --model is given."""
+    """A PROMPT that names a model is rejected, unless --prompt or --model is given."""
     pulled = tmp_path / ".pulled"
     pulled.mkdir()
     (pulled / "tiny.gguf").symlink_to(tiny_opt)

@@ -61,7 +61,7 @@ def test_batched_equals_alone(model: str, name: str) -> None:
         texts = ["".join(stream) for stream in streams]
     with Generator(golden(model), max_sequences=4, **options) as generator:
         prompts, each = [[*part] for part in zip(*requests, strict=True)]
-        assert [one.text for one in generator.generate(prompts, each=each)] == texts
+        assert [result.text for result in generator.generate(prompts, each=each)] == texts
         with generator.engine() as engine:
             completions = [engine.submit(prompt, **own) for prompt, own in requests]
             for completion, stream, text in zip(completions, streams, texts, strict=True):
@@ -88,7 +88,7 @@ def test_rolling_positions_batched_equals_alone(positions: Any) -> None:
         expected = [alone.generate(prompt, **own).text for prompt, own in requests]
     with Generator(golden("llama_gqa2_tied"), max_sequences=3, **options) as generator:
         prompts, each = [[*part] for part in zip(*requests, strict=True)]
-        assert [one.text for one in generator.generate(prompts, each=each)] == expected
+        assert [result.text for result in generator.generate(prompts, each=each)] == expected
 
 
 def test_batched_after_snapshot_equals_alone(tiny_opt: Path) -> None:
@@ -101,8 +101,8 @@ def test_batched_after_snapshot_equals_alone(tiny_opt: Path) -> None:
             generator.generate(question, after=system, max_tokens=20, **own)
             for question, own in zip(questions, options, strict=True)
         ]
-        assert [one.text for one in together] == [one.text for one in alone]
-        assert [one.prompt_tokens for one in together] == [one.prompt_tokens for one in alone]
+        assert [result.text for result in together] == [result.text for result in alone]
+        assert [x.prompt_tokens for x in together] == [x.prompt_tokens for x in alone]
 
 
 # ---- Random arrivals, cancellations and stop rules ----

@@ -19,7 +19,7 @@ prompt = [5, 6]
 running = generator.stream(prompt, max_tokens=-1, ignore_eos=True)
 next(running)
 engine = generator.engine()
-if sys.argv[2] == "computing":  # a thread of the engine is in a step, or between two
+if sys.argv[2] == "computing":  # the engine's thread is computing
     completion = engine.submit(prompt, max_tokens=-1, ignore_eos=True)
     next(completion)
 else:
@@ -51,10 +51,10 @@ def child():
 if pid := os.fork():
     _, status = os.waitpid(pid, 0)
     assert running.finish_reason is None
-    assert next(running)  # the parent goes on
+    assert next(running)  # the parent continues
     print("status", status)
 else:
-    child()  # and ends as programs do, with all that Python finalizes
+    child()  # then exits and finalizes as usual
 """
 
 

@@ -50,7 +50,7 @@ def test_invalid_cache_policies(policy: Any) -> None:
             cache.reset(0, policy)
 
 
-def test_huge_cache_is_refused_before_allocation() -> None:
+def test_huge_cache_is_rejected_before_allocation() -> None:
     """Before per-sequence data is allocated, which took a minute and 16 GiB."""
     with pytest.raises(MemoryError):
         KVCache(2, 1, 2**20, Policy.window(2**20), n_sequences=INT32_MAX)

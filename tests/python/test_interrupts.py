@@ -23,7 +23,9 @@ from support.needs import needs
 
 
 @pytest.mark.parametrize("n_read", [0, 1, 5])
-def test_after_dropped_stream(generator: Generator, expected: str, n_read: int) -> None:
+def test_generator_is_usable_after_dropped_stream(
+    generator: Generator, expected: str, n_read: int
+) -> None:
     stream = generator.stream("Another text", max_tokens=50, seed=1)
     for _ in range(n_read):
         next(stream)
@@ -31,7 +33,9 @@ def test_after_dropped_stream(generator: Generator, expected: str, n_read: int) 
     assert_usable(generator, expected)
 
 
-def test_after_stream_dropped_in_reference_cycle(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_stream_dropped_in_cycle(
+    generator: Generator, expected: str
+) -> None:
     cycle: list[Any] = [generator.stream("Another text", seed=1)]
     cycle.append(cycle)
     next(cycle[0])
@@ -40,13 +44,17 @@ def test_after_stream_dropped_in_reference_cycle(generator: Generator, expected:
     assert_usable(generator, expected)
 
 
-def test_after_stream_dropped_in_another_thread(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_stream_dropped_in_thread(
+    generator: Generator, expected: str
+) -> None:
     Background(lambda: next(generator.stream("Another text", seed=1))).result()
     assert_usable(generator, expected)
 
 
 @pytest.mark.parametrize("n_read", [0, 1, 5])
-def test_after_closed_stream(generator: Generator, expected: str, n_read: int) -> None:
+def test_generator_is_usable_after_closed_stream(
+    generator: Generator, expected: str, n_read: int
+) -> None:
     stream = generator.stream("Another text", max_tokens=50, seed=1)
     for _ in range(n_read):
         next(stream)
@@ -56,7 +64,7 @@ def test_after_closed_stream(generator: Generator, expected: str, n_read: int) -
     assert next(stream, None) is None
 
 
-def test_after_exhausted_stream(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_exhausted_stream(generator: Generator, expected: str) -> None:
     stream = generator.stream("Another text", max_tokens=5, seed=1)
     assert "".join(stream)
     assert_usable(generator, expected)
@@ -64,7 +72,7 @@ def test_after_exhausted_stream(generator: Generator, expected: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
-def test_after_exception_in_consumer(
+def test_generator_is_usable_after_exception_in_consumer(
     generator: Generator, expected: str, error: type[BaseException]
 ) -> None:
     def consume() -> None:
@@ -91,7 +99,7 @@ def test_stream_continues_after_exception_in_consumer(generator: Generator, expe
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_after_exception_during_step(
+def test_generator_is_usable_after_exception_during_step(
     generator: Generator, expected: str, error: type[BaseException]
 ) -> None:
     """The constraint callback raises."""
@@ -122,7 +130,7 @@ def test_other_calls_of_the_thread_do_not_disturb_its_stream(
 
 
 def test_signal_handler_can_generate(generator: Generator, expected: str) -> None:
-    """While it interrupts a computation of the same thread."""
+    """The handler interrupts a computation of the same thread."""
     texts = []
 
     def handle(*_: object) -> None:
@@ -185,7 +193,7 @@ _NEW_TOKENS = itertools.count(7)
     ],
     ids=["generate", "batch", "logits", "read", "save"],
 )
-def test_after_keyboard_interrupt_anywhere(
+def test_generator_is_usable_after_keyboard_interrupt_anywhere(
     tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
 ) -> None:
     """A KeyboardInterrupt at every point where Python checks for signals; tracebacks are kept.
@@ -251,7 +259,7 @@ def test_after_keyboard_interrupt_anywhere(
     ],
     ids=["stream", "prefill", "generate", "logits"],
 )
-def test_after_sigint(tiny_opt: Path, expected: str, work: str) -> None:
+def test_generator_is_usable_after_sigint(tiny_opt: Path, expected: str, work: str) -> None:
     """A real SIGINT at ten times during long computations; every other error is kept alive."""
     program = f"""
 import signal
