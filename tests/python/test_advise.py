@@ -113,7 +113,7 @@ def test_advice_with_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
     assert archived.perplexity == pytest.approx(value, rel=1e-12)
     assert archived.loss == pytest.approx(value / found.full_perplexity - 1)
     assert archived.cache_bytes == session.cache_bytes
-    # K and V in q8_0 of the tokens that n_ctx tokens evict, and the bounds of the pages.
+    # K and V of the N_CTX - kept evicted tokens in q8_0, and the bounds of their pages.
     heads, row = model.n_layers * model.n_kv_heads, model.head_dim * 34 // 32
     bounds = 2 * model.head_dim * 2
     least = heads * (N_CTX - archived.kept) * 2 * row

@@ -20,7 +20,7 @@ def write(output: Path, error: OSError | None) -> None:
 
 
 def fail(output: Path, error: OSError | None) -> OSError:
-    """The OSError that results from `error` (None: no such file) while writing `output`."""
+    """The OSError after `error` (None: no such file) was raised while writing `output`."""
     with pytest.raises(OSError) as caught:  # noqa: PT011 - the callers check it
         write(output, error)
     assert list(output.parent.iterdir()) == []

@@ -195,7 +195,7 @@ def test_usage_errors_exit_2(
 
 
 def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line of stderr."""
+    """The last line on stderr of a command with a usage error."""
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     return capsys.readouterr().err.splitlines()[-1]

@@ -91,7 +91,7 @@ class Screen:
         self.xdotool("type", "--delay", 2, text)
 
     def done(self) -> dict[str, Any]:
-        """Wait until the worker is done; the visible state."""
+        """Wait until the worker is done; returns the visible state."""
         self.state = self.next_line("at")
         return dict(self.state)
 

@@ -251,7 +251,7 @@ def test_each_overrides_options(generator: Generator) -> None:
         generator.generate("a", each=[{}])  # type: ignore[call-overload]
 
 
-def test_max_tokens_defaults_to_n_ctx_for_endless_generation() -> None:
+def test_endless_generation_ends_at_n_ctx_by_default() -> None:
     with Generator(golden("llama_gqa2_tied"), hh=8, max_sequences=2, threads=1) as generator:
         assert generator.endless
         prompts = [[5] * 3, [6] * 50]

@@ -99,7 +99,7 @@ def test_first_prediction_uses_whole_context(
     assert in_chunks.loglikelihood(context, continuation[:1]) != full
 
 
-def test_budget_of_one_equals_full_cache(
+def test_budget_of_100_percent_equals_full_cache(
     tiny_opt: Path, context: list[int], continuation: list[int]
 ) -> None:
     full, _ = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation)

@@ -31,7 +31,7 @@ def write(path: Path, *lines: Any) -> Path:
 
 
 def read(path: Path) -> dict[int, dict[str, Any]]:
-    """The output lines by index, which is unique."""
+    """The output lines by index; checks that indices are unique."""
     text = path.read_text(encoding="utf-8")
     assert not text or text.endswith("\n")
     lines = [json.loads(line) for line in text.splitlines()]
