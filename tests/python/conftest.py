@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=CUDA)])
 def device(request: pytest.FixtureRequest) -> str:
-    """The device to compute on."""
+    """The compute device."""
     name: str = request.param
     return name
 
@@ -62,7 +62,7 @@ def generator(tiny_opt: Path) -> Generator:
 
 @pytest.fixture(scope="session")
 def expected(tiny_opt: Path) -> str:
-    """The output of a new Generator."""
+    """The greedy output of a new Generator."""
     return greedy(Generator(tiny_opt, threads=1))
 
 
@@ -86,24 +86,24 @@ def tokens(tokenizer: Tokenizer) -> list[int]:
 
 @pytest.fixture(scope="session")
 def llama(data: Path) -> Path:
-    """A small model with rotary positions, whose outputs may be endless."""
+    """A small model with rotary embeddings, whose generation is not limited to n_ctx."""
     return data / "golden" / "llama_gqa2_tied.gguf"
 
 
 @pytest.fixture(scope="session")
 def llama_model(llama: Path) -> _core.Model:
-    """The same, loaded."""
+    """The model of `llama`, loaded."""
     return _core.Model(llama, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Checkpoints and texts that are too large for the repository, if available."""
+    """Directory of checkpoints and texts that are too large for the repository."""
     return SHARED
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    """A stand-in for the Hugging Face Hub."""
+    """A mock of the Hugging Face Hub."""
     with local_hub(tmp_path, monkeypatch) as hub:
         yield hub

@@ -1,4 +1,4 @@
-"""Advice on a budget: bisection, storing it in the file, and hh="auto"."""
+"""Budget advice: the bisection, storing it in the model file, and hh="auto"."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ def advice(tiny_opt: Path, text: str) -> Advice:
     return advise(tiny_opt, text, loss=LOSS, n_ctx=N_CTX, text_tokens=N_CTX, threads=1)
 
 
-def test_is_the_edge(advice: Advice) -> None:
-    """It costs no more than asked for, a percent less would, and no other has fewer bytes."""
+def test_advice_is_smallest_cache_within_loss(advice: Advice) -> None:
+    """The loss is within the limit, at one percent less budget it is not; no other is smaller."""
     full = advice.curve[0]
     assert (full.policy, full.perplexity) == ("full", advice.full_perplexity)
     most = full.perplexity * (1 + LOSS)
-    searched = {(one.policy, one.kv_dtype) for one in advice.curve[1:]}
+    searched = {(point.policy, point.kv_dtype) for point in advice.curve[1:]}
     assert {policy for policy, kv_dtype in searched if kv_dtype == "f16"} == {
         "h2o", "mean", "contribution"
     }  # fmt: skip
     assert [policy for policy, kv_dtype in searched if kv_dtype == "q8_0"] == [advice.policy]
     for search in searched:
         points = {
-            round(100 * one.budget): one.perplexity
-            for one in advice.curve[1:]
-            if (one.policy, one.kv_dtype) == search
+            round(100 * point.budget): point.perplexity
+            for point in advice.curve[1:]
+            if (point.policy, point.kv_dtype) == search
         }
         edge = min(percent for percent, value in points.items() if value <= most)
         assert points.get(edge - 1, inf) > most
-        assert 1 < edge < 100  # so that there was something to find
+        assert 1 < edge < 100  # not trivial
         assert len(points) <= 1 + 9
         if search == (advice.policy, advice.kv_dtype):
             assert round(100 * advice.hh) == edge
-    enough = [one.cache_bytes for one in advice.curve[1:] if one.perplexity <= most]
+    enough = [point.cache_bytes for point in advice.curve[1:] if point.perplexity <= most]
     assert advice.cache_bytes == min(enough)
-    assert advice.kv_dtype == "q8_0"  # nearly half of the bytes for what is hardly a loss
+    assert advice.kv_dtype == "q8_0"  # nearly half of the bytes at hardly any loss
 
 
-def test_needle(advice: Advice, tiny_opt: Path) -> None:
-    """Under what is advised, as `retrieve` measures it."""
+def test_needle_matches_retrieve(advice: Advice, tiny_opt: Path) -> None:
+    """The needle's log-likelihoods equal those that `retrieve` measures with the advised cache."""
     model = _core.Model(tiny_opt, device="cpu", threads=1)
     samples = make_samples(Tokenizer.of_model(model), "needle", n=4, length=N_CTX)
     full, absent, found = measure(
@@ -82,8 +82,8 @@ def test_needle(advice: Advice, tiny_opt: Path) -> None:
     assert Needle(-2, -2.6, -3).share is None
 
 
-def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
-    """The edge of the same policy and types with an archive, and what was measured there."""
+def test_advice_with_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
+    """The smallest budget of the same policy and types with an archive, and its measurements."""
     pages = 2
     found = advise(
         tiny_opt, text, loss=LOSS, n_ctx=N_CTX, text_tokens=N_CTX, policies=[advice.policy],
@@ -91,11 +91,13 @@ def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
     )  # fmt: skip
     archived = found.archived
     assert archived is not None
-    assert (found.hh, found.kv_dtype) == (advice.hh, "q8_0")  # the same without
+    assert (found.hh, found.kv_dtype) == (advice.hh, "q8_0")  # the archive does not change it
     assert (archived.archive, archived.archive_pages) == ("q8_0", pages)
-    points = {round(100 * one.budget): one for one in found.curve if one.archive is not None}
+    points = {
+        round(100 * point.budget): point for point in found.curve if point.archive is not None
+    }
     most = found.full_perplexity * (1 + LOSS)
-    edge = min(percent for percent, one in points.items() if one.perplexity <= most)
+    edge = min(percent for percent, point in points.items() if point.perplexity <= most)
     assert round(100 * archived.hh) == edge < round(100 * advice.hh)
     assert points[edge - 1].perplexity > most
     assert points[edge].cache_bytes == archived.cache_bytes < advice.cache_bytes
@@ -111,7 +113,7 @@ def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
     assert archived.perplexity == pytest.approx(value, rel=1e-12)
     assert archived.loss == pytest.approx(value / found.full_perplexity - 1)
     assert archived.cache_bytes == session.cache_bytes
-    # K and V of what n_ctx tokens leave to the archive, in q8_0, and the bounds of its pages.
+    # K and V of the N_CTX - kept evicted tokens in q8_0, and the bounds of their pages.
     heads, row = model.n_layers * model.n_kv_heads, model.head_dim * 34 // 32
     bounds = 2 * model.head_dim * 2
     least = heads * (N_CTX - archived.kept) * 2 * row
@@ -126,7 +128,7 @@ def test_an_archive(advice: Advice, tiny_opt: Path, text: str) -> None:
     assert archived.tokens_per_second > 0
 
 
-def test_is_what_was_measured(
+def test_advice_equals_measurements_of_advised_cache(
     advice: Advice, model: _core.Model, text: str, tiny_opt: Path
 ) -> None:
     with Generator(
@@ -153,7 +155,7 @@ def test_is_what_was_measured(
 
 
 @pytest.mark.parametrize("edge", [1, 2, 10, 37, 99, 100])
-def test_bisection(
+def test_bisection_finds_edge(
     tiny_opt: Path,
     tmp_path: Path,
     text: str,
@@ -161,20 +163,20 @@ def test_bisection(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It finds an edge anywhere, in nine looks; at 100 % it is the full cache."""
+    """At most nine measurements find the edge; at 100 % the advice is the full cache."""
 
     opened: list[Policy] = []
 
-    def remember(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
+    def recording_open_session(model: _core.Model, policy: Policy, **options: Any) -> _core.Session:
         opened.append(policy)
         return open_session(model, policy, **options)
 
-    def known(*_: Any, **__: Any) -> tuple[float, int]:
+    def step_perplexity(*_: Any, **__: Any) -> tuple[float, int]:
         budget = opened[-1].budget  # n_ctx is 200
         return (10.0, 7) if budget is None or budget >= 2 * edge else (10.2, 7)
 
-    monkeypatch.setattr("h2o_cpp.measure.advice.open_session", remember)
-    monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", known)
+    monkeypatch.setattr("h2o_cpp.measure.advice.open_session", recording_open_session)
+    monkeypatch.setattr("h2o_cpp.measure.advice.perplexity", step_perplexity)
     (tmp_path / "text").write_text(text)
     arguments = ["advise", str(tiny_opt), str(tmp_path / "text"), "-c", "200", "--policy", "sinks"]
     arguments += ["--kv-dtypes", "f16"]
@@ -188,7 +190,7 @@ def test_bisection(
     assert ("advice: the full cache" in capsys.readouterr().out) == (edge == 100)
 
 
-def test_command_writes_and_auto_reads(
+def test_command_writes_advice_that_auto_reads(
     tiny_opt: Path, tmp_path: Path, text: str, advice: Advice, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model.gguf"
@@ -213,7 +215,7 @@ def test_command_writes_and_auto_reads(
     assert main(["inspect", "The", "-m", str(model), "--hh", "auto", "-c", "400"]) == 0
 
 
-def test_command_with_an_archive(
+def test_command_with_archive(
     tiny_opt: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text(text)
@@ -230,8 +232,8 @@ def test_command_with_an_archive(
 
 
 @pytest.mark.parametrize("alignment", [32, 256])
-def test_the_rest_of_the_file_is_the_same(tmp_path: Path, alignment: int) -> None:
-    """As gguf-py reads it; writing again replaces the advice."""
+def test_store_budget_changes_nothing_else_in_file(tmp_path: Path, alignment: int) -> None:
+    """Compared with gguf-py; storing again replaces the advice."""
     source, output = tmp_path / "model.gguf", tmp_path / "advised.gguf"
     writer = GGUFWriter(source, "llama")
     writer.add_custom_alignment(alignment)
@@ -272,7 +274,7 @@ def test_the_rest_of_the_file_is_the_same(tmp_path: Path, alignment: int) -> Non
         ({"kv_dtype": "q9"}, "q9"),
     ],
 )
-def test_nonsense_in_a_file(
+def test_invalid_stored_budget_is_rejected(
     tiny_opt: Path, tmp_path: Path, stored: dict[str, Any], message: str
 ) -> None:
     store_budget(tiny_opt, tmp_path / "model.gguf", **(STORED | stored))
@@ -280,7 +282,7 @@ def test_nonsense_in_a_file(
         Generator(tmp_path / "model.gguf", hh="auto")
 
 
-def test_auto_without_advice(tiny_opt: Path) -> None:
+def test_auto_without_stored_advice_is_rejected(tiny_opt: Path) -> None:
     with pytest.raises(ValueError, match=r"h2o-cpp advise .*tiny-opt.gguf TEXT --write"):
         Generator(tiny_opt, hh="auto")
     with pytest.raises(ValueError, match="includes a policy"):
@@ -289,7 +291,7 @@ def test_auto_without_advice(tiny_opt: Path) -> None:
         Generator(tiny_opt, hh="most")  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
+def test_store_budget_rejects_symlink_and_missing_file(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(tiny_opt)
     with pytest.raises(ValueError, match="a symbolic link"):
         store_budget(tmp_path / "link.gguf", **STORED)
@@ -314,7 +316,7 @@ def test_what_cannot_be_replaced(tiny_opt: Path, tmp_path: Path) -> None:
         ({"n_ctx": 200, "text_tokens": 100}, "text_tokens"),
     ],
 )
-def test_what_cannot_be_advised(
+def test_invalid_arguments_are_rejected(
     tiny_opt: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

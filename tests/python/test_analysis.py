@@ -1,4 +1,4 @@
-"""The paper's observations, on models with known attention and with numbers computed by hand."""
+"""The paper's analyses, on models with known attention and on hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from h2o_cpp import _core
 from support.needs import packages
 from support.scripted_opt import Gguf, Tensor, scripted_opt
 
-N = 32  # tokens of a text
+N = 32  # tokens
 TEXT = list(range(N))
 
 
 def attentive(weights: NDArray[np.float64]) -> Gguf:
-    """A model in which every token gives head h's position j attention in proportion to w[h, j].
+    """A model whose attention of head h to position j is proportional to weights[h, j].
 
-    Position p is embedded as a unit vector, which the norm brings to (e_p - 1/n) / sd. The first
-    key component of a head is made log w * sqrt(head_dim), up to what is the same for all p, and
-    the first query component is 1.
+    The embedding of position p is a unit vector, which the norm maps to (e_p - 1/n) / sd. The first
+    key component of each head is log w * sqrt(head_dim) plus a constant independent of p, and the
+    first query component is 1.
     """
     n_heads, n = weights.shape
     model = scripted_opt([], n_ctx=n)
@@ -65,17 +65,17 @@ def test_uniform_attention(tmp_path: Path) -> None:
     np.testing.assert_allclose(accumulated, [[received, received]], rtol=N * 2.0**-24)
 
 
-def test_one_heavy_hitter(tmp_path: Path) -> None:
-    """Position 3 is worth 1000 others to one head; to the other all are alike."""
+def test_attention_with_one_heavy_hitter(tmp_path: Path) -> None:
+    """In head 0, position 3 has 1000 times the weight of the others; head 1 is uniform."""
     weights = np.ones((2, N))
     weights[0, 3] = 1000
     model = open_model(attentive(weights), tmp_path)
     rows = list(attention_rows(model, TEXT, kv_dtype="f32"))
-    # A logit is up to log 1000, of N roundings of size 2^-24, and a relative error of exp of it.
+    # A logit of up to log 1000 has N roundings of 2^-24; exp turns them into a relative error.
     for t, row in enumerate(rows):
         expected = weights[:, : t + 1] / weights[:, : t + 1].sum(axis=1, keepdims=True)
         np.testing.assert_allclose(row, [expected], rtol=log(1000) * N * 2.0**-24, atol=0)
-    # from token 3 on, all but that one are below 1 % of it: t of t + 1, in one head of two
+    # From token 3, all others are below 1 % of it: t of t + 1, in one head of two.
     share = sum(t / (t + 1) for t in range(3, N)) / N / 2
     assert sparsity(rows) == pytest.approx([share], rel=1e-12)
     assert sparsity(rows, threshold=0.0009).tolist() == [0]
@@ -90,7 +90,7 @@ def test_one_heavy_hitter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama_gqa2_tied", "opt"])
 @packages("torch", "transformers")
-def test_rows_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_attention_rows_equal_transformers(tmp_path: Path, name: str) -> None:
     import torch
 
     from h2o_cpp.convert import convert
@@ -112,12 +112,12 @@ def test_rows_are_those_of_transformers(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(row, expected[:, :, t, : t + 1], rtol=0, atol=1e-4)
 
 
-def test_sparsity_needs_rows() -> None:
+def test_sparsity_of_no_rows_is_rejected() -> None:
     with pytest.raises(ValueError, match="no rows"):
         sparsity([])
 
 
-def test_power_law() -> None:
+def test_power_law_fit_of_exact_data() -> None:
     law = power_law(np.array([r**-1.5 for r in range(1, 201)]))
     assert law.exponent == pytest.approx(1.5, rel=1e-9)
     assert law.r_squared == pytest.approx(1, rel=1e-9)
@@ -126,7 +126,7 @@ def test_power_law() -> None:
     assert law.top_shares == pytest.approx(tops, rel=1e-9)
 
 
-def test_power_law_leaves_out_sinks_and_the_newest() -> None:
+def test_power_law_excludes_sinks_and_newest_tokens() -> None:
     scores = np.array([r**-0.7 for r in range(1, 401)])
     scores[:4] = 100  # 1 % of 400
     scores[200:] = 1e-9
@@ -147,7 +147,7 @@ def test_ranked_sorts_each_head() -> None:
 
 
 def test_cooccurrences() -> None:
-    """By hand: 7 8 7 7 9. Within 1: 7-8, 8-7, 7-9 differ. Within 2: 7-7, 8-7, 7-9 are added."""
+    """By hand, for 7 8 7 7 9. Window 1: 7-8, 8-7, 7-9. Window 2 adds 7-7, 8-7, 7-9."""
     tokens = [7, 8, 7, 7, 9]
     assert cooccurrences(tokens, window=1).tolist() == [3, 2, 3, 3, 1]
     assert cooccurrences(tokens, window=2).tolist() == [5, 3, 5, 5, 2]
@@ -165,13 +165,13 @@ def test_spearman() -> None:
     assert spearman(a, np.ones(5)) == pytest.approx(nan, nan_ok=True)
 
 
-def test_overlap() -> None:
+def test_associate_overlap() -> None:
     a = np.arange(10.0)
     same = associate(a, a, top=0.3)
     assert (same.overlap, same.overlap_by_chance) == (1, 0.3)
     assert associate(a, -a, top=0.3).overlap == 0
-    # 9 and 8 are in the top 3 of b for sure; 0 to 7 are tied for one place, an eighth each, and
-    # only 7 of them is in the top of a.
+    # 9 and 8 are in the top 3 of b; 0 to 7 tie for the remaining place, 1/8 each, and of these
+    # only 7 is in the top 3 of a.
     b = np.array([0.0] * 8 + [1, 2])
     assert associate(a, b, top=0.3).overlap == pytest.approx((2 + 1 / 8) / 3, rel=1e-12)
 
@@ -190,26 +190,26 @@ def test_command(tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert full["policy"] == "full"
     assert {row["policy"] for row in rest} == set(REMOVALS)
     assert all(f"| {row['perplexity']:.3f} |" in out for row in rest)
-    # exp of the mean loss of 59 tokens: above 1, and below what equal odds for all would give
+    # the perplexity is above 1 and below that of a uniform distribution
     assert 0 < log(full["perplexity"]) < log(4096)
 
 
 @packages("matplotlib")
-def test_command_draws(tiny_opt: Path, tmp_path: Path) -> None:
+def test_command_writes_plot(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The old man went down to the sea. " * 9, encoding="utf-8")
     arguments = [str(tiny_opt), str(tmp_path / "text.txt"), "--max-tokens", "40"]
     main([*arguments, "--plot", str(tmp_path / "o.png")])
     assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_correlation_is_null_in_json() -> None:
-    """Of one token repeated nothing co-occurs."""
+def test_undefined_correlation_is_null_in_json() -> None:
+    """The co-occurrences of one repeated token do not vary."""
     report = Report.of([5] * 30, np.zeros(1), np.ones((1, 1, 30)), [])
     text = json.dumps(report.as_json(), allow_nan=False)
     assert json.loads(text)["associations"]["position"]["spearman"] is None
 
 
-def test_command_refuses(tiny_opt: Path, tmp_path: Path) -> None:
+def test_command_rejects_short_text_and_bad_options(tiny_opt: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The old man.", encoding="utf-8")
     with pytest.raises(SystemExit, match="the text has 5 tokens, expected at least 20"):
         main([str(tiny_opt), str(tmp_path / "text.txt")])

@@ -1,4 +1,4 @@
-"""The archive: evicted tokens are recalled, and everything else is unchanged."""
+"""The archive recalls evicted tokens and changes nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.needs import LINUX, packages
 from support.random_models import RECIPES, make_model, save_checkpoint
 
 N_CTX = 40  # of the golden models
-ALL = 1000  # pages
+ALL = 1000  # more pages than there are
 POLICY = Policy.h2o(4, 4)  # 8 tokens
 
 
@@ -29,7 +29,7 @@ def session_of(model: _core.Model, policy: Policy, **options: Any) -> _core.Sess
 
 
 def logits(session: _core.Session, tokens: list[int]) -> NDArray[np.float32]:
-    """After the last of the tokens."""
+    """The logits after the last token."""
     for part in chunks(session, np.array(tokens, np.int32)):
         last = session.step([(0, part)])
     return last
@@ -38,8 +38,8 @@ def logits(session: _core.Session, tokens: list[int]) -> NDArray[np.float32]:
 TOKENS = [(7 * i * i + 3 * i) % 61 for i in range(N_CTX)]
 
 
-def test_all_pages_are_the_full_cache(llama_model: _core.Model) -> None:
-    """In f32, up to the order of sums; without them the logits are others."""
+def test_recalling_all_pages_equals_full_cache(llama_model: _core.Model) -> None:
+    """In f32, up to the order of sums; without the archive the logits differ."""
     full = logits(session_of(llama_model, Policy.full(), kv_dtype="f32"), TOKENS)
     archived = session_of(llama_model, POLICY, kv_dtype="f32", archive="f32", archive_pages=ALL)
     evicted = session_of(llama_model, POLICY, kv_dtype="f32", positions="original")
@@ -47,8 +47,8 @@ def test_all_pages_are_the_full_cache(llama_model: _core.Model) -> None:
     assert np.abs(logits(evicted, TOKENS) - full).max() > 0.01
 
 
-def test_bytes(llama_model: _core.Model) -> None:
-    """K and V of what was evicted, and 2 x head_dim numbers of 16 bits for each page of 16."""
+def test_archive_bytes(llama_model: _core.Model) -> None:
+    """K and V of the evicted tokens, and 2 x head_dim 16-bit numbers per page of 16 tokens."""
     session = session_of(llama_model, POLICY, archive="f16")
     logits(session, TOKENS[:8])
     assert session.archive_bytes == 0
@@ -61,9 +61,9 @@ def test_bytes(llama_model: _core.Model) -> None:
     assert session.archive_bytes == 0
 
 
-class TestFiles:
-    def test_are_as_memory(self, llama_model: _core.Model, tmp_path: Path) -> None:
-        """Bit for bit; and they have no name, so that nothing stays."""
+class TestArchiveDir:
+    def test_files_equal_memory(self, llama_model: _core.Model, tmp_path: Path) -> None:
+        """Bit for bit; the files are unlinked, so that none is left behind."""
         memory, files = (
             session_of(llama_model, POLICY, archive="f16", archive_pages=1, archive_dir=directory)
             for directory in (None, tmp_path)
@@ -76,7 +76,7 @@ class TestFiles:
         assert list(tmp_path.iterdir()) == []
 
     @LINUX  # reads /proc
-    def test_are_in_the_directory(self, llama: Path, tmp_path: Path) -> None:
+    def test_files_are_in_archive_dir(self, llama: Path, tmp_path: Path) -> None:
         def mapped() -> bool:
             return f"{tmp_path}/h2o-scratch" in Path("/proc/self/maps").read_text()
 
@@ -89,7 +89,7 @@ class TestFiles:
         with Generator(llama, **options) as generator:
             assert generator.generate(TOKENS[:20], max_tokens=20, seed=1).text == text
 
-    def test_refusals(self, llama: Path, tmp_path: Path) -> None:
+    def test_invalid_archive_dir_is_rejected(self, llama: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="archive_dir='x' needs archive"):
             Generator(llama, hh=8, archive_dir="x")
         with pytest.raises(ValueError, match="archive_dir is empty"):
@@ -97,8 +97,8 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match="nowhere"):
             Generator(llama, hh=8, archive="f16", archive_dir=tmp_path / "nowhere")
 
-    @LINUX  # limits the size of files
-    def test_a_disk_without_room(self, llama: Path, tmp_path: Path) -> None:
+    @LINUX  # RLIMIT_FSIZE
+    def test_file_size_limit_is_memory_error(self, llama: Path, tmp_path: Path) -> None:
         program = f"""
 import resource
 from h2o_cpp import Generator
@@ -108,13 +108,15 @@ try:
 except MemoryError as error:
     print(error)
 """
-        said = subprocess.check_output([sys.executable, "-c", program], text=True)
-        assert f"bytes in {tmp_path}: File too large" in said
+        stdout = subprocess.check_output([sys.executable, "-c", program], text=True)
+        assert f"bytes in {tmp_path}: File too large" in stdout
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("archive", ["f32", "f16", ("bf16", "f16")])
-def test_snapshots_go_on_alike(llama_model: _core.Model, archive: Any) -> None:
+def test_snapshot_with_archive_continues_identically(
+    llama_model: _core.Model, archive: Any
+) -> None:
     one, other = (
         session_of(llama_model, POLICY, archive=archive, archive_pages=1) for _ in range(2)
     )
@@ -128,8 +130,8 @@ def test_snapshots_go_on_alike(llama_model: _core.Model, archive: Any) -> None:
         np.testing.assert_array_equal(logits(one, [token]), logits(other, [token]))
 
 
-def test_default_pages(llama_model: _core.Model) -> None:
-    """16 in a short context, of which a snapshot tells."""
+def test_default_archive_pages(llama_model: _core.Model) -> None:
+    """16 in a short context: the snapshot loads into a session with 16 pages."""
     default, fixed = (
         session_of(llama_model, POLICY, archive="f16", **pages)
         for pages in ({}, {"archive_pages": 16})
@@ -139,22 +141,22 @@ def test_default_pages(llama_model: _core.Model) -> None:
     assert fixed.archive_bytes == default.archive_bytes > 0
 
 
-def test_snapshots_of_other_archives(llama_model: _core.Model) -> None:
+def test_snapshot_of_another_archive_is_rejected(llama_model: _core.Model) -> None:
     def saved(**options: Any) -> bytes:
         session = session_of(llama_model, POLICY, positions="original", **options)
         logits(session, TOKENS[:25])
         return session.save(0, TOKENS[:25], "")
 
     plain, archived = saved(), saved(archive="f16")
-    mine = session_of(llama_model, POLICY, archive="f16")
-    without = session_of(llama_model, POLICY, positions="original")
+    with_archive = session_of(llama_model, POLICY, archive="f16")
+    without_archive = session_of(llama_model, POLICY, positions="original")
     with pytest.raises(ValueError, match="has no archive, this cache has one"):
-        mine.load(0, plain)
+        with_archive.load(0, plain)
     with pytest.raises(ValueError, match="has an archive, this cache has none"):
-        without.load(0, archived)
+        without_archive.load(0, archived)
     for other in ({"archive": "f32"}, {"archive": "f16", "archive_pages": 2}):
         with pytest.raises(ValueError, match="an archive with other types or another number"):
-            mine.load(0, saved(**other))
+            with_archive.load(0, saved(**other))
 
 
 @pytest.mark.parametrize(
@@ -168,14 +170,14 @@ def test_snapshots_of_other_archives(llama_model: _core.Model) -> None:
         ({"archive": "f16", "positions": "rolling"}, "leave positions at auto"),
     ],
 )
-def test_refused(llama: Path, options: dict[str, Any], match: str) -> None:
+def test_invalid_options_are_rejected(llama: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Generator(llama, hh=8, threads=1, **options)
 
 
 @packages("torch", "transformers")
-def test_alibi_is_refused(tmp_path: Path) -> None:
-    """Its distances are those of positions, which pages do not have."""
+def test_alibi_is_rejected(tmp_path: Path) -> None:
+    """ALiBi needs the distances of positions, which pages do not store."""
     model = make_model(RECIPES["bloom"], seed=0)
     save_checkpoint(model, tmp_path / "checkpoint")
     convert(tmp_path / "checkpoint", tmp_path / "bloom.gguf", "f32")
@@ -183,8 +185,8 @@ def test_alibi_is_refused(tmp_path: Path) -> None:
         Generator(tmp_path / "bloom.gguf", hh=8, archive="f16", threads=1)
 
 
-def test_generator(tiny_opt: Path) -> None:
-    """Texts do not depend on threads; with all pages they are those of the full cache."""
+def test_output_with_archive(tiny_opt: Path) -> None:
+    """The output does not depend on threads; with all pages it equals the full cache's."""
     prompt = "It was a dark night, and the captain of the ship said: " * 4
     evicting: dict[str, Any] = {"hh": 24, "n_batch": 16}
 
@@ -202,7 +204,7 @@ def test_generator(tiny_opt: Path) -> None:
     assert text(**evicting, archive="f32", archive_pages=ALL) == full
 
 
-def test_chats_go_on_from_files(tiny_opt: Path, tmp_path: Path) -> None:
+def test_saved_chat_with_archive_continues_identically(tiny_opt: Path, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     with Generator(tiny_opt, hh=24, n_batch=16, archive="q8_0", threads=1) as generator:
         chat = Chat(generator, template=template)
@@ -216,7 +218,7 @@ def test_chats_go_on_from_files(tiny_opt: Path, tmp_path: Path) -> None:
         assert one == other
 
 
-def test_commands(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_command_reports_archive(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "Once upon a time there was a ship " * 8
     given = ["-m", str(tiny_opt), "-t", "1", "--archive", "q8_0,q4_0", "--archive-pages", "2"]
     assert main(["run", words, "-n", "4", "--hh", "20", "--n-batch", "16", "--json", *given]) == 0

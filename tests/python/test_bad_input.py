@@ -1,4 +1,4 @@
-"""Damaged and hostile files: one clear error that names the file, never a crash."""
+"""Corrupt and malicious GGUF files raise one clear error with the file's name, never crash."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OPTIONAL_KEYS |= {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token"}
 
 
 def good() -> Gguf:
-    """A file to break."""
+    """A copy of GOOD, to be modified."""
     return Gguf(dict(GOOD.keys), {name: replace(t) for name, t in GOOD.tensors.items()})
 
 
 def refused(path: Path, data: bytes, *messages: str) -> None:
-    """Loading these bytes raises a ValueError with the file's name and the messages."""
+    """Check that loading `data` raises a ValueError with the file's name and the messages."""
     path = path / "model.gguf" if path.is_dir() else path
     path.write_bytes(data)
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
@@ -41,7 +41,7 @@ def refused(path: Path, data: bytes, *messages: str) -> None:
 
 
 def broken(path: Path, change: Callable[[Gguf], object], *messages: str) -> None:
-    """The same for the good file with a change."""
+    """Check the same for GOOD after `change`."""
     file = good()
     change(file)
     refused(path, file.encode(), *messages)
@@ -53,7 +53,7 @@ def patched(offset: int, form: str, value: int) -> bytes:
     return bytes(data)
 
 
-def test_the_good_file(tmp_path: Path) -> None:
+def test_unmodified_file_loads(tmp_path: Path) -> None:
     for version in (2, 3):
         path = tmp_path / f"{version}.gguf"
         path.write_bytes(patched(4, "<I", version))
@@ -76,25 +76,25 @@ class TestHeader:
 
     @pytest.mark.parametrize("offset", [8, 16])
     @pytest.mark.parametrize("count", [-1, 1, 1000, 2**31, 2**32, 2**48, 2**63, 2**64 - 1])
-    def test_counts(self, tmp_path: Path, offset: int, count: int) -> None:
-        """Absolute ones, and one too few or too many."""
+    def test_tensor_and_key_counts(self, tmp_path: Path, offset: int, count: int) -> None:
+        """Counts that are one too small or too large, and absolute ones."""
         true = len(GOOD.tensors if offset == 8 else GOOD.keys)
         refused(tmp_path, patched(offset, "<Q", true + count if count in (-1, 1) else count))
 
 
 class TestTruncation:
     @pytest.mark.parametrize("part", range(4))
-    def test_at_many_lengths(self, tmp_path: Path, part: int) -> None:
+    def test_any_length(self, tmp_path: Path, part: int) -> None:
         lengths = np.linspace(0, len(DATA) - 1, 200).astype(int).tolist() + GOOD.boundaries()
         for length in sorted(set(lengths))[part::4]:
             refused(tmp_path / f"{length}.gguf", DATA[:length])
             (tmp_path / f"{length}.gguf").unlink()
 
-    def test_any_byte_of_the_header(self, tmp_path: Path) -> None:
+    def test_every_length_of_header(self, tmp_path: Path) -> None:
         for length in range(len(b"".join(GOOD.fields()[:10]))):
             refused(tmp_path / f"{length}.gguf", DATA[:length])
 
-    def test_what_follows_is_ignored(self, tmp_path: Path) -> None:
+    def test_trailing_bytes_are_ignored(self, tmp_path: Path) -> None:
         path = tmp_path / "long.gguf"
         path.write_bytes(DATA + bytes(1000))
         assert Generator(path, threads=1).generate([1], temperature=0).text == "hello"
@@ -111,22 +111,22 @@ class TestMetadata:
             assert Generator(file.write(tmp_path / "model.gguf"), threads=1).tokenize("x")
 
     @pytest.mark.parametrize("key", KEYS)
-    def test_of_another_type(self, tmp_path: Path, key: str) -> None:
+    def test_wrong_type(self, tmp_path: Path, key: str) -> None:
         wrong = u32(1) if GOOD.keys[key][0] in (STRING, ARRAY) else string("1")
         broken(tmp_path, lambda f: f.keys.update({key: wrong}), key)
 
     @pytest.mark.parametrize("value", [0, 2**24 + 1, 2**31, 2**32 - 1])
     @pytest.mark.parametrize("key", [k for k in KEYS if k.startswith("opt.") and "eps" not in k])
-    def test_absurd_sizes(self, tmp_path: Path, key: str, value: int) -> None:
+    def test_sizes_out_of_range(self, tmp_path: Path, key: str, value: int) -> None:
         broken(tmp_path, lambda f: f.keys.update({key: u32(value)}), key, str(value))
 
     @pytest.mark.parametrize("value", [-1, 2**40, 2**63 - 1])
-    def test_absurd_sizes_of_64_bits(self, tmp_path: Path, value: int) -> None:
+    def test_64_bit_sizes_out_of_range(self, tmp_path: Path, value: int) -> None:
         encoded = struct.pack("<Iq", 11, value)
         broken(tmp_path, lambda f: f.keys.update({"opt.block_count": encoded}), str(value))
 
     @pytest.mark.parametrize("value", [0.0, -1e-5, float("inf"), float("nan")])
-    def test_absurd_epsilon(self, tmp_path: Path, value: float) -> None:
+    def test_epsilon_out_of_range(self, tmp_path: Path, value: float) -> None:
         key = "opt.attention.layer_norm_epsilon"
         broken(tmp_path, lambda f: f.keys.update({key: f32(value)}), key)
 
@@ -140,7 +140,7 @@ class TestMetadata:
             ("head_count_kv", 0),
         ],
     )
-    def test_heads_that_do_not_divide(self, tmp_path: Path, key: str, value: int) -> None:
+    def test_head_counts_that_do_not_divide(self, tmp_path: Path, key: str, value: int) -> None:
         broken(tmp_path, lambda f: f.keys.update({f"opt.attention.{key}": u32(value)}), key)
 
     @pytest.mark.parametrize("name", ["mamba", "OPT", "", "opt\0", "x" * 1000, "\u2400🦙"])
@@ -148,8 +148,8 @@ class TestMetadata:
         change = {"general.architecture": string(name)}
         broken(tmp_path, lambda f: f.keys.update(change), "architecture", "opt")
 
-    def test_architecture_that_is_no_text(self, tmp_path: Path) -> None:
-        """The name is escaped, or the message could not be a str."""
+    def test_architecture_that_is_not_utf8(self, tmp_path: Path) -> None:
+        """The message escapes the invalid bytes."""
         name = struct.pack("<IQ", STRING, 3) + b"\xff\xfe!"
         broken(tmp_path, lambda f: f.keys.update({"general.architecture": name}), "architecture")
 
@@ -178,7 +178,7 @@ class TestMetadata:
         ],
         ids=bytes.hex,
     )
-    def test_values(self, tmp_path: Path, value: bytes) -> None:
+    def test_malformed_values(self, tmp_path: Path, value: bytes) -> None:
         broken(tmp_path, lambda f: f.keys.update({"evil.key": value}), "evil.key")
 
     @pytest.mark.parametrize("key", ["", "k" * 65536])
@@ -196,8 +196,8 @@ class TestMetadata:
             ("add_bos_token", u32(1), "add_bos_token"),
         ],
     )
-    def test_tokenizer(self, tmp_path: Path, key: str, value: bytes, message: str) -> None:
-        """The rest of these is in test_tokenizer."""
+    def test_tokenizer_metadata(self, tmp_path: Path, key: str, value: bytes, message: str) -> None:
+        """See test_tokenizer.py for more."""
         broken(tmp_path, lambda f: f.keys.update({f"tokenizer.ggml.{key}": value}), message)
 
 
@@ -206,28 +206,28 @@ class TestTensors:
     def test_missing(self, tmp_path: Path, name: str) -> None:
         broken(tmp_path, lambda f: f.tensors.pop(name), name, "missing")
 
-    def test_the_output_may_be_missing(self, tmp_path: Path) -> None:
+    def test_output_weight_is_optional(self, tmp_path: Path) -> None:
         file = good()
         del file.tensors["output.weight"]
         Generator(file.write(tmp_path / "tied.gguf"), threads=1).generate([1], max_tokens=1)
 
     @pytest.mark.parametrize("name", TENSORS)
     def test_shapes(self, tmp_path: Path, name: str) -> None:
-        """One row less, transposed, and as one vector; a vector as a column."""
+        """One row less, an extra dimension, flattened; a vector as a column."""
         first, *rest = GOOD.tensors[name].dims
         shapes = {(first, *rest[:-1], rest[-1] - 1) if rest else (first - 1,), (first, *rest, 2)}
         shapes |= {(first * rest[0],), (first, 1, *rest)} if rest else {(1, first)}
         for n, dims in enumerate(sorted(shapes)):
-            # No data is missing, so the shape is all that is wrong.
+            # The data is large enough, so that only the shape is wrong.
             data = GOOD.tensors[name].data + bytes(len(GOOD.tensors[name].data))
             wrong = replace(GOOD.tensors[name], dims=dims, data=data)
             file = good()
             file.tensors[name] = wrong
-            # The size of the vocabulary is that of token_embd, so others may be at odds with it.
+            # token_embd defines the vocabulary size, so the error may name another tensor.
             refused(tmp_path / f"{n}.gguf", file.encode(), name.removeprefix("token_embd"))
 
     @pytest.mark.parametrize("name", [n for n, t in GOOD.tensors.items() if len(t.dims) == 1])
-    def test_vectors_are_of_32_bits(self, tmp_path: Path, name: str) -> None:
+    def test_vectors_must_be_f32(self, tmp_path: Path, name: str) -> None:
         wrong = replace(GOOD.tensors[name], type=F16)
         broken(tmp_path, lambda f: f.tensors.update({name: wrong}), name, "F16", "F32")
 
@@ -236,7 +236,7 @@ class TestTensors:
         [(2, "Q4_0"), (12, "16"), (26, "I32"), (4, "4"), (255, "255"), (2**32 - 1, "4294967295")],
     )
     def test_types(self, tmp_path: Path, type: int, message: str) -> None:
-        """Known but not computed with, not filling blocks, removed, never there."""
+        """Unsupported, partial blocks, removed from ggml, unknown."""
         name, columns = "blk.0.ffn_down.weight", 16 if type == 12 else 32
         wrong = replace(GOOD.tensors[name], type=type, dims=(columns, 4), data=bytes(4096))
         broken(tmp_path, lambda f: f.tensors.update({name: wrong}), name, message)
@@ -258,14 +258,14 @@ class TestTensors:
 
     @pytest.mark.parametrize("name", TENSORS)
     @pytest.mark.parametrize("offset", [1, 31, 2**20, 2**63, 2**64 - 32, 2**64 - 1])
-    def test_out_of_range(self, tmp_path: Path, name: str, offset: int) -> None:
+    def test_offset_out_of_range(self, tmp_path: Path, name: str, offset: int) -> None:
         broken(tmp_path, lambda f: setattr(f.tensors[name], "offset", offset), name, str(offset))
 
     @pytest.mark.parametrize("name", TENSORS[1:])
     def test_overlapping(self, tmp_path: Path, name: str) -> None:
         broken(tmp_path, lambda f: setattr(f.tensors[name], "offset", 0), "overlap")
 
-    def test_overlapping_by_its_last_bytes(self, tmp_path: Path) -> None:
+    def test_overlapping_by_last_block(self, tmp_path: Path) -> None:
         size = len(GOOD.tensors["token_embd.weight"].data)
         before = size - 1 - (size - 1) % 32
         name = "position_embd.weight"
@@ -280,7 +280,7 @@ class TestTensors:
         tensor = GOOD.tensors["output_norm.bias"]
         broken(tmp_path, lambda f: f.tensors.update({name: tensor}), f"{len(name)} bytes")
 
-    def test_names_that_cannot_be_printed(self, tmp_path: Path) -> None:
+    def test_unprintable_names_are_escaped(self, tmp_path: Path) -> None:
         name, evil = b"blk.0.attn_q.bias", b"\x1b[31m\xff\x00\n.bias...."
         data = patched(DATA.index(name) + len(name), "<I", 9).replace(name, evil)
         path = tmp_path / "model.gguf"
@@ -292,12 +292,12 @@ class TestTensors:
 
 @settings(max_examples=examples(100))
 @given(st.data())
-def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Some bytes of the header, metadata and tensor list are others: it works or it says why."""
+def test_random_corruption(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """With changed bytes in header, metadata or tensor list, it loads or raises ValueError."""
     size = DATA.index(b"output.weight") + 100
-    damage = data.draw(st.dictionaries(st.integers(4, size), st.integers(0, 255), min_size=1))
+    changes = data.draw(st.dictionaries(st.integers(4, size), st.integers(0, 255), min_size=1))
     content = bytearray(DATA)
-    for at, byte in damage.items():
+    for at, byte in changes.items():
         content[at] = byte
     path = tmp_path_factory.mktemp("damaged") / "model.gguf"
     path.write_bytes(content)
@@ -305,7 +305,7 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
         with Generator(path, threads=1) as generator:
             generator.generate([1, 2], max_tokens=3, seed=1)
     except ValueError as error:
-        assert "model.gguf" in str(error)  # noqa: PT017 - no error is right too
+        assert "model.gguf" in str(error)  # noqa: PT017 - no error is fine too
     finally:
         path.unlink()
 
@@ -313,10 +313,9 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
 @pytest.mark.parametrize("name", ["output.weight", "output_norm.weight", "position_embd.weight"])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_weights_that_are_no_numbers(
+def test_non_finite_weights_generate_valid_tokens(
     tmp_path: Path, value: float, name: str, temperature: float
 ) -> None:
-    """What comes out means nothing, but it is made of tokens."""
     file = good()
     tensor = file.tensors[name]
     tensor.data = np.full(tensor.dims, value, np.float32).tobytes()

@@ -1,4 +1,4 @@
-"""Valid GGUF files with invalid models."""
+"""Well-formed GGUF files with invalid models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F32, F64, STRING = GGUFValueType.FLOAT32, GGUFValueType.FLOAT64, GGUFValueType.S
 U32, BOOL = GGUFValueType.UINT32, GGUFValueType.BOOL
 
 
-def test_the_unchanged_copy_is_good(llama: Path, tmp_path: Path) -> None:
+def test_unchanged_copy_has_same_logits(llama: Path, tmp_path: Path) -> None:
     tokens = np.arange(3, 20)
     with (
         Generator(llama) as original,
@@ -60,7 +60,7 @@ def test_numbers_out_of_range(
     assert len(str(error.value)) < 1000
 
 
-# What changes the arithmetic without changing a tensor, and the value that changes nothing.
+# Keys that change the arithmetic but no tensor: an unsupported value, and the neutral one.
 ARITHMETIC = {
     "attention.causal": (False, True, BOOL),
     "attention.clamp_kqv": (8.0, 0.0, F32),
@@ -75,19 +75,19 @@ ARITHMETIC = {
 
 
 @pytest.mark.parametrize("key", ARITHMETIC)
-def test_keys_that_change_the_arithmetic(llama: Path, tmp_path: Path, key: str) -> None:
+def test_unsupported_arithmetic_is_rejected(llama: Path, tmp_path: Path, key: str) -> None:
     other, neutral, kind = ARITHMETIC[key]
     file = changed(llama, tmp_path / "neutral.gguf", {f"llama.{key}": (neutral, kind)}, {})
     with Generator(llama) as original, Generator(file) as copy:
         tokens = np.arange(3, 20)
         np.testing.assert_array_equal(original.logits(tokens), copy.logits(tokens))
-    said = str(other).lower() if kind is BOOL else rf"{other:g}"
-    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not"):
+    shown = str(other).lower() if kind is BOOL else rf"{other:g}"
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {shown}, which h2o does not"):
         Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (other, kind)}, {}))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "kind", "said"),
+    ("key", "value", "kind", "shown"),
     [
         ("attention.kv_lora_rank", 512, U32, "512"),
         ("attention.q_lora_rank", 1536, U32, "1536"),
@@ -96,10 +96,10 @@ def test_keys_that_change_the_arithmetic(llama: Path, tmp_path: Path, key: str) 
         ("something.of_tomorrow", "yes", STRING, "'yes'"),
     ],
 )
-def test_keys_that_are_not_known(
-    llama: Path, tmp_path: Path, key: str, value: Any, kind: GGUFValueType, said: str
+def test_unknown_keys_are_rejected(
+    llama: Path, tmp_path: Path, key: str, value: Any, kind: GGUFValueType, shown: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {said}, which h2o does not"):
+    with pytest.raises(ValueError, match=rf"key 'llama\.{key}' is {shown}, which h2o does not"):
         Generator(changed(llama, tmp_path / "m.gguf", {f"llama.{key}": (value, kind)}, {}))
 
 
@@ -116,39 +116,41 @@ def test_keys_that_are_not_known(
         ("bert", "an encoder"),
     ],
 )
-def test_architectures_that_need_what_is_missing(
+def test_unsupported_architecture_names_missing_feature(
     tmp_path: Path, architecture: str, missing: str
 ) -> None:
     write_gguf(tmp_path / "m.gguf", {}, {}, architecture)
-    said = rf"m\.gguf.*'{architecture}' is not supported: it needs .*{missing}.*supported: .*llama"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        rf"m\.gguf.*'{architecture}' is not supported: it needs .*{missing}.*supported: .*llama"
+    )
+    with pytest.raises(ValueError, match=message):
         Generator(tmp_path / "m.gguf")
 
 
-def test_an_architecture_nobody_has_heard_of(tmp_path: Path) -> None:
+def test_unknown_architecture_lists_supported_ones(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", {}, {}, "mamba 2")
     with pytest.raises(ValueError, match=r"'mamba 2' is not supported; supported: .*llama"):
         Generator(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("divisor", [0.0, float("nan"), 1e-45])
-def test_frequencies_that_are_none(llama: Path, tmp_path: Path, divisor: float) -> None:
+def test_invalid_rope_frequencies_are_rejected(llama: Path, tmp_path: Path, divisor: float) -> None:
     divisors = np.full(HEAD_DIM // 2, divisor, np.float32)
     with pytest.raises(ValueError, match="rotary frequency"):
         Generator(changed(llama, tmp_path / "m.gguf", {}, {"rope_freqs.weight": divisors}))
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.0.ffn_gate_inp.weight", "x\n"])
-def test_tensors_the_family_has_no_use_for(llama: Path, tmp_path: Path, name: str) -> None:
-    """They would be left out of the computation without a word."""
+def test_unused_tensors_are_rejected(llama: Path, tmp_path: Path, name: str) -> None:
+    """Otherwise the forward pass would silently ignore them."""
     extra = {name: np.ones(HEAD_DIM, np.float32)}
     with pytest.raises(ValueError, match="is not part of a 'llama' model"):
         Generator(changed(llama, tmp_path / "m.gguf", {}, extra))
 
 
-@pytest.mark.parametrize("large", [6e4, -6e4])  # about the largest that f16 holds
+@pytest.mark.parametrize("large", [6e4, -6e4])  # about the largest f16 value
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q5_0", "q4_0"])
-def test_scores_have_an_order_whatever_the_keys(large: float, kv_dtype: str) -> None:
+def test_scores_are_finite_with_large_keys(large: float, kv_dtype: str) -> None:
     random = np.random.default_rng(0)
     cache = KVCache(2, 1, 32, Policy.h2o(3, 3), kv_dtype=kv_dtype)
     for step in range(40):
@@ -160,8 +162,8 @@ def test_scores_have_an_order_whatever_the_keys(large: float, kv_dtype: str) -> 
         assert len(cache.positions()) == min(len(cache), 6)
 
 
-def test_arguments_of_the_core() -> None:
-    """Private, and still no reason to crash."""
+def test_core_rejects_invalid_arguments() -> None:
+    """The core is private, but must not crash."""
     with pytest.raises(ValueError, match="n_vocab is 0"):
         _core.Sampler(0, _core.Sampling())
     with pytest.raises(TypeError):
@@ -177,9 +179,9 @@ def test_arguments_of_the_core() -> None:
         )
 
 
-@LINUX  # which enforces limits
-def test_threads_that_cannot_be_started(tiny_opt: Path) -> None:
-    """An exception, and the process lives."""
+@LINUX  # RLIMIT_AS
+def test_failure_to_start_threads_raises(tiny_opt: Path) -> None:
+    """It raises, and the process survives."""
     program = f"""
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Invalid paths, options, prompts and tokens: one clear error each."""
+"""Invalid paths, options, prompts and tokens raise one clear error each."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class TestPaths:
             Generator(tmp_path / "pipe")
 
     @needs("a user other than root", hasattr(os, "geteuid") and os.geteuid() != 0)
-    def test_forbidden(self, tmp_path: Path) -> None:
+    def test_unreadable_file(self, tmp_path: Path) -> None:
         path = scripted_opt([]).write(tmp_path / "secret.gguf")
         path.chmod(0)
         with pytest.raises(PermissionError, match="secret"):
             Generator(path)
 
-    def test_names_in_any_language_and_kind(self, tmp_path: Path) -> None:
+    def test_unicode_path_as_path_str_and_bytes(self, tmp_path: Path) -> None:
         path = scripted_opt([]).write(tmp_path / "мødel 模型 🦙.gguf")
         for name in (path, str(path), os.fsencode(path)):
             assert Generator(name, threads=1).tokenize("x") == [ord("x")]  # type: ignore[arg-type]
@@ -56,8 +56,8 @@ class TestPaths:
         with pytest.raises(ValueError, match=re.escape(path.name)):
             Generator(path)
 
-    @LINUX  # elsewhere names of files are Unicode
-    def test_names_that_are_no_text(self, tmp_path: Path) -> None:
+    @LINUX  # elsewhere file names are Unicode
+    def test_path_that_is_not_utf8(self, tmp_path: Path) -> None:
         path = tmp_path / os.fsdecode(b"\xff.gguf")
         with pytest.raises(FileNotFoundError) as missing:
             Generator(path)
@@ -67,13 +67,13 @@ class TestPaths:
             Generator(path)
 
     @pytest.mark.parametrize("path", [None, 5, 1.5, ["a.gguf"]])
-    def test_no_path_at_all(self, path: object) -> None:
+    def test_path_of_wrong_type(self, path: object) -> None:
         with pytest.raises(TypeError):
             Generator(path)  # type: ignore[arg-type]
 
 
 class TestGeneratorOptions:
-    """hh and recent are in test_policy."""
+    """hh and recent are tested in test_policy.py."""
 
     @pytest.mark.parametrize(
         ("option", "value"),
@@ -86,7 +86,7 @@ class TestGeneratorOptions:
             *(("device", name) for name in ("cuda:99", "cuda:1e0", "cuda:99999999999")),
         ],
     )
-    def test_refused(self, tiny_opt: Path, option: str, value: Any) -> None:
+    def test_invalid_values_are_rejected(self, tiny_opt: Path, option: str, value: Any) -> None:
         name = "cuda" if str(value).startswith("cuda") else option
         with pytest.raises(ValueError, match=name):
             Generator(tiny_opt, **{option: value})
@@ -101,8 +101,9 @@ class TestGeneratorOptions:
         ],
         ids=str,
     )
-    def test_budgets_larger_than_any_text(self, tiny_opt: Path, options: dict[str, Any]) -> None:
-        """They keep everything; or are refused."""
+    def test_huge_budgets_keep_everything_or_are_rejected(
+        self, tiny_opt: Path, options: dict[str, Any]
+    ) -> None:
         try:
             generator = Generator(tiny_opt, n_ctx=50, threads=1, **options)
         except ValueError:
@@ -110,16 +111,16 @@ class TestGeneratorOptions:
         generator.logits(range(50))
         assert generator.stats().tokens_kept == 50
 
-    def test_a_policy_that_keeps_nothing(self, tiny_opt: Path) -> None:
+    def test_policy_without_slots_is_rejected(self, tiny_opt: Path) -> None:
         with pytest.raises(ValueError, match="keep a token"):
             Generator(tiny_opt, policy=Policy(0, 0, 0))
 
-    def test_unknown_options(self, tiny_opt: Path, generator: Generator) -> None:
+    def test_unknown_options_are_rejected(self, tiny_opt: Path, generator: Generator) -> None:
         with pytest.raises(TypeError, match="heavy_hitters"):
             Generator(tiny_opt, heavy_hitters=0.2)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="max_new_tokens"):
             generator.generate("a", max_new_tokens=3)  # type: ignore[call-overload]
-        with pytest.raises(TypeError, match="policy"):  # it is the Generator's
+        with pytest.raises(TypeError, match="policy"):  # an option of Generator
             generator.stream("a", policy="window")  # type: ignore[call-arg]
 
 
@@ -144,7 +145,9 @@ class TestStreamOptions:
             *(("stop", s) for s in ("", [""], ["a", ""])),
         ],
     )
-    def test_refused(self, generator: Generator, option: str, value: Any) -> None:
+    def test_invalid_values_are_rejected(
+        self, generator: Generator, option: str, value: Any
+    ) -> None:
         for call in (generator.stream, generator.generate):
             with pytest.raises(ValueError, match=option):
                 call("a", **({"max_tokens": 3} | {option: value}))
@@ -152,15 +155,15 @@ class TestStreamOptions:
 
     @pytest.mark.parametrize("option", ["top_k", "repeat_last_n"])
     @pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**70])
-    def test_more_than_32_bits(self, generator: Generator, option: str, value: int) -> None:
-        """As good as everything; or refused."""
+    def test_values_above_32_bits(self, generator: Generator, option: str, value: int) -> None:
+        """They mean "all" or raise ValueError."""
         options: dict[str, Any] = {option: value, "max_tokens": 3}
         try:
             assert generator.generate("a", **options).completion_tokens == 3
         except ValueError as error:
             assert option in str(error)  # noqa: PT017 - either is right
 
-    def test_extremes_that_are_fine(self, generator: Generator) -> None:
+    def test_extreme_valid_values_are_accepted(self, generator: Generator) -> None:
         for options in (
             {"temperature": 1e-45},
             {"temperature": 1e38},
@@ -185,8 +188,8 @@ class TestPrompts:
             with pytest.raises(ValueError, match="prompt is empty"):
                 call(prompt)
 
-    def test_of_a_text_without_tokens(self, tmp_path: Path) -> None:
-        """Its only character is not in the vocabulary."""
+    def test_text_without_tokens(self, tmp_path: Path) -> None:
+        """The only character is not in the vocabulary."""
         file = scripted_opt([])
         tokens = ["a", "b", "ab", *(f"[{i}]" for i in range(255))]
         file.keys["tokenizer.ggml.tokens"] = strings(tokens)
@@ -216,7 +219,7 @@ class TestPrompts:
                 call([5, token, 6])
 
     @pytest.mark.parametrize("prompt", [[None], [[5]], [1.5], ["5"], [b"a"]])
-    def test_neither_text_nor_tokens(self, generator: Generator, prompt: Any) -> None:
+    def test_lists_of_other_types(self, generator: Generator, prompt: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             generator.stream(prompt)
 
@@ -231,21 +234,21 @@ class TestPrompts:
             (1.5, "float"),
         ],
     )
-    def test_another_kind(self, generator: Generator, prompt: Any, kind: str) -> None:
+    def test_wrong_type(self, generator: Generator, prompt: Any, kind: str) -> None:
         for call in (generator.stream, generator.generate):
             with pytest.raises(TypeError, match=f"^prompt must be text or token ids, got {kind}$"):
                 call(prompt)
 
     @pytest.mark.parametrize("tokens", [[], [[5]], [1.5], ["5"], "5", None, 5, [True], [None]])
-    def test_logits_of_no_tokens(self, generator: Generator, tokens: Any) -> None:
+    def test_logits_of_invalid_tokens(self, generator: Generator, tokens: Any) -> None:
         with pytest.raises(ValueError, match="tokens must be"):
             generator.logits(tokens)
 
-    def test_logits_of_a_text(self, generator: Generator) -> None:
+    def test_logits_of_text_suggests_tokenize(self, generator: Generator) -> None:
         with pytest.raises(ValueError, match=r"tokenize\(\) makes them of a text"):
             generator.logits("The")
 
-    def test_logits_of_too_many(self, generator: Generator) -> None:
+    def test_logits_of_more_tokens_than_n_ctx(self, generator: Generator) -> None:
         assert generator.logits([5] * 100).shape == (100, 4096)
         with pytest.raises(ValueError, match="101 tokens, n_ctx is 100"):
             generator.logits([5] * 101)
@@ -253,21 +256,21 @@ class TestPrompts:
     @pytest.mark.parametrize(
         ("layer", "head"), [(-1, 1), (6, 1), (1, -1), (1, 6), (2**31, 1), (1, 2**32)]
     )
-    def test_kept_of_no_head(self, generator: Generator, layer: int, head: int) -> None:
+    def test_kept_of_head_out_of_range(self, generator: Generator, layer: int, head: int) -> None:
         bad = head if layer == 1 else layer
         with pytest.raises(ValueError, match=rf"(layer|head)\W{bad}\b"):
             generator.kept(layer, head)
 
 
 class TestMemory:
-    def test_a_cache_that_fits_nowhere(self) -> None:
+    def test_huge_cache_is_memory_error(self) -> None:
         with pytest.raises(MemoryError, match=r"bytes|memory"):
             KVCache(1024, 1024, 2**20, Policy.full(), max_tokens=2**31 - 1)
 
-    @LINUX  # which enforces limits
+    @LINUX  # RLIMIT_AS
     @PLAIN_MEMORY
-    def test_a_generator_that_does_not_fit(self, tiny_opt: Path) -> None:
-        """Its cache of 19 MB is more than is left, and the error says so; a smaller one works."""
+    def test_cache_above_memory_limit_is_memory_error(self, tiny_opt: Path) -> None:
+        """A cache of 19 MB exceeds the limit and raises MemoryError; a smaller one works."""
         program = f"""
 import resource
 from pathlib import Path

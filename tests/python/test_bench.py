@@ -1,4 +1,4 @@
-"""`h2o-cpp bench`: measurements and the limits they are compared with."""
+"""`h2o-cpp bench`: measurements, and the hardware limits they are compared with."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FAST += ["--device", "cpu", "--threads", "1"]
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    """Of the bundled model with a full cache."""
+    """The JSON results of the bundled model with the full cache."""
     with redirect_stdout(io.StringIO()) as out:
         assert main(["bench", *FAST, "--json"]) == 0
     return json.loads(out.getvalue())
 
 
-def test_json(tiny_opt: Path, found: Any) -> None:
+def test_json_describes_model_and_run(tiny_opt: Path, found: Any) -> None:
     assert found["model"] == "tiny-opt.gguf"
     assert found["version"] == h2o_cpp.__version__
     assert found["backend"] in [f"cpu ({isa}, 1 thread)" for isa in _core.isas()]
@@ -51,11 +51,11 @@ def test_json(tiny_opt: Path, found: Any) -> None:
     assert found["load_seconds"] > 0
 
 
-def test_bytes_and_operations_of_a_token(tiny_opt: Path, found: Any) -> None:
-    # The embedding is the output matrix too; of the learned positions one row is looked up.
+def test_bytes_and_flops_per_token(tiny_opt: Path, found: Any) -> None:
+    # The embedding is also the output matrix; of the learned positions only one row is read.
     weights = sum(t.n_bytes for t in GGUFReader(tiny_opt).tensors if "position" not in t.name)
     assert found["decode_weight_bytes"] == weights
-    # The five tokens see 21 to 25, themselves included: 23 in the mean; K and V in f16.
+    # The five tokens attend to 21 to 25 tokens, 23 on average; K and V in f16.
     assert found["decode_kv_bytes"] == N_LAYERS * 23 * WIDTH * 2 * 2
     # Q, K, V, output; up, down
     assert found["prefill_flops"] == 2 * N_LAYERS * (4 * WIDTH**2 + 2 * WIDTH * N_FF)
@@ -66,13 +66,13 @@ def test_bytes_and_operations_of_a_token(tiny_opt: Path, found: Any) -> None:
     assert found["matmul_fraction"] == pytest.approx(computed / found["matmul_flops"])
 
 
-def test_a_bounded_cache(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bounded_cache(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bounded = ["--hh", "10", "--policy", "sinks", "--kv-dtype", "q8_0,f16"]
     assert main(["bench", *FAST, *bounded, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert "n_sinks=4" in found["policy"]
     assert found["kv_dtype"] == "q8_0,f16"
-    # Ten tokens are kept; a block of 32 values takes 34 bytes in q8_0.
+    # The cache keeps ten tokens; a q8_0 block of 32 values takes 34 bytes.
     assert found["decode_kv_bytes"] == N_LAYERS * 10 * (WIDTH * 34 // 32 + WIDTH * 2)
     options = {"hh": 10, "policy": "sinks", "kv_dtype": ("q8_0", "f16")}
     with Generator(tiny_opt, **options) as generator:  # type: ignore[arg-type]
@@ -113,8 +113,8 @@ def test_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[
     assert message in err
 
 
-def test_an_output_matrix_of_its_own() -> None:
-    """Then the embedding is only looked up."""
+def test_weight_bytes_and_flops_with_untied_output() -> None:
+    """The embedding does not count then: it is only looked up."""
     tensors = [
         Weight("token_embd.weight", "F16", (10, 4), 80),
         Weight("blk.0.attn_q.weight", "F16", (4, 4), 32),
@@ -129,12 +129,12 @@ def test_an_output_matrix_of_its_own() -> None:
     assert prefill_flops([*tensors, experts], 0.25) == 2 * 16 + 2 * 128 // 4
 
 
-def test_bytes_of_a_cached_token() -> None:
+def test_kv_bytes_per_token() -> None:
     assert kv_bytes(2, 64, "f32") == 2 * 64 * 2 * 4
     assert kv_bytes(2, 64, ("q8_0", "q4_0")) == 2 * (64 / 32) * (34 + 18)
 
 
-def test_read_bandwidth_of_what_cannot_be() -> None:
+def test_read_bandwidth_rejects_invalid_arguments() -> None:
     for nbytes, threads, passes in ((63, 1, 1), (64, 0, 1), (64, 1, 0)):
         with pytest.raises(ValueError, match="read_bandwidth"):
             _core.read_bandwidth(nbytes, threads=threads, passes=passes)
@@ -144,7 +144,7 @@ def test_read_bandwidth_of_what_cannot_be() -> None:
         assert _core.read_bandwidth(64, threads=threads, passes=1) > 0
 
 
-def test_peak_memory_is_what_the_system_says() -> None:
+def test_peak_rss_equals_getrusage() -> None:
     expected = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # The kernel counts pages for each thread and adds them up now and then.
+    # The kernel counts pages per thread and sums the counts only occasionally.
     assert peak_rss_bytes() == pytest.approx(expected, rel=0.02)

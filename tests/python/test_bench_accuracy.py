@@ -1,4 +1,4 @@
-"""Accuracy against budget: batches equal single texts, examples are read once, the report."""
+"""Accuracy against budget: batched equals single evaluation, shared examples, the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUESTIONS = {
 
 
 def alone(model: _core.Model, context: Sequence[int], answer: Sequence[int]) -> float:
-    """Log-likelihood, from a sequence of its own that reads one token at a time."""
+    """The log-likelihood from a separate session that evaluates one token at a time."""
     session = open_session(model, POLICY, n_ctx=len(context) + len(answer), n_batch=1)
     tokens = [*context, *answer]
     rows = [session.step([(0, np.array([token], np.int32))])[0] for token in tokens]
@@ -46,8 +46,8 @@ def alone(model: _core.Model, context: Sequence[int], answer: Sequence[int]) -> 
     )
 
 
-def test_together_as_alone(model: _core.Model, tokenizer: Tokenizer) -> None:
-    """Bit for bit, in fewer sequences than there are texts."""
+def test_together_equals_alone(model: _core.Model, tokenizer: Tokenizer) -> None:
+    """Bit for bit, with fewer sequences than texts."""
     contexts = [tokenizer.encode(EXAMPLES + question) for question in QUESTIONS]
     answers = [
         [tokenizer.encode(answer, add_special=False) for answer in each]
@@ -68,8 +68,10 @@ def test_together_as_alone(model: _core.Model, tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_greedy_tokens(model: _core.Model, tokenizer: Tokenizer, tiny_opt: Path) -> None:
-    """As a generator of that policy says, each of its own budget."""
+def test_greedy_tokens_equal_generator(
+    model: _core.Model, tokenizer: Tokenizer, tiny_opt: Path
+) -> None:
+    """Each text has its own policy and budget."""
     policies = [Policy.h2o(4, 5), Policy.window(12), Policy.h2o(2, 3)]
     prompts = [tokenizer.encode(EXAMPLES + question) for question in QUESTIONS]
     session = open_session(model, Policy.h2o(20, 20), n_ctx=100, n_batch=2, n_sequences=2)
@@ -78,21 +80,21 @@ def test_greedy_tokens(model: _core.Model, tokenizer: Tokenizer, tiny_opt: Path)
         partial(say, prompt=prompt, policy=policy)
         for prompt, policy in zip(prompts, policies, strict=True)
     ]
-    for prompt, policy, said in zip(prompts, policies, together(session, texts), strict=True):
+    for prompt, policy, generated in zip(prompts, policies, together(session, texts), strict=True):
         with Generator(tiny_opt, policy=policy, n_batch=1, threads=1) as generator:
             stream = generator.stream(prompt, max_tokens=12, temperature=0)
-            assert "".join(stream) == tokenizer.decode(said)
+            assert "".join(stream) == tokenizer.decode(generated)
 
 
 def test_common_prefix() -> None:
     assert common_prefix([[1, 2, 3], [1, 2, 4, 5]]) == 2
-    assert common_prefix([[1, 2], [1, 2, 3]]) == 1  # something is left of each
+    assert common_prefix([[1, 2], [1, 2, 3]]) == 1  # leaves at least one token of each
     assert common_prefix([[1, 2], [3]]) == 0
 
 
 @packages("lm_eval")
-def test_choice_scores(tmp_path: Path, model: _core.Model) -> None:
-    """The first document is the example of the others; the full cache answers as lm_eval's way."""
+def test_choice_scores_equal_separate_evaluation(tmp_path: Path, model: _core.Model) -> None:
+    """The first document is the few-shot example; the full cache gives lm_eval's answers."""
     from h2o_bench.accuracy.tasks import Setting, choice_scores
     from h2o_cpp.eval.tasks import LOCAL_TASKS
 
@@ -128,14 +130,16 @@ def test_choice_scores(tmp_path: Path, model: _core.Model) -> None:
 
 @packages("rouge_score")
 @packages("lm_eval")
-def test_summary_scores(tmp_path: Path, model: _core.Model, tiny_opt: Path) -> None:
-    """A summary that is what the model says, up to the end of its line, scores 1."""
+def test_summary_equal_to_output_scores_one(
+    tmp_path: Path, model: _core.Model, tiny_opt: Path
+) -> None:
+    """A summary equal to the first line of the model's output scores 1."""
     from h2o_bench.accuracy.tasks import XSUM_FILE, Setting, summary_scores
 
     with Generator(tiny_opt, threads=1) as generator:
-        said = generator.generate(EXAMPLES, max_tokens=64, temperature=0).text
+        generated = generator.generate(EXAMPLES, max_tokens=64, temperature=0).text
         n = len(generator.tokenize(EXAMPLES))
-    summaries = [said.strip().splitlines()[0], "xylophone"]
+    summaries = [generated.strip().splitlines()[0], "xylophone"]
     lines = [json.dumps({"article": EXAMPLES, "summary_gt": summary}) for summary in summaries]
     (tmp_path / XSUM_FILE).write_text("\n".join([*lines, "not read"]), encoding="utf-8")
     scores = summary_scores(model, Setting("full", 1.0), data=tmp_path, limit=2)
@@ -158,7 +162,7 @@ RECORDS = [
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(RECORDS)
     *_, full, h2o, _ = capsys.readouterr().out.splitlines()
-    # The standard deviations of 1, 1, 0, 1 and of 1, 0, 0, 1, over the root of 4; and of the
+    # The standard deviations of 1, 1, 0, 1 and of 1, 0, 0, 1, over the square root of 4; and of the
     # differences 0, 1, 0, 0.
     assert full == "| copa | 4 | acc | full | 100% | 40 of 40 | 0.750 | 0.250 | 0.000 | 0.000 |"
     assert h2o == "| copa | 4 | acc | h2o | 20% | 8 of 40 | 0.500 | 0.289 | 0.250 | 0.250 |"
@@ -171,20 +175,19 @@ def test_plot(tmp_path: Path) -> None:
 
 
 @packages("lm_eval")
-def test_command_goes_on(
+def test_command_measures_only_missing_records(
     tmp_path: Path,
     tiny_opt: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What the records have is not measured again."""
     from h2o_bench.accuracy import tasks
     from h2o_bench.accuracy.command import main
 
-    asked: list[Any] = []
+    measured: list[Any] = []
 
     def scores(model: object, task: str, setting: tasks.Setting, **_: object) -> tasks.Scores:
-        asked.append((task, setting.policy, setting.budget))
+        measured.append((task, setting.policy, setting.budget))
         return tasks.Scores({"acc": [1.0, 0.0]}, 40, 40)
 
     monkeypatch.setattr(tasks, "choice_scores", scores)
@@ -195,7 +198,7 @@ def test_command_goes_on(
     monkeypatch.setattr("h2o_bench.accuracy.command.print_table", lambda records: None)
     main()
     expected = [("copa", policy, 0.2) for policy in ("window", "h2o", "contribution")]
-    assert asked == expected
+    assert measured == expected
     main()
-    assert asked == expected
+    assert measured == expected
     assert len(records.read_text(encoding="utf-8").splitlines()) == 4

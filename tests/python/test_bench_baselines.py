@@ -1,4 +1,4 @@
-"""The comparison of engines: subprocesses in turns, records, and the report."""
+"""The engine comparison: subprocesses that take turns, records, and the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from test_bench_synthetic import small
 
 
 @pytest.fixture(autouse=True)
-def _fake_engine_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_engine_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, sys.path)]))
 
@@ -33,14 +33,14 @@ def fake(name: str = "fake", **options: object) -> Baseline:
     return Baseline(name, "support.fake_engine", options)
 
 
-def test_an_engine_answers() -> None:
+def test_engine_measures_prefill_and_decode() -> None:
     with EngineProcess("support.fake_engine", {}) as engine:
         assert engine.description == {"name": "fake", "version": "7", "load_seconds": 0.25}
         answer = engine.prefill(11)
         assert len(answer.seconds) == 1
         assert answer.seconds[0] > 0
         assert answer.peak_rss_bytes > 1 << 20
-        for context in (11, 20, 5):  # goes on, reads more, starts again
+        for context in (11, 20, 5):  # continues, extends, resets
             assert len(engine.decode(context, 3).seconds) == 3
 
 
@@ -57,7 +57,7 @@ print(json.dumps([count | {"build_commit": "-".join(options[key] for key in ("-t
 """
 
 
-def test_an_engine_that_is_a_program(tmp_path: Path) -> None:
+def test_engine_that_runs_a_program(tmp_path: Path) -> None:
     program = tmp_path / "llama-bench"
     program.write_text(LLAMA_BENCH)
     program.chmod(0o755)
@@ -83,7 +83,7 @@ def test_an_engine_that_is_a_program(tmp_path: Path) -> None:
         ("dies", "the process ended with status 3"),
     ],
 )
-def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
+def test_engine_faults_are_reported(fault: str, message: str) -> None:
     with (
         EngineProcess("support.fake_engine", {"fault": fault}) as engine,
         pytest.raises(EngineError, match=message),
@@ -91,14 +91,14 @@ def test_an_engine_that_does_not_work(fault: str, message: str) -> None:
         engine.prefill(5)
 
 
-def test_an_engine_that_does_not_open() -> None:
+def test_engine_startup_errors_are_reported() -> None:
     with pytest.raises(EngineError, match="ValueError: no such model"):
         EngineProcess("support.fake_engine", {"fault": "cannot open"})
     with pytest.raises(EngineError, match="no answer within 1 s"):
         EngineProcess("support.fake_engine", {"fault": "hangs"}, timeout=1)
 
 
-def test_a_module_that_is_not_there() -> None:
+def test_missing_engine_module_is_reported() -> None:
     with pytest.raises(EngineError, match="the process ended with status 1"):
         EngineProcess("no_such_engine", {})
 
@@ -129,7 +129,7 @@ def test_engines_take_turns(tmp_path: Path) -> None:
     assert values["a"]["load_seconds"] == [0.25]
 
 
-def test_results_survive_and_are_replaced(tmp_path: Path) -> None:
+def test_results_are_persisted_and_can_be_removed(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     records = [Record(n, "m", "e", "decode 1", (1.5, n), "note") for n in (1, 2, 3)]
     for record in records:
@@ -144,7 +144,7 @@ def speed(engine: str, measure: str, *values: float) -> Record:
     return Record(1, "shape Q8_0", engine, measure, values)
 
 
-def test_page() -> None:
+def test_speed_page() -> None:
     page = render(
         [
             Record(0, "A processor", "h2o.cpp", "processors", (2.0,)),
@@ -170,7 +170,7 @@ def test_page() -> None:
     assert "A processor, 2 processors, 2 threads" in page
     assert "| numpy | f32 | 190 |" in page
     assert "h2o.cpp 0.1." in page
-    # 200 tokens of 2 GFLOP a second; 40 tokens of 1 GB a second, of 50.
+    # 200 tokens/s of 2 GFLOP; 40 tokens/s of 1 GB, of 50 GB/s.
     prefill = "| shape Q8_0 | 200 (190 to 210) | 400 | 100 (98.0 to 160) **2.00x** |"
     decode = "| shape Q8_0 | 40.0 | 40.0 (80%) | 50.0 **0.80x** |"
     assert page.index(prefill) < page.index(decode)
@@ -191,7 +191,7 @@ def context_records() -> list[Record]:
     ]
 
 
-def test_page_of_contexts() -> None:
+def test_contexts_page() -> None:
     page = render(context_records(), "figure.png")
     assert "![tokens per second and memory against context](figure.png)" in page
     assert "| cache | 64 | 256 |" in page
@@ -200,7 +200,7 @@ def test_page_of_contexts() -> None:
     assert "| llama.cpp | 64 | 256 |" in page  # MiB
 
 
-def test_page_of_scores_and_start() -> None:
+def test_scores_and_startup_page() -> None:
     page = render(
         [
             *(
@@ -220,7 +220,7 @@ def test_page_of_scores_and_start() -> None:
                 )
             ),
             Record(4, "file", "other", "import_seconds", (0.125,)),
-            Record(4, "file", "other", "load_seconds", (0.25,)),  # and no prompt
+            Record(4, "file", "other", "load_seconds", (0.25,)),  # no prompt was measured
             Record(4, "wheel", "h2o.cpp", "bytes", (3.0 * 2**20,), "h2o.whl"),
         ]
     )
@@ -238,8 +238,10 @@ def test_plot(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sections_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Baselines may be there or not; either way they are in the results."""
+def test_sections_measure_h2o_and_record_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results contain the baselines whether they are installed or not."""
     monkeypatch.setitem(SHAPES, "small", small("TinyLlama-1.1B"))
     plan = replace(
         QUICK, shapes=["small"], prompts=[20, 30], contexts=[("small", 2, (16, 40), False)]
@@ -263,7 +265,7 @@ def test_sections_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "## 2." in page
 
 
-def test_engines_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_can_be_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "small", small("TinyLlama-1.1B"))
     plan = replace(QUICK, shapes=["small"], prompts=[20], rounds=1)
     results = Results(tmp_path / "results.jsonl")

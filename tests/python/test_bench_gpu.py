@@ -36,31 +36,31 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         shape="small opt",
         models=[("small llama", "Q8_0")],
     )
-    said: list[str] = []
-    return Bench(plan, Models(tmp_path), Results(tmp_path / "gpu.jsonl"), "cpu", said.append)
+    messages: list[str] = []
+    return Bench(plan, Models(tmp_path), Results(tmp_path / "gpu.jsonl"), "cpu", messages.append)
 
 
-def test_sections(bench: Bench, tmp_path: Path) -> None:
+def test_sections_record_measurements(bench: Bench, tmp_path: Path) -> None:
     for section in (DECODE, EVICTION, SCORES, PREFILL):
         SECTIONS[section](bench)
     records = list(bench.results)
     assert not [record for record in records if not record.values]
-    assert not list(tmp_path.glob("*.gguf"))  # they are removed when they are loaded
+    assert not list(tmp_path.glob("*.gguf"))  # they are deleted once loaded
 
     (engines,) = values_of(records, DECODE).values()
     assert set(engines) == {"h2o.cpp F16", "h2o.cpp Q4_K_M"}
     assert len(engines["h2o.cpp F16"]["decode 16"]) == bench.plan.rounds
-    # 8 layers of width 256 with 2 KV heads of 32, feed-forward 512; two bytes a weight.
+    # 8 layers of width 256 with 2 KV heads of 32, feed-forward 512; two bytes per weight.
     matrices = 8 * (2 * 256 * 256 + 2 * 256 * 64 + 3 * 256 * 512) + 256 * 1000
-    cached = 8 * (16 + 4.5) * 2 * 2 * 32 * 2  # eight tokens see 17 to 24
+    cached = 8 * (16 + 4.5) * 2 * 2 * 32 * 2  # eight tokens attend to 17 to 24
     found = engines["h2o.cpp F16"]["bytes per token"]
-    assert found == [2 * matrices + 4 * 17 * 256 + cached]  # and norms in f32
+    assert found == [2 * matrices + 4 * 17 * 256 + cached]  # + norms in f32
 
     eviction = values_of(records, EVICTION)
     full, bounded = (eviction["small opt, batch 3"][name] for name in ("full", "hh=0.2"))
-    assert "decode seconds" in full  # every token
+    assert "decode seconds" in full  # measured for every token
     assert "decode seconds" not in eviction["small opt, batch 1"]["full"]
-    # 16 of 80 tokens and the one in flight: 17 slots, with a position and a score for each.
+    # 16 of 80 tokens and the one being decoded: 17 slots, each with a position and a score.
     assert bounded["cache bytes"][0] < full["cache bytes"][0] * 18 / 80
     equal = [label for label, found in eviction.items() if "equal to" in found["hh=0.2"]]
     (n,) = (int(label.split()[-1]) for label in equal)
@@ -74,7 +74,7 @@ def test_sections(bench: Bench, tmp_path: Path) -> None:
     prefill = values_of(records, PREFILL)["small llama Q8_0, 64 tokens"]
     assert len(prefill["full"]["seconds"]) == bench.plan.rounds
     layers = 2 * 64 * (matrices - 256 * 1000)
-    # Each of 64 * 65 / 2 pairs of a query and a key: a product of 32 with K and one with V.
+    # Each of the 64 * 65 / 2 query-key pairs: a product of 32 with K and one with V.
     assert prefill["h2o.cpp"]["flops"] == [layers + 64 * 65 / 2 * 8 * 8 * 32 * 4]
 
     page = render_gpu(records)
@@ -82,7 +82,7 @@ def test_sections(bench: Bench, tmp_path: Path) -> None:
         assert f"## {title}" in page
 
 
-def records_of_a_run() -> Iterator[Record]:
+def sample_records() -> Iterator[Record]:
     yield Record(MACHINE, "A GPU", "torch", "copy", (4e12,))
     yield Record(MACHINE, "A GPU", "torch", "f16", (800e12,))
     yield Record(MACHINE, "shape F16", "h2o.cpp", "start", (2.0,), "0.1 cuda (A GPU)")
@@ -120,14 +120,14 @@ def records_of_a_run() -> Iterator[Record]:
 
 
 def test_page() -> None:
-    page = render_gpu([*records_of_a_run()])
+    page = render_gpu([*sample_records()])
     assert "h2o.cpp 0.1 cuda (A GPU)." in page
     assert "\nA GPU." in page
     # 14 GB in 4 ms, of 4 TB/s.
     ours = "| shape F16 | 250 | 4.000 | 3500 (88%) |"
     assert f"{ours} 50.0 **5.00x** |" in page
     assert "- compiled on shape: no compiler" in page
-    # 24 x 2048 tokens in 100 s, 90 of them decoding; in half of it; 96 x 2048 in 140.4 s.
+    # 24 x 2048 tokens in 100 s, 90 s of it decode; in half the time; 96 x 2048 in 140.4 s.
     full = "| 24 | full | 100.00 | 10.00 | 90.00 | 91.00 | 491.5 | 546.1 | 48.0 | 62.0 |  |"
     assert full in page
     bounded = "| 24 | hh=0.2 | 50.00 | 12.00 | 38.00 |  | 983.0 | 1293.5 | 12.0 | 26.0 | 2.00x |"
@@ -137,13 +137,13 @@ def test_page() -> None:
     assert "- full on shape, batch 64: out of memory" in page
     row = "| shape, batch 1, 4096 slots | 4000 (4000 to 4000) | 4020 (4020 to 4020) | +0.5% |"
     assert row in page
-    # 3968 MB more take 1 ms more.
+    # 3968 MB more take 1 ms longer.
     assert "| shape, batch 1 | window | 3.97 GB in 1000 us | 3968 (99%) |" in page
     prompt = "4096 | 4096 | 3413"
     assert f"| shape F16, 2048 tokens | {prompt} | 400 (50%) | +20.0% |" in page
 
 
-def test_texts_are_checked(tiny_opt: Path) -> None:
+def test_texts_check_tokens_seen(tiny_opt: Path) -> None:
     model = _core.Model(tiny_opt, device="cpu", threads=1)
     texts = Texts(model, Policy.h2o(4, 6), n_ctx=64, n_batch=16, n_sequences=2)
     assert texts.read(20) > 0
@@ -157,7 +157,7 @@ def test_texts_are_checked(tiny_opt: Path) -> None:
     texts.check(3)
 
 
-def test_greedy_steps_of_the_engine(tiny_opt: Path) -> None:
+def test_engine_decodes_greedily(tiny_opt: Path) -> None:
     engine = H2o(str(tiny_opt), threads=1, n_ctx=32, greedy=True)
     for _ in range(2):
         assert len(engine.decode(10, 4)) == 4
@@ -167,7 +167,7 @@ def test_greedy_steps_of_the_engine(tiny_opt: Path) -> None:
         engine._checked([])
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_missing_device() -> None:
     assert gpu_machine.describe("cpu") is None
     assert gpu_machine.memory_used("cpu") is None
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Models with random weights: real shapes, real metadata, files that load."""
+"""Benchmark models with random weights: real shapes and metadata, and files that load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from h2o_cpp.quantize.mix import MIXES
 from support.llama_gguf import types
 from support.needs import packages
 
-# Parameters of the published checkpoints. OPT's has two rows of positions that are never used.
+# Parameter counts of the published checkpoints, without OPT's two unused position rows.
 PARAMETERS = {
     "TinyLlama-1.1B": 1_100_048_384,
     "LLaMA-7B": 6_738_415_616,
@@ -36,7 +36,7 @@ TEXT = "The old man said: “naïve café” costs 5 €, \n\tor 1234567890 🦙
 
 
 def small(shape: str, **sizes: Any) -> Config:
-    """A shape with rows of whole K-quant blocks, so that types are those of large models."""
+    """A small shape with rows of whole K-quant blocks, so that types equal a large model's."""
     config = {**SHAPES[shape], "num_hidden_layers": 8, "vocab_size": 1000, **sizes}
     widths = {"hidden_size": 256, "intermediate_size": 512, "ffn_dim": 512}
     widths |= {"word_embed_proj_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -44,7 +44,7 @@ def small(shape: str, **sizes: Any) -> Config:
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)
-def test_shapes_are_those_of_real_models(shape: str) -> None:
+def test_shapes_have_published_parameter_counts(shape: str) -> None:
     config = SHAPES[shape]
     tensors = FAMILIES[config["architectures"][0]].tensors(config)
     sizes = [spec.written_shape for spec in tensors]
@@ -79,13 +79,13 @@ def f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks_of_zeros(type_name: str, values: NDArray[np.float32], **_: Any) -> NDArray[np.uint8]:
-    """As large as quantised values: types do not depend on what is in them."""
+    """Zeros of the size of the quantised values; the choice of types ignores the values."""
     size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     return np.zeros((len(values), values.shape[1] // size * nbytes), np.uint8)
 
 
 @pytest.mark.parametrize("type_name", ["F16", *MIXES])
-def test_types_are_those_of_the_quantiser(
+def test_types_equal_quantiser(
     type_name: str, f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_core, "quantize", blocks_of_zeros)
@@ -99,7 +99,7 @@ def test_types_are_those_of_the_quantiser(
     assert found.stat().st_size == pytest.approx(expected.stat().st_size, abs=4096)  # names differ
 
 
-def test_weights_are_random_and_of_the_right_scale(tmp_path: Path) -> None:
+def test_weights_are_random_with_expected_scale(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, small("TinyLlama-1.1B"), "F32")
     file = _core.GgufFile(path)
@@ -123,12 +123,12 @@ def test_tokenizer_round_trip(tmp_path: Path) -> None:
         tokens = generator.tokenize(TEXT)
         assert tokens[0] == 0  # OPT begins with <s>
         assert generator.detokenize(tokens[1:]) == TEXT
-        assert len(tokens) < len(TEXT.encode())  # pairs of bytes have tokens
+        assert len(tokens) < len(TEXT.encode())  # some tokens are byte pairs
         assert all(token < N_SPECIAL for token in generator.tokenize("")) or not tokens
 
 
 @packages("llama_cpp")
-def test_llama_cpp_reads_them_alike(tmp_path: Path) -> None:
+def test_llama_cpp_tokenizes_identically(tmp_path: Path) -> None:
     import llama_cpp
 
     for shape in ("TinyLlama-1.1B", "Pythia-410M"):

@@ -1,4 +1,4 @@
-"""tools/bench/throughput: how many sequences fit, arrivals, and the report."""
+"""tools/bench/throughput: sequences that fit in memory, arrivals, and the report."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "llama_gqa2_tied.gguf"
 
 
 @pytest.fixture(autouse=True)
-def _fake_engine_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_engine_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, sys.path)]))
 
 
-def test_a_batch_is_counted() -> None:
+def test_batch_tokens_are_checked() -> None:
     with EngineProcess("support.fake_engine", {}) as engine:
         assert engine.batch(3, 5, 4).seconds == [0.5]
     with (
@@ -59,10 +59,10 @@ def test_a_batch_is_counted() -> None:
         engine.batch(3, 5, 4)
 
 
-def test_our_batch_is_what_each_text_gives_alone(tmp_path: Path) -> None:
+def test_h2o_batch_is_limited_to_its_sequences(tmp_path: Path) -> None:
     options = {"path": str(GOLDEN), "threads": 1, "n_ctx": 40, "hh": 12, "n_sequences": 3}
     with EngineProcess("h2o_bench.engines.h2o", options) as engine:
-        assert engine.batch(3, 9, 5).seconds[0] > 0  # tokens are counted
+        assert engine.batch(3, 9, 5).seconds[0] > 0  # the engine checks the token counts
     with (
         EngineProcess("h2o_bench.engines.h2o", options) as engine,
         pytest.raises(EngineError, match="sequence 3"),
@@ -70,12 +70,12 @@ def test_our_batch_is_what_each_text_gives_alone(tmp_path: Path) -> None:
         engine.batch(4, 9, 5)
 
 
-def test_how_many_texts() -> None:
+def test_sequences_that_fit_in_memory() -> None:
     entry = Entry(Baseline("one", "module", {}), weight_bytes=100, text_bytes=30.0)
     assert [entry.sequences(memory) for memory in (50, 129, 130, 189, 190)] == [0, 0, 1, 2, 3]
 
 
-def test_observed() -> None:
+def test_observed_latencies() -> None:
     observed = Observed()
     observed.add(1.0, [(1.5, 1), (2.0, 2), (5.0, 4)])
     assert observed.first == [0.5]
@@ -83,33 +83,35 @@ def test_observed() -> None:
     assert (observed.n_tokens, observed.seconds) == (4, 5.0)
 
 
-def test_arrivals() -> None:
+def test_arrivals_are_reproducible_poisson_process() -> None:
     found = arrivals(400, 10.0, 1000)
     assert found == arrivals(400, 10.0, 1000)
-    times = [one.at for one in found]
+    times = [arrival.at for arrival in found]
     assert times == sorted(times)
     assert times[0] == 0
-    # The mean of 399 gaps of 0.1 s, whose deviation is as large: five standard errors.
+    # The mean of 399 gaps of 0.1 s with a standard deviation of 0.1 s: five standard errors.
     assert abs(times[-1] / 399 - 0.1) < 5 * 0.1 / 399**0.5
-    assert all(16 <= len(one.prompt) <= 512 and 16 <= one.n <= 256 for one in found)
-    assert {one.at for one in arrivals(9, None, 1000)} == {0.0}
+    assert all(16 <= len(x.prompt) <= 512 and 16 <= x.n <= 256 for x in found)
+    assert {arrival.at for arrival in arrivals(9, None, 1000)} == {0.0}
 
 
-def test_both_ways_give_every_token() -> None:
+def test_static_and_continuous_batching_give_every_token() -> None:
     requests = [Arrival(i / 100, [5 + i] * (i + 1), 3 + i) for i in range(7)]
     with Generator(GOLDEN, hh=12, n_batch=8, max_sequences=2, threads=1) as generator:
         runtime = generator._runtime()
         for run in (run_static, run_continuous):
             observed = run(runtime, requests)
-            assert observed.n_tokens == sum(one.n for one in requests)
+            assert observed.n_tokens == sum(request.n for request in requests)
             assert len(observed.first) == len(requests)
             assert len(observed.gaps) < observed.n_tokens
             assert min(observed.first) > 0
             assert observed.seconds >= requests[-1].at
 
 
-def test_the_parts_measure_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever else is installed: only ours is asked, the others are named."""
+def test_sections_measure_h2o_and_record_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other engines are recorded as absent, installed or not."""
     monkeypatch.setitem(SHAPES, "small", small("OPT-1.3B"))
     monkeypatch.setattr(throughput, "_ENGINES", "no_such_package")
     plan = replace(
@@ -119,7 +121,7 @@ def test_the_parts_measure_our_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     bench = Bench(plan, Models(tmp_path), results, threads=1, memory=None)
     for measure in (measure_table, measure_offload, measure_sequences):
         measure(bench)
-    # n_ctx of what arrives is 768.
+    # Arrivals use n_ctx=768.
     measure_arrivals(bench)
     for section in (TABLE, OFFLOAD):
         (engines,) = values_of(results, section).values()
@@ -142,7 +144,7 @@ def test_the_parts_measure_our_engine(tmp_path: Path, monkeypatch: pytest.Monkey
         assert values_of(results, section)
 
 
-def test_the_page() -> None:
+def test_page() -> None:
     def cell(engine: str, rate: float, n: float, length: int = 32) -> list[Record]:
         measured = {"tokens/s": rate, "sequences": n, "rss": (3.0 + n) * 2**20}
         return [

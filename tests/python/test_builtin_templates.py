@@ -18,8 +18,8 @@ CONVERSATION = [
     {"role": "user", "content": "Who are you?"},
 ]
 
-# As the models' own templates and their makers' descriptions have it; <s> and </s> are the
-# vocabulary's.
+# From the models' own templates and their authors' documentation; <s> and </s> are the
+# vocabulary's BOS and EOS.
 EXPECTED = {
     "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
     "<|im_start|>assistant\n Hi <|im_end|>\n<|im_start|>user\nWho are you?<|im_end|>\n"
@@ -54,12 +54,12 @@ EXPECTED = {
 }
 
 
-def test_each_has_its_original() -> None:
+def test_every_template_has_expected_output() -> None:
     assert list(EXPECTED) == list(BUILTIN_TEMPLATES)
 
 
 @pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
-def test_what_it_writes(name: str) -> None:
+def test_rendered_conversation(name: str) -> None:
     t = tokenizer(sentence_pieces(add_bos_token=False))
     template = ChatTemplate(name, t)
 
@@ -67,16 +67,16 @@ def test_what_it_writes(name: str) -> None:
         return t.encode(text, add_special=False, parse_special=True)
 
     assert template.tokens(CONVERSATION) == ids(EXPECTED[name])
-    without = EXPECTED[name]
+    without_system = EXPECTED[name]
     for text in ("<<SYS>>\nBe brief.\n<</SYS>>\n\n", "Be brief.\n\n"):
-        without = without.replace(text, "")
-    if "Be brief." not in without:  # the system prompt is a part of the first message
-        assert template.tokens(CONVERSATION[1:]) == ids(without)
+        without_system = without_system.replace(text, "")
+    if "Be brief." not in without_system:  # the system prompt is part of the first message
+        assert template.tokens(CONVERSATION[1:]) == ids(without_system)
 
 
 @pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
-def test_a_conversation_can_be_continued(name: str) -> None:
-    """What was read before is the beginning of what is read after."""
+def test_conversation_prefix_is_stable(name: str) -> None:
+    """The tokens of the first turns are a prefix of the tokens of the whole conversation."""
     t = tokenizer(sentence_pieces(add_bos_token=False))
     template = ChatTemplate(name, t)
     before, after = template.tokens(CONVERSATION[:2]), template.tokens(CONVERSATION)

@@ -27,13 +27,15 @@ pytestmark = needs("the C library (H2O_LIBRARY)", "H2O_LIBRARY" in os.environ)
 
 @pytest.fixture
 def library() -> Path:
-    """libh2o.so, where somebody says what it is called."""
+    """The path of libh2o.so, from H2O_LIBRARY."""
     return Path(os.environ["H2O_LIBRARY"]).resolve()
 
 
 @pytest.mark.parametrize("hh", [None, 0.05, 100])
 @pytest.mark.parametrize("seed", [0, 42])
-def test_same_text(library: Path, tiny_opt: Path, hh: float | None, seed: int) -> None:
+def test_c_and_python_generate_same_text(
+    library: Path, tiny_opt: Path, hh: float | None, seed: int
+) -> None:
     in_c = CSession(library, tiny_opt, hh=hh or 0)
     in_c.set_sampling(**OPTIONS, seeded=1, seed=seed)
     python = Generator(tiny_opt, hh=hh, device="cpu").generate(
@@ -42,7 +44,7 @@ def test_same_text(library: Path, tiny_opt: Path, hh: float | None, seed: int) -
     assert in_c.stream(PROMPT, max_tokens=100) == python.text
 
 
-def test_snapshots_go_both_ways(library: Path, tiny_opt: Path, tmp_path: Path) -> None:
+def test_c_and_python_exchange_snapshots(library: Path, tiny_opt: Path, tmp_path: Path) -> None:
     in_c = CSession(library, tiny_opt, hh=0.05)
     in_c.set_sampling(**OPTIONS)
     generator = Generator(tiny_opt, hh=0.05)
@@ -52,7 +54,7 @@ def test_snapshots_go_both_ways(library: Path, tiny_opt: Path, tmp_path: Path) -
     in_c.load(saved.data)
     stream = generator.stream(" and", after=saved, max_tokens=50, **OPTIONS)
     assert in_c.stream(" and", max_tokens=50) == "".join(stream)
-    # The one of C has the logits too. They go on alike, by the random numbers in them.
+    # The C snapshot also has the logits. Both continue identically from their random states.
     saved_in_c = tmp_path / "c.snapshot"
     saved_in_c.write_bytes(in_c.save())
     snapshots = [stream.save(), generator.load(saved_in_c)]

@@ -1,4 +1,4 @@
-"""KVCache with arrays of other libraries, through DLPack."""
+"""KVCache with arrays of other libraries, via DLPack."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from support.needs import packages
 _CPU, _CUDA = 1, 2  # kDLCPU, kDLCUDA
 
 
-class _Other:
-    """An array that knows nothing but DLPack."""
+class _DLPackArray:
+    """An array that supports only DLPack."""
 
     def __init__(self, values: NDArray[np.float32], device: int) -> None:
         self._values, self._device = values, device
-        self.asked: list[Any] = []
+        self.requested_devices: list[Any] = []
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device, 0
 
     def __dlpack__(self, **options: Any) -> Any:
-        self.asked.append(options.get("dl_device"))
+        self.requested_devices.append(options.get("dl_device"))
         return self._values.__dlpack__()
 
 
 @pytest.mark.parametrize("device", [_CPU, _CUDA])
-def test_other_arrays(device: int) -> None:
+def test_dlpack_arrays(device: int) -> None:
     random = np.random.default_rng(1)
     policy = Policy.h2o(heavy=3, recent=2)
     ours, theirs = (
@@ -38,11 +38,13 @@ def test_other_arrays(device: int) -> None:
     )
     for n in (1, 9, 1):
         q, k, v = (random.standard_normal((n, heads, 8), np.float32) for heads in (4, 2, 2))
-        others = [_Other(x, device) for x in (q, k, v)]
+        others = [_DLPackArray(x, device) for x in (q, k, v)]
         theirs_out = theirs.attend(others[0], others[1], others[2])
         np.testing.assert_array_equal(theirs_out, ours.attend(q, k, v))
-        # What is on a GPU is asked for on the host.
-        assert [other.asked for other in others] == [[(_CPU, 0) if device == _CUDA else None]] * 3
+        # Arrays on a GPU are requested as host copies.
+        assert [other.requested_devices for other in others] == [
+            [(_CPU, 0) if device == _CUDA else None]
+        ] * 3
 
 
 @packages("torch")

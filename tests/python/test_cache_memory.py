@@ -1,4 +1,4 @@
-"""Budgets in bytes: as many tokens as fit, in the best types."""
+"""cache_memory: as many tokens as fit, in the best types."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FULL = nbytes(Policy.full(), "f16")
     st.sampled_from([64, 96, 40]),
     st.booleans(),
 )
-def test_fits_and_one_more_token_would_not(
+def test_budget_is_largest_that_fits(
     share: float, name: str, kv_dtype: KvDType | None, head_dim: int, learned: bool
 ) -> None:
     if head_dim % 32 and kv_dtype is not None:
@@ -62,11 +62,11 @@ def test_fits_and_one_more_token_would_not(
     ("share", "kv_dtype"),
     [(1.0, "f16"), (0.999, "q8_0"), (0.55, "q8_0")],
 )
-def test_all_tokens_in_the_most_bits_that_hold_them(share: float, kv_dtype: KvDType) -> None:
+def test_full_cache_in_widest_type_that_fits(share: float, kv_dtype: KvDType) -> None:
     assert fit(share) == (Policy.full(), kv_dtype)
 
 
-def test_where_tokens_go_types_are_small_and_the_policy_is_the_best() -> None:
+def test_evicting_cache_uses_q8_0_and_best_policy() -> None:
     policy, kv_dtype = fit(0.1)
     assert kv_dtype == "q8_0"
     assert policy == named_policy("contribution", policy.budget or 0)
@@ -76,7 +76,7 @@ def test_where_tokens_go_types_are_small_and_the_policy_is_the_best() -> None:
     assert fit(0.1, shape=ModelShape(4, 2, 40, 1024, learned_positions=False))[1] == "f16"
 
 
-def test_ways_to_say_it() -> None:
+def test_fraction_percent_and_bytes_are_equivalent() -> None:
     assert fit("10%") == fit(" 10.0 % ") == fit(0.1)
     assert fit(f"{FULL // 10}B") == fit(FULL // 10 / FULL)
 
@@ -91,12 +91,12 @@ def test_ways_to_say_it() -> None:
         ("12B", "12 bytes, expected at least"),
     ],
 )
-def test_what_is_refused(memory: float | str, message: str) -> None:
+def test_invalid_memory_is_rejected(memory: float | str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit(memory)
 
 
-def test_of_a_generator(tiny_opt: Path) -> None:
+def test_generator_stays_within_cache_memory(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=512, threads=1) as generator:
         full = generator.stats().cache_bytes
     with Generator(tiny_opt, n_ctx=512, cache_memory="10%", threads=1) as generator:
@@ -107,7 +107,7 @@ def test_of_a_generator(tiny_opt: Path) -> None:
         Generator(tiny_opt, cache_memory=0.1, hh=0.2)
 
 
-def test_of_a_command(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_command_with_cache_memory(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "-m", str(tiny_opt), "-c", "256", "-n", "3", "--cache-memory", "20%", "It"]
     assert main([*arguments, "-t", "1"]) == 0
     assert capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""KVCache against h2o_rules with random shapes, budgets and chunks, and its invariants."""
+"""KVCache equals h2o_rules for random shapes, budgets and chunks; its invariants."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from support.h2o_rules import ReferenceCache
 from support.random_texts import OPTIONS, POLICIES, Text, texts
 
 
-def same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
+def assert_same_state(a: KVCache, b: KVCache, n_kv_heads: int) -> None:
     for g in range(n_kv_heads):
         np.testing.assert_array_equal(a.positions(g), b.positions(g))
         np.testing.assert_array_equal(a.scores(g), b.scores(g))
 
 
 @given(texts(), POLICIES)
-def test_equals_the_rules(device: str, text: Text, policy: Policy) -> None:
-    equals_the_rules(device, text, policy, None)
+def test_policies_equal_reference(device: str, text: Text, policy: Policy) -> None:
+    assert_equals_reference(device, text, policy, None)
 
 
 @given(texts(), OPTIONS)
-def test_options_equal_the_rules(device: str, text: Text, policy: Policy) -> None:
-    equals_the_rules(device, text, policy, None)
+def test_score_options_equal_reference(device: str, text: Text, policy: Policy) -> None:
+    assert_equals_reference(device, text, policy, None)
 
 
 @given(
@@ -41,7 +41,7 @@ def test_options_equal_the_rules(device: str, text: Text, policy: Policy) -> Non
     st.sampled_from(["halves", "pairs"]),
     st.sampled_from(["original", "rolling"]),
 )
-def test_rotary_positions_equal_the_rules(
+def test_rotary_embeddings_equal_reference(
     device: str,
     text: Text,
     policy: Policy,
@@ -51,16 +51,16 @@ def test_rotary_positions_equal_the_rules(
     positions: Literal["original", "rolling"],
 ) -> None:
     if policy.budget is None or policy.budget >= text.n:
-        positions = "original"  # what never evicts cannot roll
+        positions = "original"  # rolling positions need evictions
     rope = Rope(theta=100.0, n_rot=2 * half, layout=layout, positions=positions)
-    equals_the_rules(device, replace(text, head_dim=2 * half + unrotated), policy, rope)
+    assert_equals_reference(device, replace(text, head_dim=2 * half + unrotated), policy, rope)
 
 
 @given(texts(), st.integers(1, 6), st.integers(0, 6), st.sampled_from(["sum", "mean"]))
-def test_norms_of_outputs_equal_the_rules(
+def test_output_norms_equal_reference(
     device: str, text: Text, heavy: int, recent: int, score: Literal["sum", "mean"]
 ) -> None:
-    equals_the_rules(
+    assert_equals_reference(
         device, text, Policy.h2o(heavy, recent, score=score, value_norm="output"), None
     )
 
@@ -72,7 +72,7 @@ def test_norms_of_outputs_equal_the_rules(
     st.integers(0, 6),
     st.sampled_from([None, "l1", "output"]),
 )
-def test_scores_by_questions_equal_the_rules(
+def test_question_scores_equal_reference(
     text: Text,
     chunks: list[int],
     heavy: int,
@@ -80,11 +80,11 @@ def test_scores_by_questions_equal_the_rules(
     value_norm: Literal["l1", "output"] | None,
 ) -> None:
     policy = Policy.h2o(heavy, recent, score="question", value_norm=value_norm)
-    equals_the_rules("cpu", replace(text, chunks=chunks), policy, None)
+    assert_equals_reference("cpu", replace(text, chunks=chunks), policy, None)
 
 
-def test_the_question_decides_who_stays() -> None:
-    """What the last 32 tokens ask for stays, with its neighbours; the sum prefers another."""
+def test_question_score_keeps_tokens_attended_by_last_32() -> None:
+    """It keeps the token that the last 32 queries attend to, with its neighbours; sum does not."""
     head_dim, n = 4, 100
     q, k, v = (np.zeros((n, 1, head_dim), np.float32) for _ in range(3))
     k[20], k[60] = [8, 0, 0, 0], [0, 8, 0, 0]
@@ -98,7 +98,7 @@ def test_the_question_decides_who_stays() -> None:
     assert kept[1] == [*range(57, 64), 97, 98, 99]
 
 
-def test_norms_of_outputs_need_the_matrix() -> None:
+def test_output_norm_needs_output_weight() -> None:
     policy = Policy.h2o(2, 2, value_norm="output")
     with pytest.raises(ValueError, match="W_O"):
         KVCache(2, 1, 4, policy)
@@ -109,7 +109,7 @@ def test_norms_of_outputs_need_the_matrix() -> None:
         cache.reset(policy=policy)
 
 
-def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None) -> None:
+def assert_equals_reference(device: str, text: Text, policy: Policy, rope: Rope | None) -> None:
     weight = text.output_weight() if policy.value_norm == "output" else None
     cache = text.cache(policy, rope=rope, device=device, output_weight=weight)
     reference = ReferenceCache(
@@ -124,13 +124,13 @@ def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None)
     for n in text.chunks:
         rows = slice(done, done + n)
         expected = reference.attend(*(x[rows].astype(np.float64) for x in (q, k, v)))
-        # A choice between scores closer than float32 can tell apart may honestly differ.
-        # The norm of a value is at most 40 * 5 in size.
+        # An eviction between scores that float32 cannot distinguish may legitimately differ.
+        # The norm of a value is at most 40 * 5.
         assume(reference.margin > (1e-4 if not policy.value_norm else 2e-2))
         out = cache.attend(q[rows], k[rows], v[rows])
         done += n
-        # Logits are below 2 * 40 * 4 in size and carry 40 roundings of 2^-24: e^logit is right to
-        # about 1e-4 at worst, 1e-5 in fact, and probabilities are at most 1.
+        # Logits are below 2 * 40 * 4 with 40 roundings of 2^-24: the error of e^logit is at most
+        # about 1e-4, 1e-5 in practice, and probabilities are at most 1.
         np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
         for g, kept in enumerate(reference.heads):
             assert cache.positions(g).tolist() == [e.position for e in kept]
@@ -141,7 +141,7 @@ def equals_the_rules(device: str, text: Text, policy: Policy, rope: Rope | None)
 
 
 @given(texts(), POLICIES)
-def test_what_is_kept(text: Text, policy: Policy) -> None:
+def test_kept_tokens_satisfy_policy(text: Text, policy: Policy) -> None:
     cache = text.cache(policy)
     q, k, v = text.arrays()
     before: list[set[int]] = [set()] * text.n_kv_heads
@@ -154,7 +154,7 @@ def test_what_is_kept(text: Text, policy: Policy) -> None:
             kept = cache.positions(g).tolist()
             assert kept == sorted(set(kept))
             assert len(kept) == (done if policy.budget is None else min(done, policy.budget))
-            assert set(kept) <= before[g] | set(range(done - n, done))  # nothing comes back
+            assert set(kept) <= before[g] | set(range(done - n, done))  # no evicted token returns
             assert set(range(min(policy.n_sinks, done))) <= set(kept)
             recent = done if policy.n_recent is None else min(done, policy.n_recent)
             assert set(range(done - recent, done)) <= set(kept)
@@ -164,7 +164,7 @@ def test_what_is_kept(text: Text, policy: Policy) -> None:
 
 
 @given(texts(), st.integers(0, 6), st.sampled_from(["f32", "f16", "bf16"]))
-def test_budget_never_reached_is_the_full_cache_bit_for_bit(
+def test_unreached_budget_equals_full_cache_bit_for_bit(
     text: Text, heavy: int, kv_dtype: str
 ) -> None:
     policy = Policy.h2o(heavy, max(text.n - heavy, 1))
@@ -173,33 +173,33 @@ def test_budget_never_reached_is_the_full_cache_bit_for_bit(
 
 
 @given(texts(), POLICIES, st.sampled_from(["f32", "f16", "bf16"]))
-def test_threads_do_not_change_a_bit(text: Text, policy: Policy, kv_dtype: str) -> None:
+def test_threads_do_not_change_results(text: Text, policy: Policy, kv_dtype: str) -> None:
     one, two = (text.cache(policy, kv_dtype, threads=n) for n in (1, 2))
     np.testing.assert_array_equal(text.run(one), text.run(two))
-    same_state(one, two, text.n_kv_heads)
+    assert_same_state(one, two, text.n_kv_heads)
 
 
 @given(texts(), POLICIES)
-def test_reset_is_a_fresh_cache(text: Text, policy: Policy) -> None:
+def test_reset_cache_equals_fresh_cache(text: Text, policy: Policy) -> None:
     used, fresh = text.cache(policy), text.cache(policy)
     text.run(used)
     used.reset()
     assert len(used) == 0
     assert used.positions().size == 0
     np.testing.assert_array_equal(text.run(used), text.run(fresh))
-    same_state(used, fresh, text.n_kv_heads)
+    assert_same_state(used, fresh, text.n_kv_heads)
 
 
 @given(texts(), st.integers(1, 8))
-def test_no_heavy_hitters_is_a_window(text: Text, n: int) -> None:
+def test_h2o_without_heavy_hitters_equals_window(text: Text, n: int) -> None:
     window, h2o = text.cache(Policy.window(n)), text.cache(Policy.h2o(0, n))
     np.testing.assert_array_equal(text.run(window), text.run(h2o))
-    same_state(window, h2o, text.n_kv_heads)
+    assert_same_state(window, h2o, text.n_kv_heads)
 
 
 @given(texts())
 def test_every_query_adds_one_to_the_scores(text: Text) -> None:
-    cache = text.cache(Policy.h2o(1, text.n))  # scores are kept, nothing is evicted
+    cache = text.cache(Policy.h2o(1, text.n))  # keeps scores, evicts nothing
     text.run(cache)
     for g in range(text.n_kv_heads):
         queries = text.n * text.n_heads / text.n_kv_heads
@@ -208,8 +208,8 @@ def test_every_query_adds_one_to_the_scores(text: Text) -> None:
 
 
 @given(texts(), st.sampled_from([("f16", 2.0**-11), ("bf16", 2.0**-8)]))
-def test_rounded_caches_hold_rounded_keys_and_values(text: Text, kind: tuple[str, float]) -> None:
-    """Equal to an f32 cache that is fed the rounded numbers, bit for bit."""
+def test_f16_and_bf16_caches_store_rounded_values(text: Text, kind: tuple[str, float]) -> None:
+    """Bit for bit equal to an f32 cache of rounded keys and values."""
     kv_dtype, unit = kind
     q, k, v = text.arrays()
 
@@ -239,10 +239,10 @@ BLOCK_TYPES = {
     POLICIES,
     st.tuples(*[st.sampled_from(["q8_0", "q5_0", "q4_0", "f32"])] * 2),
 )
-def test_quantised_caches_hold_what_gguf_py_rounds_to(
+def test_quantised_caches_store_values_quantised_like_gguf_py(
     text: Text, head_dim: int, policy: Policy, kv_dtype: tuple[str, str]
 ) -> None:
-    """Equal, bit for bit, to an f32 cache that is fed the rounded keys and values."""
+    """Bit for bit equal to an f32 cache of the quantised keys and values."""
     text = replace(text, head_dim=head_dim)
 
     def rounded(x: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
@@ -262,11 +262,11 @@ def test_quantised_caches_hold_what_gguf_py_rounds_to(
             large.attend(q[rows], rounded_k[rows], rounded_v[rows]),
         )
         done += n
-    same_state(small, large, text.n_kv_heads)
+    assert_same_state(small, large, text.n_kv_heads)
     bits = {"f32": 32, "q8_0": 8.5, "q5_0": 5.5, "q4_0": 4.5}
     slots = text.n if policy.budget is None else min(policy.budget + 1, text.n)
     saved = sum((32 - bits[dtype]) / 8 for dtype in kv_dtype) * text.n_kv_heads * slots * head_dim
-    assert abs(large.nbytes - small.nbytes - saved) < 2 * 64  # arrays begin on cache lines
+    assert abs(large.nbytes - small.nbytes - saved) < 2 * 64  # arrays are aligned to cache lines
 
 
 def test_block_types_need_whole_blocks() -> None:
@@ -274,14 +274,14 @@ def test_block_types_need_whole_blocks() -> None:
         KVCache(1, 1, 48, Policy.window(4), kv_dtype=("f16", "q8_0"))
 
 
-def test_nbytes_is_what_the_formula_says() -> None:
+def test_nbytes_equals_formula() -> None:
     n_kv_heads, head_dim, policy = 4, 64, Policy.h2o(32, 31)
     slots = 64  # the budget and the token being decoded
     for kv_dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
         cache = KVCache(8, n_kv_heads, head_dim, policy, kv_dtype=kv_dtype)
         kv = 2 * n_kv_heads * slots * head_dim * size
         position_and_score = n_kv_heads * slots * 8
-        next_slots, policies = 64, 64  # four int32 and a policy, in a cache line each
+        next_slots, policies = 64, 64  # four int32, and a policy: a cache line each
         assert cache.nbytes == kv + position_and_score + next_slots + policies
 
 
@@ -296,7 +296,7 @@ def test_nbytes_is_what_the_formula_says() -> None:
         ([(9, 4, 4), (9, 2, 4), (9, 2, 4)], "room for 8"),
     ],
 )
-def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
+def test_invalid_arrays_are_rejected(shapes: list[tuple[int, ...]], message: str) -> None:
     cache = KVCache(4, 2, 4, Policy.full(), max_tokens=8)
     q, k, v = (np.zeros(shape, np.float32) for shape in shapes)
     with pytest.raises(ValueError, match=message):
@@ -320,18 +320,18 @@ def test_bad_arrays(shapes: list[tuple[int, ...]], message: str) -> None:
         ((4, 2, 4), {"threads": -1}, "threads"),
     ],
 )
-def test_bad_options(
+def test_invalid_options_are_rejected(
     arguments: tuple[int, int, int], options: dict[str, int | str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         KVCache(*arguments, Policy.window(4), **options)  # type: ignore[arg-type]
 
 
-def test_full_policy_needs_a_limit() -> None:
+def test_full_policy_needs_max_tokens() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         KVCache(1, 1, 4, Policy.full())
 
 
-def test_too_large_is_a_memory_error() -> None:
+def test_huge_cache_is_memory_error() -> None:
     with pytest.raises(MemoryError, match=r"bytes|memory"):
         KVCache(1024, 1024, 1024, Policy.full(), max_tokens=2**30)

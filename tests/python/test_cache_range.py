@@ -1,4 +1,4 @@
-"""The range of numbers that KVCache accepts; accepted ones give finite results."""
+"""The range of values that KVCache accepts; accepted values give finite results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ones(n: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1e30, -FLOAT_MAX, 1e300])
-def test_what_would_vanish_is_refused(name: str, value: float) -> None:
+def test_values_out_of_range_are_rejected(name: str, value: float) -> None:
     cache = KVCache(2, 1, HEAD_DIM, Policy.h2o(3, 3), kv_dtype="f32", threads=1)
     cache.attend(**ones(4))
     before = cache.positions(), cache.scores()
@@ -54,7 +54,7 @@ def test_what_would_vanish_is_refused(name: str, value: float) -> None:
 @pytest.mark.parametrize("kv_dtype", LARGEST_STORED)
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize("rope", [None, Rope()])
-def test_stored_types_have_less_range(kv_dtype: str, name: str, rope: Rope | None) -> None:
+def test_range_depends_on_kv_dtype(kv_dtype: str, name: str, rope: Rope | None) -> None:
     limit = min(LARGEST, LARGEST_STORED[kv_dtype] / (1 if rope is None else math.sqrt(2)))
     for factor, fits in ((0.999, True), (1.001, False)):
         cache = KVCache(2, 1, HEAD_DIM, Policy.h2o(3, 3), kv_dtype=kv_dtype, rope=rope, threads=1)
@@ -77,7 +77,7 @@ def test_stored_types_have_less_range(kv_dtype: str, name: str, rope: Rope | Non
     n=st.integers(1, 12),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_what_is_taken_gives_finite_results(
+def test_values_in_range_give_finite_results(
     kv_dtype: str,
     exponents: tuple[float, float, float],
     value_norm: Literal["l1"] | None,
@@ -85,7 +85,7 @@ def test_what_is_taken_gives_finite_results(
     n: int,
     seed: int,
 ) -> None:
-    """However large; every row's probabilities are shared out among the keys that it sees."""
+    """For any magnitude; the probabilities of every row sum to 1."""
     random = np.random.default_rng(seed)
     policy = Policy.h2o(3, 3, value_norm=value_norm)
     rope = Rope(positions="rolling") if rolling else None
@@ -99,5 +99,5 @@ def test_what_is_taken_gives_finite_results(
         out = cache.attend(**arrays)
         assert np.isfinite(out).all()
         assert np.isfinite(cache.scores()).all()
-    if len(cache) <= 6:  # nothing has been evicted
+    if len(cache) <= 6:  # no evictions yet
         assert cache.scores().sum() == pytest.approx(2 * len(cache), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Several sequences in one KVCache: each as if alone, with its own policy."""
+"""Several sequences in one KVCache are independent, each with its own policy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from support.random_texts import POLICIES, Text, texts
 
 
 @given(texts(), st.lists(POLICIES, min_size=2, max_size=3), st.integers(0, 2**32 - 1))
-def test_sequences_of_one_cache_are_caches_of_their_own(
-    text: Text, policies: list[Policy], seed: int
-) -> None:
-    """Each with its own policy, fed in batches of any lengths, and used again after a reset."""
+def test_sequences_equal_separate_caches(text: Text, policies: list[Policy], seed: int) -> None:
+    """Each has its own policy; batches of any lengths, with reuse after reset."""
     random = np.random.default_rng(seed)
-    largest = Policy.h2o(20, 20, 20)  # slots, and scores, for any of them
+    largest = Policy.h2o(20, 20, 20)  # slots and scores for any of `policies`
     sizes = (text.n_heads, text.n_kv_heads, text.head_dim)
     policies = [Policy.window(8) if p.budget is None else p for p in policies]
     together = KVCache(*sizes, largest, n_sequences=len(policies), kv_dtype="f32")
@@ -57,7 +55,7 @@ def test_sequences_of_one_cache_are_caches_of_their_own(
         ({}, "0 rows, q has 2"),
     ],
 )
-def test_bad_lengths(lengths: dict[int, int], message: str) -> None:
+def test_invalid_lengths_are_rejected(lengths: dict[int, int], message: str) -> None:
     cache = KVCache(2, 1, 4, Policy.window(4), n_sequences=2)
     q, kv = np.zeros((2, 2, 4)), np.zeros((2, 1, 4))
     with pytest.raises(ValueError, match=message):
@@ -65,7 +63,7 @@ def test_bad_lengths(lengths: dict[int, int], message: str) -> None:
     assert cache.tokens_seen(0) == cache.tokens_seen(1) == 0
 
 
-def test_policies_that_do_not_fit() -> None:
+def test_incompatible_policies_are_rejected() -> None:
     cache = KVCache(2, 1, 4, Policy.window(4), max_tokens=100)
     with pytest.raises(ValueError, match="needs 6 slots, layer 0 has 5"):
         cache.reset(0, Policy.window(5))
@@ -83,4 +81,4 @@ def test_policies_that_do_not_fit() -> None:
     rolling.attend(np.ones((6, 2, 4)), np.ones((6, 1, 4)), np.ones((6, 1, 4)))
     with pytest.raises(ValueError, match="needs 99 slots"):
         rolling.reset(0, Policy.full())
-    assert (len(rolling), rolling.policy) == (6, Policy.window(4))  # as it was
+    assert (len(rolling), rolling.policy) == (6, Policy.window(4))  # unchanged

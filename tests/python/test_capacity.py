@@ -1,4 +1,4 @@
-"""How many sequences fit in memory, compared with the sizes of sessions."""
+"""capacity(): the number of sequences that fit in memory, compared with allocated sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from h2o_cpp import Generator, Policy, capacity
 from h2o_cpp.cli import main
 from h2o_cpp.model.arguments import bytes_of
 
-LINE = 64  # bytes that the arrays of a layer are aligned to
-N_ARRAYS = 8  # of a layer, at most
+LINE = 64  # alignment of a layer's arrays in bytes
+N_ARRAYS = 8  # arrays of a layer, at most
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ N_ARRAYS = 8  # of a layer, at most
         (True, None),
     ],
 )
-def test_sizes(memory: Any, n: int | None) -> None:
+def test_memory_sizes(memory: Any, n: int | None) -> None:
     if n is not None:
         assert bytes_of("memory", memory) == n
         return
@@ -64,8 +64,10 @@ def test_sizes(memory: Any, n: int | None) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("positions", ["auto", "original"])
-def test_what_is_allocated(data: Path, model: str, options: dict[str, Any], positions: Any) -> None:
-    """As many sequences as fit take no more than the memory, and another one would."""
+def test_capacity_is_largest_number_that_fits(
+    data: Path, model: str, options: dict[str, Any], positions: Any
+) -> None:
+    """The cache of `capacity` sequences fits in the memory; with one more it does not."""
     path = data / "golden" / f"{model}.gguf"
     n_layers = 3 if model == "opt_untied" else 2
     if isinstance(options.get("policy"), list):
@@ -78,13 +80,13 @@ def test_what_is_allocated(data: Path, model: str, options: dict[str, Any], posi
         assert generator.max_sequences == n
         used = generator.stats().cache_bytes
     assert used <= memory
-    # Each array of a sequence counts as if it were aligned by itself.
+    # capacity counts each array of a sequence as if it were aligned separately.
     with Generator(path, max_sequences=n + 1, threads=1, **options) as generator:
         assert generator.stats().cache_bytes > memory - (n + 1) * n_layers * N_ARRAYS * LINE
     assert capacity(path, used // n - n_layers * N_ARRAYS * LINE, **options) == 0
 
 
-def test_memory_that_is_not_enough(tiny_opt: Path) -> None:
+def test_too_little_memory_and_invalid_options_are_rejected(tiny_opt: Path) -> None:
     assert capacity(tiny_opt, "1MiB") == 0
     with pytest.raises(
         ValueError, match="memory='1MiB' is too small for the cache of one sequence"
@@ -100,19 +102,19 @@ def test_memory_that_is_not_enough(tiny_opt: Path) -> None:
         capacity(tiny_opt, "1GiB", n_ctx=4096)
 
 
-def test_more_memory_than_a_batch_has_rows_for(data: Path) -> None:
+def test_max_sequences_is_limited_by_batch_rows(data: Path) -> None:
     path = data / "golden" / "opt_head_dim_one.gguf"
     with Generator(path, memory="1GiB", hh=2, n_batch=65000, threads=1) as generator:
         assert generator.max_sequences == 65536 - 65000 + 1
         assert generator.generate([[5, 6]], max_tokens=2, ignore_eos=True)[0].completion_tokens == 2
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_missing_model(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         capacity(tmp_path / "none", "1GiB")
 
 
-def test_info_shows_it(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_command_shows_capacity(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tiny_opt), "--memory", "100MiB"]) == 0
     out = capsys.readouterr().out
     full, bounded = (capacity(tiny_opt, "100MiB", hh=hh) for hh in (None, 0.2))

@@ -1,4 +1,4 @@
-"""Chat: turns that keep the cache, and the chat command."""
+"""Chat: turns that reuse the cache, and the chat command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestConversation:
-    def test_chat_of_a_generator(self, folder: Path) -> None:
+    def test_generator_chat(self, folder: Path) -> None:
         generator = says(folder, {"Hi": "Hello!"})
         stream = generator.chat(user("Hi"))
         assert "".join(stream) == stream.text == "Hello!"
@@ -37,7 +37,7 @@ class TestConversation:
         assert "".join(generator.chat(user("Hi"), max_tokens=2)) == "He"
         assert generator.chat(user("Hi"), template=PLAIN).prompt_tokens == 19
 
-    def test_replies(self, folder: Path) -> None:
+    def test_turns_reuse_cache(self, folder: Path) -> None:
         turns = {"Hi": "Hello!", "Who are you?": "A script.", "Bye": "."}
         generator = says(folder, turns)
         chat = Chat(generator)
@@ -52,20 +52,20 @@ class TestConversation:
         ]
         assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 3
 
-    def test_a_reply_cut_short(self, folder: Path) -> None:
+    def test_new_message_cancels_reply(self, folder: Path) -> None:
         generator = says(folder, {"Hi": "Hello!"})
         chat = Chat(generator)
         stream = chat.say("Hi")
         next(stream)
-        heard = stream.text
+        generated = stream.text
         following = chat.say("Go on")
         assert stream.finish_reason == "cancelled"
-        assert [m["content"] for m in chat.messages] == ["Hi", heard, "Go on", ""]
+        assert [m["content"] for m in chat.messages] == ["Hi", generated, "Go on", ""]
         next(following, None)
-        # The last token that the model said, and what is new
-        assert following.prompt_tokens == len(heard[-1] + ")\n") + turn("Go on")
+        # The last generated token, and the new tokens
+        assert following.prompt_tokens == len(generated[-1] + ")\n") + turn("Go on")
 
-    def test_a_reply_that_nobody_asked_for(self, tiny_opt: Path) -> None:
+    def test_unconsumed_reply_is_replaced(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, threads=1)
         chat = Chat(generator, template=PLAIN)
         first = chat.say("a", max_tokens=3)
@@ -76,8 +76,8 @@ class TestConversation:
         assert third.prompt_tokens < len(third.history) - len(first.history) + 1
         assert generator.stats().tokens_seen == len(third.history) - 1
 
-    def test_another_stream_in_between(self, tiny_opt: Path) -> None:
-        """The conversation is then read again, as one prompt."""
+    def test_other_use_of_generator_rereads_conversation(self, tiny_opt: Path) -> None:
+        """The conversation is then evaluated again as one prompt."""
         generator = Generator(tiny_opt, hh=0.1, n_batch=16, threads=1)
         for interrupt in (
             lambda: generator.generate("The", max_tokens=2),
@@ -92,7 +92,7 @@ class TestConversation:
             prompt = stream.history[:-9]
             assert generator.generate(prompt, temperature=0, max_tokens=9).text == text
 
-    def test_two_conversations_take_turns(self, folder: Path) -> None:
+    def test_two_conversations_alternate(self, folder: Path) -> None:
         turns = {"Hi": "Hello!", "How are you?": "Fine."}
         generator = says(folder, turns)
         chats = [Chat(generator), Chat(generator)]
@@ -100,7 +100,7 @@ class TestConversation:
             for chat in chats:
                 assert "".join(chat.say(message)) == reply
 
-    def test_too_long(self, folder: Path) -> None:
+    def test_too_long_message_leaves_conversation_unchanged(self, folder: Path) -> None:
         generator = says(folder, {"Hi": "Hello!"}, n_ctx=64)
         chat = Chat(generator)
         list(chat.say("Hi"))
@@ -130,7 +130,7 @@ class TestConversation:
 
 @pytest.mark.parametrize("n_batch", [512, 7])
 def test_turns_are_chunks_of_one_sequence(tiny_opt: Path, n_batch: int) -> None:
-    """As the oracle has it: evicted after each chunk, and nothing reset between turns."""
+    """As in a session: evictions after each chunk, and no reset between turns."""
     generator = Generator(
         tiny_opt, hh=16, recent=8, n_ctx=256, n_batch=n_batch, kv_dtype="f32", threads=2
     )
@@ -151,11 +151,11 @@ def test_turns_are_chunks_of_one_sequence(tiny_opt: Path, n_batch: int) -> None:
         assert prompt[: len(fed)] == fed
         new = prompt[len(fed) :]
         assert stream.prompt_tokens == len(new)
-        said = [read(new)]
-        while len(said) < 10:
-            said.append(read(said[-1:]))
-        assert [*stream.tokens] == said
-        fed = [*prompt, *said[:-1]]  # the last one is read with the next turn
+        expected = [read(new)]
+        while len(expected) < 10:
+            expected.append(read(expected[-1:]))
+        assert [*stream.tokens] == expected
+        fed = [*prompt, *expected[:-1]]  # the last token is evaluated with the next turn
         for layer in range(model.n_layers):
             for head in range(model.n_kv_heads):
                 ours, theirs = generator.kept(layer, head), session.kept(layer, head, 0)
@@ -169,8 +169,8 @@ def floats(values: list[float]) -> bytes:
     return struct.pack(f"<IIQ{len(values)}f", ARRAY, FLOAT32, len(values), *values)
 
 
-def test_prompt_and_stream_are_the_whole_text(folder: Path) -> None:
-    """With SentencePiece, whose first space of a text is none."""
+def test_prompt_and_pieces_concatenate_to_detokenized_history(folder: Path) -> None:
+    """With SentencePiece, which drops the first space of a text."""
     pieces = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab", "\u2581a", "\u2581b"]
     types = [2, 3, 3] + [1] * 7
     padding = 258 - len(pieces)
@@ -207,7 +207,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 class TestCommand:
-    def test_answers_line_by_line(self, folder: Path, run: Run) -> None:
+    def test_each_line_is_a_message(self, folder: Path, run: Run) -> None:
         path = script(folder, {"Hi": "Hello!", "Who are you?": "A script."})
         status, out, err = run("Hi\n\n  \nWho are you?\n", "-m", path, "--threads", 1)
         assert (status, out) == (0, "Hello!\nA script.\n")
@@ -221,8 +221,8 @@ class TestCommand:
         for given in (tmp_path / "plain.jinja", f"@{tmp_path / 'plain.jinja'}"):
             assert run("a\nb\n", *options, "--template", given)[1] == first[1]
 
-    def test_a_built_in_template(self, folder: Path, run: Run) -> None:
-        """Also where the file has one, which here is another."""
+    def test_built_in_template_overrides_file(self, folder: Path, run: Run) -> None:
+        """--template chatml equals the file's template; --chat-template vicuna does not."""
         path = script(folder, {"Hi": "Hello!"})
         same = run("Hi\n", "-m", path, "--threads", 1, "--template", "chatml")
         assert same[:2] == (0, "Hello!\n")
@@ -230,7 +230,7 @@ class TestCommand:
         assert other[0] == 0
         assert other[1] != "Hello!\n"
 
-    def test_a_template_that_is_none(self, tiny_opt: Path, run: Run) -> None:
+    def test_missing_template_is_an_error(self, tiny_opt: Path, run: Run) -> None:
         status, _, err = run("Hi\n", "-m", tiny_opt, "--template", "plain.jinja")
         assert status == 1
         assert err.startswith("error: --template plain.jinja: no such file or built-in template")
@@ -243,7 +243,7 @@ class TestCommand:
         assert (status, out) == (0, "Hello!\nHello!\n")
         assert err.count(f"prompt {turn('Hi')} tokens") == 2
 
-    def test_goes_on_after_an_error(self, folder: Path, run: Run) -> None:
+    def test_continues_after_too_long_message(self, folder: Path, run: Run) -> None:
         path = script(folder, {"Hi": "Hello!", "Bye": "."}, n_ctx=72)
         lines = "Hi\n" + "x" * 99 + "\nBye\n"
         status, out, err = run(lines, "-m", path, "--threads", 1)
@@ -252,7 +252,7 @@ class TestCommand:
         assert "n_ctx is 72" in err
         assert "send a shorter message, or /reset" in err
 
-    def test_goes_on_after_a_refusal(self, tiny_opt: Path, run: Run) -> None:
+    def test_continues_after_template_error(self, tiny_opt: Path, run: Run) -> None:
         template = "{% if messages[-1].content == 'a' %}{{ raise_exception('No a') }}{% endif %}"
         status, _, err = run("a\nb\n", "-m", tiny_opt, "-n", 2, "--template", template + PLAIN)
         assert status == 1
@@ -261,7 +261,7 @@ class TestCommand:
         assert error.endswith("No a")
         assert "generated 2 tokens" in summary
 
-    def test_help_has_the_commands(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_lists_commands(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             run("", "--help")
         out = capsys.readouterr().out
@@ -274,7 +274,7 @@ class TestCommand:
         assert "no chat template" in err
         assert "--template" in err
 
-    def test_of_the_bundled_model(self, run: Run) -> None:
+    def test_bundled_model_needs_template(self, run: Run) -> None:
         status, out, err = run("Hi\n")
         assert (status, out) == (1, "")
         assert "bundled model" in err
@@ -282,14 +282,14 @@ class TestCommand:
         assert err.count("\n") == 1
         assert run("Hi\n", "--template", "chatml", "-n", 2)[0] == 0
 
-    def test_interrupt_stops_the_answer(
+    def test_interrupt_cancels_reply(
         self, tiny_opt: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         next_piece, calls = Stream.__next__, count()
 
         def interrupted(stream: Stream) -> str:
             if next(calls) == 3:
-                stream.close()  # as a Ctrl-C in the middle of it does
+                stream.close()  # as Ctrl-C during generation does
                 raise KeyboardInterrupt
             return next_piece(stream)
 

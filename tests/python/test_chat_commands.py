@@ -1,4 +1,4 @@
-"""The chat command: /commands, messages of several lines, history."""
+"""The chat command: /commands, multi-line messages, history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Converse = Callable[..., tuple[int, str, str]]
 def converse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Converse:
-    """Status, stdout and stderr of a conversation that knows these turns."""
+    """Runs a conversation with a model of these turns: status, stdout and stderr."""
 
     def chat(lines: str, turns: dict[str, str], *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
@@ -45,7 +45,7 @@ def converse(
 HI = {"Hi": "Hello!", "Bye": "."}
 
 
-def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command(converse: Converse, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = converse("/help\n", HI)
     assert (status, out) == (0, "")
     with pytest.raises(SystemExit, match="0"):
@@ -73,8 +73,9 @@ def test_help_has_every_command(converse: Converse, capsys: pytest.CaptureFixtur
         ("/budget auto", "h2o-cpp advise"),
     ],
 )
-def test_an_error_is_no_message(converse: Converse, line: str, message: str) -> None:
-    """And the conversation is as before."""
+def test_command_error_leaves_conversation_unchanged(
+    converse: Converse, line: str, message: str
+) -> None:
     status, out, err = converse(f"Hi\n{line}\nBye\n", HI)
     assert (status, out) == (1, "Hello!\n.\n")
     first, error, last = err.splitlines()
@@ -84,7 +85,7 @@ def test_an_error_is_no_message(converse: Converse, line: str, message: str) -> 
     assert last.startswith("[prompt")
 
 
-def test_before_anything_is_said(converse: Converse) -> None:
+def test_commands_before_first_message(converse: Converse) -> None:
     status, _, err = converse("/save x\n/inspect\n/stats\n", HI)
     assert status == 1
     assert err.splitlines()[0] == "error: the conversation has not begun, send a message first"
@@ -92,33 +93,35 @@ def test_before_anything_is_said(converse: Converse) -> None:
     assert err.splitlines()[2].startswith("[0 tokens seen, 0 kept, 0 evicted | cache ")
 
 
-def test_several_lines(converse: Converse) -> None:
+def test_multi_line_messages(converse: Converse) -> None:
     turns = {"a\nb": "Two.", "/exit": "No.", 'say "" twice': "So."}
     lines = '"""a\nb"""\n"""\n/exit\n"""\n"""say "" twice"""\n'
     status, out, _ = converse(lines, turns)
     assert (status, out) == (0, "Two.\nNo.\nSo.\n")
 
 
-def test_several_lines_without_an_end(converse: Converse) -> None:
+def test_multi_line_message_without_end_is_an_error(converse: Converse) -> None:
     status, out, err = converse('Hi\n"""Bye\n', HI)
     assert (status, out) == (1, "Hello!\n")
     assert err.splitlines()[-1] == 'error: the message has no closing """'
 
 
-def test_budget(converse: Converse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conversation goes on, is read again, and its cache keeps so much."""
-    told: list[list[str]] = []
+def test_budget_command_moves_conversation(
+    converse: Converse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversation continues after its re-evaluation with the new budget."""
+    messages_at_move: list[list[str]] = []
     moved = _Chat.moved
 
     def spy(self: Chat, generator: object) -> Chat:
-        told.append([message["content"] for message in self.messages])
+        messages_at_move.append([message["content"] for message in self.messages])
         return moved(self, generator)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_Chat, "moved", spy)
     lines = "Hi\n/budget\n/budget 20 mean\nBye\n/stats\n/budget full\n/budget\n"
     status, out, err = converse(lines, HI)
     assert (status, out) == (0, "Hello!\n.\n")
-    assert told == [["Hi", "Hello!"], ["Hi", "Hello!", "Bye", "."]]
+    assert messages_at_move == [["Hi", "Hello!"], ["Hi", "Hello!", "Bye", "."]]
     before, changed, *_ = re.findall(r"^\[cache.*\]$", err, re.MULTILINE)
     assert "(100%) | Policy(n_sinks=0, n_heavy=0, n_recent=None)]" in before
     assert "Policy(n_sinks=0, n_heavy=10, n_recent=10, score='mean')" in changed
@@ -135,16 +138,16 @@ def test_save_and_load(converse: Converse, tmp_path: Path) -> None:
     assert err.splitlines()[-1].startswith(f"[prompt {new} tokens")
 
 
-def test_inspect(converse: Converse) -> None:
+def test_inspect_command(converse: Converse) -> None:
     status, _, err = converse("Hi\n/inspect\n", HI, "--hh", "8", "--recent", "8")
     assert status == 0
     shown = err.partition("]\n")[2]
-    gone = turn("Hi") + len("Hello!") - 8
-    assert shown.startswith("·" * gone + "t\nHello!\n")
+    n_evicted = turn("Hi") + len("Hello!") - 8
+    assert shown.startswith("·" * n_evicted + "t\nHello!\n")
     assert shown.endswith("recent  · evicted, or kept in fewer heads\n")
 
 
-# The command, with stdin as its controlling terminal, so that Ctrl-C there is a signal.
+# The command, with stdin as its controlling terminal, so that Ctrl-C is a signal.
 _CHAT = """
 import fcntl, sys, termios
 from h2o_cpp.cli import main
@@ -154,7 +157,7 @@ sys.exit(main())
 
 
 class Terminal:
-    """A pseudo-terminal that a conversation runs in."""
+    """A pseudo-terminal that runs a conversation."""
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
         self._descriptor = descriptor
@@ -165,7 +168,7 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def interrupt(self) -> None:
-        """Ctrl-C, once it waits for a key: CPython learns of an earlier one only by the next."""
+        """Press Ctrl-C once the process waits for input: CPython may not see an earlier one."""
         state = Path(f"/proc/{self.process.pid}/stat")
         deadline = time.monotonic() + 60
         while state.exists() and state.read_text().rpartition(") ")[2][0] != "S":
@@ -174,7 +177,7 @@ class Terminal:
         self.type("\x03")
 
     def wait_for(self, text: str) -> None:
-        """Until it appears after what was waited for before."""
+        """Wait until `text` appears in the output after the last match."""
         deadline = time.monotonic() + 60
         while text not in self.seen:
             assert time.monotonic() < deadline, self.seen
@@ -182,7 +185,7 @@ class Terminal:
                 continue
             try:
                 self.seen += os.read(self._descriptor, 4096).decode()
-            except OSError:  # the other end is closed
+            except OSError:  # closed by the process
                 raise AssertionError(self.seen) from None
         self.seen = self.seen.partition(text)[2]
 
@@ -208,8 +211,8 @@ def terminal(*arguments: str, state: Path) -> Iterator[Terminal]:
 
 
 @needs("readline", importlib.util.find_spec("readline") is not None)
-def test_terminal(tmp_path: Path) -> None:
-    """Lines of one conversation are there in the next; Ctrl-C takes a line back; Tab completes."""
+def test_terminal_history_interrupt_and_completion(tmp_path: Path) -> None:
+    """History persists between conversations; Ctrl-C discards a line; Tab completes."""
     model = str(script(tmp_path, {"Hi": "Hello!"}))
     history = tmp_path / "state" / "h2o-cpp" / "history"
     with terminal("-m", model, state=tmp_path / "state") as first:
@@ -235,7 +238,7 @@ def test_terminal(tmp_path: Path) -> None:
         assert second.process.wait(60) == 0
 
 
-def test_no_history(tmp_path: Path) -> None:
+def test_no_history_writes_no_file(tmp_path: Path) -> None:
     model = str(script(tmp_path, {"Hi": "Hello!"}))
     with terminal("-m", model, "--no-history", state=tmp_path / "state") as only:
         only.wait_for("> ")

@@ -1,4 +1,4 @@
-"""The command line, as a user runs it."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "h2o_cpp", *arguments]
 
 
-def test_run_streams_the_text_and_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_text_and_summary_line(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--hh", "40", "-n", "60", "--seed", "5", "--threads", "1", "--ignore-eos"]
     assert main(["run", PROMPT, *options]) == 0
     out, err = capsys.readouterr()
@@ -50,7 +50,7 @@ def test_run_streams_the_text_and_ends_with_one_line(capsys: pytest.CaptureFixtu
     assert line["end"] == "length"
 
 
-def test_run_reads_the_prompt_from_a_pipe() -> None:
+def test_run_reads_prompt_from_stdin() -> None:
     done = subprocess.run(
         command("run", "-", "-n", "5", "--temperature", "0"),
         input=PROMPT + "\n",
@@ -62,9 +62,7 @@ def test_run_reads_the_prompt_from_a_pipe() -> None:
     assert SUMMARY.fullmatch(done.stderr.strip())
 
 
-def test_run_reads_the_prompt_from_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_reads_prompt_from_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompt.txt").write_text(PROMPT + "\n", encoding="utf-8")
     options = ["-n", "5", "--temperature", "0"]
     assert main(["run", PROMPT, *options]) == 0
@@ -77,7 +75,7 @@ def test_run_reads_the_prompt_from_a_file(
     assert err.startswith(f"error: {tmp_path / 'prompt.txt'}: not UTF-8 text")
 
 
-def test_short_options_and_those_of_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_options_and_repeat_penalty(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["-n", "80", "--repeat-penalty", "1.5", "--repeat-last-n", "-1", "--temperature", "0"]
     assert main(["run", PROMPT, "-c", "90", "-t", "1", "-s", "7", *options]) == 0
     out, _ = capsys.readouterr()
@@ -104,23 +102,23 @@ def test_parse_special(capsys: pytest.CaptureFixture[str]) -> None:
     assert prompts[0] > prompts[1]
 
 
-def test_run_stops_at_a_string(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stops_at_stop_string(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", PROMPT, "--seed", "1", "--stop", "e", "-n", "400"]) == 0
     out, err = capsys.readouterr()
     assert "e" not in out.removeprefix(PROMPT)
     assert "end: stop" in err
 
 
-def test_interrupt_ends_with_the_line_and_130() -> None:
+def test_interrupt_prints_summary_and_exits_with_130() -> None:
     arguments = command("run", PROMPT, "-n", "2000", "--ignore-eos")
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     ) as process:
         assert process.stdout is not None
-        # It cannot end before the interrupt: its text does not fit into the pipe.
+        # The output does not fit into the pipe, so the process cannot end before the interrupt.
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
         for _ in range(len(PROMPT) + 20):
-            process.stdout.read(1)  # it is generating
+            process.stdout.read(1)  # generation has started
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -128,7 +126,7 @@ def test_interrupt_ends_with_the_line_and_130() -> None:
     assert b"end: cancelled" in err
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     arguments = " ".join(f"'{word}'" for word in command("run", PROMPT, "-n", "2000"))
     done = subprocess.run(
         ["sh", "-c", f"{arguments} | head -c 20"], capture_output=True, text=True, check=True
@@ -153,7 +151,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         (["info", str(Path(__file__).parent)], "no GGUF model"),
     ],
 )
-def test_errors_are_one_line(
+def test_errors_are_one_line_with_exit_status_1(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
@@ -197,19 +195,19 @@ def test_usage_errors_exit_2(
 
 
 def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line of stderr."""
+    """The last line on stderr of a command with a usage error."""
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_model_instead_of_a_prompt(
+def test_model_as_prompt_is_a_usage_error(
     tmp_path: Path,
     tiny_opt: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is not continued as a text, unless --prompt or --model say that it is one."""
+    """A PROMPT that names a model is rejected, unless --prompt or --model is given."""
     pulled = tmp_path / ".pulled"
     pulled.mkdir()
     (pulled / "tiny.gguf").symlink_to(tiny_opt)
@@ -227,25 +225,24 @@ def test_a_model_instead_of_a_prompt(
 
 
 @pytest.mark.parametrize("flag", llama_cpp_flags.ANSWERS)
-def test_flags_of_llama_cpp(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_llama_cpp_flags_are_explained(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([flag], [flag, "1"], [f"{flag}=1"]):
         error = usage_error("chat", *more, capsys=capsys)
         assert error.endswith(f"error: {flag} is a llama.cpp flag: {llama_cpp_flags.ANSWERS[flag]}")
 
 
-def test_gpu_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Accepted, as in so many scripts, and answered."""
+def test_gpu_layers_flag_is_ignored_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", PROMPT, "-n", "1", "-ngl", "99"]) == 0
     assert "-ngl 99 has no effect: --device" in capsys.readouterr().err
 
 
-def test_a_repository_as_in_llama_cpp(hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
+def test_hf_repo_flag(hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["-hf", "org/name"], ["--hf-repo=org/name:small"]):
         assert main(["info", *arguments]) == 0
         assert "small.gguf: GGUF v3" in capsys.readouterr().out
 
 
-def test_a_prompt_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_option_equals_positional(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for arguments in ([PROMPT], ["-p", PROMPT], ["--prompt", PROMPT]):
         assert main(["run", *arguments, "-n", "9", "-s", "1", "-t", "1"]) == 0
@@ -254,7 +251,7 @@ def test_a_prompt_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "perplexity", "advise", "quantize", "convert"])
-def test_help_has_the_default_of_every_option(
+def test_help_shows_default_of_every_option(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
@@ -294,7 +291,7 @@ def test_info(tiny_opt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "budget" not in document
 
 
-def test_info_has_the_stored_budget(
+def test_info_shows_stored_budget(
     tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -310,7 +307,7 @@ def test_info_has_the_stored_budget(
 
 
 def names_in(value: object) -> Iterator[str]:
-    """The keys of JSON objects, but not of a GGUF file's metadata."""
+    """The keys of nested JSON objects, except those of GGUF metadata."""
     if isinstance(value, dict):
         yield from value
         value = [item for key, item in value.items() if key != "metadata"]
@@ -333,7 +330,7 @@ def names_in(value: object) -> Iterator[str]:
     ],
     ids=lambda arguments: str(arguments[0]),
 )
-def test_keys_of_json_are_identifiers(
+def test_json_keys_are_identifiers(
     arguments: list[str],
     tiny_opt: Path,
     tmp_path: Path,
@@ -354,7 +351,7 @@ def test_keys_of_json_are_identifiers(
     assert [name for name in names if not name.isidentifier()] == []
 
 
-def test_info_of_a_vocabulary_alone(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_vocabulary_only_file(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = shared / "tokenizers" / "ggml-vocab" / "ggml-vocab-gpt-2.gguf"
     assert main(["info", str(file)]) == 0
     assert "50,257" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Common behaviour of all commands: help, completion, JSON, colours."""
+"""Behaviour common to all commands: help, shell completion, JSON, colours."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_help_lists_every_module(
+def test_help_and_docs_list_every_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In groups, a line for each, and in docs/commands.md."""
+    """The help in groups, one line each; docs/commands.md with the same summaries."""
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of(capsys=capsys)
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -51,10 +51,10 @@ def test_help_lists_every_module(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_examples_are_valid(
+def test_help_examples_parse(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those at the end of the help, as far as the parser goes."""
+    """The example at the end of each command's help."""
     text = help_of(command, capsys=capsys)
     line = text.splitlines()[-1]
     assert text.splitlines()[-2] == "example:"
@@ -74,14 +74,14 @@ class TestCompletion:
         return tmp_path
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-    def test_scripts_have_the_commands(self, scripts: Path, shell: str) -> None:
+    def test_scripts_contain_commands(self, scripts: Path, shell: str) -> None:
         text = (scripts / shell).read_text()
         assert all(name in text for name in COMMANDS)
 
     @pytest.mark.parametrize(
         "shell", [pytest.param(name, marks=programs(name)) for name in ("bash", "zsh", "fish")]
     )
-    def test_shells_read_them(self, scripts: Path, shell: str) -> None:
+    def test_scripts_are_valid(self, scripts: Path, shell: str) -> None:
         subprocess.run([shell, "-n", str(scripts / shell)], check=True)
 
     @programs("bash")
@@ -89,19 +89,23 @@ class TestCompletion:
         ("typed", "expected"),
         [("ad", "advise"), ("advise --lo", "--loss"), ("completion z", "zsh"), ("info ./m", "./m")],
     )
-    def test_in_bash(self, scripts: Path, typed: str, expected: str) -> None:
+    def test_bash_completes(self, scripts: Path, typed: str, expected: str) -> None:
         (scripts / "m").touch()
         words = typed.split()
-        ask = (
+        completion_script = (
             f"source ./bash; COMP_WORDS=(h2o-cpp {typed}); COMP_CWORD={len(words)}; "
             '_shtab_h2o_cpp; printf "%s\\n" "${COMPREPLY[@]}"'
         )
         done = subprocess.run(
-            ["bash", "-c", ask], cwd=scripts, capture_output=True, text=True, check=True
+            ["bash", "-c", completion_script],
+            cwd=scripts,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert [line.strip() for line in done.stdout.splitlines()] == [expected]
 
-    def test_without_the_extra(
+    def test_missing_extra(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setitem(sys.modules, "shtab", None)
@@ -122,15 +126,15 @@ class TestJson:
         assert (document["finish_reason"], document["generated_tokens"]) == ("length", 20)
         assert document["evictions"] == document["tokens_seen"] - 10
 
-    def test_run_interrupted(
+    def test_interrupted_run(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """What there is of the text is printed."""
+        """The text generated so far is printed."""
         next_piece = Stream.__next__
 
         def interrupted(stream: Stream) -> str:
             if len(stream.tokens) == 3:
-                stream.close()  # as a Ctrl-C in the middle of it does
+                stream.close()  # as Ctrl-C during generation does
                 raise KeyboardInterrupt
             return next_piece(stream)
 
@@ -170,7 +174,7 @@ class TestJson:
         (True, {"TERM": "dumb"}, False),
     ],
 )
-def test_colors(
+def test_color_depends_on_terminal_and_environment(
     terminal: bool, environment: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

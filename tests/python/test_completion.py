@@ -1,4 +1,4 @@
-"""Completions read by asyncio tasks: fairness to other tasks."""
+"""Completions read by asyncio tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from h2o_cpp.generation.event_loops import EventLoops
 
 
 class AlwaysReady:
-    """A generation with a piece whenever it is asked for one, until `n` have been taken."""
+    """A generation whose next piece is always ready, for `n` pieces."""
 
     def __init__(self, n: int) -> None:
         self.n_left = n
@@ -29,7 +29,7 @@ class AlwaysReady:
         pass
 
 
-def test_a_reader_that_never_waits_lets_other_tasks_run() -> None:
+def test_completion_yields_to_other_tasks() -> None:
     async def read() -> int:
         state: Any = AlwaysReady(1000)
         return len([piece async for piece in Completion(None, state, EventLoops())])
@@ -47,11 +47,11 @@ def test_a_reader_that_never_waits_lets_other_tasks_run() -> None:
     assert n_turns >= 999
 
 
-def test_a_mailbox_hears_of_an_admission_once(generator: Generator) -> None:
-    """Or every wait for a piece would end at once, and a task that waits would spin."""
+def test_mailbox_is_notified_of_admission_once(generator: Generator) -> None:
+    """Otherwise, every wait for a piece would return at once and the task would spin."""
     engine = generator._runtime().engine
     mailbox = _core.Mailbox()
-    # Nothing is computed before next().
+    # Computation starts with next().
     state = engine.submit(cast(Any, [5, 6]), sampling=_core.Sampling(), max_tokens=3)
     state.subscribe(mailbox)
     assert mailbox.take() == [state.key]
@@ -62,8 +62,8 @@ def test_a_mailbox_hears_of_an_admission_once(generator: Generator) -> None:
     assert state.key in mailbox.take()
 
 
-class WithoutReaders(asyncio.SelectorEventLoop):
-    """As by default on Windows: it cannot watch a socket."""
+class NoReadersEventLoop(asyncio.SelectorEventLoop):
+    """Cannot watch sockets, like the default event loop of Windows."""
 
     def add_reader(self, *_: Any) -> None:  # type: ignore[override]
         raise NotImplementedError
@@ -72,7 +72,7 @@ class WithoutReaders(asyncio.SelectorEventLoop):
         raise NotImplementedError
 
 
-def test_a_loop_that_cannot_watch_sockets(generator: Generator) -> None:
+def test_event_loop_without_readers(generator: Generator) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "seed": 1, "ignore_eos": True}
     expected = generator.generate("The sea", **options).text
 
@@ -81,7 +81,7 @@ def test_a_loop_that_cannot_watch_sockets(generator: Generator) -> None:
             completions = [engine.submit("The sea", **options) for _ in range(3)]
             return [(await completion).text for completion in completions]
 
-    loop = WithoutReaders()
+    loop = NoReadersEventLoop()
     try:
         assert loop.run_until_complete(read()) == [expected] * 3
     finally:

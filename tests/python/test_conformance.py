@@ -1,4 +1,4 @@
-"""The cases of h2o_cases.json, from an independent oracle, through KVCache."""
+"""KVCache reproduces h2o_cases.json, which an independent reference computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENT: dict[str, Any] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "h2o_cases.json").read_text()
 )
 
-# Eviction only every third step needs slots to spare, which a fixed pool does not have.
+# Eviction only every third step needs spare slots, which a fixed pool does not have.
 CASES: dict[str, Any] = {c["id"]: c for c in DOCUMENT["cases"] if c["id"] != "lazy_every_3"}
 
 
@@ -35,8 +35,11 @@ def policy_of(case: dict[str, Any]) -> Policy:
 
 
 class Driver:
-    """Feeds a case: key j is the unit vector e_j and query i is log(weights of i), so that the
-    logits are the case's; values are unit vectors too, so that the output is the attention row."""
+    """Feeds a case to a KVCache.
+
+    Key j is the unit vector e_j and query i is log(weights of i), so that the logits are the case's
+    up to a constant; values are unit vectors too, so that the output is the attention row.
+    """
 
     def __init__(self, case: dict[str, Any], kv_dtype: str, device: str) -> None:
         self.pad: int = case["left_pad"]
@@ -68,7 +71,7 @@ class Driver:
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])  # unit vectors are exact in both
 @pytest.mark.parametrize("name", CASES)
-def test_case(name: str, kv_dtype: str, device: str) -> None:
+def test_case_is_reproduced(name: str, kv_dtype: str, device: str) -> None:
     case = CASES[name]
     driver = Driver(case, kv_dtype, device)
     done = 0
@@ -77,8 +80,8 @@ def test_case(name: str, kv_dtype: str, device: str) -> None:
         out = driver.feed(done, done + n)
         done += n
         for g in range(driver.n_kv_heads):
-            # Where exact sums are equal, rounding decides on a GPU and on ARM; the same scores
-            # stay. That the older of equal ones stays is tested in C++, on sums that are exact.
+            # Where exact sums are equal, rounding decides on a GPU and on ARM, with the same scores
+            # kept. A C++ test with exact sums checks that the older of equal scores stays.
             as_recorded = device == "cpu" and platform.machine().lower() in ("x86_64", "amd64")
             if as_recorded or case.get("selection_margin") != 0:
                 assert driver.kept(g) == expected["kept"][g]
@@ -93,7 +96,7 @@ def test_case(name: str, kv_dtype: str, device: str) -> None:
             np.testing.assert_allclose(out[-1, h], row, rtol=0, atol=1e-5)
 
 
-def test_all_cases_but_one_are_run() -> None:
+def test_number_of_cases() -> None:
     assert len(CASES) == len(DOCUMENT["cases"]) - 1 == 29
 
 
@@ -106,7 +109,7 @@ def test_all_cases_but_one_are_run() -> None:
         ("chunked_prefill_eager", "one_shot_kept"),
     ],
 )
-def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str, device: str) -> None:
+def test_results_differ_from_recorded_mistakes(name: str, wrong: str, device: str) -> None:
     case = CASES[name]
     answer = case[wrong] if isinstance(case[wrong][0], list) else [case[wrong]]
     driver = Driver(case, "f32", device)
@@ -121,7 +124,7 @@ def test_recorded_wrong_answers_do_not_appear(name: str, wrong: str, device: str
 def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(
     name: str, device: str
 ) -> None:
-    """While the budget is not reached, chunks of a prompt are one prompt."""
+    """Chunks make no difference until the budget is reached."""
     case = CASES[name]
     n_prompt = case["schedule"][0]["tokens"] - case["left_pad"]
     budget = policy_of(case).budget
@@ -133,12 +136,12 @@ def test_prompt_in_chunks_with_eviction_after_the_last_equals_one_chunk(
     parts.feed(n_free - 1, n_prompt)
     for g in range(whole.n_kv_heads):
         assert whole.kept(g) == parts.kept(g)
-        exact = 0 if device == "cpu" else 1e-5  # on a GPU the kernels of a chunk are others
+        exact = 0 if device == "cpu" else 1e-5  # a GPU uses other kernels for chunks
         np.testing.assert_allclose(whole.cache.scores(g), parts.cache.scores(g), rtol=0, atol=exact)
 
 
 def test_scores_accumulate_in_full_precision(device: str) -> None:
-    """A column that receives 0.25 in each of 4096 steps stops at 512 in f16 and at 64 in bf16."""
+    """A score that grows by 0.25 in each of 4096 steps would stop at 512 in f16, at 64 in bf16."""
     precision = DOCUMENT["precision"]
     cache = KVCache(1, 1, 4, Policy.h2o(heavy=1, recent=2), kv_dtype="f32", device=device)
     same = np.zeros((1, 1, 4), np.float32)  # equal logits: each of the 4 visible keys gets 0.25
@@ -148,8 +151,8 @@ def test_scores_accumulate_in_full_precision(device: str) -> None:
     for _ in range(4096):
         cache.attend(same, same, same)
     assert cache.positions()[0] == 0
-    # `before` is no multiple of a power of two: it is rounded once at each doubling of the sum, in
-    # all by less than the spacing of floats at the end.
+    # `before` is not a multiple of 0.25, so each doubling of the sum rounds once: in total by less
+    # than the spacing of floats at the end.
     assert cache.scores()[0] - before == pytest.approx(
         precision["exact"], abs=float(np.spacing(np.float32(1024)))
     )
@@ -160,9 +163,13 @@ ROPE_CASES = {c["id"]: c for c in DOCUMENT["rope_cases"]}
 
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
 @pytest.mark.parametrize("name", ROPE_CASES)
-def test_rope_case(name: str, layout: Literal["halves", "pairs"], device: str) -> None:
-    """Keys are stored rotated at their true positions, or unrotated and rotated by their ranks when
-    they are read. The layout only permutes dimensions."""
+def test_rope_case_is_reproduced(
+    name: str, layout: Literal["halves", "pairs"], device: str
+) -> None:
+    """Keys are stored rotated to their positions, or unrotated and rotated to their ranks on read.
+
+    The layout only permutes dimensions.
+    """
     case = ROPE_CASES[name]
     n_heads, n_kv_heads, head_dim = case["n_q_heads"], case["n_kv_heads"], case["rope"]["head_dim"]
     interleave = np.arange(head_dim).reshape(2, -1).T.ravel()  # halves -> adjacent pairs
@@ -185,5 +192,5 @@ def test_rope_case(name: str, layout: Literal["halves", "pairs"], device: str) -
         np.testing.assert_allclose(out[-1], expected["out_last"], rtol=0, atol=1e-5)
 
 
-def test_all_rope_cases_are_run() -> None:
+def test_number_of_rope_cases() -> None:
     assert len(ROPE_CASES) == len(DOCUMENT["rope_cases"]) == 8

@@ -1,4 +1,4 @@
-"""The context: its default, its memory, and messages if it is too short."""
+"""n_ctx: its default, the memory it takes, and messages about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = b"llama.context_length"
 
 
 def trained_for(llama: Path, path: Path, n_ctx: int) -> Path:
-    """The golden model, as if it were trained for another context."""
+    """A copy of the golden model with another context_length."""
     data = bytearray(llama.read_bytes())
     at = data.index(KEY) + len(KEY) + 4  # after the type
     data[at : at + 4] = struct.pack("<I", n_ctx)
@@ -27,11 +27,11 @@ def trained_for(llama: Path, path: Path, n_ctx: int) -> Path:
 
 @pytest.fixture
 def long_model(llama: Path, tmp_path: Path) -> Path:
-    """A model for 131072 tokens."""
+    """A model trained for 131072 tokens."""
     return trained_for(llama, tmp_path / "long.gguf", 131072)
 
 
-def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
+def test_default_n_ctx_is_limited(long_model: Path, llama: Path) -> None:
     assert _core.DEFAULT_N_CTX == 4096
     for n_ctx, expected in ((None, 4096), (0, 131072), (9999, 9999)):
         with Generator(long_model, threads=1, hh=0.5, n_ctx=n_ctx) as generator:
@@ -41,10 +41,10 @@ def test_the_default_is_moderate(long_model: Path, llama: Path) -> None:
         assert generator.n_ctx == 40
 
 
-def test_the_command_line_says_so(
+def test_run_notes_limited_default_n_ctx(
     long_model: Path, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for model, arguments, told in (
+    for model, arguments, noted in (
         (long_model, [], True),
         (long_model, ["-c", "0"], False),
         (long_model, ["-c", "100"], False),
@@ -55,7 +55,7 @@ def test_the_command_line_says_so(
             "note: the context is 4096 of the 131072 tokens that the model was trained for; "
             "-c N sets it, -c 0 uses all\n"
         )
-        assert (note in capsys.readouterr().err) == told
+        assert (note in capsys.readouterr().err) == noted
 
 
 MEMORY = """
@@ -66,7 +66,7 @@ from h2o_cpp.measure.machine import rss_bytes
 def open_model(n_ctx):
     return Generator(sys.argv[1], n_ctx=n_ctx, threads=1, kv_dtype="f32", max_sequences=1)
 
-open_model(40).generate([5] * 30, max_tokens=1)  # what is loaded when it is first used
+open_model(40).generate([5] * 30, max_tokens=1)  # loads whatever is loaded on first use
 before = rss_bytes()
 generator = open_model(0)
 cache = generator.stats().cache_bytes
@@ -79,14 +79,14 @@ assert used < cache / 4, (used, cache)
 """
 
 
-@LINUX  # resident memory is read from /proc
+@LINUX  # reads resident memory from /proc
 @PLAIN_MEMORY
-def test_memory_is_committed_when_it_is_used(long_model: Path) -> None:
+def test_cache_memory_is_committed_on_first_use(long_model: Path) -> None:
     subprocess.run([sys.executable, "-c", MEMORY, long_model], check=True)
 
 
 @PLAIN_MEMORY
-def test_a_cache_too_large_names_the_ways_out(llama: Path, tmp_path: Path) -> None:
+def test_too_large_cache_error_names_options(llama: Path, tmp_path: Path) -> None:
     model = trained_for(llama, tmp_path / "huge.gguf", 2**24)
     with pytest.raises(MemoryError) as error:
         Generator(model, n_ctx=0, threads=1, max_sequences=4096, n_batch=1)

@@ -1,4 +1,4 @@
-"""Conversion to GGUF: files are read with gguf-py and compared with the checkpoint."""
+"""Conversion to GGUF: the files, read with gguf-py, match the checkpoint."""
 
 import os
 import runpy
@@ -47,7 +47,7 @@ def checkpoint(tmp_path: Path) -> Path:
         ("q8_0", LlamaFileType.MOSTLY_Q8_0),
     ],
 )
-def test_tensors_have_their_names_types_and_values(
+def test_tensor_names_types_and_values(
     tmp_path: Path, outtype: str, file_type: LlamaFileType
 ) -> None:
     weights = make_checkpoint(tmp_path)
@@ -65,7 +65,7 @@ def test_tensors_have_their_names_types_and_values(
     assert metadata.get("general.quantization_version") == (2 if outtype == "q8_0" else None)
 
 
-def test_metadata_is_exactly_the_convention(checkpoint: Path, tmp_path: Path) -> None:
+def test_metadata(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "out.gguf")
     assert read_metadata(tmp_path / "out.gguf") == {
         "general.architecture": "opt",
@@ -93,7 +93,7 @@ def test_metadata_is_exactly_the_convention(checkpoint: Path, tmp_path: Path) ->
     }
 
 
-def test_the_two_unused_position_rows_are_cut(tmp_path: Path) -> None:
+def test_unused_position_rows_are_dropped(tmp_path: Path) -> None:
     positions = make_checkpoint(tmp_path)["model.decoder.embed_positions.weight"]
     convert(tmp_path, tmp_path / "out.gguf")
     _, values = read_tensors(tmp_path / "out.gguf")["position_embd.weight"]
@@ -102,7 +102,7 @@ def test_the_two_unused_position_rows_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_is_written_only_when_untied(tmp_path: Path, tied: bool) -> None:
+def test_output_weight_is_written_only_if_untied(tmp_path: Path, tied: bool) -> None:
     weights = make_checkpoint(tmp_path, tie_word_embeddings=tied)
     weights["lm_head.weight"] = -weights["model.decoder.embed_tokens.weight"]
     write_safetensors(tmp_path / "model.safetensors", weights)
@@ -113,7 +113,7 @@ def test_the_head_is_written_only_when_untied(tmp_path: Path, tied: bool) -> Non
         np.testing.assert_array_equal(tensors["output.weight"][1], weights["lm_head.weight"])
 
 
-def test_rows_that_are_no_whole_blocks_fall_back_to_f16(tmp_path: Path) -> None:
+def test_rows_of_partial_blocks_fall_back_to_f16(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, hidden_size=40, word_embed_proj_dim=40)
     convert(tmp_path, tmp_path / "out.gguf", "q8_0")
     tensors = read_tensors(tmp_path / "out.gguf")
@@ -130,7 +130,7 @@ def test_source_dtypes(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
     assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "f32.gguf").read_bytes()
 
 
-def test_a_base_model_and_fairseq_leftovers_are_read(checkpoint: Path, tmp_path: Path) -> None:
+def test_base_model_with_fairseq_version_tensor(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "causal.gguf")
     weights = {key.removeprefix("model."): v for key, v in random_weights(CONFIG).items()}
     weights["decoder.version"] = np.zeros(1, np.float32)
@@ -190,7 +190,9 @@ def test_added_and_special_tokens(checkpoint: Path, tmp_path: Path) -> None:
     metadata = read_metadata(tmp_path / "out.gguf")
     assert metadata["tokenizer.ggml.tokens"] == [*TOKENS, "<user>", "<mask>", "[PAD11]"]
     assert metadata["tokenizer.ggml.token_type"] == [3, 3, 3, 3, 1, 3, 1, 1, 1, 4, 3, 5]
-    assert metadata["tokenizer.ggml.bos_token_id"] == 0  # before special_tokens_map.json
+    assert (
+        metadata["tokenizer.ggml.bos_token_id"] == 0
+    )  # takes precedence over special_tokens_map.json
     assert metadata["tokenizer.ggml.eos_token_id"] == 2
     assert metadata["tokenizer.ggml.add_bos_token"] is False
     assert metadata["tokenizer.chat_template"] == "{{ messages }}"
@@ -208,7 +210,7 @@ def test_special_ids_fall_back_to_config_json(checkpoint: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("old", [b"old file", None])
-def test_an_interrupt_leaves_what_was_there(
+def test_interrupted_conversion_leaves_output_unchanged(
     checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,14 +219,14 @@ def test_an_interrupt_leaves_what_was_there(
 ) -> None:
     listings: list[list[Path]] = []
 
-    def fail_at_the_third(tensor: PlannedTensor) -> Array:
+    def fail_at_third_tensor(tensor: PlannedTensor) -> Array:
         listings.append(list(output.parent.iterdir()))
         if len(listings) == 3:
             raise error
         return encode(tensor)
 
     encode = PlannedTensor.encode
-    monkeypatch.setattr(PlannedTensor, "encode", fail_at_the_third)
+    monkeypatch.setattr(PlannedTensor, "encode", fail_at_third_tensor)
     output = tmp_path / "out" / "model.gguf"
     output.parent.mkdir()
     if old is not None:
@@ -237,7 +239,7 @@ def test_an_interrupt_leaves_what_was_there(
     assert old is None or output.read_bytes() == old
 
 
-def test_an_old_file_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
+def test_existing_file_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out.gguf").write_bytes(b"old file")
     convert(checkpoint, tmp_path / "out.gguf")
     assert read_metadata(tmp_path / "out.gguf")["general.architecture"] == "opt"
@@ -256,7 +258,7 @@ def test_command_line(
     assert main(["convert", str(checkpoint), "-o", "named.gguf"]) == 0
     assert read_metadata(tmp_path / "named.gguf")["general.file_type"] == 1
     sizes = [(tmp_path / name).stat().st_size / 2**20 for name in ("tiny-Q8_0.gguf", "named.gguf")]
-    assert capsys.readouterr().err == (  # no progress bar, since this is no terminal
+    assert capsys.readouterr().err == (  # no progress bar: not a terminal
         f"wrote tiny-Q8_0.gguf ({sizes[0]:.2f} MiB)\nwrote named.gguf ({sizes[1]:.2f} MiB)\n"
     )
 
@@ -284,7 +286,7 @@ def test_command_line(
     assert not (tmp_path / "never.gguf").exists()
 
 
-def test_the_tool(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_convert(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Path(__file__).parents[2] / "tools" / "convert"
     assert os.access(tool, os.X_OK)
     monkeypatch.setattr(sys, "argv", ["convert", str(checkpoint), "-o", str(tmp_path / "o.gguf")])
@@ -293,7 +295,7 @@ def test_the_tool(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_metadata(tmp_path / "o.gguf")["general.name"] == "tiny"
 
 
-def test_a_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
+def test_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
     source = shared / "models" / "tiny-opt-hf"
     convert(source, tmp_path / "out.gguf")
     weights = {name: tensor.read() for name, tensor in open_tensors(source).items() if tensor.read}

@@ -1,4 +1,4 @@
-"""Byte-level BPE: variants of tokenizer.json, tokens around a text, special tokens."""
+"""Byte-level BPE: variants of tokenizer.json, added BOS and EOS, special tokens."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_pre_tokenizers_are_recognised(
         ({"type": "ByteLevel"}, {}, {"add_bos_token": False}),
     ],
 )
-def test_tokens_around_a_text(
+def test_bos_and_eos_flags(
     tmp_path: Path, processor: object, settings: dict[str, object], flags: dict[str, bool]
 ) -> None:
     write_tokenizer_json(tmp_path, {"post_processor": processor})
@@ -114,7 +114,7 @@ def test_tokens_around_a_text(
         (None, {"chat_template": 1}, "chat_template must be"),
     ],
 )
-def test_what_cannot_be_around_a_text(
+def test_unsupported_added_tokens_are_rejected(
     tmp_path: Path, processor: object, settings: dict[str, object], message: str
 ) -> None:
     write_tokenizer_json(tmp_path, {"post_processor": processor})
@@ -145,7 +145,7 @@ def test_gpt_neox(shared: Path, tmp_path: Path) -> None:
     expected = read_metadata(shared / "tokenizers/ggml-vocab/ggml-vocab-gpt-neox.gguf")
     assert vocabulary.pre == "olmo"
     assert vocabulary.merges == expected["tokenizer.ggml.merges"]
-    # This tokenizer has four tokens more; older converters called padding user-defined.
+    # This tokenizer has four more tokens; older converters marked padding as user-defined.
     assert vocabulary.tokens[:50277] == expected["tokenizer.ggml.tokens"][:50277]
     assert vocabulary.types[:50277] == expected["tokenizer.ggml.token_type"][:50277]
     assert vocabulary.types[50254:50277] == [USER_DEFINED] * 23  # runs of spaces

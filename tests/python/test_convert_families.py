@@ -1,4 +1,4 @@
-"""Conversion of families with rotary positions: metadata, tensors and errors."""
+"""Conversion of families with rotary embeddings: metadata, tensors and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARCHITECTURES = list(CONFIGS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_metadata_is_exactly_this(tmp_path: Path, architecture: str) -> None:
+def test_metadata(tmp_path: Path, architecture: str) -> None:
     make_checkpoint(tmp_path, architecture)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
     assert model_metadata(tmp_path / "out.gguf") == METADATA[architecture]
@@ -48,9 +48,7 @@ def test_metadata_is_exactly_this(tmp_path: Path, architecture: str) -> None:
 
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_tensors_have_their_names_types_and_values(
-    tmp_path: Path, architecture: str, outtype: str
-) -> None:
+def test_tensor_names_types_and_values(tmp_path: Path, architecture: str, outtype: str) -> None:
     weights = make_checkpoint(tmp_path, architecture)
     convert(tmp_path, tmp_path / "out.gguf", outtype)
     tensors = read_tensors(tmp_path / "out.gguf")
@@ -81,7 +79,7 @@ def test_tensors_have_their_names_types_and_values(
         ("qwen3", {"tie_word_embeddings": True}),
     ],
 )
-def test_variants(tmp_path: Path, architecture: str, config: dict[str, Any]) -> None:
+def test_config_variants(tmp_path: Path, architecture: str, config: dict[str, Any]) -> None:
     weights = make_checkpoint(tmp_path, architecture, **config)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
     settings = CONFIGS[architecture] | config
@@ -111,7 +109,7 @@ def test_variants(tmp_path: Path, architecture: str, config: dict[str, Any]) -> 
         ),
     ],
 )
-def test_windows(
+def test_sliding_window_metadata(
     tmp_path: Path, architecture: str, config: dict[str, Any], pattern: list[bool] | None
 ) -> None:
     make_checkpoint(tmp_path, architecture, sliding_window=8, **config)
@@ -122,7 +120,7 @@ def test_windows(
     assert model_metadata(tmp_path / "out.gguf") == expected
 
 
-def test_llama_1_has_as_many_heads_of_k_and_v_as_of_q(tmp_path: Path) -> None:
+def test_missing_num_key_value_heads_means_multi_head_attention(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", num_key_value_heads=4)
     config = CONFIGS["llama"] | {"num_key_value_heads": None}
     write_json(tmp_path / "config.json", config)
@@ -139,7 +137,7 @@ def rotate(values: Array, pairs: list[tuple[int, int]], angles: Array) -> Array:
 
 
 @pytest.mark.parametrize("shape", [(24, 5), (24,)])
-def test_rotating_adjacent_pairs_after_the_permutation_is_rotating_halves(
+def test_rotating_permuted_pairs_equals_rotating_halves(
     shape: tuple[int, ...],
 ) -> None:
     rng = np.random.default_rng(1)
@@ -157,7 +155,7 @@ def test_rotating_adjacent_pairs_after_the_permutation_is_rotating_halves(
 
 
 @pytest.mark.parametrize("shape", [(24, 5), (24,)])
-def test_fused_projections_are_ordered_by_projection(shape: tuple[int, ...]) -> None:
+def test_fused_qkv_is_grouped_by_projection(shape: tuple[int, ...]) -> None:
     values: Array = np.arange(np.prod(shape)).reshape(shape)
     grouped = grouped_by_projection(values, 4)  # 2 heads
     for projection in range(3):
@@ -176,7 +174,7 @@ def test_fused_projections_are_ordered_by_projection(shape: tuple[int, ...]) -> 
         ("gelu_pytorch_tanh", "gelu_tanh"),
     ],
 )
-def test_the_form_of_gelu(tmp_path: Path, activation: str, written: str) -> None:
+def test_gelu_variant(tmp_path: Path, activation: str, written: str) -> None:
     make_checkpoint(tmp_path, "gptneox", hidden_act=activation, use_parallel_residual=False)
     convert(tmp_path, tmp_path / "out.gguf")
     assert model_metadata(tmp_path / "out.gguf") == METADATA["gptneox"] | {
@@ -241,7 +239,7 @@ def test_missing_tensors(tmp_path: Path, architecture: str, removed: str, messag
         convert(tmp_path, tmp_path / "out.gguf")
 
 
-def test_tensors_without_a_place(tmp_path: Path) -> None:
+def test_unexpected_tensors_are_rejected(tmp_path: Path) -> None:
     weights = make_checkpoint(tmp_path, "llama", attention_bias=True)
     write_json(tmp_path / "config.json", CONFIGS["llama"])
     with pytest.raises(ValueError, match=r"q_proj\.bias is unknown in architecture"):
@@ -255,7 +253,7 @@ def test_tensors_without_a_place(tmp_path: Path) -> None:
         convert(tmp_path, tmp_path / "out.gguf")
 
 
-def test_a_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
+def test_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
     convert(shared / "models" / "stories260K", tmp_path / "out.gguf", "f32")
     metadata = read_metadata(tmp_path / "out.gguf")
     assert metadata["llama.attention.head_count"] == 8
@@ -270,7 +268,7 @@ def test_a_trained_checkpoint(shared: Path, tmp_path: Path) -> None:
     assert "output.weight" not in tensors
 
 
-def test_the_tokenizer_is_independent_of_the_family(tmp_path: Path) -> None:
+def test_tokenizer_is_independent_of_family(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "gptneox")
     write_tokenizer_json(tmp_path, {"normalizer": {"type": "NFC"}})
     convert(tmp_path, tmp_path / "out.gguf")

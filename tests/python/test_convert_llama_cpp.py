@@ -1,4 +1,4 @@
-"""llama.cpp loads converted files and agrees with transformers and the tokenizers."""
+"""llama.cpp loads converted files and agrees with transformers and tokenizers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("opt")])
 @packages("transformers")
-def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     model = make_model(RECIPES[name], seed=3)
     save_checkpoint(model, tmp_path)
     convert(tmp_path, tmp_path / "out.gguf", "f32")
@@ -57,8 +57,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     llama.eval(tokens.tolist())
     logits = llama.scores[: len(tokens)]
     llama.close()
-    # llama.cpp computes GELU from a table of f16 in its tanh form, which differs from the exact
-    # one by up to 5e-4; all else is f32.
+    # llama.cpp computes GELU in its tanh form with an f16 table, which differs from the exact
+    # function by up to 5e-4; everything else is f32.
     tolerance = 5e-3 if name.startswith("gptneox") else 1e-4
     assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
 
@@ -67,7 +67,7 @@ Encode = Callable[[str], list[int]]
 
 
 def write_checkpoint(path: Path, size: int) -> None:
-    """A model for a vocabulary of this size, whose tokenizer is there or follows."""
+    """Write the config and weights of a model with this vocabulary size, without a tokenizer."""
     config = CONFIGS["llama"] | {"vocab_size": size, "num_hidden_layers": 1}
     write_json(path / "config.json", config)
     write_safetensors(path / "model.safetensors", random_weights("llama", config))
@@ -142,7 +142,7 @@ def test_sentencepiece_tokens(shared: Path, tmp_path: Path) -> None:
 
 
 def test_sentencepiece_tokens_from_tokenizer_json(shared: Path, tmp_path: Path) -> None:
-    """The merges are those that HF finds: all that make a piece, in the order of its score."""
+    """The merges are those that HF derives: all pairs that form a piece, ordered by its score."""
     model = shared / "tokenizers" / "llama2"
     vocabulary = read_tokens(model, 32000)
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}

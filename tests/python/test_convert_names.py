@@ -1,4 +1,4 @@
-"""Names and keys of converted files are those in llama.cpp's package `gguf`."""
+"""Tensor names and keys of converted files are those of llama.cpp's package `gguf`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.opt_checkpoint import read_metadata, read_tensors
 from support.random_models import RECIPES, make_model, save_checkpoint
 
 ARCHITECTURES = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}
-# One of each family; `opt` is not an architecture of llama.cpp.
+# One recipe per family; `opt` is not an architecture of llama.cpp.
 NAMES = {recipe.model: name for name, recipe in RECIPES.items() if recipe.model != "OPT"}.values()
 
 
 def known_keys(architecture: str) -> set[str]:
-    """Every key that `gguf` knows, with the architecture."""
+    """All keys of `gguf`, with the architecture filled in."""
     groups = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
     values = [value for group in groups for value in vars(group).values()]
     return {value.replace("{arch}", architecture) for value in values if isinstance(value, str)}
@@ -29,7 +29,7 @@ def known_keys(architecture: str) -> set[str]:
 
 @packages("torch", "transformers")
 @pytest.mark.parametrize("name", NAMES)
-def test_names_of_tensors_and_keys(tmp_path: Path, name: str) -> None:
+def test_tensor_names_and_keys(tmp_path: Path, name: str) -> None:
     recipe = RECIPES[name]
     save_checkpoint(make_model(recipe, 0), tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
@@ -37,23 +37,23 @@ def test_names_of_tensors_and_keys(tmp_path: Path, name: str) -> None:
     architecture = metadata["general.architecture"]
     id = ARCHITECTURES[architecture]
 
-    listed = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[id]}
+    known_names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[id]}
     for tensor in read_tensors(tmp_path / "model.gguf"):
         stem = re.sub(r"\.(weight|bias)$", "", re.sub(r"^blk\.\d+\.", "blk.{bid}.", tensor))
-        assert stem in listed
+        assert stem in known_names
 
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     family = FAMILIES[config["architectures"][0]]
     mapping = gguf.get_tensor_name_map(id, recipe.n_layers)
     for spec in family.tensors(config):
-        if spec.rows is not None or "gate_up" in spec.hf:  # a part of what is one tensor there
+        if spec.rows is not None or "gate_up" in spec.hf:  # part of a fused tensor in HF
             continue
-        # Those of experts are merged under the name without a number.
+        # Expert tensors are merged under the name without a number.
         hf = family.base_prefix * (not spec.hf.startswith("lm_head")) + spec.hf.replace(".{}", "")
         hf = hf if hf != "embed_out.weight" and "embed_out" not in hf else spec.hf
         hf = hf.removesuffix("_bias") + ".bias" * hf.endswith("_bias")
         found = mapping.get_name(hf, try_suffixes=(".weight", ".bias"))
-        if found is None:  # BLOOM's first checkpoints hold the base alone
+        if found is None:  # BLOOM's first checkpoints contain only the base model
             found = mapping.get_name(spec.hf, try_suffixes=(".weight", ".bias"))
         if not hf.endswith((".weight", ".bias")):  # a parameter, not a module
             found = f"{found}.weight"

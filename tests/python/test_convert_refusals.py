@@ -1,4 +1,4 @@
-"""Errors of the converter: each names the cause, and nothing is written."""
+"""Errors of the converter: each names the cause, and no file is written."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def assert_refused(
     checkpoint: Path, message: str, error: type[Exception] = ValueError, outtype: str = "f16"
 ) -> None:
-    """Converting raises an error that contains the message, and no file appears."""
+    """Check that conversion raises `error` with this message and writes no file."""
     output = checkpoint / "out"
     output.mkdir(exist_ok=True)
     with pytest.raises(error, match=re.escape(message)):
@@ -54,7 +54,7 @@ class Exploit:
 
 
 @packages("torch")
-def test_pytorch_files_of_something_else(checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_pytorch_files_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     import torch
 
     (checkpoint / "model.safetensors").unlink()
@@ -71,7 +71,7 @@ def test_pytorch_files_of_something_else(checkpoint: Path, tmp_path: Path) -> No
     assert_refused(checkpoint, "pytorch_model.bin: not a readable PyTorch weights file")
 
 
-def test_pytorch_files_without_pytorch(
+def test_pytorch_files_need_torch(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -98,10 +98,10 @@ def test_pytorch_files_without_pytorch(
         ("architectures", None),
     ],
 )
-def test_what_config_json_cannot_say(
+def test_unsupported_opt_config_is_rejected(
     checkpoint: Path, tmp_path: Path, key: str, value: object
 ) -> None:
-    (checkpoint / "special_tokens_map.json").unlink()  # so that bos_token_id counts
+    (checkpoint / "special_tokens_map.json").unlink()  # so that bos_token_id is read
     write_json(checkpoint / "config.json", CONFIG | {key: value})
     assert_refused(checkpoint, f"config.json: {key} ")
     assert_refused(checkpoint, repr(value))
@@ -117,7 +117,7 @@ def test_what_config_json_cannot_say(
         ("LlavaForConditionalGeneration", "an encoder of pictures"),
     ],
 )
-def test_architectures_that_need_what_is_missing(
+def test_unsupported_architecture_names_missing_feature(
     checkpoint: Path, architecture: str, needs: str
 ) -> None:
     write_json(checkpoint / "config.json", CONFIG | {"architectures": [architecture]})
@@ -230,7 +230,7 @@ def rope(**parameters: object) -> dict[str, object]:
         ("gptneox", {"use_parallel_residual": 1}, "use_parallel_residual must be true or false"),
     ],
 )
-def test_what_config_json_of_other_families_cannot_say(
+def test_unsupported_config_of_other_families_is_rejected(
     tmp_path: Path, architecture: str, config: dict[str, object], message: str
 ) -> None:
     rotary_checkpoint.make_checkpoint(tmp_path, architecture)
@@ -239,12 +239,12 @@ def test_what_config_json_of_other_families_cannot_say(
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\xff", "[" * 100_000])
-def test_a_damaged_config_json(checkpoint: Path, tmp_path: Path, text: str) -> None:
+def test_malformed_config_json_is_rejected(checkpoint: Path, tmp_path: Path, text: str) -> None:
     (checkpoint / "config.json").write_bytes(text.encode("latin-1"))
     assert_refused(checkpoint, "config.json")
 
 
-def test_wrong_tensors(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_tensors_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     for name, values, message in (
         ("decoder.layers.1.fc1.bias", None, "decoder.layers.1.fc1.bias is missing"),
         (
@@ -267,7 +267,7 @@ def test_wrong_tensors(checkpoint: Path, tmp_path: Path) -> None:
         assert_refused(checkpoint, message)
 
 
-def test_wrong_shards(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_shards_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     weight_map = write_shards(checkpoint, ["a.safetensors", "b.safetensors"])
     index = checkpoint / "model.safetensors.index.json"
     write_json(index, {"weight_map": weight_map | {"more": "a.safetensors"}})
@@ -307,19 +307,19 @@ def test_missing_files(checkpoint: Path, file: str, error: type[Exception], mess
         ("model.vocab", ["a"]),
         ("model.merges", []),
         ("model.merges", ["a b c"]),
-        ("model.merges", ["a ab"]),  # aab is no token
+        ("model.merges", ["a ab"]),  # aab is not a token
         ("added_tokens", [{"id": 4, "content": "</s>"}]),
         ("added_tokens", [{"id": 4, "content": "<new>"}]),
         ("added_tokens", [{"id": 12, "content": "<new>"}]),  # beyond vocab_size
         ("added_tokens", ["<new>"]),
     ],
 )
-def test_tokenizers_of_another_kind(checkpoint: Path, key: str, value: object) -> None:
+def test_unsupported_tokenizers_are_rejected(checkpoint: Path, key: str, value: object) -> None:
     write_tokenizer_json(checkpoint, {key: value})
     assert_refused(checkpoint, str(checkpoint))
 
 
-def test_the_reason_names_the_tokenizer_setting(checkpoint: Path) -> None:
+def test_error_names_tokenizer_setting(checkpoint: Path) -> None:
     write_tokenizer_json(checkpoint, {"pre_tokenizer": {"type": "Whitespace"}})
     assert_refused(
         checkpoint,
@@ -333,7 +333,7 @@ def test_the_reason_names_the_tokenizer_setting(checkpoint: Path) -> None:
     assert_refused(checkpoint, "tokenizer_config.json: add_prefix_space is true")
 
 
-def test_more_tokens_than_vocab_size(checkpoint: Path) -> None:
+def test_more_tokens_than_vocab_size_are_rejected(checkpoint: Path) -> None:
     write_json(checkpoint / "vocab.json", {token: i for i, token in enumerate(TOKENS)} | {"c": 12})
     assert_refused(checkpoint, "token ids 0 to 12, but config.json has vocab_size 12")
 
@@ -341,10 +341,10 @@ def test_more_tokens_than_vocab_size(checkpoint: Path) -> None:
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("name", ["decoder.layers.0.fc1.weight", "decoder.final_layer_norm.bias"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e300])
-def test_weights_that_are_no_numbers(
+def test_non_finite_weights_are_rejected(
     checkpoint: Path, name: str, value: float, outtype: str
 ) -> None:
-    """float64, as numbers beyond float32 become infinities."""
+    """Includes a float64 value that overflows float32."""
     weights = {key: array.astype(np.float64) for key, array in random_weights(CONFIG).items()}
     weights[f"model.{name}"].flat[-1] = value
     write_safetensors(checkpoint / "model.safetensors", weights, dtype="F64")
@@ -354,7 +354,9 @@ def test_weights_that_are_no_numbers(
 @pytest.mark.parametrize(
     ("outtype", "most"), [("f16", 65504), ("bf16", 2.0**128 - 2.0**120), ("q8_0", 127 * 65504)]
 )
-def test_weights_beyond_a_type(checkpoint: Path, outtype: str, most: float) -> None:
+def test_weights_beyond_range_of_type_are_rejected(
+    checkpoint: Path, outtype: str, most: float
+) -> None:
     name = "decoder.layers.0.fc1.weight"
     weights = random_weights(CONFIG)
     weights[f"model.{name}"].flat[-1] = -most
@@ -370,19 +372,19 @@ def test_weights_beyond_a_type(checkpoint: Path, outtype: str, most: float) -> N
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "vocab_size", "num_hidden_layers"])
 @pytest.mark.parametrize("value", [2**31, 2**63, 10**400])
-def test_sizes_beyond_32_bits(checkpoint: Path, key: str, value: int) -> None:
+def test_sizes_beyond_32_bits_are_rejected(checkpoint: Path, key: str, value: int) -> None:
     write_json(checkpoint / "config.json", CONFIG | {key: value})
     assert_refused(checkpoint, f"{key} must be an integer from 1 to 2^31 - 1, found {value}")
 
 
-def test_damaged_merges(checkpoint: Path) -> None:
+def test_malformed_merges_are_rejected(checkpoint: Path) -> None:
     (checkpoint / "merges.txt").write_bytes(b"\xff")
     assert_refused(checkpoint, "merges.txt: not UTF-8")
     (checkpoint / "merges.txt").write_text(f"{MERGES[0]}\nnonsense\n", encoding="utf-8")
     assert_refused(checkpoint, "merges.txt: malformed merge 'nonsense'")
 
 
-def test_outputs_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_outputs_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
         convert(checkpoint, tmp_path / "nowhere" / "out.gguf")
     with pytest.raises(ValueError, match="not a regular file"):
@@ -390,10 +392,10 @@ def test_outputs_that_cannot_be_written(checkpoint: Path, tmp_path: Path) -> Non
     assert_refused(checkpoint, "unknown outtype 'q4_k'", outtype="q4_k")
 
 
-def test_an_output_that_is_an_input(
+def test_output_that_is_an_input_is_rejected(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whatever name."""
+    """Also by relative path, hard link or symbolic link."""
     weights = checkpoint / "model.safetensors"
     before = weights.read_bytes()
     monkeypatch.chdir(checkpoint)
@@ -407,12 +409,12 @@ def test_an_output_that_is_an_input(
         assert str(error.value).startswith(f"{output}: the output is ")
     assert weights.read_bytes() == before
     Path("beside.gguf").unlink()
-    for _ in range(2):  # one that lies beside its inputs is none of them
+    for _ in range(2):  # another file in the checkpoint directory is fine
         convert(checkpoint, Path("beside.gguf"))
 
 
-def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
-    """Every truncation is noticed; a changed byte of the header is noticed or harmless."""
+def test_corrupt_safetensors_are_rejected(tmp_path: Path) -> None:
+    """Every truncation raises; a changed byte of the header raises or keeps shapes consistent."""
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": np.ones((2, 3)), "b": np.ones(4)})
     good = path.read_bytes()

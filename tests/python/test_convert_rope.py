@@ -1,4 +1,4 @@
-"""Conversion of rotary position embedding: its keys, and Llama 3's tensor."""
+"""Conversion of rotary embeddings: metadata keys, and Llama 3's rope_freqs tensor."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def convert_metadata(path: Path, architecture: str, **config: object) -> dict[st
         ),
     ],
 )
-def test_rope(
+def test_rope_metadata(
     tmp_path: Path, architecture: str, rope: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     metadata = convert_metadata(tmp_path, architecture, **rope)
@@ -81,7 +81,7 @@ def test_rope(
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
-def test_llama_3_scaling_is_a_tensor(tmp_path: Path, key: str) -> None:
+def test_llama_3_scaling_becomes_rope_freqs_tensor(tmp_path: Path, key: str) -> None:
     rope: dict[str, object] = (
         LLAMA3_ROPE if key == "rope_scaling" else LLAMA3_ROPE | {"rope_theta": 500000.0}
     )
@@ -103,7 +103,7 @@ def test_llama_3_scaling_is_a_tensor(tmp_path: Path, key: str) -> None:
 
 
 @packages("torch", "transformers")
-def test_llama_3_scaling_of_transformers(tmp_path: Path) -> None:
+def test_llama_3_scaling_equals_transformers(tmp_path: Path) -> None:
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

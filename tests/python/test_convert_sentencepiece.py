@@ -1,4 +1,4 @@
-"""SentencePiece's BPE, from tokenizer.model and from tokenizer.json."""
+"""Conversion of SentencePiece BPE from tokenizer.model and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.tokenizer_files import (
 )
 
 
-def test_a_sentencepiece_model(tmp_path: Path) -> None:
+def test_sentencepiece_model(tmp_path: Path) -> None:
     write_tokenizer_model(tmp_path)
     vocabulary = read_tokens(tmp_path, len(PIECES) + 2)
     size = len(PIECES)
@@ -49,7 +49,7 @@ def test_a_sentencepiece_model(tmp_path: Path) -> None:
     assert not vocabulary.merges
 
 
-def test_every_type_of_piece(tmp_path: Path) -> None:
+def test_all_piece_types(tmp_path: Path) -> None:
     kinds = [NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED]
     pieces = [*BYTES, *((f"▁{kind}", 0.5, kind) for kind in kinds)]
     trainer = {3: 2, 40: 257, 41: 258, 42: -1, 43: 3}
@@ -57,7 +57,13 @@ def test_every_type_of_piece(tmp_path: Path) -> None:
     write_tokenizer_model(tmp_path, encode_model(pieces, trainer, normalizer))
     vocabulary = read_tokens(tmp_path, len(pieces))
     assert vocabulary.types == [BYTE] * 256 + kinds
-    assert vocabulary.tokens[256:] == ["▁1", "▁2", "▁3", " 4", "▁5"]  # user-defined: with a space
+    assert vocabulary.tokens[256:] == [
+        "▁1",
+        "▁2",
+        "▁3",
+        " 4",
+        "▁5",
+    ]  # user-defined pieces: ▁ becomes a space
     assert vocabulary.special_ids == {"unknown": 257, "bos": 258, "padding": 3}
     assert vocabulary.flags == {
         "add_bos_token": True,
@@ -66,7 +72,7 @@ def test_every_type_of_piece(tmp_path: Path) -> None:
     }
 
 
-def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
+def test_added_tokens(tmp_path: Path) -> None:
     write_tokenizer_model(tmp_path)
     size = len(PIECES)
     write_json(tmp_path / "added_tokens.json", {"▁user▁": size, "<|im_end|>": size + 1})
@@ -83,7 +89,7 @@ def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
     vocabulary = read_tokens(tmp_path, size + 2, {"bos_token_id": 1, "eos_token_id": [7, 8]})
     assert vocabulary.tokens[size:] == [" user ", "<|im_end|>"]
     assert vocabulary.types[size:] == [USER_DEFINED, CONTROL]
-    assert vocabulary.types[:3] == [CONTROL, CONTROL, CONTROL]  # as llama.cpp's converter
+    assert vocabulary.types[:3] == [CONTROL, CONTROL, CONTROL]  # like llama.cpp's converter
     assert [vocabulary.scores[i] for i in (0, 1, size, size + 1)] == [-1000, 0, -1000, -1000]
     assert vocabulary.special_ids == {"unknown": 0, "bos": 1, "eos": 2, "eot": size + 1}
     assert vocabulary.flags == {
@@ -111,7 +117,7 @@ def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
         (encode_model() + encode_field(1, b"\x0a\x01\xff"), "not a readable SentencePiece model"),
     ],
 )
-def test_other_models_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_unsupported_models_are_rejected(tmp_path: Path, data: bytes, message: str) -> None:
     write_tokenizer_model(tmp_path, data if data != b"" else encode_field(2, b"\x18\x02"))
     with pytest.raises(ValueError, match=rf"tokenizer\.model: {message}"):
         read_tokens(tmp_path, len(PIECES))
@@ -119,22 +125,22 @@ def test_other_models_are_refused(tmp_path: Path, data: bytes, message: str) -> 
 
 @pytest.mark.parametrize("field", [encode_field(99, 1), encode_field(1, 5)])
 def test_unknown_fields_are_skipped(tmp_path: Path, field: bytes) -> None:
-    """Fields that are new, or of another type: sentencepiece skips them too."""
+    """Unknown fields and fields of another wire type; sentencepiece skips them too."""
     data = encode_model(trainer=TRAINER | {35: 1}) + field
     write_tokenizer_model(tmp_path, data)
     assert read_tokens(tmp_path, len(PIECES)).types == [kind for _, _, kind in PIECES]
     assert SentencePieceProcessor(model_proto=data).GetPieceSize() == len(PIECES)
 
 
-def test_unknown_types_are_normal(tmp_path: Path) -> None:
-    """As in sentencepiece."""
+def test_unknown_piece_type_is_normal(tmp_path: Path) -> None:
+    """Like sentencepiece."""
     data = encode_model([*PIECES, ("b", 0.0, 7)], TRAINER | {35: 1})
     write_tokenizer_model(tmp_path, data)
     assert read_tokens(tmp_path, len(PIECES) + 1).types[-1] == NORMAL
     assert SentencePieceProcessor(model_proto=data).encode("b", out_type=str)[-1] == "b"
 
 
-def test_damaged_models_are_refused_or_read(tmp_path: Path) -> None:
+def test_corrupt_models_are_read_or_raise_value_error(tmp_path: Path) -> None:
     good = encode_model()
     for i in [*range(200), *range(len(good) - 60, len(good))]:
         for byte in b"\x00\x01\x7f\xff":
@@ -143,7 +149,7 @@ def test_damaged_models_are_refused_or_read(tmp_path: Path) -> None:
                 read_tokens(tmp_path, 2 * len(PIECES))
 
 
-def test_the_vocabulary_must_fit(tmp_path: Path) -> None:
+def test_vocabulary_larger_than_vocab_size_is_rejected(tmp_path: Path) -> None:
     write_tokenizer_model(tmp_path)
     with pytest.raises(
         ValueError, match=r"token ids 0 to 261, but config\.json has vocab_size 261"
@@ -161,7 +167,7 @@ def test_the_vocabulary_must_fit(tmp_path: Path) -> None:
         (REPLACE, None, False),
     ],
 )
-def test_ranks_of_merges_become_scores(
+def test_merge_ranks_become_scores(
     tmp_path: Path, normalizer: object, pre_tokenizer: object, prefix: bool
 ) -> None:
     write_sentencepiece_json(tmp_path, normalizer=normalizer, pre_tokenizer=pre_tokenizer)
@@ -187,7 +193,7 @@ def test_ranks_of_merges_become_scores(
         ({"model__ignore_merges": True}, "llama.cpp has no name for"),
     ],
 )  # fmt: skip
-def test_inexact_scores_are_refused(
+def test_inexact_scores_are_rejected(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     write_sentencepiece_json(tmp_path, **changes)
@@ -195,7 +201,7 @@ def test_inexact_scores_are_refused(
         read_tokens(tmp_path, len(TEXTS))
 
 
-def test_bytes_need_tokens(tmp_path: Path) -> None:
+def test_missing_byte_tokens_are_rejected(tmp_path: Path) -> None:
     vocab = {text: i for i, text in enumerate(TEXTS) if text != "<0x41>"}
     write_sentencepiece_json(tmp_path, model__vocab=vocab)
     with pytest.raises(ValueError, match="not every byte has a token"):
@@ -212,7 +218,7 @@ def test_llama_2(shared: Path) -> None:
     assert vocabulary.flags == {"add_bos_token": True, "add_space_prefix": True}
 
 
-def test_sentencepiece_agrees(shared: Path) -> None:
+def test_vocabulary_equals_sentencepiece(shared: Path) -> None:
     for path in (shared / "tokenizers" / "llama2", shared / "models" / "stories260K"):
         processor = SentencePieceProcessor(str(path / "tokenizer.model"))
         size = processor.vocab_size()

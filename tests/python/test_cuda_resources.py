@@ -1,4 +1,4 @@
-"""tools/cuda_resources: parsing the compiler's output, and detecting regressions."""
+"""tools/cuda_resources: parsing of the compiler's output, and detection of regressions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(SCRIPT))
 
 
-def test_what_ptxas_says(script: dict[str, Any]) -> None:
+def test_resources_are_parsed_from_ptxas_log(script: dict[str, Any]) -> None:
     found = script["resources_of"](LOG)
     assert found == {"_Z1av": (40, 8, 4, 64), "_Z1bv": (255, 0, 0, 0)}
 
@@ -43,11 +43,11 @@ def test_what_ptxas_says(script: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_names(script: dict[str, Any], name: str, expected: str) -> None:
+def test_kernel_names_are_shortened(script: dict[str, Any], name: str, expected: str) -> None:
     assert script["plain"](name) == expected
 
 
-def test_what_is_worse(script: dict[str, Any]) -> None:
+def test_regressions_are_reported(script: dict[str, Any]) -> None:
     kernel, resources = script["Kernel"], script["Resources"]
     old, new = kernel("sm_90", "a.cu", "old"), kernel("sm_90", "a.cu", "new")
     recorded = {old: resources(40, 0, 0, 64)}
@@ -62,7 +62,7 @@ def test_what_is_worse(script: dict[str, Any]) -> None:
     ]
 
 
-def test_the_file(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_round_trip(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(script["written"].__globals__, "compiler", lambda: "nvcc 1.2")
     table = {script["Kernel"]("sm_80", "a.cu", "f<X, 4>"): script["Resources"](1, 2, 3, 4)}
     text = script["written"](table)
@@ -70,14 +70,14 @@ def test_the_file(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert script["read"](text) == table
 
 
-def test_no_kernel_spills(script: dict[str, Any]) -> None:
-    """What is recorded, for both architectures; attention of a decode step has no stack at all."""
+def test_recorded_kernels_do_not_spill(script: dict[str, Any]) -> None:
+    """In the recorded table of both architectures; decode attention uses no stack at all."""
     recorded = script["read"](script["RECORDED"].read_text(encoding="utf-8"))
     assert {kernel.arch for kernel in recorded} == {"sm_80", "sm_90"}
     assert not [kernel for kernel, found in recorded.items() if found.spilled]
     decode = {k: r for k, r in recorded.items() if k.name.startswith("decode_kernel")}
-    assert len(decode) == 2 * (6 * 9 + 10)  # types, sizes of heads and groups; elements one by one
+    assert len(decode) == 2 * (6 * 9 + 10)  # types, head and group sizes; the element-wise kernel
     assert not [kernel for kernel, found in decode.items() if found.stack]
-    # Only the sines of large angles have an array, which is indexed.
+    # Only the sines of large angles use an indexed array.
     stacks = {kernel.name for kernel, found in recorded.items() if found.stack}
     assert stacks == {"store_kv_kernel", "roll_kernel", "rope_table_kernel"}

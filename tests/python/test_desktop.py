@@ -1,6 +1,6 @@
-"""The window of examples/desktop, offscreen, compared with Generator's text and cache.
+"""The window of examples/desktop, offscreen, matches Generator's text and cache.
 
-H2O_SCREENSHOTS=DIR stores screenshots there.
+H2O_SCREENSHOTS=DIR saves a screenshot to DIR.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from h2o_cpp import Generator
 from support.chatty import script
 from support.needs import needs
 
-pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # or a library that Qt needs
+pytest.importorskip("PySide6.QtWidgets", exc_type=ImportError)  # also if Qt lacks a library
 
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
@@ -44,13 +44,13 @@ from support.desktop_window import (
 )
 
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
-CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # as the window has it
+CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # the window's options
 Open = Callable[..., Window]
 
 
 @pytest.fixture
 def open_window(tiny_opt: Path) -> Iterator[Open]:
-    """Opens windows, ready to be used; they are closed at the end."""
+    """Opens windows and waits until they are idle; closes them after the test."""
     application()
     windows: list[Window] = []
 
@@ -65,7 +65,7 @@ def open_window(tiny_opt: Path) -> Iterator[Open]:
     yield open_one
     for window in windows:
         window.close()
-        # Widgets may not be destroyed by a thread that happens to collect garbage.
+        # Otherwise, garbage collection could destroy widgets in another thread.
         window.deleteLater()
     QTest.qWait(1)
     assert not any(isValid(window) for window in windows)
@@ -83,16 +83,16 @@ def shown(window: Window, *roles: str) -> set[int]:
     return {i for i in range(len(strip.look.shares)) if strip.role(i) in roles}
 
 
-def test_a_text_and_its_cache(open_window: Open, tiny_opt: Path) -> None:
+def test_text_and_cache_equal_generator(open_window: Open, tiny_opt: Path) -> None:
     window = open_window(n=120)
     say(window, PROMPT)
-    with Generator(tiny_opt, **CACHE) as alone:
-        stream = alone.stream(PROMPT, max_tokens=120)
+    with Generator(tiny_opt, **CACHE) as generator:
+        stream = generator.stream(PROMPT, max_tokens=120)
         expected = PROMPT + "".join(stream)
-        stats, keeps = alone.stats(), kept(alone)
+        stats, expected_kept = generator.stats(), kept(generator)
     n = stats.tokens_seen
     assert log(window) == expected
-    assert shown(window, "heavy hitter", "recent") == keeps
+    assert shown(window, "heavy hitter", "recent") == expected_kept
     assert shown(window, "recent") == {*range(n - 20, n)}
     assert window.cache.kept.text() == f"40 of {n}"
     assert window.cache.evicted.text() == f"{n - 40}"
@@ -100,17 +100,17 @@ def test_a_text_and_its_cache(open_window: Open, tiny_opt: Path) -> None:
     assert window.cache.speed.text().endswith(" tokens/s")
 
 
-def test_messages_are_paragraphs_and_an_empty_one_goes_on(
+def test_messages_are_paragraphs_and_empty_message_continues(
     open_window: Open, tiny_opt: Path
 ) -> None:
     window = open_window()
     for message in (PROMPT, "The captain", ""):
         say(window, message)
     expected = ""
-    with Generator(tiny_opt, **CACHE) as alone:
+    with Generator(tiny_opt, **CACHE) as generator:
         after = None
         for prompt in (PROMPT, "\n\nThe captain", ""):
-            stream = alone.stream(prompt, after=after, max_tokens=40)
+            stream = generator.stream(prompt, after=after, max_tokens=40)
             expected += prompt + "".join(stream)
             after = stream.save()
     assert log(window) == expected
@@ -119,12 +119,10 @@ def test_messages_are_paragraphs_and_an_empty_one_goes_on(
     assert log(window) == ""
     assert window.cache.strip.look is None
     say(window, "")
-    assert log(window) == error(window) == ""  # there is nothing to go on from
+    assert log(window) == error(window) == ""  # there is no text to continue
 
 
-def test_another_budget_is_seen_at_once_and_the_text_goes_on(
-    open_window: Open, tiny_opt: Path
-) -> None:
+def test_budget_change_updates_cache_and_keeps_text(open_window: Open, tiny_opt: Path) -> None:
     window = open_window()
     say(window, PROMPT)
     before = log(window)
@@ -136,11 +134,11 @@ def test_another_budget_is_seen_at_once_and_the_text_goes_on(
     assert window.cache.budget == 0.01
     wait_until(lambda: window.busy > 0)
     idle(window)
-    with Generator(tiny_opt, **{**CACHE, "hh": 0.01}) as alone:
-        alone.read(alone.tokenize(before))
-        keeps = kept(alone)
-        assert alone.stats().tokens_seen == n_seen + 1  # with the last one generated
-    assert shown(window, "heavy hitter", "recent") == keeps
+    with Generator(tiny_opt, **{**CACHE, "hh": 0.01}) as generator:
+        generator.read(generator.tokenize(before))
+        expected_kept = kept(generator)
+        assert generator.stats().tokens_seen == n_seen + 1  # includes the last generated token
+    assert shown(window, "heavy hitter", "recent") == expected_kept
     assert window.cache.kept.text() == f"20 of {n_seen + 1}"
     assert log(window) == before
     say(window, "Then")
@@ -154,13 +152,13 @@ def test_another_budget_is_seen_at_once_and_the_text_goes_on(
     assert window.cache.memory_bar.value() == window.cache.memory_bar.maximum()
 
 
-def test_a_model_with_a_template_answers_messages(open_window: Open, tmp_path: Path) -> None:
+def test_model_with_template_replies_to_messages(open_window: Open, tmp_path: Path) -> None:
     model = script(tmp_path, {"Hello": "Good day.", "And now?": "Farewell."})
     window = open_window(model)
     for message in ("Hello", "And now?"):
         say(window, message)
     assert log(window) == "Hello\nGood day.\nAnd now?\nFarewell."
-    press(window.cache.slider, Qt.Key.Key_Right)  # another cache, and the same conversation
+    press(window.cache.slider, Qt.Key.Key_Right)  # a new cache, the same conversation
     wait_until(lambda: window.busy > 0)
     idle(window)
     look = window.cache.strip.look
@@ -171,7 +169,7 @@ def test_a_model_with_a_template_answers_messages(open_window: Open, tmp_path: P
     assert "Still there?" in log(window)
 
 
-def test_errors_are_a_sentence_and_cost_nothing(open_window: Open, tmp_path: Path) -> None:
+def test_errors_are_one_line_and_leave_text_unchanged(open_window: Open, tmp_path: Path) -> None:
     window = open_window()
     say(window, PROMPT)
     before = log(window)
@@ -188,7 +186,7 @@ def test_errors_are_a_sentence_and_cost_nothing(open_window: Open, tmp_path: Pat
     click(window.text.send_button)
     idle(window)
     assert "the prompt has" in error(window)
-    assert window.text.message.toPlainText() == long  # to be made shorter
+    assert window.text.message.toPlainText() == long  # kept for editing
     assert log(window) == before
     window.text.message.clear()
     say(window, "Then")
@@ -197,31 +195,31 @@ def test_errors_are_a_sentence_and_cost_nothing(open_window: Open, tmp_path: Pat
 
 
 class Gate:
-    """Holds the worker's thread where it looks at the cache, or opens a model."""
+    """Blocks the worker thread in `owner.name` until `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
         function = getattr(owner, name)
 
-        def held(*args: Any, **options: Any) -> Any:
+        def gated(*args: Any, **options: Any) -> Any:
             self.entered.set()
-            assert self.open.wait(60), "stuck"
+            assert self.open.wait(60), "timed out"
             return function(*args, **options)
 
-        monkeypatch.setattr(owner, name, held)
+        monkeypatch.setattr(owner, name, gated)
 
 
-def test_the_window_works_while_a_model_is_opened(
+def test_window_stays_responsive_while_opening_a_model(
     open_window: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = open_window()
     gate = Gate(monkeypatch, worker_module, "Generator")
     window.cache.slider.setValue(0)
     wait_until(gate.entered.is_set)
-    enter(window, "Meanwhile")  # nothing is sent
+    enter(window, "Meanwhile")  # not sent
     assert window.text.message.toPlainText() == "Meanwhile"
     assert not window.text.send_button.isEnabled()
-    window.cache.slider.setValue(BUDGETS.index(0.05))  # it waits for its turn
+    window.cache.slider.setValue(BUDGETS.index(0.05))  # queued
     wait_until(lambda: not window.cache.settling)
     gate.open.set()
     idle(window)
@@ -234,7 +232,7 @@ def test_the_window_works_while_a_model_is_opened(
 
 
 @pytest.mark.parametrize("stop", ["Escape", "Stop", "New text"])
-def test_an_answer_can_be_stopped(
+def test_reply_can_be_stopped(
     open_window: Open, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
     window = open_window(n=1_000_000)
@@ -262,16 +260,16 @@ def test_an_answer_can_be_stopped(
 
 
 def count_threads() -> int:
-    """Threads of this process, without those of Qt's pool, which it keeps for half a minute."""
+    """Threads of this process, except those of Qt's pool, which live for half a minute."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             count += (task / "comm").read_text() != "Thread (pooled)\n"
     return count
 
 
-def test_closing_in_the_middle_of_a_text_leaves_no_thread(open_window: Open) -> None:
-    open_window().close()  # Qt has now the threads that it keeps
+def test_closing_during_generation_leaves_no_thread(open_window: Open) -> None:
+    open_window().close()  # now Qt has started its persistent threads
     n_threads = count_threads()
     window = open_window(n=1_000_000)
     enter(window, PROMPT)
@@ -279,12 +277,10 @@ def test_closing_in_the_middle_of_a_text_leaves_no_thread(open_window: Open) -> 
     window.close()
     assert not any(thread.name == "worker" for thread in threading.enumerate())
     wait_until(lambda: count_threads() <= n_threads)
-    application().processEvents()  # signals that were still on their way
+    application().processEvents()  # pending signals
 
 
-def test_closing_while_a_model_is_opened(
-    open_window: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_while_opening_a_model(open_window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     window = open_window()
     gate = Gate(monkeypatch, worker_module, "Generator")
     window.cache.slider.setValue(0)
@@ -294,7 +290,7 @@ def test_closing_while_a_model_is_opened(
     assert not any(thread.name == "worker" for thread in threading.enumerate())
 
 
-def test_keys_and_the_mouse_move_between_tokens(open_window: Open) -> None:
+def test_keyboard_and_mouse_select_tokens(open_window: Open) -> None:
     window = open_window()
     say(window, PROMPT)
     strip, detail = window.cache.strip, window.cache.detail
@@ -313,7 +309,7 @@ def test_keys_and_the_mouse_move_between_tokens(open_window: Open) -> None:
     wait_until(lambda: detail.text().startswith('Position 2 · " was" · '))
 
 
-def test_shift_enter_makes_a_new_line(open_window: Open) -> None:
+def test_shift_enter_inserts_newline(open_window: Open) -> None:
     window = open_window(n=1)
     QTest.keyClicks(window.text.message, "one")
     QTest.keyClick(window.text.message, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
@@ -322,17 +318,17 @@ def test_shift_enter_makes_a_new_line(open_window: Open) -> None:
 
 
 @pytest.mark.parametrize("size", [(400, 560), (1100, 720)], ids=["small", "wide"])
-def test_nothing_is_cut_off(open_window: Open, size: tuple[int, int]) -> None:
+def test_widgets_fit_in_window(open_window: Open, size: tuple[int, int]) -> None:
     window = open_window()
     window.resize(*size)
     application().processEvents()
     assert (window.width(), window.height()) == size
-    for one in window.findChildren(QPushButton):
-        corner = one.mapTo(window, QPoint(0, 0))
-        assert one.width() >= one.minimumSizeHint().width(), one.text()
+    for button in window.findChildren(QPushButton):
+        corner = button.mapTo(window, QPoint(0, 0))
+        assert button.width() >= button.minimumSizeHint().width(), button.text()
         assert corner.x() >= 0
-        assert corner.x() + one.width() <= size[0], one.text()
-        assert corner.y() + one.height() <= size[1], one.text()
+        assert corner.x() + button.width() <= size[0], button.text()
+        assert corner.y() + button.height() <= size[1], button.text()
     for area in window.findChildren(QScrollArea):
         assert area.horizontalScrollBar().maximum() == 0
     for panel in (window.cache, window.text):
@@ -340,7 +336,7 @@ def test_nothing_is_cut_off(open_window: Open, size: tuple[int, int]) -> None:
 
 
 def luminance(colour: QColor) -> float:
-    """WCAG 2.2, relative luminance."""
+    """Relative luminance, as in WCAG 2.2."""
     parts: list[float] = [colour.redF(), colour.greenF(), colour.blueF()]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -352,7 +348,7 @@ def contrast(one: QColor, other: QColor) -> float:
 
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_can_be_read(colours: Colours) -> None:
+def test_text_contrast(colours: Colours) -> None:
     panel = QColor(colours.panel)
     for text in (colours.ink, colours.muted, colours.wrong):
         assert contrast(QColor(text), panel) >= 4.5  # WCAG 2.2, level AA
@@ -362,7 +358,7 @@ def test_text_can_be_read(colours: Colours) -> None:
 
 
 def over(colour: QColor, share: float, below: QColor) -> QColor:
-    """A colour of which this share covers another one."""
+    """The colour `colour` with opacity `share` over `below`."""
 
     def mix(a: float, b: float) -> float:
         return share * a + (1 - share) * b
@@ -374,8 +370,8 @@ def over(colour: QColor, share: float, below: QColor) -> QColor:
     )
 
 
-@needs("a directory for pictures (H2O_SCREENSHOTS)", "H2O_SCREENSHOTS" in os.environ)
-def test_picture(open_window: Open) -> None:
+@needs("a directory for screenshots (H2O_SCREENSHOTS)", "H2O_SCREENSHOTS" in os.environ)
+def test_screenshot(open_window: Open) -> None:
     window = open_window(n=150)
     window.resize(1100, 720)
     for message in (PROMPT, "The captain looked at him, and"):

@@ -21,14 +21,14 @@ from support.needs import programs
 
 HERE = Path(__file__).parent
 PROMPT = "It was a bright morning, and the old man went down to the sea with"
-CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # as the window has it
+CACHE: dict[str, Any] = {"hh": 0.02, "n_batch": 128, "seed": 1}  # the window's options
 
 pytestmark = programs("Xvfb", "xdotool")
 
 
 @pytest.fixture(scope="module")
 def display() -> Iterator[str]:
-    """An X server, by its name."""
+    """The display name of an X server."""
     reading, writing = os.pipe()
     command = ["Xvfb", "-displayfd", str(writing), "-screen", "0", "1200x800x24"]
     with subprocess.Popen(
@@ -43,7 +43,7 @@ def display() -> Iterator[str]:
 
 
 class Screen:
-    """A window on the X server, and the hands of somebody who uses it."""
+    """A window on the X server, operated with xdotool."""
 
     def __init__(self, display: str, model: Path, *options: str) -> None:
         paths = [str(HERE), str(HERE.parents[1] / "examples"), *sys.path]
@@ -60,39 +60,39 @@ class Screen:
             text=True,
             env=self._environment,
         )
-        self.state: dict[str, Any] = {}  # what there is to see
+        self.state: dict[str, Any] = {}  # what is visible
 
     def begin(self) -> None:
         """Wait until the model is open."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         line = self.process.stdout.readline()
-        assert line, self.process.stderr.read()  # Qt may lack a library of X
+        assert line, self.process.stderr.read()  # Qt may lack an X library
         self.state = json.loads(line)
-        self.hands("windowfocus", "--sync", self.state["window"])
+        self.xdotool("windowfocus", "--sync", self.state["window"])
 
-    def heard(self, key: str) -> Any:
-        """The next line that has this key."""
+    def next_line(self, key: str) -> Any:
+        """The next line of output that has this key."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if key in (said := json.loads(line)):
-                return said
-        raise AssertionError("the window is gone")
+            if key in (message := json.loads(line)):
+                return message
+        raise AssertionError("the window has exited")
 
-    def hands(self, *arguments: object) -> None:
+    def xdotool(self, *arguments: object) -> None:
         subprocess.run(
             ["xdotool", *map(str, arguments)], env=self._environment, check=True, timeout=PATIENCE
         )
 
     def click(self, name: str) -> None:
-        self.hands("mousemove", "--sync", *self.state["at"][name], "click", 1)
+        self.xdotool("mousemove", "--sync", *self.state["at"][name], "click", 1)
 
     def type(self, text: str) -> None:
-        self.hands("type", "--delay", 2, text)
+        self.xdotool("type", "--delay", 2, text)
 
     def done(self) -> dict[str, Any]:
-        """What there is to see when the worker is done."""
-        self.state = self.heard("at")
+        """Wait until the worker is done; returns the visible state."""
+        self.state = self.next_line("at")
         return dict(self.state)
 
 
@@ -100,24 +100,24 @@ class Screen:
 def opened(display: str, model: Path, *options: str) -> Iterator[Screen]:
     screen = Screen(display, model, *options)
     with screen.process:
-        stuck = Timer(PATIENCE, screen.process.kill)
-        stuck.start()
+        timeout = Timer(PATIENCE, screen.process.kill)
+        timeout.start()
         try:
             screen.begin()
             yield screen
         finally:
-            stuck.cancel()
+            timeout.cancel()
             screen.process.kill()
 
 
-def test_a_text_by_keys_and_another_by_mouse(display: str, tiny_opt: Path) -> None:
-    with Generator(tiny_opt, **CACHE) as alone:
-        expected = [PROMPT + alone.generate(PROMPT, max_tokens=40).text for _ in range(2)]
-        n = alone.stats().tokens_seen
+def test_generate_with_keyboard_and_mouse(display: str, tiny_opt: Path) -> None:
+    with Generator(tiny_opt, **CACHE) as generator:
+        expected = [PROMPT + generator.generate(PROMPT, max_tokens=40).text for _ in range(2)]
+        n = generator.stats().tokens_seen
     with opened(display, tiny_opt) as screen:
         screen.click("message")
         screen.type(PROMPT)
-        screen.hands("key", "Return")
+        screen.xdotool("key", "Return")
         seen = screen.done()
         assert seen["text"] == expected[0]
         assert seen["kept"] == f"40 of {n}"
@@ -128,33 +128,33 @@ def test_a_text_by_keys_and_another_by_mouse(display: str, tiny_opt: Path) -> No
         screen.click("send")
         assert screen.done()["text"] == expected[1]
         screen.click("slider")
-        screen.hands("key", "Home")  # 1 %
+        screen.xdotool("key", "Home")  # 1 %
         while not (seen := screen.done())["kept"].startswith("20 of "):
             pass
         screen.click("strip")
-        screen.hands("key", "Home")
-        while not screen.heard("pointed")["pointed"].startswith("Position 0 · "):
+        screen.xdotool("key", "Home")
+        while not screen.next_line("pointed")["pointed"].startswith("Position 0 · "):
             pass
-        screen.hands("key", "Right")
-        while not screen.heard("pointed")["pointed"].startswith("Position 1 · "):
+        screen.xdotool("key", "Right")
+        while not screen.next_line("pointed")["pointed"].startswith("Position 1 · "):
             pass
 
 
-def test_escape_stops_and_closing_in_the_middle_is_clean(display: str, tiny_opt: Path) -> None:
+def test_escape_stops_and_close_during_generation_is_clean(display: str, tiny_opt: Path) -> None:
     with opened(display, tiny_opt, "slow") as screen:
         screen.click("message")
         screen.type(PROMPT)
-        screen.hands("key", "Return")
-        assert screen.heard("wrote")
-        screen.hands("key", "Escape")
+        screen.xdotool("key", "Return")
+        assert screen.next_line("wrote")
+        screen.xdotool("key", "Escape")
         stopped = screen.done()
         assert stopped["text"].startswith(PROMPT)
-        assert stopped["error"] == ""  # the end of the context would be one
+        assert stopped["error"] == ""  # stopped before the context was full
         screen.type("Then")
-        screen.hands("key", "Return")
-        assert screen.heard("wrote")
-        screen.hands("key", "ctrl+q")
-        assert "worker" not in screen.heard("threads")["threads"]
+        screen.xdotool("key", "Return")
+        assert screen.next_line("wrote")
+        screen.xdotool("key", "ctrl+q")
+        assert "worker" not in screen.next_line("threads")["threads"]
         assert screen.process.wait(PATIENCE) == 0
         assert screen.process.stderr is not None
         assert screen.process.stderr.read() == ""

@@ -1,4 +1,4 @@
-"""Device names, many concurrent users, and too little memory.
+"""Device names, concurrent use, and memory.
 
 On a GPU: H2O_TEST_DEVICE=cuda pytest -k cuda
 """
@@ -28,7 +28,7 @@ MAKE: list[Callable[[Path, str], object]] = [
 @pytest.mark.parametrize(
     "name", ["gpu", "", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "cpu:0"]
 )
-def test_a_device_that_there_is_none_of(
+def test_unknown_device_is_rejected(
     tiny_opt: Path, make: Callable[[Path, str], object], name: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^device is '.*', expected auto, cpu|CUDA|cuda") as error:
@@ -39,14 +39,14 @@ def test_a_device_that_there_is_none_of(
 @needs("no CUDA device", _core.cuda_device_count() == 0)
 @pytest.mark.parametrize("make", MAKE)
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
-def test_cuda_where_there_is_none(
+def test_cuda_without_device_is_rejected(
     tiny_opt: Path, make: Callable[[Path, str], object], name: str
 ) -> None:
     with pytest.raises(ValueError, match=r"(?i)cuda"):
         make(tiny_opt, name)
 
 
-def test_names(tiny_opt: Path) -> None:
+def test_device_names(tiny_opt: Path) -> None:
     expected = {"cpu": "cpu", "auto": "cpu"}
     if _core.cuda_device_count() > 0:
         expected = {"cpu": "cpu", "auto": "cpu", "cuda": "cuda", "cuda:0": "cuda"}
@@ -55,8 +55,8 @@ def test_names(tiny_opt: Path) -> None:
             assert generator.stats().backend.startswith(backend)
 
 
-def test_two_generators(tiny_opt: Path, device: str) -> None:
-    """Of one device, in turns."""
+def test_two_generators_on_one_device(tiny_opt: Path, device: str) -> None:
+    """Their streams are read in turns."""
     expected = text_of(tiny_opt, device)
     with (
         Generator(tiny_opt, threads=1, device=device) as first,
@@ -70,8 +70,8 @@ def test_two_generators(tiny_opt: Path, device: str) -> None:
     assert len(streams[1].tokens) == len(streams[0].tokens)
 
 
-def test_threads(tiny_opt: Path, device: str) -> None:
-    """That share a Generator, and that have one each."""
+def test_concurrent_threads(tiny_opt: Path, device: str) -> None:
+    """Three threads share a Generator, and three have their own."""
     expected = text_of(tiny_opt, device)
     with Generator(tiny_opt, threads=1, device=device) as shared:
         calls = [Background(lambda: greedy(shared)) for _ in range(3)]
@@ -79,11 +79,11 @@ def test_threads(tiny_opt: Path, device: str) -> None:
         assert [call.result() for call in calls] == [expected] * 6
 
 
-def test_processes(tiny_opt: Path, device: str) -> None:
+def test_concurrent_processes(tiny_opt: Path, device: str) -> None:
     assert texts_of_processes(2, tiny_opt, device) == [text_of(tiny_opt, device)] * 2
 
 
-def test_many_prompts(tiny_opt: Path, device: str) -> None:
+def test_batched_prompts_are_reproducible(tiny_opt: Path, device: str) -> None:
     prompts = ["The captain", PROMPT, "A", "She said"]
     with Generator(tiny_opt, hh=60, max_sequences=3, threads=1, device=device) as generator:
         once, again = (
@@ -95,22 +95,24 @@ def test_many_prompts(tiny_opt: Path, device: str) -> None:
     assert len({g.text for g in once}) == 4
 
 
-def test_a_text_that_rolls(llama: Path, device: str) -> None:
+def test_rolling_positions_beyond_n_ctx(llama: Path, device: str) -> None:
     with Generator(llama, hh=16, threads=1, device=device) as generator:
         result = generator.generate([5, 6, 7], temperature=0, max_tokens=200, ignore_eos=True)
         assert result.completion_tokens == 200
         assert generator.stats().tokens_kept == 16
 
 
-def test_logits_are_the_cpus(tiny_opt: Path, device: str) -> None:
+def test_logits_equal_cpu(tiny_opt: Path, device: str) -> None:
     with (
         Generator(tiny_opt, threads=1, device="cpu") as cpu,
         Generator(tiny_opt, threads=1, device=device) as generator,
     ):
-        tokens = np.random.default_rng(1).integers(5, cpu.n_vocab, 600)  # many, and a rest
+        tokens = np.random.default_rng(1).integers(
+            5, cpu.n_vocab, 600
+        )  # several chunks, the last one partial
         expected, logits = cpu.logits(tokens), generator.logits(tokens)
-    # As in test_logits: each of the 7 matrices of 6 layers and 2 more adds an error of 2^-8, to
-    # which its rows are rounded, of random sign.
+    # As in test_logits.py: each of the 7 matrices of 6 layers and 2 more adds an error of
+    # random sign of 2^-8, the precision to which its inputs are rounded.
     assert (
         np.abs(logits - expected).max() < 6 * 2.0**-8 * np.sqrt(7 * 6 + 2) * np.abs(expected).max()
     )
@@ -127,16 +129,14 @@ def test_logits_are_the_cpus(tiny_opt: Path, device: str) -> None:
     ],
 )
 @pytest.mark.parametrize("rope", [None, Rope()], ids=["", "rope"])
-def test_attention_is_the_cpus(
-    device: str, head_dim: int, kv_dtype: str, rope: Rope | None
-) -> None:
+def test_attention_equals_cpu(device: str, head_dim: int, kv_dtype: str, rope: Rope | None) -> None:
     text = Text(n_heads=6, n_kv_heads=2, head_dim=head_dim, chunks=[70, 1, 1, 40, 1], seed=1)
-    for policy in (Policy.full(), Policy.sinks(4, 50)):  # whose choices hang on no rounding
+    for policy in (Policy.full(), Policy.sinks(4, 50)):  # whose evictions do not depend on rounding
         cpu, other = (text.cache(policy, kv_dtype, rope=rope, device=d) for d in ("cpu", device))
         expected, out = text.run(cpu), text.run(other)
         q, k, v = text.arrays()
-        # A probability is off by twice what two logits are: those of a chunk may be products of
-        # f16, as its probabilities and values may be. All else is less than is allowed for that.
+        # The relative error of a probability is up to twice that of two logits. Logits of a chunk
+        # may be f16 products, and so may probabilities times values. Other errors are smaller.
         norms = [np.sqrt((x.astype(np.float64) ** 2).sum(-1)).max() for x in (q, k)]
         logit = 2 * 2.0**-11 * norms[0] * norms[1] / np.sqrt(head_dim)
         bound = np.expm1(4 * logit) + 2 * 2.0**-11
@@ -146,8 +146,8 @@ def test_attention_is_the_cpus(
 
 
 @CUDA
-class TestMemoryOfCuda:
-    def test_too_large_is_a_memory_error(self, tiny_opt: Path) -> None:
+class TestCudaMemory:
+    def test_too_large_cache_is_memory_error(self, tiny_opt: Path) -> None:
         with Generator(tiny_opt, device="cuda") as before:
             expected = greedy(before)
             for _ in range(3):
@@ -161,8 +161,8 @@ class TestMemoryOfCuda:
         ones = np.ones((3, 1, 64), np.float32)
         np.testing.assert_array_equal(cache.attend(np.ones((3, 2, 64)), ones, ones), 1)
 
-    def test_nothing_leaks(self, tiny_opt: Path) -> None:
-        """Of 30 models and caches, and of what did not fit."""
+    def test_no_memory_leaks(self, tiny_opt: Path) -> None:
+        """After 30 models and caches, and as many failed allocations."""
 
         def use() -> None:
             text_of(tiny_opt, "cuda")
@@ -176,5 +176,5 @@ class TestMemoryOfCuda:
         before = free_bytes()
         for _ in range(30):
             use()
-        # The weights alone are 5 MB, or 150 of 30 models; other processes may come and go.
+        # The weights of 30 models would be 150 MB; other processes may allocate meanwhile.
         assert before - free_bytes() < 64 * 2**20

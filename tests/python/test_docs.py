@@ -1,4 +1,4 @@
-"""The documentation: links are valid, the quick start runs, and the site builds."""
+"""The documentation: links resolve, the quick start runs, and the site builds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def prose(page: Path) -> str:
-    """A page without its code."""
+    """The text of a page without code."""
     return re.sub(r"`[^`\n]+`", "``", FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as GitHub and the site name them in links."""
+    """The anchors of a page's headings, as on GitHub and on the site."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
@@ -36,8 +36,8 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-def faults(page: Path) -> list[str]:
-    """Links of a page that lead nowhere."""
+def broken_links(page: Path) -> list[str]:
+    """Broken links of a page, each with the reason."""
     found = []
     for link in LINK.findall(prose(page)):
         file, _, heading = link.partition("#")
@@ -45,9 +45,9 @@ def faults(page: Path) -> list[str]:
             continue
         target = page.parent / file if file else page
         if not target.exists():
-            found.append(f"{link}: there is no {file}")
+            found.append(f"{link}: missing file {file}")
         elif not target.resolve().is_relative_to(ROOT):
-            found.append(f"{link}: leads out of the repository")
+            found.append(f"{link}: outside the repository")
         elif heading and heading not in anchors(target):
             found.append(f"{link}: {target.name} has no such heading")
     return found
@@ -55,10 +55,10 @@ def faults(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
-    assert faults(page) == []
+    assert broken_links(page) == []
 
 
-def test_links_that_lead_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     other = tmp_path / "other.md"
     other.write_text("# A `b` & c!\n\n```sh\n# no heading\n```\n", encoding="utf-8")
@@ -68,7 +68,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.M
         "```\n[d](none.md)\n```\n![e](none.png) [f](other.md#no-heading) [g](#here) [h](../..)\n",
         encoding="utf-8",
     )
-    assert [fault.partition(":")[0] for fault in faults(page)] == [
+    assert [fault.partition(":")[0] for fault in broken_links(page)] == [
         "none.png",
         "other.md#no-heading",
         "#here",
@@ -79,7 +79,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.M
 def test_quick_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its Python, a block after the other."""
+    """Runs its Python blocks in order."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     blocks = [match[4] for match in FENCE.finditer(page) if match[3] == "python"]
@@ -101,13 +101,13 @@ def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fills the pages can be imported."""
+    """Makes the generators of reference pages importable."""
     monkeypatch.syspath_prepend(str(SITE))
 
 
 @pytest.mark.usefixtures("site")
 def test_c_reference() -> None:
-    """Every function, structure and comment of the header is there, once."""
+    """It has every function, structure and comment of the header."""
     from c_header import header_reference  # type: ignore[import-not-found]
 
     header = (ROOT / "cpp" / "capi" / "h2o.h").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_c_reference() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_command_reference() -> None:
-    """Every command and option is there."""
+    """It has every command and its options."""
     from commands import command_reference  # type: ignore[import-not-found]
 
     page = command_reference()
@@ -140,7 +140,7 @@ def test_command_reference() -> None:
 @pytest.mark.usefixtures("site")
 @packages("fastapi")
 def test_server_reference() -> None:
-    """Every endpoint and object is there."""
+    """It has the endpoints and the objects they link to."""
     from endpoints import server_reference  # type: ignore[import-not-found]
 
     page = server_reference()
@@ -153,7 +153,7 @@ def test_server_reference() -> None:
 
 @pytest.mark.usefixtures("site")
 @packages("griffe")
-def test_docstrings_become_lists() -> None:
+def test_docstring_parameters_become_lists() -> None:
     from docstrings import as_markdown  # type: ignore[import-not-found]
 
     assert as_markdown("Do it.\n\nfile: where,\n    or not.\na=1, b: two.\n\nRaises: never.") == (
@@ -163,7 +163,7 @@ def test_docstrings_become_lists() -> None:
 
 @packages("mkdocs", "material", "mkdocstrings_handlers", "fastapi")
 def test_site(tmp_path: Path) -> None:
-    """It builds without a warning, and no page loads anything from elsewhere."""
+    """It builds without warnings, and no page loads external resources."""
     out = tmp_path / "site"
     run = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out],

@@ -1,4 +1,4 @@
-"""Every element type on every instruction set, against gguf-py's decoders."""
+"""Every element type on every instruction set, compared with gguf-py's decoders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from h2o_cpp import _core
 
-# Bits in an element, and in its exponent.
+# Bits of an element, and of its exponent.
 PLAIN = {"F32": (32, 8), "F16": (16, 5), "BF16": (16, 8)}
 
-# Where the f16 numbers of a block are: its scale and, in some types, that of what is added.
+# Offsets of the f16 numbers of a block: its scale and, in some types, the scale of its minimum.
 BLOCKS = {
     "Q4_0": [0],
     "Q4_1": [0, 2],
@@ -39,7 +39,7 @@ BLOCKS = {
     "NVFP4": [],
 }
 
-# The largest factor of the second of these, where there is one.
+# The largest factor of the minimum's scale.
 MINS = {"Q4_1": 1, "Q5_1": 1, "Q2_K": 15, "Q4_K": 63, "Q5_K": 63}
 
 each_dtype = pytest.mark.parametrize("dtype", [*PLAIN, *BLOCKS])
@@ -47,7 +47,7 @@ each_isa = pytest.mark.parametrize("isa", _core.isas())
 
 
 def block(dtype: str) -> tuple[int, int]:
-    """Elements and bytes."""
+    """Elements and bytes of a block."""
     n, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]]
     return int(n), int(n_bytes)
 
@@ -60,9 +60,9 @@ def decode(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
 def numbers(
     random: np.random.Generator, n: int, bits: int, exponent_bits: int, *, moderate: bool
 ) -> NDArray[np.uint8]:
-    """Any finite numbers; or moderate ones, in [2^-5, 2), whose products stay normal."""
+    """Random finite numbers, or moderate ones in [2^-5, 2), whose products stay normal."""
     fraction_bits = bits - exponent_bits - 1
-    one = (1 << (exponent_bits - 1)) - 1  # the exponent field of 1.0; 0 is of subnormal numbers
+    one = (1 << (exponent_bits - 1)) - 1  # the exponent field of 1.0; 0 means subnormal
     least, end = (one - 5, one + 1) if moderate else (0, 2 * one + 1)
     sign = random.integers(2, size=n) << (bits - 1)
     exponent = random.integers(least, end, size=n) << fraction_bits
@@ -79,11 +79,11 @@ def random_blocks(
     data = random.integers(256, size=(n, block(dtype)[1]), dtype=np.uint8)
     for offset in BLOCKS[dtype]:
         data[:, offset : offset + 2] = numbers(random, n, 16, 5, moderate=moderate).reshape(n, 2)
-    if dtype == "MXFP4":  # powers of two, of which the largest overflow
+    if dtype == "MXFP4":  # powers of two; the largest would overflow
         data[:, 0] = random.integers(*((120, 129) if moderate else (0, 252)), size=n)
     if dtype == "NVFP4" and moderate:
         data[:, :4] = random.integers(0x18, 0x50, size=(n, 4))
-    if dtype == "IQ1_M":  # whose scale is in the high bits of four words
+    if dtype == "IQ1_M":  # its scale is in the high bits of four words
         scales = numbers(random, n, 16, 5, moderate=moderate).view("<u2")
         words = data[:, 48:].copy().view("<u2") & 0xFFF
         words |= (scales[:, None] >> [0, 4, 8, 12] & 15).astype("<u2") << 12
@@ -95,14 +95,14 @@ def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-def test_these_are_all_types() -> None:
+def test_all_types_are_tested() -> None:
     assert sorted(_core.dtypes()) == sorted([*PLAIN, *BLOCKS])
 
 
 @each_isa
 @each_dtype
-def test_decoding_is_that_of_gguf(dtype: str, isa: str) -> None:
-    # To the bit, zeros' signs too: all products are exact, so nothing is left to the order.
+def test_decoding_equals_gguf_py(dtype: str, isa: str) -> None:
+    # Bit for bit, including signed zeros: all products are exact, so the order does not matter.
     random = np.random.default_rng(1)
     for n_blocks in (1, 2, 1000):
         data = random_blocks(random, dtype, n_blocks, moderate=False)
@@ -110,7 +110,7 @@ def test_decoding_is_that_of_gguf(dtype: str, isa: str) -> None:
 
 
 def largest_min(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What a block's elements may have added to them, at most: one number for each block."""
+    """The largest minimum that each block may add to its elements."""
     if dtype not in MINS:
         return np.zeros(data.size // block(dtype)[1])
     least = data.reshape(-1, block(dtype)[1])[:, BLOCKS[dtype][1] :][:, :2]
@@ -119,12 +119,12 @@ def largest_min(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 BF16_PRODUCTS = ("x86_64_v4_bf16", "x86_64_v4_amx")
-ROUNDED = {"F32": 0, "F16": 2, "BF16": 1}  # factors of a product that are rounded there
+ROUNDED = {"F32": 0, "F16": 2, "BF16": 1}  # number of factors that these round to bf16
 
 
 @each_isa
 @each_dtype
-def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
+def test_matmul_error_is_within_bound(dtype: str, isa: str) -> None:
     random = np.random.default_rng(2)
     for n_out, n_blocks, n in ((1, 1, 1), (8, 2, 1), (21, 3, 6), (10, 37, 9)):
         size = block(dtype)[0]
@@ -135,19 +135,19 @@ def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
         y = _core.matmul(dtype, data, n_out, n_in, x, isa)
         assert y.shape == (n, n_out)
         if dtype in PLAIN:
-            # A product is rounded once by itself (never with fma), in at most n_in sums of its lane
-            # and in 4 sums of 16 lanes: gamma of n_in + 5 roundings to f32.
+            # Each product is rounded once (no fma), then in at most n_in sums of its lane and in 4
+            # sums of 16 lanes: gamma of n_in + 5 roundings to f32.
             roundings = (n_in + 5) * 2.0**-24
-            # Where products are of bf16, x is rounded to 8 significant bits, and so is w in F16.
+            # bf16 products round x to 8 significant bits, and w too if it is F16.
             factor = (1 + 2.0**-8) ** ROUNDED[dtype] if isa in BF16_PRODUCTS else 1.0
             magnitude = np.abs(x) @ np.abs(w).T
             off = (factor - 1) * magnitude
             magnitude *= factor
         else:
-            # x is rounded to multiples of a 127th of the largest of 32: off by half of one, and a
-            # little for the three roundings on the way to at most 127 of them. The sum over a group
-            # of 16 or more is exact, then scaled by a product (2 roundings); with what the group
-            # adds to its elements, which is separate, there are n_in / 8 sums.
+            # x is rounded to multiples of 1/127 of the largest of 32 values: an error of half a
+            # step, and slightly more for three f32 roundings of up to 127 steps. The sum of a group
+            # of 16 or more is exact, then scaled by a product (2 roundings); with the group's
+            # minimum, which is added separately, there are n_in / 8 sums.
             step = np.abs(x).reshape(n, -1, 32).max(axis=2, keepdims=True) / 127
             half = np.broadcast_to(step * (0.5 + 2.0**-14), (n, n_in // 32, 32)).reshape(n, n_in)
             roundings = (n_in / 8 + 2) * 2.0**-24
@@ -160,7 +160,7 @@ def test_matmul_is_the_sum_of_products(dtype: str, isa: str) -> None:
 
 @each_isa
 @pytest.mark.parametrize("dtype", BLOCKS)
-def test_quantised_weights_give_the_same_on_every_instruction_set(dtype: str, isa: str) -> None:
+def test_quantised_matmul_is_identical_on_every_instruction_set(dtype: str, isa: str) -> None:
     random = np.random.default_rng(4)
     n_blocks, n_out, n = 5, 37, 11
     n_in = n_blocks * block(dtype)[0]
@@ -172,7 +172,7 @@ def test_quantised_weights_give_the_same_on_every_instruction_set(dtype: str, is
 
 @each_isa
 @each_dtype
-def test_an_output_does_not_depend_on_its_batch(dtype: str, isa: str) -> None:
+def test_matmul_rows_are_independent_of_batch(dtype: str, isa: str) -> None:
     random = np.random.default_rng(3)
     n_blocks, n_out, n = 2, 11, 9
     n_in = n_blocks * block(dtype)[0]
@@ -186,20 +186,20 @@ def test_an_output_does_not_depend_on_its_batch(dtype: str, isa: str) -> None:
         assert_same_bits(one[:, 0].copy(), y[:, o].copy())
 
 
-def test_nothing_in_is_nothing_out() -> None:
-    nothing = np.zeros(0, np.uint8)
-    assert _core.dequantize("Q4_K", nothing).shape == (0,)
+def test_empty_inputs_give_empty_outputs() -> None:
+    empty = np.zeros(0, np.uint8)
+    assert _core.dequantize("Q4_K", empty).shape == (0,)
     no_rows = np.zeros((0, 32), np.float32)
     assert _core.matmul("Q4_0", np.zeros(18, np.uint8), 1, 32, no_rows).shape == (0, 1)
 
 
-def test_bytes_need_no_alignment() -> None:
+def test_unaligned_data() -> None:
     data = random_blocks(np.random.default_rng(4), "Q6_K", 3, moderate=False)
     odd = np.concatenate([np.zeros(1, np.uint8), data])[1:]
     assert_same_bits(_core.dequantize("Q6_K", odd), decode("Q6_K", data))
 
 
-def test_what_is_no_whole_blocks_is_refused() -> None:
+def test_partial_blocks_and_wrong_shapes_are_rejected() -> None:
     x = np.zeros((1, 32), np.float32)
     w = np.zeros(36, np.uint8)
     with pytest.raises(ValueError, match="35 bytes in 1 dimensions, expected one of blocks of 18"):
@@ -222,13 +222,13 @@ def test_what_is_no_whole_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "q4_0", "Q8_1", "Q1_0"])
-def test_other_types_are_refused(name: str) -> None:
+def test_unknown_types_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
         _core.dequantize(name, np.zeros(36, np.uint8))
     with pytest.raises(ValueError, match="is not one of F32, F16, BF16, Q4_0"):
         _core.matmul(name, np.zeros(36, np.uint8), 1, 32, np.zeros((1, 32), np.float32))
 
 
-def test_other_instruction_sets_are_refused() -> None:
+def test_unknown_instruction_set_is_rejected() -> None:
     with pytest.raises(ValueError, match="instruction set 'mmx'"):
         _core.dequantize("Q4_0", np.zeros(18, np.uint8), "mmx")

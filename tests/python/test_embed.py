@@ -1,4 +1,4 @@
-"""Embeddings: hidden states after the last norm, pooled, against transformers and the logits."""
+"""Embeddings (pooled hidden states after the last norm) match transformers and the logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = ["The old man went down to the sea.", "A king", "A boy and his dog " * 2
 
 
 @pytest.mark.parametrize("name", ["opt_untied", "gptneox"])
-def test_the_last_hidden_state_gives_the_last_logits(data: Path, name: str) -> None:
+def test_last_hidden_state_gives_last_logits(data: Path, name: str) -> None:
     path = data / "golden" / f"{name}.gguf"
     tokens = np.load(data / "golden" / f"{name}.npz")["tokens"].tolist()
     [output] = [t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight"]
@@ -40,18 +40,18 @@ def test_the_last_hidden_state_gives_the_last_logits(data: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("n_batch", [512, 7])
-def test_mean_is_of_the_last_states_of_all_beginnings(tiny_opt: Path, n_batch: int) -> None:
-    """Without eviction, and however the text is cut into chunks."""
+def test_mean_pooling_averages_hidden_states_of_all_prefixes(tiny_opt: Path, n_batch: int) -> None:
+    """Without evictions, for any chunk size."""
     with Generator(tiny_opt, kv_dtype="f32", n_batch=n_batch) as generator:
         tokens = generator.tokenize(TEXTS[0])
-        beginnings = [tokens[: i + 1] for i in range(len(tokens))]
-        each = generator.embed(beginnings, pooling="last", normalize=False)
+        prefixes = [tokens[: i + 1] for i in range(len(tokens))]
+        each = generator.embed(prefixes, pooling="last", normalize=False)
         mean = generator.embed(tokens, pooling="mean", normalize=False)
     np.testing.assert_allclose(mean, each.mean(0), rtol=0, atol=1e-3 * np.abs(each).max())
     assert np.abs(each[0] - each[-1]).max() > 0.01 * np.abs(each).max()
 
 
-def test_many_are_those_of_one(tiny_opt: Path) -> None:
+def test_batched_embeddings_equal_single_ones(tiny_opt: Path) -> None:
     with Generator(tiny_opt, max_sequences=2) as generator:
         many = generator.embed(TEXTS)
         assert many.shape == (3, 192)
@@ -62,7 +62,7 @@ def test_many_are_those_of_one(tiny_opt: Path) -> None:
         np.testing.assert_allclose(raw / np.linalg.norm(raw), many[0], rtol=0, atol=1e-6)
 
 
-def test_bad_arguments(tiny_opt: Path) -> None:
+def test_invalid_arguments_are_rejected(tiny_opt: Path) -> None:
     with Generator(tiny_opt, n_ctx=32) as generator:
         pooling: Any = "max"
         with pytest.raises(ValueError, match="pooling='max', expected 'mean' or 'last'"):
@@ -77,7 +77,7 @@ def test_bad_arguments(tiny_opt: Path) -> None:
         generator.embed("a")
 
 
-def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_opt: Path) -> None:
+def test_embed_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_opt: Path) -> None:
     texts = tmp_path / "texts"
     texts.write_text("A king\nA boy\n")
     assert main(["embed", "--file", str(texts), "--lines", "--pooling", "last"]) == 0
@@ -89,7 +89,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_opt: P
 
 @packages("torch", "transformers")
 @pytest.mark.parametrize("name", RECIPES)
-def test_random_checkpoints(tmp_path: Path, name: str) -> None:
+def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
     import torch
 
     recipe = RECIPES[name]

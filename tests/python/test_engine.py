@@ -1,4 +1,4 @@
-"""Batched outputs equal those of each prompt alone, bit for bit."""
+"""Batched generation equals generation of each prompt alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from h2o_cpp.model.policy import POLICIES, named_policy
 from support.random_search import examples
 
 MODELS = ["opt_untied", "llama_gqa2_tied", "gptneox", "qwen3"]
-N_CTX = 40  # as the golden models are trained
+N_CTX = 40  # of the golden models
 N_VOCAB = 61
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -30,7 +30,7 @@ def golden(name: str) -> Path:
 
 
 def random_requests(seed: int, n: int = 9) -> list[tuple[list[int], dict[str, Any]]]:
-    """Prompts of 1 to 30 tokens, and how to continue them."""
+    """Random prompts of 1 to 30 tokens, with their options."""
     rng = random.Random(seed)
     requests = []
     for i in range(n):
@@ -44,8 +44,8 @@ def random_requests(seed: int, n: int = 9) -> list[tuple[list[int], dict[str, An
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["full", "layers", *POLICIES])
-def test_together_as_alone(model: str, name: str) -> None:
-    """In chunks of 5, so that prompts are cut, evicted from, and wait for room in a batch."""
+def test_batched_equals_alone(model: str, name: str) -> None:
+    """With n_batch=5, prompts are split, evicted from, and wait for space in a batch."""
     policy: Policy | list[Policy]
     if name == "full":
         policy = Policy.full()
@@ -61,7 +61,7 @@ def test_together_as_alone(model: str, name: str) -> None:
         texts = ["".join(stream) for stream in streams]
     with Generator(golden(model), max_sequences=4, **options) as generator:
         prompts, each = [[*part] for part in zip(*requests, strict=True)]
-        assert [one.text for one in generator.generate(prompts, each=each)] == texts
+        assert [result.text for result in generator.generate(prompts, each=each)] == texts
         with generator.engine() as engine:
             completions = [engine.submit(prompt, **own) for prompt, own in requests]
             for completion, stream, text in zip(completions, streams, texts, strict=True):
@@ -79,8 +79,8 @@ def test_together_as_alone(model: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ["auto", "rolling"])
-def test_texts_that_roll(positions: Any) -> None:
-    """Beyond the trained length, where what a step takes of a sequence gets smaller."""
+def test_rolling_positions_batched_equals_alone(positions: Any) -> None:
+    """Beyond n_ctx, where a step takes fewer tokens of a sequence."""
     options: dict[str, Any] = {"policy": Policy.h2o(6, 8), "n_batch": 64, "threads": 1}
     options["positions"] = positions
     requests = [(prompt * 4, {**own, "max_tokens": 50}) for prompt, own in random_requests(3, 5)]
@@ -88,10 +88,10 @@ def test_texts_that_roll(positions: Any) -> None:
         expected = [alone.generate(prompt, **own).text for prompt, own in requests]
     with Generator(golden("llama_gqa2_tied"), max_sequences=3, **options) as generator:
         prompts, each = [[*part] for part in zip(*requests, strict=True)]
-        assert [one.text for one in generator.generate(prompts, each=each)] == expected
+        assert [result.text for result in generator.generate(prompts, each=each)] == expected
 
 
-def test_texts_after_snapshots(tiny_opt: Path) -> None:
+def test_batched_after_snapshot_equals_alone(tiny_opt: Path) -> None:
     with Generator(tiny_opt, hh=30, n_ctx=300, max_sequences=2, threads=1) as generator:
         system = generator.read("The old man looked at the sea, and after a time he said:")
         options: list[Any] = [{"seed": n} for n in range(4)]
@@ -101,15 +101,15 @@ def test_texts_after_snapshots(tiny_opt: Path) -> None:
             generator.generate(question, after=system, max_tokens=20, **own)
             for question, own in zip(questions, options, strict=True)
         ]
-        assert [one.text for one in together] == [one.text for one in alone]
-        assert [one.prompt_tokens for one in together] == [one.prompt_tokens for one in alone]
+        assert [result.text for result in together] == [result.text for result in alone]
+        assert [x.prompt_tokens for x in together] == [x.prompt_tokens for x in alone]
 
 
 # ---- Random arrivals, cancellations and stop rules ----
 
 STEPPED = golden("llama_gqa2_tied")
 OPTIONS: dict[str, Any] = {"n_batch": 6, "threads": 1}
-SLAB = Policy.h2o(8, 8, value_norm="l1")  # of which those below are parts
+SLAB = Policy.h2o(8, 8, value_norm="l1")  # the policies of OWN fit in it
 OWN = [None, Policy.h2o(3, 3), Policy.window(10), Policy.h2o(4, 4, score="mean"), SLAB]
 STOPS = [None, "a", ["b", "<s>"], "a<pad>"]
 
@@ -125,14 +125,14 @@ def generator_of(policy: Policy) -> Generator:
 def alone(
     prompt: tuple[int, ...], policy: Policy | None, items: tuple[tuple[str, Any], ...]
 ) -> tuple[list[int], str, str | None]:
-    """Tokens, text and finish reason."""
+    """Tokens, text and finish reason of a prompt alone."""
     stream = generator_of(SLAB if policy is None else policy).stream(prompt, **dict(items))
     text = "".join(stream)
     return list(stream.tokens), text, stream.finish_reason
 
 
 class Streaming(RuleBasedStateMachine):
-    """Generations that are read in any order, by one thread, with three sequences for all."""
+    """One thread reads concurrent generations in random order, with three sequences for all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,17 +154,17 @@ class Streaming(RuleBasedStateMachine):
         options |= {"max_tokens": n, "stop": stop}
         own: Any = options
         request = make_request(self.runtime, random.Random(0), prompt, own, policy=policy)
-        what = (prompt, policy, tuple(options.items()))
-        self.running.append((request.submit(self.runtime.engine), what))
+        arguments = (prompt, policy, tuple(options.items()))
+        self.running.append((request.submit(self.runtime.engine), arguments))
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5), n=st.integers(1, 12))
     def read(self, which: int, n: int) -> None:
-        state, what = self.running[which % len(self.running)]
+        state, arguments = self.running[which % len(self.running)]
         for _ in range(n):
             if state.next() is None:
-                self.running.remove((state, what))
-                tokens, text, reason = alone(*what)
+                self.running.remove((state, arguments))
+                tokens, text, reason = alone(*arguments)
                 assert state.generated_tokens == tokens
                 assert state.text == state.text_read == text
                 assert state.finish_reason == reason
@@ -173,9 +173,9 @@ class Streaming(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
     def cancel(self, which: int) -> None:
-        state, what = self.running.pop(which % len(self.running))
+        state, arguments = self.running.pop(which % len(self.running))
         state.cancel()
-        tokens, text, reason = alone(*what)
+        tokens, text, reason = alone(*arguments)
         assert state.finish_reason in ("cancelled", reason)
         assert tokens[: state.n_generated] == state.generated_tokens
         assert text.startswith(state.text)
@@ -183,19 +183,19 @@ class Streaming(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
     def save(self, which: int) -> None:
-        state, what = self.running[which % len(self.running)]
-        if not state.began or what[1] is not None or state.finish_reason is not None:
+        state, arguments = self.running[which % len(self.running)]
+        if not state.began or arguments[1] is not None or state.finish_reason is not None:
             return
-        options = dict(what[2]) | {"max_tokens": max(1, dict(what[2])["max_tokens"])}
+        options = dict(arguments[2]) | {"max_tokens": max(1, dict(arguments[2])["max_tokens"])}
         left = options["max_tokens"] - state.n_generated
         before, snapshot = state.text_read, Snapshot.take(state)
         stream = self.generator.stream([], after=snapshot, **(options | {"max_tokens": left}))
         del options["seed"]
-        again = self.generator.stream(
+        resumed = self.generator.stream(
             [], after=snapshot, **(options | {"max_tokens": left, "seed": None})
         )
         stream.close()
-        assert before + "".join(again) == alone(*what)[1]
+        assert before + "".join(resumed) == alone(*arguments)[1]
 
     def teardown(self) -> None:
         while self.running:
@@ -215,7 +215,7 @@ def generator(tiny_opt: Path) -> Generator:
     return Generator(tiny_opt, n_ctx=200, hh=0.2, max_sequences=3, threads=1)
 
 
-def test_pieces_come_as_they_are_generated(generator: Generator) -> None:
+def test_stream_many_yields_pieces_as_generated(generator: Generator) -> None:
     prompts = ["The old man", "It was", "Once upon a time there was", "Chapter 1", "He"]
     expected = [generator.generate(prompt, max_tokens=12, seed=3).text for prompt in prompts]
     texts = [""] * len(prompts)
@@ -229,8 +229,8 @@ def test_pieces_come_as_they_are_generated(generator: Generator) -> None:
     assert set(first[:3]) == {0, 1, 2}
 
 
-def test_pieces_come_from_all_that_run() -> None:
-    """Of texts that do not end: each again after the others."""
+def test_stream_many_is_fair() -> None:
+    """Every endless generation yields pieces again after the others."""
     with Generator(golden("llama_gqa2_tied"), hh=8, max_sequences=3, threads=1) as endless:
         options: dict[str, Any] = {"max_tokens": 10**9, "ignore_eos": True, "seed": 1}
         pieces = endless.stream_many([[5], [6], [7]], **options)
@@ -240,7 +240,7 @@ def test_pieces_come_from_all_that_run() -> None:
                 left.discard(next(pieces)[0])
 
 
-def test_options_of_each(generator: Generator) -> None:
+def test_each_overrides_options(generator: Generator) -> None:
     each: list[Any] = [{"max_tokens": 2}, {}, {"stop": "man", "max_tokens": 50}]
     texts = generator.generate(["He said"] * 3, each=each, max_tokens=4, temperature=0)
     assert [text.completion_tokens for text in texts[:2]] == [2, 4]
@@ -251,7 +251,7 @@ def test_options_of_each(generator: Generator) -> None:
         generator.generate("a", each=[{}])  # type: ignore[call-overload]
 
 
-def test_texts_that_could_go_on_for_ever_end_at_the_context() -> None:
+def test_endless_generation_ends_at_n_ctx_by_default() -> None:
     with Generator(golden("llama_gqa2_tied"), hh=8, max_sequences=2, threads=1) as generator:
         assert generator.endless
         prompts = [[5] * 3, [6] * 50]
@@ -264,22 +264,22 @@ def test_texts_that_could_go_on_for_ever_end_at_the_context() -> None:
             assert "".join(piece for i, piece in pieces if i == n) == text.text
 
 
-def test_without_a_seed_texts_are_those_of_a_series(tiny_opt: Path) -> None:
+def test_unseeded_batch_equals_consecutive_generations(tiny_opt: Path) -> None:
     one, many = (Generator(tiny_opt, max_sequences=2, seed=9, threads=1) for _ in range(2))
     prompts = ["The", "It", "He"]
     alone = [one.generate(prompt, max_tokens=9).text for prompt in prompts]
     assert [text.text for text in many.generate(prompts, max_tokens=9)] == alone
 
 
-def test_any_number_of_requests(generator: Generator) -> None:
-    """They are asked for one by one, when there is a sequence for them."""
-    asked = itertools.count()
+def test_run_requests_are_pulled_on_demand(generator: Generator) -> None:
+    """Requests are taken from the iterator only when a sequence is free."""
+    n_requested = itertools.count()
     requests = (
-        generator.request("He", max_tokens=3 + next(asked) % 5, ignore_eos=True)
+        generator.request("He", max_tokens=3 + next(n_requested) % 5, ignore_eos=True)
         for _ in itertools.repeat(None)
     )
     ended = [*itertools.islice(generator.run(requests), 30)]
-    assert next(asked) <= 30 + 3
+    assert next(n_requested) <= 30 + 3
     for i, generation in ended:
         assert generation.completion_tokens == 3 + i % 5
 
@@ -294,14 +294,14 @@ def test_any_number_of_requests(generator: Generator) -> None:
         ([], ValueError, "the prompt is empty"),
     ],
 )
-def test_prompts_that_make_no_sense(
+def test_invalid_prompts_are_rejected(
     generator: Generator, prompts: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         generator.generate(prompts)
 
 
-def test_a_text_is_no_list_of_prompts(generator: Generator) -> None:
+def test_stream_many_rejects_str(generator: Generator) -> None:
     with pytest.raises(TypeError, match="expected a list of prompts"):
         generator.stream_many("The")
     assert [*generator.stream_many([])] == []
@@ -310,7 +310,7 @@ def test_a_text_is_no_list_of_prompts(generator: Generator) -> None:
     assert [text.text for text in generator.generate(arrays, max_tokens=4, seed=1)] == [alone.text]
 
 
-def test_streams_beside_a_batch(generator: Generator) -> None:
+def test_streams_during_a_batch(generator: Generator) -> None:
     expected = generator.generate("He", temperature=0, max_tokens=5).text
     options: dict[str, Any] = {"max_tokens": 50, "ignore_eos": True, "seed": 3}
     texts = [generator.generate(prompt, **options).text for prompt in ("The", "It")]
@@ -325,7 +325,7 @@ def test_streams_beside_a_batch(generator: Generator) -> None:
     assert generator.generate("He", temperature=0, max_tokens=5).text == expected
 
 
-def test_a_closed_engine_leaves_the_batches_of_its_generator(generator: Generator) -> None:
+def test_closing_engine_does_not_affect_batches_of_its_generator(generator: Generator) -> None:
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "seed": 1}
     expected = [text.text for text in generator.generate([[5, 6], [7]], **options)]
     texts = ["", ""]

@@ -1,4 +1,4 @@
-"""An Engine with many threads and asyncio tasks: order, back pressure, cancelling, closing."""
+"""Engine with threads and asyncio tasks: order, back pressure, cancellation, closing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHORT: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.0
 
 
 @pytest.fixture(autouse=True)
-def _patience() -> Iterator[None]:
-    """What can go wrong here is that somebody waits for ever."""
+def _watchdog() -> Iterator[None]:
+    """A deadlock ends the process with a traceback."""
     faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -39,19 +39,19 @@ def generator(llama: Path) -> Generator:
 
 @pytest.fixture
 def single(llama: Path) -> Generator:
-    """One with a single sequence, which a text that goes on for ever takes."""
+    """A Generator with one sequence, which an endless generation occupies."""
     return Generator(llama, hh=12, n_batch=8, max_sequences=1, threads=1)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "stuck"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.001)
 
 
 def begin(engine: Engine) -> Completion:
-    """A text that goes on for ever, and has begun."""
+    """An endless generation that has started."""
     completion = engine.submit([5, 6], **FOREVER)
     wait_until(lambda: len(completion.tokens) > 0)
     return completion
@@ -63,7 +63,7 @@ def idle(engine: Engine) -> bool:
 
 
 class TestThreads:
-    def test_many_submit_at_once(self, generator: Generator) -> None:
+    def test_concurrent_submit(self, generator: Generator) -> None:
         rng = random.Random(1)
         prompts = [[rng.randrange(3, 61) for _ in range(rng.randint(1, 30))] for _ in range(48)]
         expected = [generator.generate(prompt, seed=3, max_tokens=9).text for prompt in prompts]
@@ -84,13 +84,13 @@ class TestThreads:
         with single.engine() as engine:
             first = begin(engine)
             later = [engine.submit([5 + n], **SHORT) for n in range(5)]
-            assert [one.finish_reason for one in later] == [None] * 5
+            assert [completion.finish_reason for completion in later] == [None] * 5
             first.close()
             for n, completion in enumerate(later):
                 completion.result()
-                assert [one.finish_reason for one in later[:n]] == ["length"] * n
+                assert [completion.finish_reason for completion in later[:n]] == ["length"] * n
 
-    def test_a_request_of_another_policy(self, llama: Path, generator: Generator) -> None:
+    def test_requests_with_other_policies(self, llama: Path, generator: Generator) -> None:
         policies = [Policy.window(5), Policy.h2o(2, 3), Policy.h2o(6, 6)]
         expected = []
         for policy in policies:
@@ -99,7 +99,7 @@ class TestThreads:
         before = generator.generate([7] * 20, **SHORT).text
         with generator.engine() as engine:
             own = [engine.submit([7] * 20, policy=policy, **SHORT) for policy in policies]
-            assert [one.result().text for one in own] == expected
+            assert [completion.result().text for completion in own] == expected
             tokens = engine.submit([7] * 20, hh=6, **SHORT)
             large = engine.submit([5], hh=14, **SHORT)
             with pytest.raises(ValueError, match="slots"):
@@ -107,7 +107,7 @@ class TestThreads:
             assert tokens.result().finish_reason == "length"
         assert generator.generate([7] * 20, **SHORT).text == before
 
-    def test_a_prompt_is_checked_at_once(self, generator: Generator) -> None:
+    def test_submit_validates_arguments(self, generator: Generator) -> None:
         with generator.engine() as engine:
             good = engine.submit([5], **SHORT)
             with pytest.raises(ValueError, match="token 61 is not in the vocabulary"):
@@ -116,8 +116,8 @@ class TestThreads:
                 engine.submit([5], temperature=-1)
             assert good.result().completion_tokens == 6
 
-    def test_an_error_reaches_its_request(self, generator: Generator) -> None:
-        """Others, that are computed in the same steps, go on."""
+    def test_error_is_raised_by_its_request_only(self, generator: Generator) -> None:
+        """Other requests of the same batch continue."""
         expected = generator.generate([5, 6], **SHORT).text
 
         def fail(tokens: Any, mask: Any) -> None:
@@ -147,7 +147,7 @@ class TestBackPressure:
             assert waiting.runs(0.1)
             first.close()
             assert waiting.result().result().finish_reason == "length"
-            assert [one.finish_reason for one in queued] == ["length"] * 2
+            assert [completion.finish_reason for completion in queued] == ["length"] * 2
             assert engine.submit([5], timeout=0, **SHORT).result().completion_tokens == 6
 
     def test_cancelled_requests_leave_the_queue(self, single: Generator) -> None:
@@ -160,7 +160,7 @@ class TestBackPressure:
             first.close()
 
     @pytest.mark.parametrize("n", [0, -1, 1.5])
-    def test_a_queue_has_a_size(self, generator: Generator, n: Any) -> None:
+    def test_max_queue_is_validated(self, generator: Generator, n: Any) -> None:
         with pytest.raises(ValueError, match="max_queue"):
             generator.engine(max_queue=n)
         assert generator.generate([5], **SHORT).completion_tokens == 6
@@ -168,7 +168,7 @@ class TestBackPressure:
 
 class TestCancelling:
     @pytest.mark.parametrize("how", ["close", "drop", "with", "cycle"])
-    def test_it_frees_the_sequence(self, single: Generator, how: str) -> None:
+    def test_cancelling_frees_sequence(self, single: Generator, how: str) -> None:
         with single.engine() as engine:
             completion = begin(engine)
             if how == "close":
@@ -189,7 +189,7 @@ class TestCancelling:
             assert engine.submit([5], **SHORT).result().finish_reason == "length"
             wait_until(lambda: idle(engine))
 
-    def test_by_another_thread(self, single: Generator) -> None:
+    def test_cancelling_from_another_thread(self, single: Generator) -> None:
         with single.engine() as engine:
             completion = begin(engine)
             pieces = Background(lambda: len(list(completion)))
@@ -198,7 +198,7 @@ class TestCancelling:
             assert pieces.result() > 0
             assert completion.finish_reason == "cancelled"
 
-    def test_what_has_ended_is_not_cancelled(self, single: Generator) -> None:
+    def test_finished_completion_is_not_cancelled(self, single: Generator) -> None:
         with single.engine() as engine:
             completion = engine.submit([5], **SHORT)
             generation = completion.result()
@@ -208,7 +208,7 @@ class TestCancelling:
 
 
 class TestClosing:
-    def test_with_requests_in_flight(self, single: Generator) -> None:
+    def test_close_cancels_requests_in_flight(self, single: Generator) -> None:
         engine = single.engine(max_queue=1)
         running = begin(engine)
         queued = engine.submit([5], **SHORT)
@@ -219,14 +219,14 @@ class TestClosing:
         assert reading.result() > 0
         with pytest.raises(RuntimeError, match="this Engine is closed"):
             blocked.result()
-        assert [one.finish_reason for one in (running, queued)] == ["cancelled"] * 2
+        assert [c.finish_reason for c in (running, queued)] == ["cancelled"] * 2
         assert queued.result().text == ""
         with pytest.raises(RuntimeError, match="this Engine is closed"):
             engine.submit([5])
         engine.close()
         assert single.generate([5], **SHORT).completion_tokens == 6
 
-    def test_streams_go_on_beside_it(self, generator: Generator) -> None:
+    def test_streams_continue_during_engine(self, generator: Generator) -> None:
         expected = generator.generate([5], **SHORT).text
         stream = generator.stream([5], **SHORT)
         pieces = [next(stream)]
@@ -240,7 +240,7 @@ class TestClosing:
         with generator.engine() as engine:
             assert engine.submit([5], **SHORT).result().text == expected
 
-    def test_dropped(self, single: Generator) -> None:
+    def test_dropped_engine_is_closed(self, single: Generator) -> None:
         n_threads = threading.active_count()
         engine = single.engine()
         begin(engine)
@@ -249,7 +249,7 @@ class TestClosing:
         wait_until(lambda: threading.active_count() == n_threads)
         assert single.generate([5], **SHORT).completion_tokens == 6
 
-    def test_a_program_that_ends_without_closing(self, llama: Path) -> None:
+    def test_program_exits_without_closing_engine(self, llama: Path) -> None:
         program = f"""
 from h2o_cpp import Generator
 engine = Generator({str(llama)!r}, hh=12, threads=1).engine()
@@ -268,7 +268,7 @@ print("end")
 
 
 class TestAsyncio:
-    def test_tasks_read_as_threads_do(self, tiny_opt: Path) -> None:
+    def test_tasks_read_the_same_text(self, tiny_opt: Path) -> None:
         with Generator(tiny_opt, hh=0.1, n_ctx=200, max_sequences=3, threads=1) as generator:
             prompts = [PROMPT, "It was", "Once upon a time", "He", "She said"]
             options: dict[str, Any] = {"max_tokens": 20, "seed": 4}
@@ -287,11 +287,11 @@ class TestAsyncio:
                     generations = await asyncio.gather(*completions)
                 return pieces, [generation.text for generation in generations]
 
-            texts = [one.text for one in expected]
+            texts = [generation.text for generation in expected]
             assert Background(lambda: asyncio.run(read_all())).result() == (texts, texts)
 
     def test_cancelled_tasks(self, single: Generator) -> None:
-        """One that reads, one that waits for its first piece, one that waits for the queue."""
+        """A task that reads, one that waits for its first piece, one that waits for the queue."""
 
         async def run() -> list[str | None]:
             with single.engine(max_queue=1) as engine:
@@ -319,7 +319,7 @@ class TestAsyncio:
         reasons = Background(lambda: asyncio.run(run())).result()
         assert reasons == ["cancelled", "cancelled", "length"]
 
-    def test_a_loop_that_is_left(self, single: Generator) -> None:
+    def test_break_from_async_for_frees_sequence(self, single: Generator) -> None:
         async def run() -> str | None:
             with single.engine() as engine:
                 async for _ in await engine.submit_async([5, 6], **FOREVER):
@@ -329,8 +329,8 @@ class TestAsyncio:
         assert Background(lambda: asyncio.run(run())).result() == "length"
 
 
-def test_a_while_of_everything(generator: Generator) -> None:
-    """Requests that end, are closed, dropped, refused; nothing is left of them."""
+def test_mixed_random_use_leaks_nothing(generator: Generator) -> None:
+    """Requests end or are closed or dropped; threads and cache memory stay the same."""
     n_threads = threading.active_count()
     cache_bytes = generator.stats().cache_bytes
     expected = {n: generator.generate([5] * n, **SHORT).text for n in range(1, 30)}

@@ -1,4 +1,4 @@
-"""Likelihoods and outputs with a budget that is a fraction of each request."""
+"""BudgetedModel: log-likelihoods and outputs with a budget relative to each request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def continuation(generator: Generator) -> list[int]:
 
 
 def log_likelihood(logits: np.ndarray[Any, Any], tokens: Sequence[int]) -> float:
-    """Of tokens, each from the row of logits in front of it."""
+    """The log-likelihood of tokens, each predicted by the same row of logits."""
     exact = logits.astype(np.float64)
     p = np.exp(exact - exact.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -45,18 +45,18 @@ def log_likelihood(logits: np.ndarray[Any, Any], tokens: Sequence[int]) -> float
 
 
 @pytest.mark.parametrize("n_batch", [None, 1, 5])
-def test_full_cache(
+def test_full_cache_equals_generator_logits(
     tiny_opt: Path,
     generator: Generator,
     context: list[int],
     continuation: list[int],
     n_batch: int | None,
 ) -> None:
-    """However the context is read; and a continuation longer than what is scored at a time."""
+    """For any n_batch, and for a continuation longer than the scoring chunk."""
     model = BudgetedModel(tiny_opt, n_batch=n_batch, threads=1)
-    said = generator.stream(context, max_tokens=150, temperature=0, ignore_eos=True)
-    assert "".join(said)
-    for tokens, is_greedy in ((continuation, False), (said.tokens.tolist(), True)):
+    stream = generator.stream(context, max_tokens=150, temperature=0, ignore_eos=True)
+    assert "".join(stream)
+    for tokens, is_greedy in ((continuation, False), (stream.tokens.tolist(), True)):
         rows = generator.logits([*context, *tokens])[len(context) - 1 : -1]
         total, greedy = model.loglikelihood(context, tokens)
         assert total == pytest.approx(log_likelihood(rows, tokens), rel=1e-9)
@@ -70,11 +70,11 @@ def test_full_cache(
     ("name", "policy"),
     [("h2o", Policy.h2o(4, 5)), ("window", Policy.window(9)), ("sinks", Policy.sinks(4, 5))],
 )
-def test_a_continuation_is_predicted_from_what_is_kept(
+def test_continuation_is_predicted_from_kept_tokens(
     tiny_opt: Path, context: list[int], continuation: list[int], name: str, policy: Policy
 ) -> None:
     n = len(context) + len(continuation)
-    hh = 9.5 / n  # cut to 9
+    hh = 9.5 / n  # rounds down to 9
     core = _core.Model(tiny_opt, device="cpu", threads=1)
     session = open_session(core, policy, n_ctx=n - 1, n_batch=len(context))
     fed = [context, *([token] for token in continuation[:-1])]
@@ -88,7 +88,7 @@ def test_a_continuation_is_predicted_from_what_is_kept(
     assert total != pytest.approx(whole, rel=1e-3)
 
 
-def test_the_first_prediction_sees_the_whole_context(
+def test_first_prediction_uses_whole_context(
     tiny_opt: Path, context: list[int], continuation: list[int]
 ) -> None:
     full = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation[:1])
@@ -99,13 +99,13 @@ def test_the_first_prediction_sees_the_whole_context(
     assert in_chunks.loglikelihood(context, continuation[:1]) != full
 
 
-def test_a_budget_of_everything_is_the_full_cache(
+def test_budget_of_100_percent_equals_full_cache(
     tiny_opt: Path, context: list[int], continuation: list[int]
 ) -> None:
     full, _ = BudgetedModel(tiny_opt, threads=1).loglikelihood(context, continuation)
     everything = BudgetedModel(tiny_opt, hh=1.0, threads=1)
     total, _ = everything.loglikelihood(context, continuation)
-    assert total == pytest.approx(full, rel=1e-12)  # but for the order of a sum in double precision
+    assert total == pytest.approx(full, rel=1e-12)  # up to the order of a sum in float64
 
 
 def test_at_least_one_token_is_kept(tiny_opt: Path, context: list[int]) -> None:
@@ -114,7 +114,7 @@ def test_at_least_one_token_is_kept(tiny_opt: Path, context: list[int]) -> None:
     assert model.usage.kept == 1
 
 
-def test_a_long_text_loses_its_beginning(
+def test_long_context_is_truncated_at_start(
     tiny_opt: Path, context: list[int], continuation: list[int]
 ) -> None:
     n_ctx = len(continuation) + 4
@@ -130,7 +130,9 @@ def test_a_long_text_loses_its_beginning(
     assert short.usage.requests == short.usage.truncated == 0
 
 
-def test_generate(tiny_opt: Path, generator: Generator, context: list[int]) -> None:
+def test_generate_equals_generator(
+    tiny_opt: Path, generator: Generator, context: list[int]
+) -> None:
     expected = generator.generate(context, max_tokens=40, temperature=0).text
     model = BudgetedModel(tiny_opt, threads=1)
     assert model.generate(context, max_tokens=40) == expected
@@ -141,7 +143,7 @@ def test_generate(tiny_opt: Path, generator: Generator, context: list[int]) -> N
     )
 
 
-def test_generate_within_a_fraction_of_the_prompt(tiny_opt: Path, context: list[int]) -> None:
+def test_generate_with_budget_relative_to_prompt(tiny_opt: Path, context: list[int]) -> None:
     model = BudgetedModel(tiny_opt, hh=0.5, threads=1)
     n = len(context) // 2
     with Generator(tiny_opt, policy=Policy.h2o(n // 2, n - n // 2), threads=1) as generator:
@@ -150,7 +152,7 @@ def test_generate_within_a_fraction_of_the_prompt(tiny_opt: Path, context: list[
     assert model.usage.kept == n
 
 
-def test_generation_ends_at_the_end_of_text(tmp_path: Path) -> None:
+def test_generation_stops_at_eos(tmp_path: Path) -> None:
     path = scripted_opt([*b"abcd", END]).write(tmp_path / "scripted.gguf")
     assert BudgetedModel(path, threads=1).generate(list(b"x"), max_tokens=10) == "abcd"
 
@@ -167,12 +169,14 @@ def test_generation_ends_at_the_end_of_text(tmp_path: Path) -> None:
         ({"n_batch": 0}, "n_batch=0"),
     ],
 )
-def test_bad_options(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(
+    tiny_opt: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         BudgetedModel(tiny_opt, **options)
 
 
-def test_bad_requests(tiny_opt: Path) -> None:
+def test_invalid_requests_are_rejected(tiny_opt: Path) -> None:
     model = BudgetedModel(tiny_opt, n_ctx=8, threads=1)
     for context, continuation in (([], [5]), ([5], []), ([5], [5] * 9)):
         with pytest.raises(ValueError, match="tokens of context"):
@@ -181,7 +185,7 @@ def test_bad_requests(tiny_opt: Path) -> None:
         model.generate([5], max_tokens=8)
 
 
-def test_without_lm_eval(
+def test_missing_lm_eval(
     tiny_opt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "h2o_cpp.eval.model", raising=False)

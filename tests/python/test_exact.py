@@ -1,4 +1,4 @@
-"""F16 and BF16 weights that are multiplied without conversion."""
+"""exact=True: F16 and BF16 weights are multiplied in float32."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from h2o_cpp.model.session import open_model, open_session
 
 
 @pytest.fixture(scope="module")
-def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in F16."""
+def f16_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small F16 model."""
     path = tmp_path_factory.mktemp("models") / "f16.gguf"
     small = config(
         "TinyLlama-1.1B",
@@ -35,7 +35,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(path: Path, *, exact: bool) -> NDArray[np.float32]:
-    """After some tokens, with a cache that rounds nothing."""
+    """The logits of some tokens, with an f32 cache."""
     session = open_session(
         open_model(path, device="cpu", threads=1, exact=exact),
         Policy(),
@@ -46,16 +46,18 @@ def logits(path: Path, *, exact: bool) -> NDArray[np.float32]:
     return np.array(session.step([(0, np.arange(40, dtype=np.int32))]))
 
 
-def test_exact_products_are_those_of_floats(floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_logits_equal_float_products(
+    f16_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("H2O_ISA", raising=False)
-    exact = logits(floats, exact=True)
+    exact = logits(f16_model, exact=True)
     monkeypatch.setenv("H2O_ISA", "scalar")
-    expected = logits(floats, exact=False)
-    # Sums of up to 384 products in another order, through two layers; bf16 gives some thousandths.
+    expected = logits(f16_model, exact=False)
+    # Sums of up to 384 products in another order, through two layers; bf16 errors are about 1e-3.
     assert np.abs(exact - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_the_backend_says_so() -> None:
+def test_backend_name_shows_exact_products() -> None:
     backend = open_model(BUNDLED_MODEL, device="cpu", threads=1, exact=True).backend
     assert "bf16" not in backend
     assert "amx" not in backend
@@ -63,6 +65,6 @@ def test_the_backend_says_so() -> None:
         assert generator.stats().backend == backend
 
 
-def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_exact(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "a", "--exact", "--device", "cpu", "-n", "2"]) == 0
     capsys.readouterr()

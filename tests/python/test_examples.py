@@ -1,4 +1,4 @@
-"""The Python examples run, and their output is as described."""
+"""The Python examples run and print what their descriptions promise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Example = Callable[..., str]
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Example:
-    """What an example prints, given lines on stdin and arguments."""
+    """Runs an example with arguments and lines on stdin; returns its output."""
 
     def run(name: str, *arguments: str, lines: str = "") -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -36,7 +36,7 @@ def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_tour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Heavy hitters, the 32 tokens that are kept, what they cost beside a window, and memory."""
+    """Heavy hitters, the 32 tokens kept, the loss compared with a window, and memory."""
     monkeypatch.setattr(sys, "argv", ["tour.py"])
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     runpy.run_path(str(EXAMPLES / "tour.py"), run_name="__main__")
@@ -53,12 +53,12 @@ def test_tour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         for name in ("h2o", "window")
     )
     assert len(h2o) == 3
-    assert all(mine < theirs for mine, theirs in zip(h2o, window, strict=True))
+    assert all(a < b for a, b in zip(h2o, window, strict=True))
     sizes = [float(size) for size in re.findall(r"([\d.]+) MiB", out)]
     assert sizes[0] > 4 * sizes[1] > 12 * sizes[2]
 
 
-def test_all_are_listed_and_tested() -> None:
+def test_all_examples_are_listed_and_tested() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tests = Path(__file__).read_text(encoding="utf-8")
     names = [path.name for path in (EXAMPLES / "python").iterdir() if path.is_file()]
@@ -76,7 +76,7 @@ def test_stream(example: Example) -> None:
 
 
 def test_chat(example: Example) -> None:
-    """The second turn reads only what is new."""
+    """The second turn evaluates only new tokens."""
     out = example("chat.py", lines="Good morning.\nWhere is the ship?\n")
     (first, all_first), (second, all_second) = (
         (int(new), int(n)) for new, n in re.findall(r"read (\d+) new tokens of (\d+)", out)
@@ -113,8 +113,8 @@ def test_batch(example: Example) -> None:
 
 
 class TestNotebook:
-    def test_cells(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Its code, a cell after the other."""
+    def test_cells_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Runs its code cells in order."""
         document = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
         names: dict[str, Any] = {}
         for cell in document["cells"]:
@@ -129,13 +129,13 @@ class TestNotebook:
         assert re.search(r"^advice: hh=0\.\d+, policy='(h2o|mean)'$", out, re.MULTILINE)
 
     @packages("nbformat")
-    def test_is_valid(self) -> None:
+    def test_notebook_is_valid(self) -> None:
         import nbformat
 
         nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
 
     @packages("nbformat", "nbclient", "ipykernel")
-    def test_in_a_kernel(self) -> None:
+    def test_notebook_runs_in_kernel(self) -> None:
         import nbclient
         import nbformat
 

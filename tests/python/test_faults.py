@@ -1,4 +1,4 @@
-"""Commands with a full disk, when interrupted, and concurrently."""
+"""Commands on a full disk, interrupted, and running concurrently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from h2o_cpp import BUNDLED_MODEL
 from support.gguf_files import is_whole
 from support.opt_checkpoint import make_checkpoint
 
-Arguments = Callable[[Path], list[str]]  # of a command that writes to this file
+Arguments = Callable[[Path], list[str]]  # of a command that writes to this path
 
 SAVE = """
 import sys
@@ -47,7 +47,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def writers(work: Path) -> dict[str, Arguments]:
-    """Every command that writes a file, and the snapshot of a stream."""
+    """All commands that write a file, and a program that saves a snapshot."""
     prompts, book = work / "prompts.jsonl", work / "book.txt"
     return {
         "convert": lambda to: program("convert", work / "checkpoint", "-o", to, "--force"),
@@ -64,8 +64,8 @@ NAMES = ("convert", "quantize", "advise", "generate", "save")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_space_left(name: str, work: Path, tmp_path: Path) -> None:
-    """Files may have 2000 bytes: one clear error, and what was there before is there still."""
+def test_file_size_limit_leaves_existing_file(name: str, work: Path, tmp_path: Path) -> None:
+    """With a file size limit of 2000 bytes: one clear error, and an existing file is unchanged."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
@@ -79,21 +79,23 @@ def test_no_space_left(name: str, work: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "File too large" in done.stderr or "is the disk full?" in done.stderr
-    if name != "save":  # whose program does not catch it
+    if name != "save":  # that program does not catch the error
         assert "Traceback" not in done.stderr
         [line] = [line for line in done.stderr.splitlines() if "error: " in line]
         assert str(output) in line
     if before is not None:
         assert output.read_bytes() == before
         assert [*tmp_path.iterdir()] == [output]
-    else:  # whole lines, and the job goes on from them
+    else:  # only complete lines; running it again continues
         subprocess.run(writers(work)[name](output), capture_output=True, check=True)
         assert len({json.loads(line)["id"] for line in output.read_text().splitlines()}) == 60
 
 
 @pytest.mark.parametrize("name", ["convert", "quantize"])
-def test_interrupted_at_random(name: str, work: Path, tmp_path: Path) -> None:
-    """Ctrl-C ends a command with 130 and without a trace, or the output is whole."""
+def test_interrupt_at_random_time_leaves_no_partial_output(
+    name: str, work: Path, tmp_path: Path
+) -> None:
+    """After Ctrl-C at a random time, the output is complete or absent; exit status 130 or 0."""
     rng = random.Random(1)
     output = tmp_path / "output.gguf"
     for _ in range(4):
@@ -107,7 +109,7 @@ def test_interrupted_at_random(name: str, work: Path, tmp_path: Path) -> None:
         job.send_signal(signal.SIGINT)
         _, err = job.communicate(timeout=60)
         assert "Traceback" not in err
-        # The last where the interpreter has come to its end and handles no signal any more.
+        # -SIGINT: the interpreter was shutting down and no longer handled signals.
         assert job.returncode in (0, 130, -signal.SIGINT)
         left = [*tmp_path.iterdir()]
         assert left in ([], [output])
@@ -116,8 +118,8 @@ def test_interrupted_at_random(name: str, work: Path, tmp_path: Path) -> None:
             output.unlink()
 
 
-def test_two_at_once(work: Path, tmp_path: Path) -> None:
-    """The same output of two conversions and two quantisations is that of one of them, whole."""
+def test_concurrent_commands_with_same_output(work: Path, tmp_path: Path) -> None:
+    """Two processes write the same file; it is complete, and no temporary file is left."""
     output = tmp_path / "output.gguf"
     for name in ("convert", "quantize"):
         command = writers(work)[name](output)

@@ -1,4 +1,4 @@
-"""A forked child has no compute threads: whatever would wait for them raises at once."""
+"""A forked child has no compute threads, so calls that would wait for them raise at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ prompt = [5, 6]
 running = generator.stream(prompt, max_tokens=-1, ignore_eos=True)
 next(running)
 engine = generator.engine()
-if sys.argv[2] == "computing":  # a thread of the engine is in a step, or between two
+if sys.argv[2] == "computing":  # the engine's thread is computing
     completion = engine.submit(prompt, max_tokens=-1, ignore_eos=True)
     next(completion)
 else:
@@ -51,16 +51,16 @@ def child():
 if pid := os.fork():
     _, status = os.waitpid(pid, 0)
     assert running.finish_reason is None
-    assert next(running)  # the parent goes on
+    assert next(running)  # the parent continues
     print("status", status)
 else:
-    child()  # and ends as programs do, with all that Python finalizes
+    child()  # then exits and finalizes as usual
 """
 
 
-@LINUX  # elsewhere Python does not fork
+@LINUX  # os.fork
 @pytest.mark.parametrize("engine", ["computing", "idle"])
-def test_a_forked_child_raises_at_once(llama: Path, engine: str) -> None:
+def test_calls_in_forked_child_raise_at_once(llama: Path, engine: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM]
     done = subprocess.run(
         [*command, str(llama), engine], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""h2o-cpp generate: from a file of prompts to a file of outputs, with interruptions."""
+"""h2o-cpp generate: from a file of prompts to a file of outputs, resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ["-n", "12", "--seed", "5", "--threads", "1", "--n-ctx", "200", "--hh"
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """Objects as JSON; text and bytes as they are."""
+    """Write lines: objects as JSON, str and bytes unchanged."""
     with path.open("wb") as file:
         for line in lines:
             data = line.encode() if isinstance(line, str) else line
@@ -31,7 +31,7 @@ def write(path: Path, *lines: Any) -> Path:
 
 
 def read(path: Path) -> dict[int, dict[str, Any]]:
-    """The output by index; nothing is doubled."""
+    """The output lines by index; checks that indices are unique."""
     text = path.read_text(encoding="utf-8")
     assert not text or text.endswith("\n")
     lines = [json.loads(line) for line in text.splitlines()]
@@ -50,7 +50,7 @@ def prompts(tmp_path: Path) -> Path:
     return write(tmp_path / "prompts.jsonl", *lines)
 
 
-def test_each_line_as_if_it_were_alone(
+def test_outputs_equal_separate_generation(
     tiny_opt: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -72,17 +72,17 @@ def test_each_line_as_if_it_were_alone(
     assert f"[25 outputs written, 0 already done, 0 bad lines | {n_tokens} tokens, " in err
 
 
-@pytest.mark.parametrize("at_once", [["--max-sequences", "1"], ["--memory", "20MiB"]])
-def test_how_many_at_once_does_not_matter(
-    prompts: Path, tmp_path: Path, at_once: list[str]
+@pytest.mark.parametrize("sequences", [["--max-sequences", "1"], ["--memory", "20MiB"]])
+def test_outputs_do_not_depend_on_number_of_sequences(
+    prompts: Path, tmp_path: Path, sequences: list[str]
 ) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     assert main(arguments(prompts, one)) == 0
-    assert main(arguments(prompts, other, *at_once)) == 0
+    assert main(arguments(prompts, other, *sequences)) == 0
     assert read(one) == read(other)
 
 
-def test_bad_lines_are_reported_and_passed_over(
+def test_bad_lines_are_reported_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = write(
@@ -118,8 +118,8 @@ def test_bad_lines_are_reported_and_passed_over(
     assert reports[8].endswith("token 4096 is not in the vocabulary of 4096")
 
 
-class TestOptionsOfALine:
-    def test_they_are_those_of_its_text(self, tiny_opt: Path, tmp_path: Path) -> None:
+class TestLineOptions:
+    def test_line_options_override_defaults(self, tiny_opt: Path, tmp_path: Path) -> None:
         own: list[dict[str, Any]] = [
             {"max_tokens": 3},
             {"temperature": 0, "top_k": 5, "max_tokens": 20},
@@ -151,7 +151,7 @@ class TestOptionsOfALine:
             ({"seed": -5}, "seed=-5"),
         ],
     )
-    def test_wrong_ones_are_a_bad_line(
+    def test_invalid_line_options_are_a_bad_line(
         self,
         tmp_path: Path,
         options: dict[str, Any],
@@ -172,7 +172,7 @@ class TestStandardStreams:
         command = [sys.executable, "-m", "h2o_cpp", "generate", *OPTIONS, *arguments]
         return subprocess.run(command, input=prompts.read_bytes(), capture_output=True, check=False)
 
-    def test_a_pipe(self, prompts: Path, tmp_path: Path) -> None:
+    def test_stdin_to_stdout(self, prompts: Path, tmp_path: Path) -> None:
         expected, output = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
         assert main(arguments(prompts, expected)) == 0
         piped = self.run(prompts, "-i", "-", "-o", "-")
@@ -189,22 +189,22 @@ class TestStandardStreams:
             assert done.returncode == 0
             assert f"[{n_written} outputs written".encode() in done.stderr
 
-    def test_bad_lines(self, tmp_path: Path) -> None:
+    def test_bad_line_of_stdin(self, tmp_path: Path) -> None:
         done = self.run(write(tmp_path / "p.jsonl", "no JSON"), "-i", "-", "-o", "-")
         assert (done.returncode, done.stdout) == (1, b"")
         assert done.stderr.startswith(b"stdin:1: ")
 
-    def test_a_summary_in_json_needs_a_file(
+    def test_json_summary_needs_output_file(
         self, prompts: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["generate", "-i", str(prompts), "-o", "-", "--json"]) == 1
         assert "--json and -o -" in capsys.readouterr().err
 
 
-class TestOtherOptions:
+class TestResumeWithOtherOptions:
     @pytest.fixture
     def output(self, prompts: Path, tmp_path: Path) -> Path:
-        """Of a job that was stopped."""
+        """The output of an interrupted job."""
         output = tmp_path / "out.jsonl"
         assert main(arguments(prompts, output)) == 0
         output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:7]))
@@ -219,7 +219,7 @@ class TestOtherOptions:
             (["-s", "6"], "seed 5, now 6"),
         ],
     )
-    def test_are_refused(
+    def test_changed_options_are_rejected(
         self,
         prompts: Path,
         output: Path,
@@ -233,28 +233,32 @@ class TestOtherOptions:
         assert output.read_bytes() == before
         assert main(arguments(prompts, output, *options, "--allow-other-options")) == 0
         assert len(read(output)) == 25
-        assert main(arguments(prompts, output, *options)) == 0  # they are the last ones now
+        assert main(arguments(prompts, output, *options)) == 0  # now these are the stored options
 
-    def test_another_model(
+    def test_another_model_is_rejected(
         self, prompts: Path, output: Path, tiny_opt: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "other.gguf").symlink_to(tiny_opt)
         assert main(arguments(prompts, output, "-m", str(tmp_path / "other.gguf"))) == 1
 
-    def test_what_does_not_change_the_texts(self, prompts: Path, output: Path) -> None:
+    def test_options_without_effect_on_outputs_are_allowed(
+        self, prompts: Path, output: Path
+    ) -> None:
         assert main(arguments(prompts, output, "--max-sequences", "2", "-t", "2")) == 0
 
-    def test_an_output_that_has_no_line_yet(self, prompts: Path, output: Path) -> None:
-        output.write_bytes(output.read_bytes()[:20])  # as a kill leaves it
+    def test_output_without_a_complete_line_takes_new_options(
+        self, prompts: Path, output: Path
+    ) -> None:
+        output.write_bytes(output.read_bytes()[:20])  # as after a kill
         assert main(arguments(prompts, output, "--temperature", "0")) == 0
         assert main(arguments(prompts, output)) == 1
 
-    def test_an_output_of_before_they_were_remembered(self, prompts: Path, output: Path) -> None:
+    def test_output_without_job_file_takes_new_options(self, prompts: Path, output: Path) -> None:
         output.with_name("out.jsonl.job").unlink()
         assert main(arguments(prompts, output, "--temperature", "0")) == 0
         assert main(arguments(prompts, output)) == 1
 
-    def test_settings_that_are_none(
+    def test_invalid_job_file_is_rejected(
         self, prompts: Path, output: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output.with_name("out.jsonl.job").write_text("notes")
@@ -262,7 +266,7 @@ class TestOtherOptions:
         assert "out.jsonl.job: not the settings of a job" in capsys.readouterr().err
 
 
-def test_a_torn_line_is_written_again(prompts: Path, tmp_path: Path) -> None:
+def test_partial_last_line_is_regenerated(prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert main(arguments(prompts, output)) == 0
     whole = output.read_bytes()
@@ -286,7 +290,7 @@ def test_a_torn_line_is_written_again(prompts: Path, tmp_path: Path) -> None:
         b"[]\n",
     ],
 )
-def test_other_files_are_left_as_they_are(
+def test_other_files_are_not_overwritten(
     prompts: Path, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -296,7 +300,7 @@ def test_other_files_are_left_as_they_are(
     assert output.read_bytes() == content
 
 
-def test_one_job_at_a_time(tmp_path: Path) -> None:
+def test_concurrent_job_on_same_output_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with Output(path):
         program = f"from h2o_cpp.cli import main; main(['generate', '--input', {str(path)!r}, "
@@ -309,8 +313,8 @@ def test_one_job_at_a_time(tmp_path: Path) -> None:
         assert output.finished == set()
 
 
-def test_killed_again_and_again(prompts: Path, tmp_path: Path) -> None:
-    """At random moments of writing; what the jobs leave together is what one writes alone."""
+def test_repeatedly_killed_job_completes(prompts: Path, tmp_path: Path) -> None:
+    """Killed at random times while writing, the jobs together write the output of a single job."""
     expected, output = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
     options = ["-n", "60", "--ignore-eos", "--max-sequences", "3"]
     assert main(arguments(prompts, expected, *options)) == 0
@@ -343,7 +347,7 @@ def test_killed_again_and_again(prompts: Path, tmp_path: Path) -> None:
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_options_that_make_no_sense(
+def test_invalid_options_are_rejected(
     prompts: Path,
     tmp_path: Path,
     options: list[str],
@@ -354,9 +358,7 @@ def test_options_that_make_no_sense(
     assert message in capsys.readouterr().err
 
 
-def test_files_that_are_not_there(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(tmp_path / "none", tmp_path / "out.jsonl")) == 1
     assert main(arguments(prompts, tmp_path / "none" / "out.jsonl")) == 1
     assert capsys.readouterr().err.count("No such file or directory") == 2

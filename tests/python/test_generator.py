@@ -1,4 +1,4 @@
-"""Generator: what generate(), logits() and stats() report, and closing."""
+"""Generator: generate(), logits(), stats() and close()."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generator(tiny_opt: Path, device: str) -> Generator:
     return Generator(tiny_opt, threads=1, device=device)
 
 
-def test_sizes_and_representations(tiny_opt: Path) -> None:
+def test_sizes_and_repr(tiny_opt: Path) -> None:
     generator = Generator(tiny_opt, hh=20, n_ctx=100, threads=1)
     assert (generator.n_ctx, generator.n_vocab) == (100, 4096)
     policy = "Policy(n_sinks=0, n_heavy=10, n_recent=10)"
@@ -57,16 +57,14 @@ def test_sizes_and_representations(tiny_opt: Path) -> None:
     assert repr(cache) == f"<KVCache: {policy}, 0 tokens seen, {cache.nbytes} bytes>"
 
 
-def test_the_bundled_model() -> None:
+def test_bundled_model() -> None:
     with Generator(BUNDLED_MODEL, threads=1) as generator:
         assert generator.generate("a", max_tokens=2, ignore_eos=True).completion_tokens == 2
 
 
 class TestGenerate:
     @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 4}, {"stop": "and"}], ids=str)
-    def test_it_is_the_stream_in_one_piece(
-        self, generator: Generator, options: dict[str, Any]
-    ) -> None:
+    def test_generate_equals_stream(self, generator: Generator, options: dict[str, Any]) -> None:
         options = {"seed": 1, "max_tokens": 50} | options
         stream = generator.stream(PROMPT, **options)
         text = "".join(stream)
@@ -78,7 +76,7 @@ class TestGenerate:
         assert result.prompt_seconds > 0
         assert result.decode_seconds > 0
 
-    def test_tokens_are_a_prompt_as_text_is(self, generator: Generator) -> None:
+    def test_prompt_may_be_tokens(self, generator: Generator) -> None:
         tokens = generator.tokenize(PROMPT)
         prompts: list[Any] = [PROMPT, tokens, tuple(tokens), np.array(tokens)]
         for prompt in prompts:
@@ -87,7 +85,7 @@ class TestGenerate:
             assert result.text == generator.generate(PROMPT, temperature=0, max_tokens=20).text
 
     @pytest.mark.parametrize("hh", [None, 0.2])
-    def test_what_came_before_does_not_matter(
+    def test_output_is_independent_of_previous_calls(
         self, tiny_opt: Path, hh: float | None, device: str
     ) -> None:
         generator = Generator(tiny_opt, hh=hh, n_ctx=200, threads=1, device=device)
@@ -97,7 +95,7 @@ class TestGenerate:
         assert generate(generator, 100, seed=1) == tokens
 
     @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 3, "temperature": 1}])
-    def test_a_budget_of_everything_is_the_full_cache(
+    def test_unreached_budget_equals_full_cache(
         self, tiny_opt: Path, options: dict[str, Any]
     ) -> None:
         full = generate(Generator(tiny_opt, threads=1), 300, **options)
@@ -116,27 +114,27 @@ class TestLogits:
         for other in (np.array(tokens), np.array(tokens, np.uint16), tuple(tokens)):
             np.testing.assert_array_equal(generator.logits(other), logits)
 
-    def test_a_prefix_gives_the_same_rows(self, tiny_opt: Path) -> None:
+    def test_prefix_gives_the_same_rows(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, threads=1)
         tokens = generator.tokenize(PROMPT)
         logits = generator.logits(tokens)
-        # A shorter text is another batch, which may round differently.
+        # A shorter text is a batch of another size, which may round differently.
         np.testing.assert_allclose(generator.logits(tokens[:4]), logits[:4], rtol=0, atol=1e-3)
 
     @pytest.mark.parametrize("n_batch", [1, 7, 40])
-    def test_with_a_full_cache_chunks_do_not_matter(self, tiny_opt: Path, n_batch: int) -> None:
+    def test_chunk_size_does_not_matter_with_full_cache(self, tiny_opt: Path, n_batch: int) -> None:
         tokens = np.arange(5, 45)
         whole = Generator(tiny_opt, kv_dtype="f32", threads=1).logits(tokens)
         chunked = Generator(tiny_opt, n_batch=n_batch, kv_dtype="f32", threads=1)
         np.testing.assert_allclose(chunked.logits(tokens), whole, rtol=0, atol=1e-3)
 
-    def test_it_leaves_its_text_in_the_cache(self, generator: Generator) -> None:
+    def test_logits_leaves_tokens_in_cache(self, generator: Generator) -> None:
         generator.logits(range(10, 30))
         assert generator.stats().tokens_seen == 20
 
 
 class TestStats:
-    def test_before_anything(self, tiny_opt: Path) -> None:
+    def test_stats_before_first_token(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, hh=0.2, threads=1)
         stats = generator.stats()
         assert isinstance(stats, Stats)
@@ -160,19 +158,21 @@ class TestStats:
         ],
         ids=str,
     )
-    def test_after_a_text(self, tiny_opt: Path, policy: Policy, n: int, device: str) -> None:
+    def test_stats_and_kept_after_generation(
+        self, tiny_opt: Path, policy: Policy, n: int, device: str
+    ) -> None:
         generator = Generator(tiny_opt, policy=policy, n_ctx=200, threads=1, device=device)
         stream = generator.stream(PROMPT, max_tokens=n, seed=1)
         for _ in stream:
             pass
-        seen = stream.prompt_tokens + len(stream.tokens) - 1  # the last one was never read
+        seen = stream.prompt_tokens + len(stream.tokens) - 1  # the last token was not evaluated
         kept = seen if policy.budget is None else min(seen, policy.budget)
         stats = generator.stats()
         assert (stats.tokens_seen, stats.tokens_kept) == (seen, kept)
         assert stats.evictions == seen - kept
 
         recent = seen if policy.n_recent is None else policy.n_recent
-        must = {*range(min(policy.n_sinks, seen)), *range(max(seen - recent, 0), seen)}
+        guaranteed = {*range(min(policy.n_sinks, seen)), *range(max(seen - recent, 0), seen)}
         choices = set()
         for layer in range(stats.n_layers):
             for head in range(stats.n_kv_heads):
@@ -181,14 +181,14 @@ class TestStats:
                 assert scores.dtype == np.float32
                 assert len(positions) == len(scores) == kept
                 assert positions.tolist() == sorted(set(positions.tolist()))
-                assert must <= set(positions.tolist()) <= set(range(seen))
+                assert guaranteed <= set(positions.tolist()) <= set(range(seen))
                 assert (scores > 0).all() if policy.n_heavy else (scores == 0).all()
                 choices.add(tuple(positions.tolist()))
-        # Every head chooses for itself, where there is a choice.
+        # Heads keep different tokens if the policy scores them.
         assert (len(choices) > 1) == (policy.n_heavy > 0 and stats.evictions > 0)
 
     @pytest.mark.parametrize("hh", [0.05, 0.2, 0.5])
-    def test_memory_is_in_proportion_to_the_budget(self, tiny_opt: Path, hh: float) -> None:
+    def test_cache_memory_is_proportional_to_budget(self, tiny_opt: Path, hh: float) -> None:
         stats = Generator(tiny_opt, hh=hh, threads=1).stats()
         full = Generator(tiny_opt, threads=1).stats()
         assert full.cache_bytes == full.full_cache_bytes == stats.full_cache_bytes
@@ -202,10 +202,10 @@ class TestStats:
     @LINUX  # reads /proc/self/status
     @PLAIN_MEMORY
     def test_memory_does_not_grow(self, tiny_opt: Path) -> None:
-        """The cache is allocated at once, so a text costs its 4 bytes per token and no more.
+        """The cache is allocated at the start; a generated token takes only 4 more bytes.
 
-        The slack of 1 MiB is what the allocators of Python and libc take from the system at a time.
-        A leak of one row of logits, or of the keys and values of one token, would be 5 MB or more.
+        The tolerance of 1 MiB covers block allocations of Python and libc. Leaking one row of
+        logits or the keys and values of one token per step would be 5 MB or more.
         """
         generator = Generator(tiny_opt, hh=0.2, n_ctx=2048, threads=1)
         stream = generator.stream(PROMPT, max_tokens=1500, ignore_eos=True, seed=1)
@@ -229,7 +229,7 @@ class TestClose:
         lambda g: g.kept(0, 0),
     )
 
-    def test_after_close_every_method_says_so(self, tiny_opt: Path) -> None:
+    def test_methods_raise_after_close(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, threads=1)
         generator.generate("a", max_tokens=2)
         generator.close()
@@ -238,7 +238,7 @@ class TestClose:
             with pytest.raises(RuntimeError, match="closed"):
                 call(generator)
 
-    def test_as_a_context_manager(self, tiny_opt: Path) -> None:
+    def test_context_manager_closes(self, tiny_opt: Path) -> None:
         with Generator(tiny_opt, threads=1) as generator:
             assert generator.generate("a", max_tokens=2).completion_tokens == 2
         with pytest.raises(RuntimeError, match="closed"):
@@ -248,14 +248,14 @@ class TestClose:
         with pytest.raises(RuntimeError, match="closed"):
             generator.stats()
 
-    def test_a_stream_that_had_not_begun(self, tiny_opt: Path) -> None:
+    def test_close_before_stream_starts(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, threads=1)
         stream = generator.stream("a", max_tokens=2)
         generator.close()
         with pytest.raises(RuntimeError, match="closed"):
             next(stream)
 
-    def test_a_tokenizer_does_not_keep_the_model(self, tiny_opt: Path) -> None:
+    def test_tokenizer_and_template_do_not_keep_model_alive(self, tiny_opt: Path) -> None:
         generator = Generator(tiny_opt, threads=1)
         tokenizer, template = generator.tokenizer, generator.chat_template("chatml")
         model = weakref.ref(generator._runtime().model)
@@ -267,8 +267,8 @@ class TestClose:
 
     @LINUX  # reads /proc/self/status
     @PLAIN_MEMORY
-    def test_close_frees_the_memory(self, tiny_opt: Path) -> None:
-        """Even where a stream that has ended is still there."""
+    def test_close_frees_memory(self, tiny_opt: Path) -> None:
+        """Even if a finished stream is still referenced."""
         program = f"""
 from h2o_cpp import Generator
 from h2o_cpp.measure.machine import rss_bytes
@@ -279,7 +279,7 @@ before, cache = rss_bytes(), generator.stats().cache_bytes * 1500 / 2048
 generator.close()
 print((before - rss_bytes()) / cache)
 """
-        # Give large blocks back to the system at once.
+        # Return large blocks to the system immediately.
         tunables = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}
         output = subprocess.check_output(
             [sys.executable, "-W", "error", "-c", program], env=os.environ | tunables, text=True
@@ -304,19 +304,19 @@ def test_stats_of_layers_and_heads(tiny_opt: Path, device: str) -> None:
                 positions, scores = generator.kept(i, h)
                 assert head.oldest == min(positions)
                 assert head.score == pytest.approx(scores.sum(), rel=1e-5)
-                if i in (1, 3, 4, 5):  # no scores are kept
+                if i in (1, 3, 4, 5):  # policies without scores
                     assert (head.heaviest, head.score) == (-1, 0.0)
                 else:
                     assert head.heaviest == positions[list(scores).index(max(scores))]
         assert stats.layers[1].heads[0].oldest == 35
 
 
-def test_policies_of_layers_are_as_many_as_layers(tiny_opt: Path) -> None:
+def test_wrong_number_of_layer_policies_is_rejected(tiny_opt: Path) -> None:
     with pytest.raises(ValueError, match="3 policies for 6 layers"):
         Generator(tiny_opt, policy=[Policy.window(5)] * 3)
 
 
-def test_help_shows_the_options(tiny_opt: Path) -> None:
+def test_signatures_list_all_options(tiny_opt: Path) -> None:
     def defaults(function: Any) -> dict[str, object]:
         parameters = inspect.signature(function).parameters
         assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,4 +1,4 @@
-"""gpt-oss: weights that stay in MXFP4, attention sinks and scores, the end of a turn."""
+"""gpt-oss: weights kept in MXFP4, attention sinks and scores, end-of-turn tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.random_models import (
 )
 from support.vocabularies import byte_pairs, tokenizer_of
 
-# Whole blocks of MXFP4.
+# Rows are whole MXFP4 blocks.
 WIDE = Recipe(
     "GptOss",
     64,
@@ -42,7 +42,7 @@ WIDE = Recipe(
 
 
 def save_mxfp4(model: Any, path: Path) -> dict[str, NDArray[np.uint8]]:
-    """Saves it as OpenAI does, experts in MXFP4, and gives it the weights that those stand for."""
+    """Save in OpenAI's format, with random MXFP4 experts, and set the model's experts to them."""
     import torch
     from safetensors.numpy import save_file
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -71,7 +71,7 @@ def save_mxfp4(model: Any, path: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 @packages("torch", "transformers", "safetensors")
-def test_mxfp4_stays_mxfp4(tmp_path: Path) -> None:
+def test_mxfp4_weights_are_copied_unchanged(tmp_path: Path) -> None:
     model = make_model(WIDE, 3)
     save_mxfp4(model, tmp_path)
     convert(tmp_path, tmp_path / "model.gguf", "f32")
@@ -92,7 +92,7 @@ def test_mxfp4_stays_mxfp4(tmp_path: Path) -> None:
     logits = reference_logits(model, tokens)
     with Generator(tmp_path / "model.gguf", kv_dtype="f32") as generator:
         error = np.abs(generator.logits(tokens) - logits).max()
-    assert error < products_error(WIDE, 7) * np.abs(logits).max()  # of x, rounded to 8 bits
+    assert error < products_error(WIDE, 7) * np.abs(logits).max()  # x is rounded to 8 bits
 
 
 @packages("torch", "transformers", "safetensors")
@@ -106,7 +106,7 @@ def test_mxfp4_stays_mxfp4(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damaged_mxfp4(tmp_path: Path, change: str, message: str) -> None:
+def test_invalid_mxfp4_tensors_are_rejected(tmp_path: Path, change: str, message: str) -> None:
     from safetensors.numpy import load_file, save_file
 
     save_mxfp4(make_model(WIDE, 3), tmp_path)
@@ -131,7 +131,9 @@ def test_damaged_mxfp4(tmp_path: Path, change: str, message: str) -> None:
         ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantised"),
     ],
 )
-def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_unsupported_config_is_rejected(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
     model = make_model(WIDE, 1)
     model.save_pretrained(tmp_path)
     write_tokenizer_json(tmp_path)
@@ -143,11 +145,10 @@ def test_what_cannot_be_converted(tmp_path: Path, config: dict[str, Any], messag
 
 @pytest.mark.parametrize("rope", [None, Rope(theta=100.0)])
 @pytest.mark.parametrize("level", [-3.0, 0.0, 2.0, 6.0])
-def test_sinks_take_their_share_of_what_tokens_receive(level: float, rope: Rope | None) -> None:
-    """The rules in numpy: a sink is in the sum that probabilities are shares of, and has no score.
+def test_attention_sinks_equal_reference(level: float, rope: Rope | None) -> None:
+    """A sink logit is part of the softmax's denominator, but has no score.
 
-    The higher it is, the less every token's score grows; which tokens are heavy is decided among
-    what is left.
+    The higher it is, the less the tokens' scores grow; heavy hitters are selected by these scores.
     """
     random = np.random.default_rng(5)
     n_heads, n_kv_heads, head_dim = 4, 2, 16
@@ -156,30 +157,30 @@ def test_sinks_take_their_share_of_what_tokens_receive(level: float, rope: Rope 
     cache = KVCache(
         n_heads, n_kv_heads, head_dim, policy, rope=rope, kv_dtype="f32", sink_logits=sinks
     )
-    rules = ReferenceCache(n_heads, n_kv_heads, policy, rope, sinks=sinks.astype(np.float64))
+    reference = ReferenceCache(n_heads, n_kv_heads, policy, rope, sinks=sinks.astype(np.float64))
     for n in (6, 1, 1, 7, 1, 1, 1, 12, 1):
         q = random.normal(size=(n, n_heads, head_dim)).astype(np.float32)
         k, v = random.normal(size=(2, n, n_kv_heads, head_dim)).astype(np.float32)
         out = cache.attend(q, k, v)
-        expected = rules.attend(q.astype(float), k.astype(float), v.astype(float))
+        expected = reference.attend(q.astype(float), k.astype(float), v.astype(float))
         np.testing.assert_allclose(out, expected, rtol=2e-5, atol=1e-6)
-        for head, kept in enumerate(rules.heads):
+        for head, kept in enumerate(reference.heads):
             assert cache.positions(head).tolist() == [e.position for e in kept]
             scores = [e.score for e in kept]
             np.testing.assert_allclose(cache.scores(head), scores, rtol=2e-5, atol=1e-12)
-    assert rules.margin > 1e-6
+    assert reference.margin > 1e-6
 
 
 @pytest.mark.parametrize("sinks", [np.zeros(3, np.float32), np.zeros((4, 1), np.float32)])
-def test_there_is_a_sink_for_each_head(sinks: NDArray[np.float32]) -> None:
+def test_wrong_sink_logits_are_rejected(sinks: NDArray[np.float32]) -> None:
     with pytest.raises(ValueError, match=r"sink_logits has shape .*, expected \[4\]"):
         KVCache(4, 2, 8, Policy.window(4), sink_logits=sinks)
     with pytest.raises(ValueError, match="sink_logits"):
         KVCache(4, 2, 8, Policy.window(4), sink_logits=np.full(4, np.nan))
 
 
-def test_a_message_of_harmony_is_not_a_turn() -> None:
-    """<|end|> ends a message, after which the assistant may say more; elsewhere it ends a turn."""
+def test_end_token_does_not_end_a_turn_in_harmony() -> None:
+    """In harmony, <|end|> ends a message and the assistant may go on; elsewhere it ends a turn."""
     harmony = [("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)]
     metadata = byte_pairs(*harmony, pre="gpt-4o")
     tokens = metadata["tokenizer.ggml.tokens"]

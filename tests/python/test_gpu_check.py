@@ -1,4 +1,4 @@
-"""tools/gpu_check without a GPU: limits, kills, a full disk, and kept files."""
+"""tools/gpu_check without a GPU: time limits, kills, a full disk, and kept files."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def fifo(directory: Path) -> Path:
     return directory / "fifo"
 
 
-def test_a_command(tmp_path: Path) -> None:
+def test_command_result_and_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     result, output = run_python("print('said'); raise SystemExit(3)", log)
     assert (result.step, result.name, result.status) == ("tests", "some", "exit 3")
     assert output == "said\n"
     assert log.read_text().splitlines()[-1] == "said"
     assert run_python("", log)[0].passed
-    assert log.read_text().count("$ ") == 2  # it is added to
+    assert log.read_text().count("$ ") == 2  # appended
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_program_cannot_start(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     result, _ = run("build", Command("none", ["/no/such/program"], 1), log, 1, {}, ROOT)
     assert result.status == "cannot start"
     assert not result.passed
 
 
-def test_a_limit_ends_what_was_started(tmp_path: Path) -> None:
-    """Its children too."""
+def test_time_limit_kills_process_group(tmp_path: Path) -> None:
+    """Including background children."""
     pipe = fifo(tmp_path)
     script = f"sleep 600 3>{pipe} & exec sleep 600 3>{pipe}"
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,18 +59,18 @@ def test_a_limit_ends_what_was_started(tmp_path: Path) -> None:
     result, _ = run("tests", command, Log(tmp_path / "log"), 1, {}, ROOT)
     assert result.status == "stopped at 1 s"
     os.set_blocking(reading, True)
-    assert os.read(reading, 1) == b""  # nobody has the other end
+    assert os.read(reading, 1) == b""  # every writer is gone
     os.close(reading)
 
 
-def test_no_time(tmp_path: Path) -> None:
+def test_no_time_left(tmp_path: Path) -> None:
     result, _ = run_python("raise SystemExit", tmp_path / "log", limit=-1)
     assert result.status == "no time"
     assert not (tmp_path / "log").exists()
 
 
-def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What is found is said, if it cannot be kept."""
+def test_full_disk_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Results are printed even if they cannot be written."""
     log = Log(Path("/dev/full"))
     result, output = run("tests", python("print('said')"), log, 60, {}, ROOT)
     assert result.passed
@@ -84,12 +84,12 @@ def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert journal.passed("tests", "some")
 
 
-def test_the_journal_goes_on(tmp_path: Path) -> None:
+def test_journal_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "check.json"
     first = Journal(path, "sources")
     first.add(Result("tests", "C++", "begun"))
     first.add(Result("build", "compile", OK, 7.0))
-    assert not Journal(path, "sources").passed("tests", "C++")  # it was killed
+    assert not Journal(path, "sources").passed("tests", "C++")  # killed before it finished
     first.add(Result("tests", "C++", OK, 3.0, {"passed": 5}))
     then = Journal(path, "sources")
     assert then.passed("tests", "C++")
@@ -101,7 +101,7 @@ def test_the_journal_goes_on(tmp_path: Path) -> None:
     assert not Journal(path, "sources").results
 
 
-def test_the_digest_is_of_what_is_compiled(tmp_path: Path) -> None:
+def test_digest_covers_compiled_sources_only(tmp_path: Path) -> None:
     for name in ("cuda", "cpp", "python/bindings", "tests/cpp", "tests/cuda_emulation", "docs"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "CMakeLists.txt").write_text("")
@@ -124,7 +124,7 @@ def fake_build(tmp_path: Path) -> tuple[Path, Path]:
     return build, package
 
 
-def test_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_are_kept_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build, package = fake_build(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
@@ -142,16 +142,16 @@ def test_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match="at most 100"):
         built.keep(build, package, out)
     with pytest.raises(FileNotFoundError, match="run a build first"):
-        built.restore(out, build, package)  # no half of it is left
+        built.restore(out, build, package)  # no partial copy is left
 
 
-def test_commands(tmp_path: Path) -> None:
+def test_commands_of_each_step(tmp_path: Path) -> None:
     check = Check(ROOT, tmp_path, tmp_path, variables=dict(os.environ))
     names = {step: [c.name for c in commands(step, check)] for step in STEPS if step != "build"}
     assert list(names) == ["smoke", "tests", "ours", "sanitize", "peers"]
     for step in names:
         assert all(command.seconds <= 600 for command in commands(step, check))
-    # No command of ours opens another engine.
+    # The step "ours" opens no other engine.
     for command in commands("ours", check):
         assert "--no-baselines" in command.words or command.words[-2:] != ["--sections", "1"]
     refused = Result("sanitize", "memcheck", "exit 1")
@@ -160,8 +160,8 @@ def test_commands(tmp_path: Path) -> None:
     assert steps.judged(failed, "Device not supported").status == "exit 1"
 
 
-def test_pytest_takes_the_options(tmp_path: Path) -> None:
-    """With no plugins but those that are named, and this project's own options."""
+def test_pytest_accepts_the_options(tmp_path: Path) -> None:
+    """With only the named plugins and this project's own options."""
     check = Check(ROOT, tmp_path, tmp_path, device="cpu")
     (command,) = (c for c in commands("tests", check) if c.name == "Python")
     words = [*command.words[:-5], "--collect-only", command.words[-4]]
@@ -178,26 +178,28 @@ def test_cublas_is_found(tmp_path: Path) -> None:
     assert steps.find_cublas([str(tmp_path / "a"), str(tmp_path / "b")]) == [library.parent]
 
 
-def test_models_are_where_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_directory_is_emptied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     left = tmp_path / "h2o_gpu_check" / "left.gguf"
     left.parent.mkdir()
     left.touch()
     everything = 1 << 62
     assert steps.models_directory(everything) == left.parent
-    assert not left.exists()  # of a run that was killed
+    assert not left.exists()  # left by a killed run
 
 
-def test_smoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smoke_reports_identical_bits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = str(ROOT / "tests" / "data" / "golden" / "llama_gqa2_tied.gguf")
     monkeypatch.setattr(sys, "argv", ["smoke", "cpu", model])
     assert smoke.main() == 0
-    said = capsys.readouterr().out
-    assert said.count("the same bits") == 3
-    assert "0.00e+00 from the CPU" in said
+    output = capsys.readouterr().out
+    assert output.count("the same bits") == 3
+    assert "0.00e+00 from the CPU" in output
 
 
-def test_smoke_finds_other_bits(
+def test_smoke_reports_different_bits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(device: str, models: object, variables: dict[str, str]) -> object:
@@ -211,11 +213,11 @@ def test_smoke_finds_other_bits(
     monkeypatch.setattr(smoke, "_decode", decode)
     monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "--no-cublas", "tiny"])
     assert smoke.main() == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "without either: cuda (x, no cuBLAS)"
-    assert said[1] == "without overlap: cuda (x, no cuBLAS): OTHER BITS"
-    assert said[2] == "  tiny, full: steps 2 to 3, 2 of 4"
-    assert said[3] == "without graphs: exit 1: [cuda] launch: no"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "without either: cuda (x, no cuBLAS)"
+    assert output[1] == "without overlap: cuda (x, no cuBLAS): OTHER BITS"
+    assert output[2] == "  tiny, full: steps 2 to 3, 2 of 4"
+    assert output[3] == "without graphs: exit 1: [cuda] launch: no"
     monkeypatch.setattr(sys, "argv", ["smoke", "cuda", "tiny"])
     assert smoke.main() == 1
     assert "there is no cuBLAS" in capsys.readouterr().out
@@ -241,7 +243,7 @@ def gpu_check(*words: str, env: dict[str, str] | None = None) -> subprocess.Comp
 
 
 def with_fake_tools(tmp_path: Path, **scripts: str) -> dict[str, str]:
-    """An environment in which these programs are found first."""
+    """An environment with these programs first in PATH."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, script in scripts.items():
@@ -250,7 +252,7 @@ def with_fake_tools(tmp_path: Path, **scripts: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
-def test_nothing_is_built(tmp_path: Path) -> None:
+def test_missing_build_is_reported(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path / "out"), "--build", str(tmp_path / "build")]
     done = gpu_check(*words, "--only", "tests")
     assert done.returncode == 1
@@ -258,15 +260,15 @@ def test_nothing_is_built(tmp_path: Path) -> None:
     assert gpu_check(*words, "--only", "test").returncode == 2
 
 
-def test_a_call_goes_on_where_another_ended(tmp_path: Path) -> None:
-    """What passed is not run again; what failed is, with the binaries that were kept."""
+def test_next_call_resumes(tmp_path: Path) -> None:
+    """Passed commands are not run again; failed ones are, with the kept binaries."""
     fake_build(tmp_path)
     calls = tmp_path / "calls"
     env = with_fake_tools(
         tmp_path, cmake=f'echo "$1" >>{calls}', ctest=f"echo ctest >>{calls}; exit 8"
     )
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "pybind11.py").write_text("print('.')")  # which tests do without
+    (tmp_path / "modules" / "pybind11.py").write_text("print('.')")  # not needed by the tests
     env["PYTHONPATH"] = os.pathsep.join(
         [str(tmp_path / "modules"), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -279,7 +281,7 @@ def test_a_call_goes_on_where_another_ended(tmp_path: Path) -> None:
         *("h2o_tests", "CTestTestfile.cmake", "_core.x.so", "check.json", "check.log")
     }
 
-    shutil.rmtree(tmp_path / "build")  # another machine
+    shutil.rmtree(tmp_path / "build")  # as on another machine
     again = [*words, "--from", str(first), "--only", "build,tests", "--limit", "30"]
     done = gpu_check("--out", str(second), *again, env=env)
     assert done.returncode == 1
@@ -288,11 +290,11 @@ def test_a_call_goes_on_where_another_ended(tmp_path: Path) -> None:
     rows = {row["name"]: row["status"] for row in found}
     assert rows["compile"] == OK
     assert rows["C++"] == "exit 8"
-    assert rows["Python"] != OK  # that _core is none
+    assert rows["Python"] != OK  # that file is not a real _core
 
 
-def test_a_kill_in_the_middle(tmp_path: Path) -> None:
-    """The command ends too, and its row says that it had begun."""
+def test_kill_ends_command_and_keeps_its_row(tmp_path: Path) -> None:
+    """The running command ends too, and its row has the status "begun"."""
     fake_build(tmp_path)
     pipe = fifo(tmp_path)
     env = with_fake_tools(tmp_path, ctest=f"exec 3>{pipe}; echo begun >&3; exec sleep 600")
@@ -307,9 +309,9 @@ def test_a_kill_in_the_middle(tmp_path: Path) -> None:
     with pipe.open() as held:
         assert held.readline() == "begun\n"
         process.terminate()
-        said, _ = process.communicate()
-        assert held.read() == ""  # nobody has the other end
+        output, _ = process.communicate()
+        assert held.read() == ""  # every writer is gone
     assert process.returncode == 143
-    assert "begun" in said  # the table
+    assert "begun" in output  # the table
     rows = json.loads((out / "check.json").read_text())["results"]
     assert [(row["name"], row["status"]) for row in rows] == [("C++", "begun")]

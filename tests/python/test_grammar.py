@@ -1,4 +1,4 @@
-"""Outputs constrained by a schema, a grammar, a regular expression or a choice."""
+"""Output constrained by a schema, a grammar, a regular expression or a choice."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def generator(tiny_opt: Path) -> Iterator[Generator]:
     "sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "temperature": 2.0, "top_k": 0}]
 )
 @pytest.mark.parametrize("schema", [PERSON, json.dumps(PERSON)], ids=["dict", "text"])
-def test_json_by_a_schema(generator: Generator, schema: Any, sampling: dict[str, Any]) -> None:
+def test_schema_output_conforms(
+    generator: Generator, schema: Any, sampling: dict[str, Any]
+) -> None:
     result = generator.generate("The old man", schema=schema, **LONG, **sampling)
     assert result.finish_reason == "stop"
     assert is_person(result.text)
 
 
-def test_many_at_once_are_as_alone(generator: Generator) -> None:
-    """With others that are not constrained, each with a matcher of its own."""
+def test_batched_constraints_equal_separate_ones(generator: Generator) -> None:
+    """The batch mixes constrained and unconstrained prompts, each with its own matcher."""
     each: list[Any] = [
         {"schema": PERSON, "seed": 1},
         {"seed": 2, "max_tokens": 30},
@@ -49,13 +51,13 @@ def test_many_at_once_are_as_alone(generator: Generator) -> None:
     prompts = ["The old man"] * len(each)
     together = generator.generate(prompts, each=each, max_tokens=300)
     alone = [generator.generate("The old man", **{**LONG, **own}) for own in each]
-    assert [one.text for one in together] == [one.text for one in alone]
+    assert [result.text for result in together] == [result.text for result in alone]
     assert is_person(together[0].text)
     assert is_person(together[4].text)
     assert together[2].text in ("yes", "no")
 
 
-def test_threads_share_what_is_compiled(generator: Generator) -> None:
+def test_threads_share_compiled_grammar(generator: Generator) -> None:
     texts: list[str] = []
 
     def work(seed: int) -> None:
@@ -80,21 +82,20 @@ def test_threads_share_what_is_compiled(generator: Generator) -> None:
     ],
     ids=["regex", "choice", "GBNF", "Lark"],
 )
-def test_other_forms(generator: Generator, form: str, value: Any, pattern: str) -> None:
+def test_output_matches_pattern(generator: Generator, form: str, value: Any, pattern: str) -> None:
     for seed in range(5):
         result = generator.generate("The old man", seed=seed, **{form: value}, **LONG)
         assert result.finish_reason == "stop"
         assert re.fullmatch(pattern, result.text)
 
 
-def test_an_output_that_is_cut_off(generator: Generator) -> None:
+def test_max_tokens_truncates_constrained_output(generator: Generator) -> None:
     result = generator.generate("The old man", schema=PERSON, seed=1, max_tokens=3)
     assert result.finish_reason == "length"
     assert result.completion_tokens == 3
 
 
-def test_with_penalties_and_biases(generator: Generator) -> None:
-    """What makes tokens likelier makes none possible that is not."""
+def test_logit_bias_cannot_violate_constraint(generator: Generator) -> None:
     [token] = generator.tokenize("z", add_special=False)
     result = generator.generate("A", regex="[a-c]{2,5}", logit_bias={token: 1000.0}, **LONG)
     assert re.fullmatch("[a-c]{2,5}", result.text)
@@ -121,15 +122,14 @@ def test_with_penalties_and_biases(generator: Generator) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_refused(
+def test_invalid_constraints_are_rejected(
     generator: Generator, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         generator.stream("A", **options)
 
 
-def test_a_schema_that_is_deep(generator: Generator) -> None:
-    """An error, or an output; and the process lives."""
+def test_deeply_nested_schema_is_rejected(generator: Generator) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(3000):
         schema = {"type": "array", "items": schema}
@@ -137,13 +137,13 @@ def test_a_schema_that_is_deep(generator: Generator) -> None:
         generator.generate("A", schema=schema, max_tokens=2)
 
 
-def test_forms_are_options() -> None:
+def test_grammar_forms_are_stream_options() -> None:
     from h2o_cpp.generation.request import StreamOptions
 
     assert set(FORMS) <= StreamOptions.__annotations__.keys()
 
 
-def test_the_command_line(
+def test_run_command_with_constraints(
     tiny_opt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "schema.json"

@@ -1,4 +1,4 @@
-"""Arguments of wrong types or extreme size: one clear error each, without delay."""
+"""Arguments of wrong types or extreme sizes raise one clear error each, without delay."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def generator(tiny_opt: Path) -> Generator:
     ],
     ids=str,
 )
-def test_generators(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_generator_options(tiny_opt: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Generator(tiny_opt, **options)
 
 
 @pytest.mark.parametrize("policy", [None, "h2o", 4, [Policy.full()]], ids=str)
-def test_policies_of_caches(policy: Any) -> None:
+def test_invalid_cache_policies(policy: Any) -> None:
     with pytest.raises(TypeError, match=r"policy=.*, expected a Policy"):
         KVCache(2, 1, 8, policy)
     cache = KVCache(2, 1, 8, Policy.window(4), threads=1)
-    if policy is not None:  # as before
+    if policy is not None:  # None keeps the current policy
         with pytest.raises(TypeError, match=r"policy=.*, expected a Policy"):
             cache.reset(0, policy)
 
 
-def test_caches_that_no_memory_holds() -> None:
-    """Refused before anything is made for each sequence, which took a minute and 16 GiB."""
+def test_huge_cache_is_rejected_before_allocation() -> None:
+    """Before per-sequence data is allocated, which took a minute and 16 GiB."""
     with pytest.raises(MemoryError):
         KVCache(2, 1, 2**20, Policy.window(2**20), n_sequences=INT32_MAX)
 
@@ -73,7 +73,7 @@ def test_caches_that_no_memory_holds() -> None:
     ],
     ids=range(7),
 )
-def test_calls(
+def test_invalid_call_arguments(
     generator: Generator, call: Callable[[Any], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -90,8 +90,8 @@ def test_timeouts(tiny_opt: Path) -> None:
         assert engine.submit("a", max_tokens=1, timeout=1e300).result()
 
 
-def test_many_stop_strings(generator: Generator) -> None:
-    """One automaton for all: what took 54 seconds is within the patience of every test."""
+def test_many_stop_strings_are_fast(generator: Generator) -> None:
+    """One automaton matches all stop strings; without it, this took 54 seconds."""
     text = generator.generate("The", max_tokens=30, seed=1, ignore_eos=True).text
     stop = [f"no such text {i}" for i in range(100_000)] + [text[20:24]]
     cut = generator.generate("The", max_tokens=30, seed=1, ignore_eos=True, stop=stop)

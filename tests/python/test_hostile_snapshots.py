@@ -1,4 +1,4 @@
-"""Snapshots with invalid contents and a valid checksum: ValueError, without side effects."""
+"""Snapshots with invalid contents and a valid checksum raise ValueError without side effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from h2o_cpp import Chat, Generator, Snapshot
 from support.random_search import examples
 from support.snapshots import sealed
 
-TOKENS = 44  # where they begin, behind the header, the model and their number
+TOKENS = 44  # offset of the tokens, after the header, the model and their count
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<reply>"
 
 
@@ -33,7 +33,7 @@ def saved(generator: Generator) -> Snapshot:
 
 
 def entries(generator: Generator, path: Path) -> Iterator[Callable[[], object]]:
-    """Everything that takes a snapshot."""
+    """All calls that take a snapshot."""
 
     def generate() -> object:
         return generator.generate([5], after=Snapshot.open(path), max_tokens=3)
@@ -49,7 +49,7 @@ def entries(generator: Generator, path: Path) -> Iterator[Callable[[], object]]:
     yield lambda: list(Chat.load(generator, path, template=TEMPLATE).say("a", max_tokens=3))
 
 
-def assert_refused(generator: Generator, data: bytes, path: Path, message: str) -> None:
+def assert_rejected(generator: Generator, data: bytes, path: Path, message: str) -> None:
     expected = generator.generate([9], max_tokens=5, temperature=0).text
     path.write_bytes(data)
     for call in entries(generator, path):
@@ -60,12 +60,12 @@ def assert_refused(generator: Generator, data: bytes, path: Path, message: str) 
 
 @pytest.mark.parametrize("token", [-1, 61, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("place", [0, -1])
-def test_tokens_outside_the_vocabulary(
+def test_tokens_outside_vocabulary_are_rejected(
     generator: Generator, saved: Snapshot, tmp_path: Path, token: int, place: int
 ) -> None:
     at = TOKENS + 4 * (place % len(saved.tokens))
     data = saved.data[:at] + struct.pack("<i", token) + saved.data[at + 4 :]
-    assert_refused(generator, sealed(data), tmp_path / "a", rf"token {token}\b")
+    assert_rejected(generator, sealed(data), tmp_path / "a", rf"token {token}\b")
 
 
 @pytest.mark.parametrize(
@@ -73,25 +73,26 @@ def test_tokens_outside_the_vocabulary(
     [b"x", b"-", b"1 2 3", b"9" * 5000, b"\xff\xfe", b"\0" * 9, b"[1, 2]", b"1e400 " * 400],
     ids=repr,
 )
-def test_random_states(generator: Generator, saved: Snapshot, tmp_path: Path, state: bytes) -> None:
+def test_invalid_random_states_are_rejected(
+    generator: Generator, saved: Snapshot, tmp_path: Path, state: bytes
+) -> None:
     assert saved.random_state is not None
     good = saved.random_state.encode()
     at = saved.data.index(good)
     data = saved.data[: at - 8] + struct.pack("<Q", len(state)) + state
     data = sealed(data + saved.data[at + len(good) :])
     message = "random state is invalid|not saved by h2o"
-    assert_refused(generator, data, tmp_path / "a", message)
+    assert_rejected(generator, data, tmp_path / "a", message)
 
 
 @given(st.data())
 @settings(max_examples=examples(60))
-def test_any_change_is_refused_or_harmless(
+def test_random_changes_raise_value_error_or_load(
     generator: Generator,
     saved: Snapshot,
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
 ) -> None:
-    """ValueError is the only error."""
     changed = bytearray(saved.data)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(28, len(changed)) | st.integers(28, 200))

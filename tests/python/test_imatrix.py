@@ -1,4 +1,4 @@
-"""Importance matrices: llama.cpp's two formats, their effect on a file, and invalid ones."""
+"""Importance matrices: llama.cpp's two file formats, their effect, and invalid files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 def write_dat(path: Path, sums: dict[str, Floats], calls: int) -> None:
-    """What llama.cpp wrote until 2025: the last fields, of the texts, may be missing."""
+    """Write llama.cpp's format until 2025; its last fields, about the texts, are optional."""
     data = struct.pack("<i", len(sums))
     for name, values in sums.items():
         data += struct.pack("<i", len(name)) + name.encode()
@@ -28,7 +28,7 @@ def write_dat(path: Path, sums: dict[str, Floats], calls: int) -> None:
 
 
 def write_gguf(path: Path, sums: dict[str, Floats], counts: dict[str, Floats]) -> None:
-    """What it writes since."""
+    """Write llama.cpp's current format."""
     writer = GGUFWriter(path, "imatrix")
     writer.add_type("imatrix")
     for name, values in sums.items():
@@ -40,7 +40,7 @@ def write_gguf(path: Path, sums: dict[str, Floats], counts: dict[str, Floats]) -
     writer.close()
 
 
-def test_both_formats_say_the_same(tmp_path: Path) -> None:
+def test_both_formats_give_the_same_matrix(tmp_path: Path) -> None:
     sums = {"blk.0.attn_q.weight": np.arange(8, dtype=np.float32)}
     write_dat(tmp_path / "a.dat", sums, 4)
     write_gguf(
@@ -54,7 +54,7 @@ def test_both_formats_say_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values.ravel(), np.arange(8) / 4)
 
 
-def test_experts_have_counts_of_their_own(tmp_path: Path) -> None:
+def test_experts_have_separate_counts(tmp_path: Path) -> None:
     name = "blk.0.ffn_up_exps.weight"
     sums = np.arange(12, dtype=np.float32).reshape(3, 4)
     counts = np.array([2, 0, 4], np.float32)
@@ -65,20 +65,20 @@ def test_experts_have_counts_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\1\0\0\0", struct.pack("<i", -1), struct.pack("<i", 0),
                                   struct.pack("<iii", 1, 2**30, 3), b"x" * 100])  # fmt: skip
-def test_what_is_none(tmp_path: Path, data: bytes) -> None:
+def test_other_files_are_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.dat").write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.dat: not an importance matrix"):
         read_imatrix(tmp_path / "a.dat")
 
 
-def test_a_model_is_none(data: Path) -> None:
+def test_model_file_is_rejected(data: Path) -> None:
     with pytest.raises(ValueError, match=r"general\.type is 'model', expected 'imatrix'"):
         read_imatrix(data / "golden" / "qwen3.gguf")
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A mixture, whose experts are whole blocks."""
+    """A mixture of experts whose rows are whole blocks."""
     random = np.random.default_rng(1)
     writer = GGUFWriter(tmp_path / "f32.gguf", "llama")
     writer.add_type("model")
@@ -94,7 +94,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "f32.gguf"
 
 
-def test_each_tensor_and_expert_is_quantised_by_its_own(tmp_path: Path, model: Path) -> None:
+def test_each_tensor_and_expert_uses_its_own_importance(tmp_path: Path, model: Path) -> None:
     random = np.random.default_rng(2)
     sums = {
         "blk.0.attn_q.weight": random.random((1, 256)).astype(np.float32) ** 4,
@@ -116,7 +116,7 @@ def test_each_tensor_and_expert_is_quantised_by_its_own(tmp_path: Path, model: P
         np.testing.assert_array_equal(written, np.concatenate(expected))
 
 
-def test_of_another_model(tmp_path: Path, model: Path) -> None:
+def test_matrix_of_another_model_is_rejected(tmp_path: Path, model: Path) -> None:
     other = {"blk.7.attn_q.weight": np.ones(256, np.float32)}
     write_dat(tmp_path / "a.dat", other, 1)
     with pytest.raises(ValueError, match="has none of the tensors"):

@@ -1,4 +1,4 @@
-"""`h2o-cpp imatrix`: sums of squared inputs of every matrix, compared with transformers."""
+"""`h2o-cpp imatrix`: the sums of squared inputs of every matrix equal transformers'."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Sums = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
 
 
 def sums_of(file: Path, tokens: NDArray[np.int64]) -> Sums:
-    """What the core adds up while it reads a text in two passes."""
+    """The core's sums over a text evaluated in two chunks."""
     model = open_model(file, device="cpu", threads=2, exact=True)
     session = open_session(
         model, Policy.full(), n_ctx=len(tokens), n_batch=len(tokens), kv_dtype="f32"
@@ -43,7 +43,7 @@ def sums_of(file: Path, tokens: NDArray[np.int64]) -> Sums:
         session.step([(0, part)])
     matrix.end()
     session.reset(0)
-    session.step([(0, ids)])  # no longer seen
+    session.step([(0, ids)])  # after end(): not counted
     return {name: (squares, counts) for name, squares, counts in matrix.sums()}
 
 
@@ -59,7 +59,7 @@ MODULES = {
 
 
 @packages("torch", "transformers")
-def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
+def test_sums_equal_transformers(tmp_path: Path) -> None:
     import torch
 
     recipe = RECIPES["llama_gqa4"]
@@ -71,7 +71,7 @@ def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
 
     inputs: dict[str, NDArray[np.float64]] = {}
 
-    def remember(name: str) -> Any:
+    def record_input(name: str) -> Any:
         def hook(_module: object, args: tuple[Any, ...]) -> None:
             inputs[name] = args[0].detach().numpy()[0]
 
@@ -80,7 +80,7 @@ def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
     for layer in range(recipe.n_layers):
         for name, module in MODULES.items():
             of = model.model.layers[layer].get_submodule(module)
-            of.register_forward_pre_hook(remember(f"blk.{layer}.{name}.weight"))
+            of.register_forward_pre_hook(record_input(f"blk.{layer}.{name}.weight"))
     with torch.no_grad():
         model.double()(torch.as_tensor(tokens)[None])
 
@@ -88,12 +88,12 @@ def test_inputs_are_those_of_transformers(tmp_path: Path) -> None:
     for name, (squares, counts) in found.items():
         x = inputs[name]
         np.testing.assert_array_equal(counts, [len(tokens)])
-        # |(x + e)^2 - x^2| is about 2 |x e|, of each of the tokens.
+        # |(x + e)^2 - x^2| is about 2 |x e| for each token.
         error = 2 * np.abs(x).max() * float32_tolerance(recipe, x) * len(tokens)
         np.testing.assert_allclose(squares[0], (x**2).sum(0), rtol=0, atol=error, err_msg=name)
 
 
-def test_experts_see_what_the_router_sends_them(data: Path) -> None:
+def test_expert_counts_equal_routed_tokens(data: Path) -> None:
     file = data / "golden" / "qwen3moe.gguf"
     tokens = np.arange(20) % 11
     found = sums_of(file, tokens)
@@ -108,14 +108,14 @@ def test_experts_see_what_the_router_sends_them(data: Path) -> None:
             squares, counts = found[f"{blk}{name}.weight"]
             assert squares.shape == (n_experts, router.shape[1])
             assert counts.sum() == n_used * len(tokens)
-            # The same numbers, in another order of additions in double precision.
+            # The same numbers, summed in another order in float64.
             np.testing.assert_allclose(squares.sum(0), n_used * router[0], rtol=1e-13)
         down, down_counts = found[f"{blk}ffn_down_exps.weight"]
         np.testing.assert_array_equal(down_counts, counts)
         assert (down.any(axis=1) == (counts > 0)).all()
 
 
-def test_matrices_that_are_one_tensor_are_counted_once(data: Path) -> None:
+def test_fused_matrices_are_counted_once(data: Path) -> None:
     found = sums_of(data / "golden" / "gptneox.gguf", np.arange(12))
     in_layer = [name.removeprefix("blk.0.") for name in found if name.startswith("blk.0.")]
     assert in_layer == [
@@ -124,7 +124,7 @@ def test_matrices_that_are_one_tensor_are_counted_once(data: Path) -> None:
     assert all((counts == 12).all() for _, counts in found.values())
 
 
-def test_the_file_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
+def test_file_has_llama_cpp_format(tmp_path: Path) -> None:
     n_read = make_imatrix(BUNDLED_MODEL, TEXT, tmp_path / "a.gguf", n_ctx=64, n_chunks=3)
     assert n_read == 3 * 64
     reader = GGUFReader(tmp_path / "a.gguf")
@@ -139,7 +139,7 @@ def test_the_file_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert counts.data.ravel().tolist() == [n_read]
 
 
-def test_quantising_by_it_errs_less_where_it_matters(tmp_path: Path) -> None:
+def test_quantising_with_imatrix_reduces_weighted_error(tmp_path: Path) -> None:
     assert main(["imatrix", str(BUNDLED_MODEL), "-f", str(_text(tmp_path)),
                  "-o", str(tmp_path / "im.gguf"), "-c", "128"]) == 0  # fmt: skip
     importance = read_imatrix(tmp_path / "im.gguf")
@@ -154,7 +154,9 @@ def test_quantising_by_it_errs_less_where_it_matters(tmp_path: Path) -> None:
     assert errors[1] < errors[0]
 
 
-def test_a_matrix_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_file_is_kept_without_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.gguf").write_bytes(b"mine")
     command = ["imatrix", "-m", str(BUNDLED_MODEL), "-f", str(_text(tmp_path)),
                "-o", str(tmp_path / "a.gguf"), "--chunks", "1"]  # fmt: skip
@@ -165,7 +167,7 @@ def test_a_matrix_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixt
     assert read_imatrix(tmp_path / "a.gguf")
 
 
-def test_no_text(tmp_path: Path) -> None:
+def test_empty_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the text has no tokens"):
         make_imatrix(BUNDLED_MODEL, "", tmp_path / "a.gguf")
     assert not (tmp_path / "a.gguf").exists()

@@ -1,4 +1,4 @@
-"""Imports inside the package point one way: from the public modules down to the core."""
+"""Imports inside the package point downwards: from the public modules to the core."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import h2o_cpp
 
 PACKAGE = Path(h2o_cpp.__file__).parent
 
-# Highest first. A folder may import those of the lines below it; "" is the modules beside the
-# folders, which are what a user imports.
+# Highest first. A folder may import folders of lower lines; "" stands for the top-level
+# modules, which users import.
 ORDER = [
     ["__main__"],
     ["cli"],
@@ -32,13 +32,13 @@ LEVELS = {name: level for level, names in enumerate(ORDER) for name in names}
 
 
 def folder_of(module: str) -> str:
-    """The entry of ORDER that a module, named from the package on, belongs to."""
+    """The entry of ORDER of a module, named relative to the package."""
     first = module.partition(".")[0]
     return first if first in LEVELS else ""
 
 
 def imported(source: str) -> Iterator[str]:
-    """The modules of the package that a source imports anywhere, named from the package on."""
+    """The package's modules that a source imports anywhere, named relative to the package."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=aliases):
@@ -58,7 +58,7 @@ def imported(source: str) -> Iterator[str]:
 
 
 def upward(file: str, source: str) -> list[str]:
-    """The imports of a file, by its path in the package, that do not point down."""
+    """The imports of a file (path relative to the package) that do not point down."""
     own = folder_of(file.removesuffix(".py").replace("/", "."))
     return [
         module
@@ -76,7 +76,7 @@ def test_every_import_points_down() -> None:
     assert found == {}
 
 
-def test_every_folder_has_a_place() -> None:
+def test_every_folder_is_in_order() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert "measure" in folders
     assert folders <= set(LEVELS)
@@ -95,12 +95,12 @@ def test_every_folder_has_a_place() -> None:
         ("cli/run.py", "from h2o_cpp import Generator\nimport h2o_cpp.cli.info", []),
     ],
 )
-def test_an_import_that_points_up_is_found(file: str, source: str, found: list[str]) -> None:
+def test_upward_imports_are_found(file: str, source: str, found: list[str]) -> None:
     assert upward(file, source) == found
 
 
-def test_only_numpy_at_once() -> None:
-    """The other packages take longer to import than all of h2o_cpp; they wait for their use."""
+def test_import_loads_no_slow_packages() -> None:
+    """They take longer to import than all of h2o_cpp and are imported on first use."""
     packages = [
         "asyncio",
         "gguf",

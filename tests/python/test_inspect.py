@@ -1,4 +1,4 @@
-"""Inspection: what the cache kept, as data and as a page."""
+"""Inspection of the kept tokens, as data and as an HTML page."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SCRIPT = list(range(100, 100 + N_CTX - 10))
 
 
 class Attentive:
-    """A scripted model whose one layer attends by random weights, and ReferenceCache's inputs.
+    """A scripted model whose layer has random Q and K weights, and ReferenceCache's inputs.
 
-    Its values are zero, so it says its script whatever is kept. What it attends with is the
-    normalised unit vector of a position.
+    Its values are zero, so it generates its script whatever is kept. The input of attention is the
+    normalised unit vector of the position.
     """
 
     N_HEADS = 2
 
     def __init__(self, folder: Path) -> None:
         random = np.random.default_rng(5)
-        # Normalised unit vectors are about 8 long: logits are about 64 * 0.15**2 in size.
+        # Normalised unit vectors have a length of about 8, so logits are about 64 * 0.15**2.
         w_q, w_k = random.normal(scale=0.15, size=(2, N_CTX, N_CTX)).astype(np.float32)
         file = scripted_opt(SCRIPT, N_CTX)
         file.tensors |= {
@@ -62,7 +62,7 @@ def attentive(tmp_path_factory: pytest.TempPathFactory) -> Attentive:
 
 @pytest.mark.parametrize("policy", [Policy.h2o(6, 5), Policy.h2o(4, 3, sinks=2), Policy.h2o(5, 0)])
 @pytest.mark.parametrize("n_batch", [1, 7])
-def test_equals_the_rules(attentive: Attentive, policy: Policy, n_batch: int) -> None:
+def test_inspection_equals_reference(attentive: Attentive, policy: Policy, n_batch: int) -> None:
     n = 60
     found = inspect(
         attentive.model,
@@ -80,12 +80,12 @@ def test_equals_the_rules(attentive: Attentive, policy: Policy, n_batch: int) ->
         q, k = attentive.q[rows], attentive.k[rows]
         reference.attend(q, k, np.zeros_like(k))
         for head, kept in enumerate(reference.heads):
-            gone = set(range(rows.stop)) - {entry.position for entry in kept}
-            for position in gone:
+            evicted = set(range(rows.stop)) - {entry.position for entry in kept}
+            for position in evicted:
                 evicted_at[head, position] = evicted_at[head, position] or rows.stop
             for entry in kept:
                 scores[head, entry.position] = entry.score
-    # As for the cache itself: sums of at most 60 probabilities, each right to about 1e-5.
+    # As for the cache: sums of at most 60 probabilities with errors of about 1e-5.
     assert reference.margin > 1e-4
     np.testing.assert_array_equal(found.evicted_at[0], evicted_at)
     np.testing.assert_allclose(found.scores[0], scores, rtol=0, atol=1e-4)
@@ -104,7 +104,7 @@ def test_equals_the_rules(attentive: Attentive, policy: Policy, n_batch: int) ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_kept_after_every_step(
+def test_kept_after_every_step_equals_session(
     model: _core.Model, tokenizer: Tokenizer, tokens: list[int], policy: Policy
 ) -> None:
     found = inspect(model, tokenizer, tokens, policy)
@@ -120,7 +120,7 @@ def test_what_was_kept_after_every_step(
     assert found.n_prompt == len(tokens)
 
 
-def test_a_window_evicts_token_i_when_it_has_read_i_plus_n_plus_1(
+def test_window_of_n_evicts_token_i_after_i_plus_n_plus_1_tokens(
     model: _core.Model, tokenizer: Tokenizer, tokens: list[int]
 ) -> None:
     found = inspect(model, tokenizer, tokens, Policy.window(7))
@@ -129,7 +129,7 @@ def test_a_window_evicts_token_i_when_it_has_read_i_plus_n_plus_1(
     assert found.summary(0) == inspection.Summary(7, len(tokens) - 7, len(tokens) - 7, None, 1.0)
 
 
-def test_long_texts_are_looked_at_less_often(
+def test_long_texts_are_inspected_less_often(
     model: _core.Model,
     tokenizer: Tokenizer,
     tokens: list[int],
@@ -140,13 +140,13 @@ def test_long_texts_are_looked_at_less_often(
     monkeypatch.setattr(inspection, "_MAX_LOOKS", n_heads * len(tokens) // 4)
     fewer = inspect(model, tokenizer, tokens, Policy.h2o(6, 5))
     assert fewer.seen.tolist() == [*range(4, len(tokens), 4), len(tokens)]
-    # found at the first look that is not before the eviction
+    # recorded at the first inspection at or after the eviction
     at = np.minimum(-(-every.evicted_at // 4) * 4, len(tokens))
     np.testing.assert_array_equal(fewer.evicted_at, at)
 
 
-def test_continues_the_text_greedily(attentive: Attentive) -> None:
-    """After n tokens the scripted model says SCRIPT[n - 1:]; then it ends the text."""
+def test_greedy_continuation(attentive: Attentive) -> None:
+    """After n tokens the scripted model generates SCRIPT[n - 1:] and then EOS."""
 
     def continued(n: int, max_tokens: int, n_ctx: int = N_CTX) -> Inspection:
         return inspect(
@@ -166,7 +166,7 @@ def test_continues_the_text_greedily(attentive: Attentive) -> None:
     assert continued(5, 1000, n_ctx=9).tokens.tolist() == [97] * 5 + SCRIPT[4:8]
 
 
-def test_every_token_can_be_shown(attentive: Attentive) -> None:
+def test_pieces_are_printable(attentive: Attentive) -> None:
     tokens = [END, *"é日\n".encode(), 0x1B, 257, 0xFF, 98, 0xE6]
     found = inspect(attentive.model, attentive.tokenizer, tokens, Policy.full())
     assert found.pieces == [
@@ -175,7 +175,7 @@ def test_every_token_can_be_shown(attentive: Attentive) -> None:
     ]
 
 
-def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
+def test_leading_space_of_sentencepiece_is_not_shown(model: _core.Model) -> None:
     tokenizer = tokenizer_of(sentence_pieces())
     found = inspect(model, tokenizer, tokenizer.encode("ab ab"), Policy.full())
     assert found.pieces == ["<s>", "ab", " ab"]
@@ -192,7 +192,7 @@ def test_the_space_in_front_of_a_text_is_not_shown(model: _core.Model) -> None:
         ({"tokens": [2, 10**6]}, "1000000"),
     ],
 )
-def test_bad_arguments(
+def test_invalid_arguments_are_rejected(
     model: _core.Model,
     tokenizer: Tokenizer,
     tokens: list[int],
@@ -203,7 +203,9 @@ def test_bad_arguments(
         inspect(model, tokenizer, **{"tokens": tokens, "policy": Policy.full(), **options})
 
 
-def test_bad_selections(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> None:
+def test_invalid_selections_are_rejected(
+    model: _core.Model, tokenizer: Tokenizer, tokens: list[int]
+) -> None:
     found = inspect(model, tokenizer, tokens, Policy.window(7))
     with pytest.raises(ValueError, match=f"seen={len(tokens) + 1}"):
         found.kept(len(tokens) + 1)
@@ -219,7 +221,7 @@ def found(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> Inspec
 
 
 class Page(HTMLParser):
-    """The elements of a page, its JSON block, and whether every element is closed."""
+    """Parses a page: its elements, its JSON block, and its open elements."""
 
     VOID = ("meta", "input")
 
@@ -248,7 +250,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("piece", ["The", HOSTILE])
-def test_page(found: Inspection, piece: str) -> None:
+def test_html_page(found: Inspection, piece: str) -> None:
     found = replace(found, model=f"{piece}.gguf", pieces=[*found.pieces[:-1], piece])
     page = Page(found.to_html())
     assert page.open == []
@@ -264,5 +266,5 @@ def test_page(found: Inspection, piece: str) -> None:
     assert data["tokens"] == found.tokens.tolist()
     assert data["policy"] == {"sinks": 0, "heavy": 6, "recent": 6}
     np.testing.assert_array_equal(data["evicted_at"], found.evicted_at)
-    # rounded to four decimals: half of the last one, and a float64's rounding
+    # rounded to four decimals: half a unit of the last one, and float64 rounding
     np.testing.assert_allclose(data["scores"], found.scores, rtol=0, atol=0.5e-4 + 1e-12)

@@ -1,4 +1,4 @@
-"""h2o-cpp inspect, as a user runs it."""
+"""The command h2o-cpp inspect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found(model: _core.Model, tokenizer: Tokenizer, tokens: list[int]) -> Inspec
 
 
 def shown(pieces: Sequence[str], marks: Sequence[str]) -> str:
-    """The plain form of a text of one line, written token by token; marks: "[]", "" or "·"."""
+    """The plain-text output for tokens of one line, with a mark for each: "[]", "" or "·"."""
     text = ""
     for piece, mark in zip(pieces, marks, strict=True):
         space = " " * piece.startswith(" ")
@@ -34,20 +34,20 @@ def shown(pieces: Sequence[str], marks: Sequence[str]) -> str:
                 text += piece
             case _:
                 text += f"{space}{mark[0]}{piece.removeprefix(' ')}{mark[1]}"
-    for mark in ("[]", "()", "{}"):  # brackets of neighbours are one
+    for mark in ("[]", "()", "{}"):  # neighbours share brackets
         text = text.replace(mark[::-1], "").replace(f"{mark[1]} {mark[0]}", " ")
     return text
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (4, 3)])
-def test_command(
+def test_command_without_colour(
     found: Inspection, layer: int, head: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--hh", "12", "--layer", str(layer), "--head", str(head)]
     assert main(["inspect", TEXT, "-t", "1", *options]) == 0
     text, _, legend, _, *table = capsys.readouterr().out.splitlines()
     kept = found.kept()[layer, head]
-    assert layer == 0 or kept[-7]  # a heavy hitter right before the recent window
+    assert layer == 0 or kept[-7]  # a heavy hitter next to the recent window
     marks = ["[]" if each else "·" for each in kept]
     assert text == shown(found.pieces, [*marks[:-6], *[""] * 6])
     assert legend == "[heavy hitter]  recent  · evicted"
@@ -91,8 +91,8 @@ def test_all_heads_are_averaged(
     found = inspect(model, tokenizer, tokens, policy)
     n_keepers = found.kept()[3].sum(axis=0).tolist()  # of 6 heads
     marks = ["·" if n < 1.5 else "()" if n < 3 else "[]" for n in n_keepers]
-    assert {2, 3} <= set(n_keepers[2:-6])  # either side of one half
-    assert {1, 2} <= set(n_keepers[2:-6])  # and of one quarter
+    assert {2, 3} <= set(n_keepers[2:-6])  # both sides of 1/2
+    assert {1, 2} <= set(n_keepers[2:-6])  # and of 1/4
     assert text == shown(found.pieces, ["{}", "{}", *marks[2:-6], *[""] * 6])
     assert legend == (
         "{sink}  [heavy hitter in half of the heads or more]  (in a quarter or more)  recent  "
@@ -101,7 +101,7 @@ def test_all_heads_are_averaged(
     assert len(table) == 2 + 1 + 2
 
 
-def test_every_layer_has_its_row(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_a_row_per_layer(found: Inspection, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", TEXT, "-t", "1", "--hh", "12", "--head", "1"]) == 0
     _, _, _, _, *table = capsys.readouterr().out.splitlines()
     assert [row.split(" | ")[0] for row in table[2:-2]] == [f"| {layer}" for layer in range(6)]
@@ -115,7 +115,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
-def test_colour_only_where_it_is_wanted(
+def test_no_color_disables_colour(
     no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -143,7 +143,7 @@ def test_command_writes_files(
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == expected.to_html()
 
 
-def test_a_budget_that_holds_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_if_nothing_was_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", TEXT, "-t", "1"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"</s>{TEXT}"
@@ -162,7 +162,9 @@ def test_a_budget_that_holds_the_text(capsys: pytest.CaptureFixture[str]) -> Non
         (["--threads", "0"], "threads=0"),
     ],
 )
-def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_rejected(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", TEXT, "-t", "1", *options]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ")

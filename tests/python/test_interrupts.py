@@ -1,4 +1,4 @@
-"""Generators stay usable after streams are dropped, closed, exhausted or interrupted."""
+"""A Generator stays usable after streams are dropped, closed, exhausted or interrupted."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from support.background import GREEDY, PATIENCE, PROMPT, Background, assert_usab
 from support.needs import needs
 
 
-@pytest.mark.parametrize("begun", [0, 1, 5])
-def test_dropped(generator: Generator, expected: str, begun: int) -> None:
+@pytest.mark.parametrize("n_read", [0, 1, 5])
+def test_generator_is_usable_after_dropped_stream(
+    generator: Generator, expected: str, n_read: int
+) -> None:
     stream = generator.stream("Another text", max_tokens=50, seed=1)
-    for _ in range(begun):
+    for _ in range(n_read):
         next(stream)
     del stream
     assert_usable(generator, expected)
 
 
-def test_dropped_in_a_cycle(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_stream_dropped_in_cycle(
+    generator: Generator, expected: str
+) -> None:
     cycle: list[Any] = [generator.stream("Another text", seed=1)]
     cycle.append(cycle)
     next(cycle[0])
@@ -40,15 +44,19 @@ def test_dropped_in_a_cycle(generator: Generator, expected: str) -> None:
     assert_usable(generator, expected)
 
 
-def test_dropped_in_another_thread(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_stream_dropped_in_thread(
+    generator: Generator, expected: str
+) -> None:
     Background(lambda: next(generator.stream("Another text", seed=1))).result()
     assert_usable(generator, expected)
 
 
-@pytest.mark.parametrize("begun", [0, 1, 5])
-def test_closed(generator: Generator, expected: str, begun: int) -> None:
+@pytest.mark.parametrize("n_read", [0, 1, 5])
+def test_generator_is_usable_after_closed_stream(
+    generator: Generator, expected: str, n_read: int
+) -> None:
     stream = generator.stream("Another text", max_tokens=50, seed=1)
-    for _ in range(begun):
+    for _ in range(n_read):
         next(stream)
     stream.close()
     assert_usable(generator, expected)
@@ -56,7 +64,7 @@ def test_closed(generator: Generator, expected: str, begun: int) -> None:
     assert next(stream, None) is None
 
 
-def test_exhausted(generator: Generator, expected: str) -> None:
+def test_generator_is_usable_after_exhausted_stream(generator: Generator, expected: str) -> None:
     stream = generator.stream("Another text", max_tokens=5, seed=1)
     assert "".join(stream)
     assert_usable(generator, expected)
@@ -64,7 +72,7 @@ def test_exhausted(generator: Generator, expected: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
-def test_the_consumer_fails(
+def test_generator_is_usable_after_exception_in_consumer(
     generator: Generator, expected: str, error: type[BaseException]
 ) -> None:
     def consume() -> None:
@@ -78,7 +86,7 @@ def test_the_consumer_fails(
     assert_usable(generator, expected)
 
 
-def test_the_consumer_fails_and_keeps_the_stream(generator: Generator, expected: str) -> None:
+def test_stream_continues_after_exception_in_consumer(generator: Generator, expected: str) -> None:
     stream = generator.stream(PROMPT, **GREEDY)
     pieces = []
     with suppress(KeyboardInterrupt):
@@ -91,10 +99,10 @@ def test_the_consumer_fails_and_keeps_the_stream(generator: Generator, expected:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_computation_fails(
+def test_generator_is_usable_after_exception_during_step(
     generator: Generator, expected: str, error: type[BaseException]
 ) -> None:
-    """In the middle of a step, by a callback."""
+    """The constraint callback raises."""
     n_calls = itertools.count()
 
     def fail(tokens: Any, mask: Any) -> None:
@@ -112,7 +120,7 @@ def test_a_computation_fails(
 
 
 @pytest.mark.parametrize("call", [lambda g: g.logits([5, 6]), lambda g: g.read("a"), greedy])
-def test_what_else_this_thread_does_leaves_its_stream(
+def test_other_calls_of_the_thread_do_not_disturb_its_stream(
     generator: Generator, expected: str, call: Callable[[Generator], object]
 ) -> None:
     stream = generator.stream(PROMPT, **GREEDY)
@@ -121,8 +129,8 @@ def test_what_else_this_thread_does_leaves_its_stream(
     assert "".join([*pieces, *stream]) == expected
 
 
-def test_a_signal_handler_generates(generator: Generator, expected: str) -> None:
-    """While the thread that it interrupts computes."""
+def test_signal_handler_can_generate(generator: Generator, expected: str) -> None:
+    """The handler interrupts a computation of the same thread."""
     texts = []
 
     def handle(*_: object) -> None:
@@ -143,7 +151,7 @@ def test_a_signal_handler_generates(generator: Generator, expected: str) -> None
     assert stream.finish_reason is not None
 
 
-def test_looking_does_not_end_a_stream(generator: Generator, expected: str) -> None:
+def test_read_only_calls_do_not_end_a_stream(generator: Generator, expected: str) -> None:
     stream = generator.stream(PROMPT, **GREEDY)
     pieces = [next(stream)]
     generator.tokenize("a")
@@ -155,15 +163,15 @@ def test_looking_does_not_end_a_stream(generator: Generator, expected: str) -> N
     unused.close()
 
 
-def test_a_stream_that_was_never_made() -> None:
-    """What a failing constructor leaves behind must not fail again when it is dropped."""
+def test_del_of_uninitialized_stream() -> None:
+    """The object of a failed constructor can be deleted."""
     with pytest.raises(TypeError):
         Stream()  # type: ignore[call-arg]
     Stream.__new__(Stream).__del__()
 
 
-def read_again(generator: Generator) -> None:
-    generator.read([5, *divmod(next(_UNREAD), 4000)])
+def read_new_tokens(generator: Generator) -> None:
+    generator.read([5, *divmod(next(_NEW_TOKENS), 4000)])
 
 
 def generate_and_save(generator: Generator) -> None:
@@ -171,7 +179,7 @@ def generate_and_save(generator: Generator) -> None:
     generator.load(generator.save())
 
 
-_UNREAD = itertools.count(7)
+_NEW_TOKENS = itertools.count(7)
 
 
 @pytest.mark.parametrize(
@@ -180,26 +188,26 @@ _UNREAD = itertools.count(7)
         (lambda g: g.generate(PROMPT, temperature=0, max_tokens=3, stop="no such text"), True),
         (lambda g: g.generate([[5, 6], [7]], temperature=0, max_tokens=2), False),
         (lambda g: g.logits([5, 6, 7]), True),
-        (read_again, True),
+        (read_new_tokens, True),
         (generate_and_save, True),
     ],
     ids=["generate", "batch", "logits", "read", "save"],
 )
-def test_interrupted_anywhere(
+def test_generator_is_usable_after_keyboard_interrupt_anywhere(
     tiny_opt: Path, expected: str, work: Callable[[Generator], object], other_first: bool
 ) -> None:
-    """A KeyboardInterrupt wherever Python looks for signals, its traceback kept alive.
+    """A KeyboardInterrupt at every point where Python checks for signals; tracebacks are kept.
 
-    That is where a function of h2o_cpp begins, and where one written in C returns to it. After
-    that, the Generator is used by the same thread and by another one, in either order.
+    These are the starts of h2o_cpp's functions and the returns from C functions to them. After each
+    interrupt, the same thread and another one use the Generator, in either order.
     """
     package = str(Path(h2o_cpp.__file__).parent)
     places = ["nowhere"]
 
     def interrupt(generator: Generator, fuse: int) -> KeyboardInterrupt | None:
-        """Work until the fuse has burnt down."""
+        """Call work() with an interrupt at check number `fuse`; the error, or None."""
 
-        def burn(frame: FrameType, event: str, _: object) -> None:
+        def interrupt_at_fuse(frame: FrameType, event: str, _: object) -> None:
             nonlocal fuse
             file, caller = frame.f_code.co_filename, frame.f_back
             names = {frame.f_code.co_name, caller.f_code.co_name if caller else ""}
@@ -210,7 +218,7 @@ def test_interrupted_anywhere(
                 places.append(f"{Path(file).name}:{frame.f_lineno} {event}")
                 raise KeyboardInterrupt
 
-        sys.setprofile(burn)
+        sys.setprofile(interrupt_at_fuse)
         try:
             work(generator)
         except KeyboardInterrupt as error:
@@ -251,8 +259,8 @@ def test_interrupted_anywhere(
     ],
     ids=["stream", "prefill", "generate", "logits"],
 )
-def test_ctrl_c(tiny_opt: Path, expected: str, work: str) -> None:
-    """A real SIGINT at ten moments of long computations; every other one keeps the error."""
+def test_generator_is_usable_after_sigint(tiny_opt: Path, expected: str, work: str) -> None:
+    """A real SIGINT at ten times during long computations; every other error is kept alive."""
     program = f"""
 import signal
 from h2o_cpp import Generator

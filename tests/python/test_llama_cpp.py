@@ -1,4 +1,4 @@
-"""llama.cpp gives the same tokens and perplexity for the same GGUF file."""
+"""llama.cpp generates the same tokens and perplexity from the same GGUF file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.random_models import (
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra: bench)")
 
-# llama.cpp knows no `opt`.
+# llama.cpp does not support `opt`.
 FAMILIES = [
     "llama",
     "llama_gqa4",
@@ -64,8 +64,8 @@ def story_texts(shared: Path, stories: Path) -> list[list[int]]:
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", FAMILIES)
 @packages("torch", "transformers")
-def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
-    """Logits within the rounding of an f16 cache, and what is likeliest where that is clear."""
+def test_random_models_have_same_logits(name: str, outtype: str, tmp_path: Path) -> None:
+    """Within the rounding of an f16 cache."""
     path = random_file(RECIPES[name], tmp_path, outtype)
     tokens = np.random.default_rng(3).integers(3, 60, 40).tolist()
     theirs = LlamaCpp(path, 40)
@@ -74,7 +74,7 @@ def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
     with Generator(path) as generator:
         logits = generator.logits(tokens)
         bits = product_bits(generator.stats().backend, outtype)
-    # Both round keys and values to f16, llama.cpp activations too: 2^-11 each, in every layer.
+    # Both round keys and values to f16, and llama.cpp activations: 2^-11 each in every layer.
     tolerance = 2.0**-11 * 4 * RECIPES[name].n_layers * np.abs(expected).max()
     if bits < 11:
         tolerance += products_error(RECIPES[name], bits) * np.abs(expected).max()
@@ -83,7 +83,7 @@ def test_random_models_agree(name: str, outtype: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def float_products(tiny_opt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are compared, which products in bf16 change where two are nearly as likely."""
+    """Avoid bf16 products, which may change a greedy token if two are almost equally likely."""
     with Generator(tiny_opt) as generator:
         if product_bits(generator.stats().backend, "f16") < 11:
             monkeypatch.setenv("H2O_ISA", "x86_64_v4_vnni")
@@ -93,7 +93,7 @@ def float_products(tiny_opt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", ["llama_gqa4", "gptneox_serial_tanh", "qwen2", "qwen3"])
 @packages("torch", "transformers")
-def test_random_models_continue_alike(name: str, outtype: str, tmp_path: Path) -> None:
+def test_random_models_generate_same_tokens(name: str, outtype: str, tmp_path: Path) -> None:
     recipe = replace(RECIPES[name], n_ctx=160)
     path = random_file(recipe, tmp_path, outtype)
     theirs = LlamaCpp(path, 160)
@@ -108,7 +108,7 @@ def test_random_models_continue_alike(name: str, outtype: str, tmp_path: Path) -
 
 @pytest.mark.usefixtures("float_products")
 @pytest.mark.parametrize("outtype", ["f32", "f16"])
-def test_trained_model_continues_alike(shared: Path, tmp_path: Path, outtype: str) -> None:
+def test_trained_model_generates_same_tokens(shared: Path, tmp_path: Path, outtype: str) -> None:
     path = tmp_path / "model.gguf"
     convert(shared / "models" / "stories260K", path, outtype)
     theirs = LlamaCpp(path, 256)
@@ -122,7 +122,7 @@ def test_trained_model_continues_alike(shared: Path, tmp_path: Path, outtype: st
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_perplexity_of_our_quantised_files(
+def test_perplexity_of_files_quantised_by_h2o(
     stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -132,7 +132,7 @@ def test_perplexity_of_our_quantised_files(
 
 
 @pytest.mark.parametrize("name", ONLY_READ)
-def test_perplexity_of_their_quantised_files(
+def test_perplexity_of_files_quantised_by_llama_cpp(
     stories: Path, story_texts: list[list[int]], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model.gguf"

@@ -1,4 +1,4 @@
-"""The model for lm-evaluation-harness (lm_eval), compared with lm_eval's own on one checkpoint."""
+"""The lm-evaluation-harness model equals lm_eval's HFLM on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_eval.api.registry import get_model
 
 from h2o_cpp.eval.model import H2oModel
 
-reference = packages("torch", "transformers", "accelerate", "peft")  # lm_eval's own model
+reference = packages("torch", "transformers", "accelerate", "peft")  # needed by HFLM
 CONTEXT = "It was a bright morning, and the old man went down to the sea with"
 CONTINUATION = " his son, who had been a sailor."
 TEXT = (CONTEXT + CONTINUATION + " ") * 6
@@ -31,14 +31,14 @@ def requests(kind: str, arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 class Pair(NamedTuple):
-    """One checkpoint in float32, with contexts of N_CTX tokens: ours and lm_eval's own model."""
+    """H2oModel and HFLM of one checkpoint in float32, with n_ctx=N_CTX."""
 
     ours: Any
     theirs: Any
-    tolerance: float  # of a token's log-likelihood; that of n grows with their square root
+    tolerance: float  # of a token's log-likelihood; times sqrt(n) for n tokens
 
     def answers(self, kind: str, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[Any, Any]]:
-        """Answers of both to the same requests."""
+        """The answers of both models to the same requests."""
         ask = requests(kind, arguments)
         return list(
             zip(getattr(self.ours, kind)(ask), getattr(self.theirs, kind)(ask), strict=True)
@@ -66,7 +66,7 @@ def pair(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     )
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer(TEXT).input_ids[:N_CTX]])).logits.numpy()
-    # A log-probability is a logit less the logsumexp of a row, which is as exact as the logits are.
+    # A log-probability is a logit minus the logsumexp of its row, which is as exact as the logits.
     tolerance = 2 * float32_tolerance(recipe, logits)
     return Pair(
         H2oModel(path, n_ctx=N_CTX, kv_dtype="f32", threads=1),
@@ -76,8 +76,8 @@ def pair(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @reference
-def test_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
-    """Spaces at the seam, no context, more tokens than n_ctx has room for, the greedy text."""
+def test_loglikelihood_equals_hflm(pair: Pair) -> None:
+    """Spaces at the boundary, no context, more tokens than n_ctx, the greedy continuation."""
     [(greedy, _)] = pair.answers("generate_until", [(CONTEXT, {"max_gen_toks": 12, "until": []})])
     texts = [
         (CONTEXT, CONTINUATION),
@@ -97,8 +97,8 @@ def test_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
 
 
 @reference
-def test_rolling_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -> None:
-    """Of texts of less than one window, and of several."""
+def test_loglikelihood_rolling_equals_hflm(pair: Pair) -> None:
+    """For texts shorter than one window, and of several windows."""
     texts = [("The sea.",), (CONTEXT + CONTINUATION,), (TEXT,)]
     for (text,), (ours, theirs) in zip(
         texts, pair.answers("loglikelihood_rolling", texts), strict=True
@@ -109,8 +109,8 @@ def test_rolling_log_likelihoods_equal_those_of_lm_evals_own_model(pair: Pair) -
 
 
 @reference
-def test_generated_text_equals_that_of_lm_evals_own_model(pair: Pair) -> None:
-    """Also of a context that is too long, and up to the first of several stop strings."""
+def test_generate_until_equals_hflm(pair: Pair) -> None:
+    """Includes a context longer than n_ctx, and several stop strings."""
     texts = [
         (CONTEXT, {"max_gen_toks": 20, "until": []}),
         (CONTEXT, {"max_gen_toks": 20, "until": [" the", ","], "do_sample": False}),
@@ -124,7 +124,7 @@ def test_generated_text_equals_that_of_lm_evals_own_model(pair: Pair) -> None:
     assert len(stopped) < len(everything)
 
 
-def test_lm_eval_makes_the_model_by_its_name(tiny_opt: Path) -> None:
+def test_model_is_registered_in_lm_eval(tiny_opt: Path) -> None:
     arguments = f"path={tiny_opt},hh=0.25,policy=window,n_ctx=64,threads=1"
     model = get_model("h2o_cpp").create_from_arg_string(arguments, {"batch_size": 1})
     assert isinstance(model, H2oModel)
@@ -137,7 +137,7 @@ def test_lm_eval_makes_the_model_by_its_name(tiny_opt: Path) -> None:
     assert usage["requests"] == 1
 
 
-def test_sampling_is_refused(tiny_opt: Path) -> None:
+def test_sampling_is_rejected(tiny_opt: Path) -> None:
     ask = requests("generate_until", [("The", {"do_sample": True, "temperature": 0.8})])
     with pytest.raises(ValueError, match="greedy"):
         H2oModel(tiny_opt, threads=1).generate_until(ask)

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness (lm_eval) on local files, and their scores."""
+"""lm-evaluation-harness tasks on local files, and their scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from h2o_cpp.eval.model import H2oModel
 from h2o_cpp.eval.scores import evaluate
 from h2o_cpp.eval.tasks import LOCAL_TASKS, load_task
 
-# Two documents of each task, in the fields of its dataset, and lm_eval's prompts for them.
+# Two documents per task, with the fields of its dataset, and lm_eval's prompts for them.
 DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "copa": [
         {"premise": "It rained.", "choice1": "He sang.", "choice2": "We got wet.",
@@ -50,7 +50,7 @@ DOCUMENTS: dict[str, list[dict[str, Any]]] = {
     "mathqa": [
         {"query": "Question: 1 + 1 ?\nA. 3\nB. 2\nAnswer: ", "gold": 1},
         {"query": "Question: 2 * 3 ?\nA. 6\nB. 5\nAnswer: ", "gold": 0},
-        {"query": "Question: 10 * 100 ?\nA. 1\nB. \nAnswer: ", "gold": 0},  # left out
+        {"query": "Question: 10 * 100 ?\nA. 1\nB. \nAnswer: ", "gold": 0},  # skipped
     ],
 }  # fmt: skip
 PROMPTS: dict[str, list[tuple[Any, Any]]] = {
@@ -82,7 +82,7 @@ GOLD = {"copa": [1, 0], "openbookqa": [0, 1], "piqa": [0, 1], "rte": [1, 0],
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of task files."""
+    """The directory of the task files."""
     assert DOCUMENTS.keys() == LOCAL_TASKS.keys()
     path = tmp_path_factory.mktemp("tasks")
     for name, task in LOCAL_TASKS.items():
@@ -92,24 +92,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pairs(prompt: tuple[Any, Any]) -> list[tuple[str, str]]:
-    """Contexts and continuations, one of which differs from choice to choice."""
+    """(context, continuation) for each choice, which replaces either of them."""
     context, choices = prompt
     if isinstance(context, str):
         return [(context, choice) for choice in choices]
     return [(each, choices) for each in context]
 
 
-def asked(task: Any) -> list[tuple[str, str]]:
+def task_requests(task: Any) -> list[tuple[str, str]]:
     task.build_all_requests(rank=0, world_size=1)
     return [tuple(request.args) for request in task.instances]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_tasks_on_local_files(directory: Path, name: str) -> None:
-    """Prompts and right answers; and an example in front is the other document, answered."""
+def test_prompts_and_gold_answers(directory: Path, name: str) -> None:
+    """With one few-shot example, it is the other document with its answer."""
     [task] = load_task(name, directory)["tasks"].values()
     expected = [pair for prompt in PROMPTS[name] for pair in pairs(prompt)]
-    assert asked(task) == expected
+    assert task_requests(task) == expected
     for i, gold in enumerate(GOLD[name]):
         answers = [(-1.0, False)] * 2
         answers[gold] = (-0.5, False)
@@ -117,14 +117,14 @@ def test_tasks_on_local_files(directory: Path, name: str) -> None:
 
     task.set_config("num_fewshot", 1)
     examples = ["".join(pairs(p)[g]) for p, g in zip(PROMPTS[name], GOLD[name], strict=True)]
-    assert asked(task) == [
+    assert task_requests(task) == [
         (f"{example}\n\n{context}", choice)
         for example, prompt in zip(reversed(examples), PROMPTS[name], strict=True)
         for context, choice in pairs(prompt)
     ]
 
 
-def test_scores(tiny_opt: Path, directory: Path) -> None:
+def test_scores_equal_separate_evaluation(tiny_opt: Path, directory: Path) -> None:
     model = H2oModel(tiny_opt, hh=0.5, threads=1)
     right, kept = [], []
     for prompt, gold in zip(PROMPTS["piqa"], GOLD["piqa"], strict=True):
@@ -145,7 +145,7 @@ def test_scores(tiny_opt: Path, directory: Path) -> None:
     assert acc.truncated == 0
 
 
-def test_every_task_has_its_own_usage(tiny_opt: Path, directory: Path) -> None:
+def test_usage_is_counted_per_task(tiny_opt: Path, directory: Path) -> None:
     model = H2oModel(tiny_opt, threads=1)
     alone = [list(evaluate(model, [name], data=directory, limit=1)) for name in ("rte", "copa")]
     [[rte], [copa]] = alone
@@ -163,7 +163,7 @@ def test_every_task_has_its_own_usage(tiny_opt: Path, directory: Path) -> None:
         ('{"goal": "x", "sol1": "y", "sol2": "z", "label": 0}\n{"goal', "line 2 is not a JSON"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_task_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / LOCAL_TASKS["piqa"].file).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         load_task("piqa", tmp_path)
@@ -173,14 +173,14 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
         load_task("boolq", tmp_path)
 
 
-def test_a_task_that_lm_eval_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here none, because it takes seconds to read all of its tasks."""
+def test_unknown_lm_eval_task_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty task list, because loading lm_eval's tasks takes seconds."""
     monkeypatch.setattr(tasks, "_all_tasks", lambda: TaskManager(include_defaults=False))
     with pytest.raises(ValueError, match="task 'guesswork', expected one of lm_eval's"):
         load_task("guesswork", None)
 
 
-def test_command(
+def test_eval_command(
     tiny_opt: Path, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["eval", str(tiny_opt), "--data", str(directory), "--tasks", "copa,piqa"]
@@ -200,4 +200,4 @@ def test_command(
         assert f"| {score['kept']:.1f} |" in row
     for wrong in (["--tasks", "copa,boolq"], ["--limit", "0"], ["--num-fewshot", "-1"]):
         assert main([*arguments, *wrong]) == 1
-        assert capsys.readouterr().out == ""  # nothing is scored before all is known to be there
+        assert capsys.readouterr().out == ""  # arguments are validated before scoring

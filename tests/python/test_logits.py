@@ -1,4 +1,4 @@
-"""Logits against Hugging Face transformers: committed ones, and new ones if it is installed."""
+"""Logits equal Hugging Face transformers': golden ones, and new ones if it is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.random_models import (
     save_checkpoint,
 )
 
-# One of each family, and the odd shapes; committed, so that no other package is needed.
+# Several families and odd shapes; committed, so that no other package is needed.
 GOLDEN = [
     "opt_odd_heads",
     "opt_untied",
@@ -37,7 +37,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden_logits(data: Path, name: str) -> None:
+def test_logits_equal_golden(data: Path, name: str) -> None:
     golden = np.load(data / "golden" / f"{name}.npz")
     with Generator(data / "golden" / f"{name}.gguf", kv_dtype="f32") as generator:
         logits = generator.logits(golden["tokens"])
@@ -51,7 +51,7 @@ reference = packages("torch", "transformers")
 @reference
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RECIPES)
-def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
+def test_logits_equal_transformers(tmp_path: Path, name: str, seed: int) -> None:
     recipe = RECIPES[name]
     model = make_model(recipe, 100 + seed)
     save_checkpoint(model, tmp_path)
@@ -66,8 +66,10 @@ def test_random_checkpoints(tmp_path: Path, name: str, seed: int) -> None:
 @reference
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("name", ["opt", "llama", "gptneox", "qwen2", "qwen3"])
-def test_rounded_weights_give_rounded_logits(tmp_path: Path, name: str, outtype: str) -> None:
-    """A type that is read wrongly gives logits that have nothing to do with the exact ones."""
+def test_rounded_weights_change_logits_within_bound(
+    tmp_path: Path, name: str, outtype: str
+) -> None:
+    """Reading a type incorrectly would give unrelated logits."""
     recipe = RECIPES[name]
     model = make_model(recipe, 7)
     save_checkpoint(model, tmp_path)
@@ -88,7 +90,7 @@ def test_rounded_weights_give_rounded_logits(tmp_path: Path, name: str, outtype:
         ("stories260K", "tinystories_sample_197k.txt", 40),
     ],
 )
-def test_trained_model_on_a_held_out_page(
+def test_trained_model_equals_transformers_on_held_out_text(
     shared: Path,
     tmp_path: Path,
     checkpoint: str,
@@ -115,8 +117,8 @@ def test_trained_model_on_a_held_out_page(
             torch.tensor([prompt]), max_new_tokens=200, min_new_tokens=200, do_sample=False
         )
         stream = generator.stream(prompt, max_tokens=200, temperature=0, ignore_eos=True)
-        said = "".join(stream)
+        generated = "".join(stream)
         assert stream.tokens.tolist() == greedy[0, n_prompt:].tolist()
-        assert generator.detokenize(prompt) + said == generator.detokenize(
+        assert generator.detokenize(prompt) + generated == generator.detokenize(
             [*prompt, *stream.tokens]
         )

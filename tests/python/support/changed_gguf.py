@@ -18,8 +18,7 @@ def changed(
     keys: Mapping[str, tuple[Any, GGUFValueType]],
     tensors: Mapping[str, NDArray[np.float32]],
 ) -> Path:
-    """Write `source` with changed or additional metadata and tensors to `target`; return "
-    "`target`."""
+    """Copy `source` to `target` with changed or added metadata and tensors; returns `target`."""
     file = GGUFReader(source)
     architecture = file.fields["general.architecture"].contents()
     with closing(GGUFWriter(target, architecture)) as writer:

@@ -39,7 +39,7 @@ def chatty(script: list[int], n_ctx: int = 128) -> Gguf:
 
 
 def turn(message: str) -> int:
-    """The tokens of a message in the template."""
+    """The number of prompt tokens of a message in the template."""
     return len(f"(user\n{message})\n(assistant\n")
 
 

@@ -1,4 +1,4 @@
-"""An engine that only counts, served like others, with possible faults."""
+"""A benchmark engine that only counts tokens, with optional faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of H2O in numpy, written for clarity: the reference for the core.
+"""H2O in numpy, written for clarity: the reference for the core.
 
 One sequence, one layer, float64. Written from the paper; shares no code with the core.
 """
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Kept:
-    """A token in the cache of one KV head."""
+    """A cached token of one KV head."""
 
     position: int
     k: Array
@@ -26,7 +26,7 @@ class Kept:
 
 
 def rotated(x: Array, position: int, rope: Rope) -> Array:
-    """A head rotated by the angles of a position."""
+    """A head's vector rotated to a position."""
     n_rot = len(x) if rope.n_rot is None else rope.n_rot
     angles = position * rope.theta ** (-np.arange(0, n_rot, 2) / n_rot)
     apart = n_rot // 2 if rope.layout == "halves" else 1
@@ -40,7 +40,7 @@ def rotated(x: Array, position: int, rope: Rope) -> Array:
 
 @dataclass
 class ReferenceCache:
-    """A reference cache. `margin` is the smallest score difference that decided an eviction."""
+    """The reference cache. `margin` is the smallest score difference that decided an eviction."""
 
     n_heads: int
     n_kv_heads: int
@@ -92,8 +92,7 @@ class ReferenceCache:
         return rotated(e.k, rank if self.rope.positions == "rolling" else e.position, self.rope)
 
     def _distances(self, visible: list[Kept], rank: int) -> Array:
-        """The distance of the last token to each, in the text, or in the cache with rolling
-        positions."""
+        """Distances from the last token: of positions, or of cache ranks if positions roll."""
         if self.rope is not None and self.rope.positions == "rolling":
             return rank - np.arange(len(visible), dtype=np.float64)
         return np.array([float(visible[-1].position - e.position) for e in visible])

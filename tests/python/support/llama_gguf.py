@@ -1,4 +1,4 @@
-"""Small GGUF files of architecture `llama` with chosen tensors, as input of quantisers."""
+"""Small GGUF files of architecture `llama` with chosen tensors, as quantiser input."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def llama_shapes(
     n_experts: int = 0,
     fused_qkv: bool = False,
 ) -> Shapes:
-    """The shapes of a model's tensors, in numpy's order.
+    """The shapes of a model's tensors, in numpy order.
 
-    Rows have their real length; there are only 16 of them, which quantisers accept.
+    Rows have their real length; matrices have only 16 rows, which quantisers accept.
     """
     wide, narrow = (16, n_ff), (16, n_embd)
     shapes: Shapes = {"token_embd.weight": narrow, "output_norm.weight": (n_embd,)}
@@ -55,7 +55,7 @@ def llama_shapes(
 
 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Array]:
-    """Values from Student's t with 4 degrees of freedom, which has outliers."""
+    """Values from Student's t distribution with 4 degrees of freedom, which has outliers."""
     rng = np.random.default_rng(seed)
     return {
         name: (0.02 * rng.standard_t(4, shape)).astype(np.float32) for name, shape in shapes.items()
@@ -65,7 +65,7 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict
 def llama_metadata(
     n_layers: int, n_embd: int = 256, n_ff: int = 512, **more: Any
 ) -> dict[str, Any]:
-    """The metadata that llama.cpp needs for quantising."""
+    """The metadata that llama.cpp needs to quantise."""
     return {
         "block_count": n_layers,
         "context_length": 128,
@@ -84,7 +84,7 @@ def write_gguf(
     metadata: Mapping[str, Any],
     architecture: str = "llama",
 ) -> None:
-    """Write a file; metadata keys are without the architecture."""
+    """Write a GGUF file; metadata keys come without the architecture prefix."""
     with closing(GGUFWriter(path, architecture)) as writer:
         for key, value in metadata.items():
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}

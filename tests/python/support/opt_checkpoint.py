@@ -1,4 +1,4 @@
-"""Tiny random OPT checkpoints in HF's format, and reading GGUF files with gguf-py."""
+"""Tiny random OPT checkpoints in HF format, and GGUF readers based on gguf-py."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def write_safetensors(
 
 
 def write_shards(checkpoint: Path, names: list[str]) -> dict[str, str]:
-    """Replace model.safetensors by shards with an index; returns its weight_map."""
+    """Replace model.safetensors with shards and an index; returns its weight_map."""
     weights = random_weights(CONFIG)
     weight_map = {key: names[i % len(names)] for i, key in enumerate(weights)}
     for file in names:
@@ -98,7 +98,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_tokenizer_json(path: Path, changes: dict[str, object] | None = None) -> None:
-    """Write the same tokenizer as tokenizer.json, with changes by dotted key."""
+    """Write the tokenizer as tokenizer.json; `changes` are by dotted key."""
     tokenizer: dict[str, Any] = {
         "added_tokens": [{"id": 2, "content": "</s>", "special": True}],
         "normalizer": None,
@@ -119,7 +119,7 @@ def write_tokenizer_json(path: Path, changes: dict[str, object] | None = None) -
 
 
 def make_checkpoint(path: Path, **config: object) -> Arrays:
-    """Write a random checkpoint with changes of its config; returns its weights by HF name."""
+    """Write a random checkpoint with config overrides; returns its weights by HF name."""
     path.mkdir(exist_ok=True)
     weights = random_weights(CONFIG | config)
     write_json(path / "config.json", CONFIG | config)
@@ -132,7 +132,7 @@ def make_checkpoint(path: Path, **config: object) -> Arrays:
 
 
 def expected_tensors(weights: Arrays, layers: int = CONFIG["num_hidden_layers"]) -> Arrays:
-    """The expected tensors of a file by GGUF name."""
+    """The expected tensors of the GGUF file, by GGUF name."""
     names = {"token_embd": "embed_tokens", "output_norm": "final_layer_norm"}
     for i in range(layers):
         names |= {f"blk.{i}.{gguf}": f"layers.{i}.{hf}" for gguf, hf in LAYER.items()}
@@ -149,7 +149,7 @@ def expected_tensors(weights: Arrays, layers: int = CONFIG["num_hidden_layers"])
 
 
 def read_tensors(path: Path) -> dict[str, tuple[GGMLQuantizationType, Array]]:
-    """Types and float32 values of a GGUF file."""
+    """Types and dequantised values of a GGUF file's tensors, by name."""
     return {
         tensor.name: (tensor.tensor_type, dequantize(tensor.data, tensor.tensor_type))
         for tensor in GGUFReader(path).tensors

@@ -1,4 +1,4 @@
-"""The reference tokenizers: the libraries tokenizers and sentencepiece.
+"""Reference tokenizers from the libraries tokenizers and sentencepiece.
 
 `original` creates one with the vocabulary of a GGUF file's metadata.
 """
@@ -59,7 +59,7 @@ _SILENT = {UNKNOWN, CONTROL, UNUSED}
 
 
 class Library(Protocol):
-    """A tokenizer without special tokens."""
+    """A tokenizer without special-token handling."""
 
     def encode(self, text: str, *, begins: bool) -> list[int]: ...
     def decode(self, ids: list[int]) -> str: ...
@@ -67,10 +67,10 @@ class Library(Protocol):
 
 @dataclass(frozen=True)
 class Original:
-    """A library's tokenizer, with the metadata's special tokens."""
+    """A library's tokenizer with the special tokens of GGUF metadata."""
 
     library: Library
-    bytes: list[bytes]  # by token
+    bytes: list[bytes]  # by token id
     special: dict[str, int]
     before: list[int]
     after: list[int]
@@ -128,7 +128,7 @@ def original(metadata: dict[str, Any]) -> Original:
 
 
 def check(ours: Tokenizer, theirs: Original, text: str) -> None:
-    """Compare tokens with all options."""
+    """Compare the tokens of `text` for every combination of options."""
     for add_special in (True, False):
         for parse_special in (True, False):
             for begins in (True, False):
@@ -181,10 +181,10 @@ class _SentencePieces:
 
         space = keys.get("add_space_prefix", True)
         self._beginning = processor(space, keys.get("remove_extra_whitespaces", False))
-        self._further_on = processor(False, False)
+        self._continuation = processor(False, False)
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
-        return list((self._beginning if begins else self._further_on).encode(text))
+        return list((self._beginning if begins else self._continuation).encode(text))
 
     def decode(self, ids: list[int]) -> str:
         return str(self._beginning.decode(ids))

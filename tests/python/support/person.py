@@ -1,4 +1,4 @@
-"""A schema, and whether a text is JSON that follows it."""
+"""A JSON schema, and a check that a text conforms to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERSON: dict[str, Any] = {
 
 
 def is_person(text: str) -> bool:
-    """Whether a text is JSON that follows PERSON."""
+    """Whether a text is JSON that conforms to PERSON."""
     value = json.loads(text)
     return (
         list(value) == ["name", "age", "tags"]

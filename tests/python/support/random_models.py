@@ -1,4 +1,4 @@
-"""Random models of every family from Hugging Face transformers, and tolerances for float32."""
+"""Random models of every family from Hugging Face transformers, and float32 tolerances."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OLD_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
-_CONFIGS = {"Gemma3": "Gemma3Text"}  # whose own config is that of a vision model
+_CONFIGS = {"Gemma3": "Gemma3Text"}  # Gemma3Config is the config of the vision model
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A transformers model class and the relevant options of its config."""
+    """A transformers model class and its config options."""
 
     model: str  # of transformers: "Llama", "OPT", ...
     n_embd: int
@@ -218,20 +218,19 @@ def make_model(recipe: Recipe, seed: int) -> Any:
             if "norm" in name and name.endswith("weight"):
                 parameter.mul_(0.2).add_(1)
             elif parameter.ndim >= 2:
-                parameter.div_(
-                    parameter.shape[-1] ** 0.5
-                )  # outputs have about the magnitude of inputs
+                # keeps outputs at about the magnitude of inputs
+                parameter.div_(parameter.shape[-1] ** 0.5)
     return model
 
 
 def save_checkpoint(model: Any, path: Path) -> None:
-    """Save in HF's format, with a small vocabulary."""
+    """Save in HF format, with a small tokenizer."""
     model.save_pretrained(path)
     write_tokenizer_json(path)
 
 
 def random_tokens(seed: int) -> NDArray[np.int64]:
-    """A text of N_CTX tokens."""
+    """N_CTX random token ids."""
     return np.random.default_rng(seed).integers(0, N_VOCAB, N_CTX)
 
 
@@ -247,7 +246,7 @@ def reference_logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def float32_tolerance(recipe: Recipe, logits: NDArray[np.float64]) -> float:
-    """How far logits in float32 may be from exact ones.
+    """The tolerance of float32 logits against exact ones.
 
     A value passes through these many roundings in a row, each of relative size 2^-24 and random
     sign: for every layer the sums of the projections and of the feed-forward block, the dot

@@ -1,4 +1,4 @@
-"""The samplers in numpy, by sorting: the reference for the core."""
+"""The samplers in numpy, based on sorting: the reference for the core."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ class Mt19937x64:
 def longest_repetitions(
     tokens: Sequence[int], least: int, breakers: Sequence[int]
 ) -> dict[int, int]:
-    """The length of the repetition that each token would extend, by brute force; from `least` "
-    "on."""
+    """Length of the repetition that each token would extend, if >= `least`, by brute force."""
     limit = len(tokens)
     for i in range(len(tokens)):
         if tokens[-1 - i] in breakers:
@@ -93,10 +92,10 @@ def longest_repetitions(
 
 
 class Reference:
-    """A sampler with these options, besides OFF, and a margin for rounding.
+    """A sampler with `options` on top of the defaults OFF.
 
-    After a call, `left` and `p` are the remaining candidates and their probabilities; `margin` is
-    the relative distance of the closest decision.
+    After `sample`, `left` and `p` are the remaining candidates and their probabilities; `margin` is
+    the relative distance of the closest decision, for comparisons despite rounding.
     """
 
     def __init__(self, n_vocab: int, options: dict[str, Any], breakers: Sequence[int] = ()) -> None:
@@ -218,7 +217,7 @@ class Reference:
             sums = np.cumsum(p[order])
             self._near(sums, self.o["typical_p"])
             n = 1 + int(np.searchsorted(sums, self.o["typical_p"], side="right"))
-            if n < len(p):  # the last kept one and the next could swap
+            if n < len(p):  # the last token kept and the next one could swap
                 self._near(distance[order[n]], distance[order[n - 1]])
             self._keep(order[:n])
 

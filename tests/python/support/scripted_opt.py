@@ -1,4 +1,4 @@
-"""OPT models that generate a given text, as GGUF files that are easy to damage."""
+"""OPT models that generate a given text, as GGUF files that are easy to corrupt."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ VISIBLE = [chr(b if b in _shown else 256 + _hidden.index(b)) for b in range(256)
 
 
 def text(value: str) -> bytes:
-    """A string in GGUF: its length and its bytes."""
+    """A GGUF string: its length and its bytes."""
     data = value.encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def u32(value: int) -> bytes:
-    """A metadata value with its type, like the next ones."""
+    """A metadata value with its type; so are the results of the functions below."""
     return struct.pack("<II", U32, value)
 
 
@@ -91,7 +91,7 @@ class Gguf:
         return fields[:-1]
 
     def boundaries(self) -> list[int]:
-        """The ends of fields, except the end of the file."""
+        """The offsets of field ends, except the end of the file."""
         size = len(self.encode())
         return sorted({end for end in accumulate(map(len, self.fields())) if end < size})
 
@@ -104,13 +104,13 @@ class Gguf:
 
 
 def scripted_opt(script: Sequence[int], n_ctx: int = 64) -> Gguf:
-    """A model whose next token depends on nothing but the position.
+    """A model whose next token depends only on the position.
 
-    After a prompt of n tokens it says script[n - 1], script[n], ... and ends the text where the
-    script ends. Tokens 0 to 255 are bytes, 256 is </s>, and 257 is "ab".
+    After a prompt of n tokens it generates script[n - 1], script[n], ... and </s> where the script
+    ends. Tokens 0 to 255 are bytes, 256 is </s>, and 257 is "ab".
 
-    Positions are embedded as unit vectors, attention and feed-forward add nothing, and the output
-    matrix has a large weight where a token and a position belong together.
+    Position embeddings are unit vectors, attention and feed-forward add nothing, and the output
+    matrix has a large weight for the scripted token of each position.
     """
     if len(script) > n_ctx:
         raise ValueError(f"the script has {len(script)} tokens, expected at most n_ctx={n_ctx}")
@@ -125,7 +125,7 @@ def scripted_opt(script: Sequence[int], n_ctx: int = 64) -> Gguf:
         "token_embd.weight": np.zeros((N_VOCAB, n_embd), np.float16),
         "position_embd.weight": np.eye(n_ctx, dtype=np.float32),
         "output_norm.weight": np.ones(n_embd, np.float32),
-        # the norm of a unit vector becomes 0 where the vector is 0
+        # shifts the normalised unit vector so that its zeros stay 0
         "output_norm.bias": np.full(n_embd, (n_embd - 1) ** -0.5, np.float32),
         "output.weight": output,
     }

@@ -73,16 +73,16 @@ class Server(NamedTuple):
             connection.close()
 
     def begin(self, body: Any, path: str = "/v1/completions") -> http.client.HTTPConnection:
-        """Send a request without waiting."""
+        """Send a request without waiting for the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         return connection
 
     def metric(self, name: str) -> float:
-        """A metric's value; 0 for labels that were not counted yet."""
+        """A metric's value; 0 for a label without a sample."""
         lines = self.ask("/metrics").body.decode().splitlines()
         values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-        assert values or "{" in name, f"there is no metric {name}"
+        assert values or "{" in name, f"no metric {name}"
         return float(values[0]) if values else 0
 
 
@@ -90,7 +90,7 @@ class Server(NamedTuple):
 def serving(
     generator: Generator, *, listen: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[Server]:
-    """Serve a generator as "tiny"; listen: arguments of the server, options: of the app."""
+    """Serve a generator as "tiny"; `listen` are arguments of Server, `options` of create_app."""
     app = create_app(generator, name="tiny", **options)
     server = Process(app, **{"host": "127.0.0.1", "port": 0, "grace": 0, **(listen or {})})
     thread = threading.Thread(target=server.run, daemon=True)
@@ -101,24 +101,24 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "stuck"
+        assert not thread.is_alive(), "timed out"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "stuck"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.002)
 
 
 def no_text_left() -> bool:
-    """Whether no Completion is in memory."""
+    """Whether no Completion object is alive."""
     gc.collect()
-    return not any(type(one) is Completion for one in gc.get_objects())
+    return not any(type(item) is Completion for item in gc.get_objects())
 
 
 def events(body: bytes) -> list[Any]:
-    """The chunks of a stream, then the text [DONE]."""
+    """The parsed events of an SSE stream; the last one is the string [DONE]."""
     found: list[Any] = []
     for event in body.decode().split("\n\n")[:-1]:
         data = event.removeprefix("data: ")

@@ -1,4 +1,4 @@
-"""Writing SentencePiece models (tokenizer.model, a protocol buffer), and reading vocabularies."""
+"""Writers of SentencePiece models (tokenizer.model, a protobuf) and other tokenizer files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _varint(value: int) -> bytes:
 
 
 def encode_field(number: int, value: int | float | bytes | str) -> bytes:
-    """A protobuf field: an integer, a 32-bit float, a message or a text."""
+    """A protobuf field: an integer, a 32-bit float, a message or a string."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     if isinstance(value, float):
@@ -55,13 +55,13 @@ def encode_model(
 
 
 def write_tokenizer_model(path: Path, data: bytes | None = None) -> None:
-    """Write tokenizer.model to a checkpoint and remove other tokenizers."""
+    """Write tokenizer.model to a checkpoint and remove tokenizer.json."""
     (path / "tokenizer.json").unlink(missing_ok=True)
     (path / "tokenizer.model").write_bytes(encode_model() if data is None else data)
 
 
 def template(before: list[str], after: list[str]) -> dict[str, Any]:
-    """A post_processor for tokenizer.json that adds tokens to a text."""
+    """A post_processor for tokenizer.json that adds tokens before and after a text."""
     parts: list[dict[str, Any]] = [{"SpecialToken": {"id": t, "type_id": 0}} for t in before]
     parts.append({"Sequence": {"id": "A", "type_id": 0}})
     parts += [{"SpecialToken": {"id": t, "type_id": 0}} for t in after]
@@ -75,7 +75,7 @@ TEXTS = [text for text, _, _ in [*SPECIAL, *BYTES]] + ["â–", "a", "b", "ab", "â
 
 
 def write_sentencepiece_json(path: Path, **changes: object) -> None:
-    """SentencePiece's BPE as tokenizer.json, with changes by key ("__" for a dot)."""
+    """Write a SentencePiece BPE as tokenizer.json, with changes by key ("__" for a dot)."""
     write_tokenizer_json(
         path,
         {
@@ -93,5 +93,5 @@ def write_sentencepiece_json(path: Path, **changes: object) -> None:
 
 
 def read_tokens(path: Path, size: int, config: dict[str, Any] | None = None) -> Vocabulary:
-    """The vocabulary of a checkpoint, for a family without tokens of its own."""
+    """The vocabulary of a checkpoint, for a family without extra control tokens."""
     return read_vocabulary(path, config or {}, size=size, add_bos=False, control_tokens=frozenset())

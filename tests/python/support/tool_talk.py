@@ -1,4 +1,4 @@
-"""A scripted model that calls tools, and short forms of the families' chat templates."""
+"""A scripted model that calls tools, and abridged chat templates of model families."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.vocabularies import byte_pairs
 N_CTX = 1024
 CALL, CALL_END, IM_END = 1, 2, 257  # tokens
 
-# Their own text is short, to make prompts countable.
+# These templates add little text, so that the prompt tokens are easy to count.
 TOOLS = """{%- if tools %}{{ tools | length }}{% endif %}
 {%- for m in messages %}{{ m.role[0] }}{{ m.content }}
 {%- for c in m.tool_calls or () %}<tool_call>{{ c.function | tojson }}{% endfor %};{% endfor %}"""
 THINKS = TOOLS + "{# <think> </think> #}"
 
-# Short forms of real templates.
+# Abridged published templates.
 HERMES = """{%- if tools %}
     {{- '<|im_start|>system\n# Tools\n<tools>' }}
     {%- for tool in tools %}
@@ -73,9 +73,9 @@ WEATHER: dict[str, Any] = {
 
 
 def talking(folder: Path, replies: dict[int, str | list[int]], template: str = TOOLS) -> Path:
-    """A model that generates each reply after a prompt of this many tokens, then ends.
+    """A model that generates replies[n] and <|im_end|> after a prompt of n tokens.
 
-    <tool_call> is a special token, also in replies.
+    <tool_call> is a special token, in replies too.
     """
     script = [END] * N_CTX
     for n_prompt, reply in replies.items():
@@ -91,6 +91,6 @@ def talking(folder: Path, replies: dict[int, str | list[int]], template: str = T
 
 
 def spell(text: str) -> list[int]:
-    """The tokens of a text, including special ones."""
-    begun = text.replace("</tool_call>", chr(CALL_END)).replace("<tool_call>", chr(CALL))
-    return [*begun.encode()]
+    """The tokens of a text, with <tool_call> as a special token."""
+    replaced = text.replace("</tool_call>", chr(CALL_END)).replace("<tool_call>", chr(CALL))
+    return [*replaced.encode()]

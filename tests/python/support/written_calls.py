@@ -1,4 +1,4 @@
-"""Replies with tool calls, as models of each format write them."""
+"""Replies with tool calls, in the format of each model family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Call = tuple[str, dict[str, Any]]  # a tool's name, and its arguments
 
 
 def written(format: str, calls: Sequence[Call], *, indent: int | None = None) -> str:
-    """A reply with these calls; indent: of the JSON."""
+    """A reply with these calls; `indent` is the JSON's."""
 
     def dumps(value: Any) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=False)
@@ -26,8 +26,8 @@ def written(format: str, calls: Sequence[Call], *, indent: int | None = None) ->
         case "llama3":
             return "; ".join(dumps({"name": name, "parameters": given}) for name, given in calls)
         case "mistral":
-            listed = [{"name": name, "arguments": given} for name, given in calls]
-            return f"[TOOL_CALLS]{dumps(listed)}"
+            entries = [{"name": name, "arguments": given} for name, given in calls]
+            return f"[TOOL_CALLS]{dumps(entries)}"
         case "mistral-args":
             return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(given)}" for name, given in calls)
         case "harmony":
